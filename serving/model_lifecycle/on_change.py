@@ -37,11 +37,7 @@ KEPT = 60.0  # seconds that the copy of a model that was replaced stays: a worke
 
 
 class Rejected(Exception):
-    """What lies there is not served; `reasons` has a line for each mistake."""
-
-    def __init__(self, reasons: Collection[str]) -> None:
-        super().__init__("; ".join(reasons))
-        self.reasons = list(reasons)
+    """The changed folders are not served; `args` has a line for each mistake."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +50,18 @@ class Found:
     clients: Path | None
 
 
-class Folders:
-    """Looks at the model repositories."""
+class OnChange(AtStart):
+    """For one thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, manager: Manager) -> None:
+        super().__init__(manager)
         self._configs: dict[tuple[Path, str], Any] = {}
         self._since: dict[str, tuple[str, float]] = {}  # the last change of each: its signature, when it was seen
+        self._old: list[tuple[float, Path]] = []
 
-    def look(self) -> dict[str, Found]:
+    def _look(self) -> dict[str, Found]:
         """Return the models by name. Raise OSError: a repository that cannot be read has not lost its models."""
-        paths = [path for repository in self._settings.model_repositories for path in folders_in(repository)]
+        paths = [path for repository in self.settings.model_repositories for path in folders_in(repository)]
         found = {}
         for path in reversed(paths):
             with suppress(OSError):  # being removed
@@ -80,30 +77,16 @@ class Folders:
                 self._since[name] = (state, time.monotonic())
         return found
 
-    def is_settled(self, names: Collection[str]) -> bool:
-        """Return whether none of these models has changed just now."""
-        seen = (self._since[name][1] for name in names if name in self._since)
-        return time.monotonic() >= max(seen, default=0.0) + SETTLED
-
     def _config(self, folder: Path, state: str) -> Any:
         if (folder, state) not in self._configs:
             try:
-                self._configs[folder, state] = read_config(folder, self._settings.device)
+                self._configs[folder, state] = read_config(folder, self.settings.device)
             except Unreadable:  # reported when the model is checked
                 self._configs[folder, state] = ModelConfig()
         return self._configs[folder, state]
 
-
-class OnChange(AtStart):
-    """For one thread."""
-
-    def __init__(self, manager: Manager) -> None:
-        super().__init__(manager)
-        self._folders = Folders(self.settings)
-        self._old: list[tuple[float, Path]] = []
-
     def failed(self, entry: Entry, reason: str) -> None:
-        """Go on without it."""
+        """Go on without the model."""
         with self.manager.changing(entry.name):
             if self.manager.is_current(entry):
                 self._reject({entry.name: entry.signature}, [reason], "it is not served")
@@ -111,15 +94,16 @@ class OnChange(AtStart):
 
     def step(self) -> None:
         """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
-        seen = self._folders.look()
+        seen = self._look()
         while self._old and self._old[0][0] < time.monotonic() - KEPT:
             _remove(self._old.pop(0)[1])
         self._keep_rejected(lambda each: each.folders == _states(seen, each.folders))
         wanted = _wanted(self.settings, seen)
         for unit in _units(wanted, seen, self.manager.models().entries):
             state = _states(seen, unit)
+            changed = max((self._since[name][1] for name in unit if name in self._since), default=0.0)
             is_rejected = any(each.folders == state for each in self.manager.models().rejected)
-            if is_rejected or not self._folders.is_settled(unit):
+            if is_rejected or time.monotonic() < changed + SETTLED:
                 continue
             try:
                 self._change(unit, {name: seen[name] for name in unit & wanted})
@@ -127,21 +111,24 @@ class OnChange(AtStart):
                 circle = f"{', '.join(state)}: each calls the other; an ensemble calls models in one direction"
                 self._reject(state, [circle], "what was served before stays")
             except Rejected as err:
-                self._reject(state, err.reasons, "what was served before stays")
+                self._reject(state, err.args, "what was served before stays")
 
     def _change(self, unit: Collection[str], found: Mapping[str, Found]) -> None:
         """Raise Rejected; TritonUnavailable if there is no tritonserver yet."""
         self.manager.gateway.is_live()
         graph = {name: set(found[name].parts) & found.keys() for name in sorted(found)}
         order, load = list(TopologicalSorter(graph).static_order()), secrets.token_hex(8)
-        copies = {name: self._copy_of(each, load) for name, each in found.items()}
+        copies = {}
+        for name, each in found.items():  # models of one repository are copied beside each other, for their clients/
+            repository = self.settings.model_repositories.index(each.folder.parent)
+            copies[name] = self.settings.copies_folder / f"{load}-{repository}" / name
         if order:
             log.info("%s: changed or new; looking at it", ", ".join(order))
             try:
                 for name in order:
                     copy_model(found[name].folder, copies[name], found[name].clients)
             except OSError as err:
-                raise Rejected([f"{', '.join(order)}: the folder cannot be copied: {err}"]) from err
+                raise Rejected(f"{', '.join(order)}: the folder cannot be copied: {err}") from err
             try:
                 for note in _checked(self.settings, {folder.parent for folder in copies.values()}, order):
                     log.info(note)
@@ -151,8 +138,11 @@ class OnChange(AtStart):
                 for name in order:
                     if (served := self.manager.get(name)) is None or served.folder != str(copies[name]):
                         _remove(copies[name])
-                sources = {str(copies[name].parent): found[name].folder.parent for name in order}
-                raise Rejected([_in_words(reason, sources) for reason in err.reasons]) from err
+                reasons = err.args
+                for name in order:
+                    ours, source = str(copies[name].parent), str(found[name].folder.parent)
+                    reasons = tuple(reason.replace(ours, source) for reason in reasons)
+                raise Rejected(*reasons) from err
         gone_first = TopologicalSorter(
             {name: set(entry.parts) for name, entry in self.manager.models().entries.items()}
         )
@@ -163,13 +153,8 @@ class OnChange(AtStart):
                 self._old.append((time.monotonic(), Path(gone.folder)))
                 log.info("%s: its folder is gone, and it is served no more", name)
 
-    def _copy_of(self, found: Found, load: str) -> Path:
-        """Return where the folder is copied to: models of one repository are beside each other, for their clients/."""
-        repository = self.settings.model_repositories.index(found.folder.parent)
-        return self.settings.copies_folder / f"{load}-{repository}" / found.folder.name
-
     def _serve(self, name: str, found: Found, folder: Path, load: str) -> None:
-        """Load it in the place of the one that is served, which stays if that fails. Raise Rejected."""
+        """Load it in place of the one that is served, which stays if that fails. Raise Rejected."""
         manager, old = self.manager, self.manager.get(name)
         with manager.changing(name):
             try:
@@ -185,7 +170,7 @@ class OnChange(AtStart):
                 else:
                     manager.store.remove(name)
                 ended = "tritonserver ended while it was loaded; correct it, or touch a file in it to try it again"
-                raise Rejected([f"{name}: {ended if isinstance(err, TritonUnavailable) else err}"]) from err
+                raise Rejected(f"{name}: {ended if isinstance(err, TritonUnavailable) else err}") from err
             manager.put(entry)
             self._keep_rejected(lambda each: name not in each.folders)
         if old:
@@ -198,7 +183,7 @@ class OnChange(AtStart):
         self._keep_rejected(lambda each: not state.keys() & each.folders.keys(), Rejection(state, list(reasons)))
 
     def _keep_rejected(self, keep: Callable[[Rejection], bool], *new: Rejection) -> None:
-        """Write what of the rejected changes is kept, and new ones."""
+        """Keep these of the rejected changes, and add new ones."""
         self.manager.write(lambda models: replace(models, rejected=(*filter(keep, models.rejected), *new)))
 
 
@@ -216,12 +201,13 @@ def _remove(copied: Path) -> None:
 
 
 def _units(wanted: set[str], seen: Mapping[str, Found], served: Mapping[str, Entry]) -> Iterator[set[str]]:
-    """Yield models that belong together because one calls another, and of which one has changed, came or went."""
+    """Yield models that call each other and of which one has changed, came or went."""
     known = wanted | served.keys()
     calls = [(name, part) for name in wanted for part in seen[name].parts]
     calls += [(name, part) for name, entry in served.items() for part in entry.parts]
     pairs = [pair for pair in calls if known.issuperset(pair)]
-    left = {name for name in known if name not in wanted or not _is_served(seen[name], served.get(name))}
+    current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
+    left = known - {name for name in wanted if (name, str(seen[name].folder), seen[name].signature) in current}
     while left:
         unit = {left.pop()}
         while more := {other for pair in pairs if unit & set(pair) for other in pair} - unit:
@@ -241,30 +227,21 @@ def _wanted(settings: Settings, seen: Mapping[str, Found]) -> set[str]:
     return found
 
 
-def _is_served(found: Found, entry: Entry | None) -> bool:
-    return (
-        entry is not None
-        and entry.state != UNLOADING
-        and (str(found.folder), found.signature) == (entry.source, entry.signature)
-    )
-
-
 def _checked(settings: Settings, repositories: Collection[Path], names: Collection[str]) -> Sequence[str]:
-    """Check these models, which are all that the repositories hold, as `serve --check` does. Return what the log should
-    say. Raise Rejected."""
+    """Check all models of these repositories as `serve --check` does. Return lines for the log. Raise Rejected."""
     own = replace(settings, model_repositories=tuple(repositories), load_models=tuple(names), reload="false")
     own = replace(own, default_model=min(names))
     survey = _run(own, "survey")
     if survey.returncode:
-        raise Rejected([f"it cannot be read: {_last(survey.stderr)}"])
+        raise Rejected(f"it cannot be read: {_last(survey.stderr)}")
     facts = Facts(**json.loads(survey.stdout))
     if mistakes := facts.mistakes or facts.unreadable:
-        raise Rejected([line for line in mistakes if "\n" not in line])  # the others show a repository as it should be
+        raise Rejected(*(line for line in mistakes if "\n" not in line))  # the others show a repository as it should be
     check = _run(own, "check")
     if check.returncode:
         said = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
         lines = [line for line in check.stdout.splitlines() if not line.startswith(said)]
-        raise Rejected(lines if check.returncode == 1 and lines else [f"its check ended: {_last(check.stderr)}"])
+        raise Rejected(*(lines if check.returncode == 1 and lines else [f"its check ended: {_last(check.stderr)}"]))
     return (*facts.warnings, *facts.engines)
 
 
@@ -272,19 +249,10 @@ def _run(settings: Settings, module: str, *words: str) -> "subprocess.CompletedP
     command = [sys.executable, "-m", f"serving.preparation.{module}", *words]
     seconds, environ = settings.start_timeout, os.environ | settings.environment()
     try:
-        return subprocess.run(
-            command, env=environ, cwd=HERE, capture_output=True, text=True, timeout=seconds, check=False
-        )
+        return subprocess.run(command, env=environ, cwd=HERE, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as err:
-        raise Rejected([f"its check took more than {seconds:g} s (SERVE_START_TIMEOUT)"]) from err
+        raise Rejected(f"its check took more than {seconds:g} s (SERVE_START_TIMEOUT)") from err
 
 
 def _last(text: str) -> str:
     return (text.strip().splitlines() or ["it says nothing"])[-1]
-
-
-def _in_words(reason: str, folders: Mapping[str, Path]) -> str:
-    """Return the reason with the folders that were copied in place of the copies."""
-    for ours, source in folders.items():
-        reason = reason.replace(ours, str(source))
-    return reason

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.host.processes import Stub, Stubs
+from serving.host.processes import Stubs
 from serving.model_lifecycle.manager import Manager
 from serving.model_status.table import READY, REFUSED, RESTARTING, Entry
 from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 2.0  # between two looks at all processes, each some 20 ms with 1,000 models
+LOOK_SECONDS = 2.0  # between two looks at all processes, each 20 ms with 1,000 models
 WINDOW = 60.0
 CRASHES_ALLOWED = 3  # within WINDOW: a request that kills its model may come a few times, as callers try again
 REFUSED_SECONDS = 300.0  # the first time; each further time twice as long
@@ -32,8 +32,7 @@ IN_TROUBLE = (RESTARTING, REFUSED)
 
 @dataclass(frozen=True)
 class Report:
-    """What Triton said to a call that began at that time (time.monotonic), and Triton's names of the model and of its
-    parts."""
+    """Triton's message to a call that `began` then (time.monotonic); Triton's names of the model and of its parts."""
 
     models: list[str]
     details: str
@@ -44,13 +43,8 @@ class Report:
 class _History:
     crashes: deque[float] = field(default_factory=deque)
     refusals: int = 0
-    ended: float = 0.0  # the last work: what died before it is gone
+    ended: float = 0.0  # of the last reload: a process that died before it is gone
     busy: bool = False
-
-    def recent(self, now: float) -> int:
-        while self.crashes and self.crashes[0] <= now - WINDOW:
-            self.crashes.popleft()
-        return len(self.crashes)
 
 
 class Recovery:
@@ -61,48 +55,44 @@ class Recovery:
         self._stubs, self._histories = Stubs(), dict[tuple[str, str], _History]()
         self._pid, self._reloads, self._looked = 0, 0, 0.0
         self._reports: deque[Report] = deque()
-        self._done: deque[tuple[Entry, bool, float]] = deque()  # what was worked on, whether it serves, since when
+        self._done: deque[tuple[Entry, bool, float]] = deque()  # a model, whether it serves, when its reload ended
 
     def report(self, report: Report) -> None:
         """A call met a dead process."""
         self._reports.append(report)
 
     def forget(self, pid: int) -> None:
-        """Another tritonserver has begun, with all models anew."""
+        """Begin with another tritonserver, which has loaded all models again."""
         self._pid, self._reloads, self._looked = pid, 0, 0.0
         loads = {(entry.load_id, entry.name) for entry in self._manager.models().entries.values()}
         self._histories = {load: history for load, history in self._histories.items() if load in loads}
 
     def step(self) -> None:
-        """One look at everything; nearly always there is nothing to see."""
         now = time.monotonic()
         done = [self._done.popleft() for _ in range(len(self._done))]
         if done or now > self._looked + LOOK_SECONDS:
             self._look(now)
-        self._finish(done)
+        for entry, serves, ended in done:  # only now, because the look has seen the new processes
+            history = self._history(entry)
+            history.busy, history.ended = False, ended
+            if serves:
+                self._manager.update(entry, state=READY, reason="", until=0.0)
         while self._reports:
-            self._answer(self._reports.popleft())
+            report = self._reports.popleft()
+            for _ in range(2):  # the processes themselves say more of how they ended
+                self._look(time.monotonic())
+            if owner := self._owner(report.models, report.details):
+                self._handle(owner, report.details, report.began)
         for entry in self._manager.models().entries.values():
             is_due = entry.state in IN_TROUBLE and entry.until <= time.monotonic()
             if is_due and not self._history(entry).busy:
                 self._begin(self._reload, entry, entry.reason)
 
-    def _answer(self, report: Report) -> None:
-        """The processes themselves say more of how they ended."""
-        for _ in range(2):
-            self._look(time.monotonic())
-        if owner := self._owner(report.models, report.details):
-            self._handle(owner, report.details, report.began)
-
     def _look(self, now: float) -> None:
         self._looked = now
         for stub, how in self._stubs.look(self._pid):
-            if entry := self._entry_of(stub):
+            if entry := self._entry(stub.file.parts[-3]):
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
-
-    def _entry_of(self, stub: Stub) -> Entry | None:
-        """Return the model whose process it is. Triton starts it with the model's folder, run/models/NAME/1."""
-        return self._entry(stub.file.parts[-3]) if len(stub.file.parts) > 2 else None
 
     def _entry(self, name: str) -> Entry | None:
         """Return the model of Triton's name, or the archive with a part of that name."""
@@ -111,29 +101,28 @@ class Recovery:
         return models.by_triton_name.get(name) or next(archives, None)
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
-        """Return the model whose process Triton named: the one that was called, or a part of it, as an ensemble has no
-        process. Return None if Triton named none: whether one has died, only the processes tell then."""
+        """Return the model whose process Triton named, or the part of it, as an ensemble has no process. Return None if
+        Triton named none: only a look at the processes tells then."""
         if "'" not in details:
             return None
         called = names[1:] or names
-        instances = [stub for stub in self._stubs.all() if f"'{stub.instance}'" in details]
-        own = {stub.file.parts[-3] for stub in instances if len(stub.file.parts) > 2}
+        own = {stub.file.parts[-3] for stub in self._stubs.all() if f"'{stub.instance}'" in details}
         named = (name for name in called if name in own or re.search(rf"'{re.escape(name)}_\d+_\d+'", details))
         return self._entry(next(named, called[0]))
 
     def _handle(self, entry: Entry, reason: str, began: float) -> None:
-        """A crash that a call met which began at that time: before the end of the last work, or before the load, it is
-        that of an old process."""
+        """Handle a crash that a call met which `began` then; before the last load it was that of an old process."""
         history = self._history(entry)
         if history.busy or began <= max(history.ended, entry.began) or entry.state not in (READY, *IN_TROUBLE):
             return
         now = time.monotonic()
         history.crashes.append(now)
         self._manager.count_death(entry.name)
-        if (times := history.recent(now)) > CRASHES_ALLOWED:
-            self._begin(
-                self._refuse, entry, f"its processes died {times} times within {WINDOW:g} s, the last: {reason}"
-            )
+        while history.crashes[0] <= now - WINDOW:
+            history.crashes.popleft()
+        if (times := len(history.crashes)) > CRASHES_ALLOWED:
+            text = f"its processes died {times} times within {WINDOW:g} s, the last: {reason}"
+            self._begin(self._refuse, entry, text)
         elif self._reloads >= MOST_RELOADS:
             again = f"models had to be started again {self._reloads} times"
             self._manager.kill_server(f"model '{entry.name}': {reason}; {again}")
@@ -142,23 +131,13 @@ class Recovery:
             self._begin(self._reload, entry, reason)
 
     def _begin(self, work: Callable[[Entry, str], bool], entry: Entry, reason: str) -> None:
-        """A load may take long, and other models may need one too."""
+        """Do the work in a thread, because a load may take long."""
         self._manager.update(entry, state=RESTARTING, reason=reason, until=0.0)
         self._history(entry).busy = True
         self._reloads += 1
-        name = f"reload-{entry.name}"
-        threading.Thread(target=self._work, args=(work, entry, reason), name=name, daemon=True).start()
-
-    def _finish(self, done: list[tuple[Entry, bool, float]]) -> None:
-        """What is loaded again is served from now on, as its processes have been seen: so their end can be told."""
-        for entry, serves, ended in done:
-            history = self._history(entry)
-            history.busy, history.ended = False, ended
-            if serves:
-                self._manager.update(entry, state=READY, reason="", until=0.0)
+        threading.Thread(target=self._work, args=(work, entry, reason), daemon=True).start()
 
     def _work(self, work: Callable[[Entry, str], bool], entry: Entry, reason: str) -> None:
-        """Nobody unloads it meanwhile; who has unloaded it before has nothing for us to do."""
         serves = False
         try:
             with self._manager.changing(entry.name):
@@ -185,8 +164,7 @@ class Recovery:
         return True
 
     def _refuse(self, entry: Entry, reason: str) -> bool:
-        """Unload it for a while: it is loaded once more before, because the unload of a dead process never ends. Return
-        False, as it does not serve."""
+        """Unload it for a while, after a load, because the unload of a dead process never ends. Return False."""
         history = self._history(entry)
         seconds = min(REFUSED_SECONDS * 2**history.refusals, REFUSED_MOST)
         history.refusals += 1
