@@ -203,7 +203,7 @@ class Settings:
     # What lies in the run folder
     staged_folder = _File("models")  # Triton's repository: NAME/ for each model (serving/repository/store.py)
     copies_folder = _File("copies")  # of folders that are watched: LOAD/NAME
-    table_file = _File("models.json")  # what is known of each model (serving/models/table.py)
+    table_file = _File("models.json")  # what is known of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight
     status_file = _File("status.json")  # what `serve` says about the processes (serving/host/files.py)
     manager_socket = _File("manager.sock")  # where the model manager answers HTTP
