@@ -1,2 +1,1 @@
-"""What lies on disk, whether it fits this machine, and what of it Triton reads (store.py). PID 1 imports layout and
-facts; the others take protobuf."""
+"""What lies on disk, whether it fits this machine, and what of it Triton reads (store.py)."""

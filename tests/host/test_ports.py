@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from simulate.ports import PortPicker
+from serving.host.network import PortPicker
 
 pytestmark = pytest.mark.unit
 
