@@ -29,11 +29,12 @@ from serving.model_lifecycle.on_change import OnChange
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.recovery import Recovery, Report
 from serving.model_status.table import LOADING, UNLOADING, Models
-from serving.settings.table import Settings
+from serving.settings.table import AT_START, ON_CHANGE, ON_POST, Settings
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 PAUSE, LOOK = 0.2, 1.0  # seconds between two looks at the processes, and at the folders
+POLICIES = {AT_START: AtStart, ON_CHANGE: OnChange, ON_POST: OnPost}
 
 
 class Server(ThreadingMixIn, UnixStreamServer):
@@ -141,7 +142,7 @@ def main() -> None:
     settings = Settings.from_env(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout)
     manager = Manager(settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout))
-    policy = (OnPost if settings.multi_model else OnChange if settings.reloads else AtStart)(manager)
+    policy = POLICIES[settings.policy](manager)
     policy.begin()
     watch = Watch(manager, policy)
     start(watch.step, PAUSE, "the models' processes cannot be looked at")

@@ -147,8 +147,7 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         "load-model": "*",
         "backend-directory": backends,
         "allow-metrics": "true",
-        # While a model is tried that nobody calls yet, the others are ready.
-        "strict-readiness": str(not settings.reloads).lower(),
+        "strict-readiness": str(settings.policy.strict).lower(),
         # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
@@ -166,7 +165,7 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     spinning = {} if "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": SPINNING}
     spinning["OPENBLAS_THREAD_TIMEOUT"] = OPENBLAS_SPINNING
     environ = tritonserver.with_stub_wait(tritonserver.environment(spinning | dict(environ)))
-    flags |= {"model-load-thread-count": settings.loads_at_once} if settings.loads_at_once else {}
+    flags |= {"model-load-thread-count": settings.policy.loads_at_once} if settings.policy.loads_at_once else {}
     flags |= {"allow-gpu-metrics": "false"} if settings.device == "cpu" else {}
     command = [*tritonserver.command(flags, backends, prefix), *backend_options(settings, backends)]
     if settings.device == "gpu" and settings.model_load_gpu_limit:
@@ -189,8 +188,8 @@ def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
     for backend in (known := tritonserver.python_backends(backends)):
         yield f"--backend-config={backend},shm-default-byte-size={settings.shm_default_byte_size}"
         yield f"--backend-config={backend},shm-growth-byte-size={settings.shm_growth_byte_size}"
-        if settings.python_threads:
-            yield f"--backend-config={backend},thread-pool-size={settings.python_threads}"
+        if settings.policy.python_threads:
+            yield f"--backend-config={backend},thread-pool-size={settings.policy.python_threads}"
     if (backends / "tensorflow").is_dir() and "tensorflow" not in known:
         yield f"--backend-config=tensorflow,version={settings.tensorflow_version}"
 

@@ -53,10 +53,10 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
         except Unreadable as err:
             found.unreadable[name] = str(err)
     warnings = [*found.warnings, *choice_lines(choices, refused=True)]
-    if stages and (settings.reloads or not found.unreadable):
+    if stages and (settings.policy.copied or not found.unreadable):
         _stage(settings, backends, found)
     unreadable = list(found.unreadable.values())
-    if stages and settings.reloads:
+    if stages and settings.policy.copied:
         warnings += [f"{text}; the start goes on without it" for text in unreadable]
         unreadable = []
     folders, engines = list(map(str, found.folders)), choice_lines(choices, refused=False)
@@ -84,11 +84,11 @@ def _stage(settings: Settings, backends: Path, found: Served) -> None:
     store, entries, signatures = Store(settings.staged_folder, settings, backends), dict[str, Entry](), dict[str, str]()
     for column, (name, folder) in enumerate(found.models.items()):
         load, copied, config = secrets.token_hex(8), folder, found.configs[name]
-        clients = shared_clients(folder, config) if settings.reloads else None
-        signatures[name] = signature(folder, clients) if settings.reloads else ""
+        clients = shared_clients(folder, config) if settings.policy.copied else None
+        signatures[name] = signature(folder, clients) if settings.policy.copied else ""
         if name in found.unreadable:
             continue
-        if settings.reloads:
+        if settings.policy.copied:
             copy_model(folder, copied := settings.copies_folder / load / name, clients)
             config = None  # the copy's is read: the folder may have changed
         try:
@@ -96,7 +96,7 @@ def _stage(settings: Settings, backends: Path, found: Served) -> None:
         except ConfigError as err:
             found.unreadable[name] = str(err).replace(str(copied), str(folder))
             continue
-        source, parts = str(folder) if settings.reloads else "", tuple(parts_of(found.configs[name]))
+        source, parts = str(folder) if settings.policy.copied else "", tuple(parts_of(found.configs[name]))
         entries[name] = Entry(
             name, name, str(copied), load, column, parts=parts, signature=signatures[name], source=source
         )

@@ -47,6 +47,24 @@ _OWN_OPTIONS = {
 }
 
 
+@dataclass(frozen=True)
+class LoadPolicy:
+    """When models are loaded, and what this means for the rest. Models whose folders may change are `copied`. While one
+    is tried, the others are ready, so readiness is not `strict`. 0 threads: Triton's default, which for a Python model
+    is 32, too many for 1,000 models."""
+
+    name: str
+    copied: bool = False
+    strict: bool = True
+    loads_at_once: int = 0
+    python_threads: int = 0
+
+
+AT_START = LoadPolicy("at start")
+ON_CHANGE = LoadPolicy("on change", copied=True, strict=False)
+ON_POST = LoadPolicy("on POST /models", loads_at_once=32, python_threads=4)
+
+
 class _File:
     """A file or folder of that name in the run folder."""
 
@@ -266,22 +284,12 @@ class Settings:
     @property
     def several_models(self) -> bool:
         """Return whether a model that hangs must leave room for others."""
-        return self.multi_model or self.reloads or len(self.load_models) > 1
+        return self.policy != AT_START or len(self.load_models) > 1
 
     @property
-    def loads_at_once(self) -> int:
-        """Return how many models Triton may load at a time; 0: Triton's default."""
-        return 32 if self.multi_model else 0
-
-    @property
-    def python_threads(self) -> int:
-        """Return Triton's threads for each Python model; 0: its default, 32, which is too many for 1,000 models."""
-        return 4 if self.multi_model else 0
-
-    @property
-    def reloads(self) -> bool:
-        """Return whether models change while others are served."""
-        return self.reload == "true"
+    def policy(self) -> LoadPolicy:
+        """Return when models are loaded: the only place that decides it."""
+        return ON_POST if self.multi_model else ON_CHANGE if self.reload == "true" else AT_START
 
     @property
     def max_body_bytes(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from serving.host.machine import Machine
 from serving.named_value import Names
 from serving.settings.setting import Setting, SettingsError
-from serving.settings.table import TABLE, Settings
+from serving.settings.table import AT_START, ON_CHANGE, ON_POST, TABLE, Settings
 
 pytestmark = pytest.mark.unit
 
@@ -79,10 +79,10 @@ def test_all_mistakes_are_reported_together() -> None:
 def test_where_the_platform_loads_models_folders_are_not_looked_at() -> None:
     with pytest.raises(SettingsError, match=r"SERVE_RELOAD.*SAGEMAKER_MULTI_MODEL"):
         read(SERVE_RELOAD="true", SAGEMAKER_MULTI_MODEL="true")
-    assert not read(SERVE_RELOAD="auto", SAGEMAKER_MULTI_MODEL="true").reloads
+    assert read(SERVE_RELOAD="auto", SAGEMAKER_MULTI_MODEL="true").policy == ON_POST
 
-    assert read(SERVE_RELOAD="auto").reloads
-    assert not read().reloads
+    assert read(SERVE_RELOAD="auto").policy == ON_CHANGE
+    assert read().policy == AT_START
 
 
 def test_how_triton_is_told_of_models_is_the_manager_s_alone() -> None:
