@@ -42,6 +42,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # answer OPTIONS with 405, like any method a route does not define
     app.extensions["serving"] = Services(settings, shared_memory)
     app.register_error_handler(Exception, error_reply)
+    app.teardown_request(lambda _error: incoming().drain())
     app.add_url_rule("/ping", view_func=ping, methods=["GET", "POST"])
     app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
     app.add_url_rule("/metrics", view_func=metrics, methods=["GET"])

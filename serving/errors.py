@@ -76,7 +76,7 @@ KINDS: dict[str, type[ServingError]] = {ServingError.code: ServingError}
 
 
 def by_code(code: str, text: str) -> ServingError:
-    """Return the error of a code, as another process of ours described it."""
+    """Return the error of a code that another process of this container described."""
     kind = KINDS[code]
     error = kind.__new__(kind, text)  # its __init__ takes names, and builds the text
     error.args = (text,)

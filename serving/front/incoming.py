@@ -68,8 +68,10 @@ class Incoming(flask.Request):
     @cached_property
     def forwarded(self) -> float:
         """Return when nginx forwarded the request, on time.monotonic()'s clock, so time in gunicorn's queue counts."""
-        sent = self.header(FORWARDED)
-        return monotonic() - (max(0.0, time() - float(sent)) if sent else 0.0)
+        try:
+            return monotonic() - max(0.0, time() - float(self.header(FORWARDED)))
+        except ValueError:  # the request did not come through nginx
+            return monotonic()
 
     def whole(self) -> bytes:
         """Return the body, unpacked. Raise PayloadTooLarge, Overloaded and others."""

@@ -21,9 +21,7 @@ def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
 
 
 def error_reply(error: Exception) -> Response:
-    """Return the reply to a request that failed, in the one shape of errors. The rest of its body is read, because the
-    error may have come before."""
-    incoming().drain()
+    """Return the reply to a request that failed, in the one shape of errors."""
     if isinstance(error, ServingError):
         return _reply(error)
     if isinstance(error, HTTPException):

@@ -105,7 +105,7 @@ class StreamedReply:
                 yield self._error_event % self._error(err)
 
     def _error(self, error: Exception) -> bytes:
-        """Return the JSON of the last event. There is no Flask request any more, so name its id."""
+        """Return the JSON of the last event. The Flask request has ended, so name its id."""
         about = {"request_id": self._job.request.id}
         if isinstance(error, BackendDied):
             error = self._report(error)

@@ -60,7 +60,7 @@ class Registry:
             except BackendDied as error:
                 raise self.report(served, error, began) from error
         except ModelNotReady:
-            self.get(name)  # raises the table's reason, if it has one
+            self._ready(self.table.look(), name)  # raises the table's reason, if it has one
             raise
 
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:

@@ -218,7 +218,7 @@ class Settings:
         help="added to tritonserver's command line, where the last option of a name counts")
     # fmt: on
 
-    # What lies in the run folder
+    # Files in the run folder
     staged_folder = _File("models")  # Triton's repository: NAME/ for each model (serving/repository/store.py)
     copies_folder = _File("copies")  # of folders that are watched: LOAD/NAME
     table_file = _File("models.json")  # what is known of each model (serving/model_status/table.py)

@@ -115,13 +115,15 @@ class Responses:
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
         self._gateway, self._request, self._deadline = gateway, request, deadline
         self._call = self._send()
-        self._has_failed = False
+        self._has_begun = self._has_failed = False
 
     def __iter__(self) -> "Responses":
         return self
 
     def __next__(self) -> InferReply:
-        message = self._gateway.call(partial(next, self._call), again=self._first)
+        again = None if self._has_begun else self._first  # what has begun is not sent twice
+        message = self._gateway.call(partial(next, self._call), again)
+        self._has_begun = True
         if message.error_message:
             self._has_failed = True
             raise translated_text(message.error_message)

@@ -1,5 +1,6 @@
 """When a request began, and when a streamed reply is over: tests/endpoint has the rest over HTTP."""
 
+import io
 import socket
 import threading
 import time
@@ -7,8 +8,10 @@ import time
 import pytest
 from werkzeug.test import create_environ
 
+from predictor import create_app
 from serving.front.incoming import FORWARDED, Incoming
 from serving.front.streams import Ending, HangUps
+from serving.settings.table import Settings
 from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit
@@ -49,5 +52,14 @@ def test_time_in_the_queue_counts_and_a_clock_that_was_set_back_adds_none(waited
     assert source.forwarded == pytest.approx(time.monotonic() - counted, abs=0.5)
 
 
-def test_a_request_without_nginx_begins_now() -> None:
-    assert Incoming(create_environ()).forwarded == pytest.approx(time.monotonic(), abs=0.5)
+@pytest.mark.parametrize("headers", [{}, {FORWARDED: "noon"}])
+def test_a_request_without_nginx_begins_now(headers: dict[str, str]) -> None:
+    assert Incoming(create_environ(headers=headers)).forwarded == pytest.approx(time.monotonic(), abs=0.5)
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/nowhere"])
+def test_a_body_that_no_route_reads_is_read_before_the_connection_is_closed(path: str) -> None:
+    body = io.BytesIO(b"x" * 1000)
+    client = create_app(Settings.from_env({})).test_client()
+    client.get(path, environ_overrides={"wsgi.input": body, "CONTENT_LENGTH": "1000"})
+    assert body.read() == b""
