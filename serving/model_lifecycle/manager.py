@@ -22,7 +22,7 @@ from serving.repository.store import Store
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway
-from serving.triton.quirks import PREFACE
+from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
@@ -139,9 +139,11 @@ class Manager:
         self.update(entry, state=UNLOADING)
         if not self._becomes(lambda: self.leases.requests(entry.column) == 0, self.settings.load_timeout):
             raise TritonTimeout(f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again")
-        if "LOADING" in self._states(entry):
-            self._kill_processes(entry)
+        if not self._becomes(lambda: "LOADING" not in self._states(entry), STUB_SECONDS):
+            killed = self._kill_processes(entry)
             if not self._becomes(lambda: "LOADING" not in self._states(entry), UNLOAD_SECONDS):
+                if killed:
+                    self.kill_server(f"the load of '{entry.name}' does not end")
                 raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
         self.gateway.unload(entry.triton_name)
         if not self._becomes(lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS):
@@ -179,13 +181,15 @@ class Manager:
         found = {(each.name, each.state) for each in self.index() if each.name in names}
         return {state for name, state in found if name == entry.triton_name or state != "READY"}
 
-    def _kill_processes(self, entry: Entry) -> None:
-        stubs = Stubs()
+    def _kill_processes(self, entry: Entry) -> bool:
+        """Return whether there was one."""
+        stubs, names = Stubs(), {entry.triton_name, *entry.parts}
         stubs.look(self.pid())
-        for stub in stubs.all():
-            if {entry.triton_name, *entry.parts} & set(stub.file.parts):
-                with suppress(ProcessLookupError):
-                    os.kill(stub.pid, signal.SIGKILL)
+        own = [stub for stub in stubs.all() if names & set(stub.file.parts)]
+        for stub in own:
+            with suppress(ProcessLookupError):
+                os.kill(stub.pid, signal.SIGKILL)
+        return bool(own)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Return whether it becomes true in time. Triton may answer late while it loads or unloads."""

@@ -94,6 +94,10 @@ OUT_OF_MEMORY = re.compile(
 # What Triton writes before the reason of a failed load, for each ensemble and version. It is cut off.
 PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
 
+# Seconds that a stub gets until it has connected. If it is killed before, its load never ends, and only a restart of
+# tritonserver helps (model_lifecycle/manager.py). Goes when tests/model_lifecycle/test_broken_off_loads.py holds.
+STUB_SECONDS = 3.0
+
 # Requests that harm it
 
 # The first dimension of a batch without rows. Triton takes such a batch and never answers, whatever the backend; it

@@ -35,12 +35,12 @@ def policy(tmp_path: Path) -> Iterator[OnPost]:
         yield made
 
 
-def hold_a_load(policy: OnPost) -> str:
-    """Give up a load that goes on in Triton, as long as its process lives. Return the archive's URL."""
+def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
+    """Give up a load after `seconds`; it goes on in Triton as long as its process lives. Return the archive's URL."""
     folder = policy.settings.model_repositories[0] / "id/model"
     make_model(folder / "net", initialize="hold()")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TritonTimeout):
-        patch.setattr(Settings, "load_timeout", 2.0)
+        patch.setattr(Settings, "load_timeout", seconds)
         policy.load("m", str(folder), "m")
     entry = policy.manager.get("m")
     assert entry and entry.state == UNLOADING
@@ -56,8 +56,9 @@ def test_a_load_that_took_too_long_is_ended_soon_after(policy: OnPost) -> None:
     assert {each.state for each in policy.manager.index()} <= {"UNAVAILABLE"}
 
 
-def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(policy: OnPost) -> None:
-    url = hold_a_load(policy)
+@pytest.mark.parametrize("seconds", [2.0, 0.05], ids=["with its process", "before its process has started"])
+def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(policy: OnPost, seconds: float) -> None:
+    url = hold_a_load(policy, seconds)
     policy.load("m", url, "m")
     entry = policy.manager.get("m")
     assert entry and entry.state == READY
