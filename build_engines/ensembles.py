@@ -41,6 +41,7 @@ DECODERS = ("auto", "dali", "python")
 DALI_TYPES = {"FP32": "FLOAT", "UINT8": "UINT8"}  # of the network's input
 TEXT, MASK = "INPUT0", "attention_mask"
 ENCODED, PIXELS = "DALI_INPUT_0", "DALI_OUTPUT_0"
+IMAGE = TensorSpec(ENCODED, "UINT8", (-1,))  # the bytes of an encoded image
 
 Files = dict[str, Path | str]
 Step = tuple[str, Mapping[str, str], Mapping[str, str]]  # a part; its inputs and outputs -> the ensemble's tensors
@@ -55,17 +56,10 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
     Python environment needs numpy below 2, and tokenizers. Return the folder, and whether anything had to be made.
     """
     target, batch = request.repository / (request.name or request.model), _batch_size(request)
-    usual = request.weights in ("", "pretrained") and request.precision == "fp32"
-    name = ENCODER if usual else f"{target.name}_{ENCODER}"
-    asked = replace(request, model=ENCODER, name=name, task="embedding", max_batch_size=-1, settings={})
-    encoder, made = build_model(asked, force)
+    encoder, made = _build_encoder(request, target.name, batch, force)
     config = read_config(encoder)
     own = parameters_of(config)
     settings = _settings(request, OF_TEXTS | {name: own[name] for name in OF_TEXTS if name in own})
-    if config.max_batch_size and config.max_batch_size < batch:
-        raise BuildError(
-            f"'{encoder.name}' takes {config.max_batch_size} texts at most: --max-batch-size {config.max_batch_size}"
-        )
     outputs = {spec.name: spec for spec in specs(config.output)}
     encoded = next(iter(outputs.values()))
     if "pooling" not in request.settings:
@@ -74,11 +68,6 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
     text = TensorSpec(TEXT, "BYTES", (1,))
     final = TensorSpec("finaloutput", "FP32", encoded.shape[-1:])
     tokenizer = TextTokenizer(encoder / own.get("tokenizer", "tokenizer"), int(settings["max_length"]))
-    of_tokenizer = {
-        "max_length": str(tokenizer.max_length),
-        "pad_id": str(tokenizer.pad_id),
-        "pad_to_multiple_of": settings["pad_to_multiple_of"],
-    }
     of_pooling = {"pooling": settings["pooling"], "normalize": settings["normalize"].lower()}
     mask = next(spec for spec in inputs if spec.name == MASK)
     tokens = {spec.name: spec.name for spec in inputs}
@@ -87,11 +76,6 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
         (encoder.name, tokens, {encoded.name: encoded.name}),
         (f"{target.name}_pooling", {encoded.name: encoded.name, MASK: MASK}, {final.name: final.name}),
     ]
-    tokenizer_files: Files = {
-        "config.pbtxt": _config("python", (text,), inputs, batch, of_tokenizer),
-        "1/model.py": PARTS / "tokenize_text.py",
-        "tokenizer/tokenizer.json": json.dumps(json.loads(tokenizer.tokenizer.to_str()), ensure_ascii=False),
-    }
     pooling_files: Files = {
         "config.pbtxt": _config("python", (encoded, mask), (final,), batch, of_pooling),
         "1/model.py": PARTS / "pool_tokens.py",
@@ -102,11 +86,38 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
         **{example.name: example for example in encoder.glob("example.*")},
     }
     written = [
-        write_model(target.with_name(f"{target.name}_tokenizer"), tokenizer_files),
+        write_model(target.with_name(f"{target.name}_tokenizer"), _tokenizer_part(tokenizer, settings, inputs, batch)),
         write_model(target.with_name(f"{target.name}_pooling"), pooling_files),
         write_model(target, files, request.load),
     ]
     return target, made or any(written)
+
+
+def _build_encoder(request: Request, ensemble: str, batch: int, force: bool) -> tuple[Path, bool]:
+    """Build the encoder, `bert` or the ensemble's own. Raise BuildError if it takes fewer than `batch` texts."""
+    usual = request.weights in ("", "pretrained") and request.precision == "fp32"
+    name = ENCODER if usual else f"{ensemble}_{ENCODER}"
+    asked = replace(request, model=ENCODER, name=name, task="embedding", max_batch_size=-1, settings={})
+    encoder, made = build_model(asked, force)
+    if 0 < (most := read_config(encoder).max_batch_size) < batch:
+        raise BuildError(f"'{encoder.name}' takes at most {most} texts in a batch: set --max-batch-size {most}")
+    return encoder, made
+
+
+def _tokenizer_part(
+    tokenizer: TextTokenizer, settings: Mapping[str, str], outputs: tuple[TensorSpec, ...], batch: int
+) -> Files:
+    """Return the files of the part that turns texts into `outputs`, the tensors that the encoder takes."""
+    parameters = {
+        "max_length": str(tokenizer.max_length),
+        "pad_id": str(tokenizer.pad_id),
+        "pad_to_multiple_of": settings["pad_to_multiple_of"],
+    }
+    return {
+        "config.pbtxt": _config("python", (TensorSpec(TEXT, "BYTES", (1,)),), outputs, batch, parameters),
+        "1/model.py": PARTS / "tokenize_text.py",
+        "tokenizer/tokenizer.json": json.dumps(json.loads(tokenizer.tokenizer.to_str()), ensure_ascii=False),
+    }
 
 
 def image_classes(request: Request, force: bool = False) -> tuple[Path, bool]:
@@ -131,24 +142,12 @@ def image_classes(request: Request, force: bool = False) -> tuple[Path, bool]:
     is_onnx = weights is not None and sources.kind(weights) == "onnx"
     if weights and is_onnx and onnx_files.squashed_by(onnx_files.read(weights), scores.name):
         settings = settings | {"activation": request.settings.get("activation", "none")}
-    encoded, decoded = TensorSpec(ENCODED, "UINT8", (-1,)), replace(pixels, name=PIXELS)
-    normalization = {"size": str(size), "mean": settings["mean"], "std": settings["std"], "layout": layout}
-    python = _config("python", (encoded,), (decoded,), batch, normalization)
-    dali = _config("dali", (encoded,), (decoded,), batch)
-    source = (PARTS / "dali.py").read_text(encoding="utf-8")
-    source = source.replace("SIZE = 224", f"SIZE = {size}").replace('"CHW"', f'"{layout}"')
-    source = source.replace("MEAN, STD = 0, 1", f"MEAN, STD = {float(settings['mean'])}, {float(settings['std'])}")
-    source = source.replace("types.FLOAT", f"types.{DALI_TYPES[pixels.datatype]}")
-    decoder: Files = {"config.pbtxt": python if settings["decoder"] == "python" else dali}
-    decoder |= {"1/dali.py": source} if settings["decoder"] != "python" else {}
-    decoder |= {"1/model.py": PARTS / "decode_image.py"} if settings["decoder"] != "dali" else {}
-    decoder |= {"configs/cpu.pbtxt": python} if settings["decoder"] == "auto" else {}
     steps: list[Step] = [
         (f"{target.name}_decoder", {ENCODED: "INPUT"}, {PIXELS: "pixels"}),
         (network.name, {pixels.name: "pixels"}, {scores.name: "OUTPUT"}),
     ]
     own = {"activation": settings["activation"]}
-    inputs, outputs = (replace(encoded, name="INPUT"),), (replace(scores, name="OUTPUT"),)
+    inputs, outputs = (replace(IMAGE, name="INPUT"),), (replace(scores, name="OUTPUT"),)
     labels = request.labels or next(network.glob("labels.txt"), None)
     files: Files = {
         "config.pbtxt": _config("ensemble", inputs, outputs, batch, own, steps),
@@ -156,10 +155,28 @@ def image_classes(request: Request, force: bool = False) -> tuple[Path, bool]:
         **({"labels.txt": labels} if labels else {}),
     }
     written = [
-        write_model(target.with_name(f"{target.name}_decoder"), decoder),
+        write_model(target.with_name(f"{target.name}_decoder"), _decoder_part(settings, pixels, size, layout, batch)),
         write_model(target, files, request.load),
     ]
     return target, made or any(written)
+
+
+def _decoder_part(settings: Mapping[str, str], pixels: TensorSpec, size: int, layout: str, batch: int) -> Files:
+    """Return the files of the part that decodes images into `pixels`, the classifier's input. With decoder=auto they
+    are DALI's, and config.pbtxt of a machine without a GPU names the Python backend."""
+    decoded = replace(pixels, name=PIXELS)
+    normalization = {"size": str(size), "mean": settings["mean"], "std": settings["std"], "layout": layout}
+    python = _config("python", (IMAGE,), (decoded,), batch, normalization)
+    dali = _config("dali", (IMAGE,), (decoded,), batch)
+    source = (PARTS / "dali.py").read_text(encoding="utf-8")
+    source = source.replace("SIZE = 224", f"SIZE = {size}").replace('"CHW"', f'"{layout}"')
+    source = source.replace("MEAN, STD = 0, 1", f"MEAN, STD = {float(settings['mean'])}, {float(settings['std'])}")
+    source = source.replace("types.FLOAT", f"types.{DALI_TYPES[pixels.datatype]}")
+    files: Files = {"config.pbtxt": python if settings["decoder"] == "python" else dali}
+    files |= {"1/dali.py": source} if settings["decoder"] != "python" else {}
+    files |= {"1/model.py": PARTS / "decode_image.py"} if settings["decoder"] != "dali" else {}
+    files |= {"configs/cpu.pbtxt": python} if settings["decoder"] == "auto" else {}
+    return files
 
 
 def _classifier_tensors(folder: Path) -> tuple[TensorSpec, TensorSpec, int, str]:

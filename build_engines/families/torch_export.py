@@ -92,11 +92,16 @@ def export_onnx(
             raise
         except Exception as err:  # the tracer raises many kinds
             raise BuildError(f"{_name(module)} cannot be exported to ONNX: {first_line(err)}") from err
+    _declare_shapes(path, every)
+
+
+def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
+    """Write the `shapes`, with the names of dynamic dimensions, into the ONNX file's inputs and outputs. Check it."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape
         del dimensions.dim[:]
-        for size in every[value.name]:
+        for size in shapes[value.name]:
             dimensions.dim.add(**({"dim_param": size} if isinstance(size, str) else {"dim_value": size}))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)

@@ -140,7 +140,29 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     settings.staged_folder.mkdir(exist_ok=True)
     prefix = new_prefix()
     replace_file(settings.shared_memory_file, prefix.encode(), mode=0o600)
-    flags = {
+    spinning = {} if "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": SPINNING}
+    spinning["OPENBLAS_THREAD_TIMEOUT"] = OPENBLAS_SPINNING
+    environ = tritonserver.with_stub_wait(tritonserver.environment(spinning | dict(environ)))
+    command = tritonserver.command(triton_flags(settings, backends), backends, prefix)
+    command += backend_options(settings, backends)
+    if settings.device == "gpu" and settings.model_load_gpu_limit:
+        command += [f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpu_count())]
+    command += settings.additional_arguments  # the last option of a name counts
+    return Process(
+        "tritonserver",
+        tuple(command),
+        environ,
+        HERE,
+        noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
+        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(settings.triton_folder))}/*.sock*"),
+        leftover_folders=tritonserver.ENVIRONMENTS,
+        answers_at=(settings.triton_http, "/v2/health/live"),
+    )
+
+
+def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
+    """Return the options of tritonserver itself, without those of its backends."""
+    flags: dict[str, object] = {
         # Whatever is staged when it starts is loaded before it listens; the model manager loads and unloads the rest.
         "model-repository": settings.staged_folder,
         "model-control-mode": "explicit",
@@ -162,25 +184,9 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         "grpc-port": GRPC_PORT,
         "metrics-address": f"unix:{settings.triton_metrics}",
     }
-    spinning = {} if "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": SPINNING}
-    spinning["OPENBLAS_THREAD_TIMEOUT"] = OPENBLAS_SPINNING
-    environ = tritonserver.with_stub_wait(tritonserver.environment(spinning | dict(environ)))
     flags |= {"model-load-thread-count": settings.policy.loads_at_once} if settings.policy.loads_at_once else {}
     flags |= {"allow-gpu-metrics": "false"} if settings.device == "cpu" else {}
-    command = [*tritonserver.command(flags, backends, prefix), *backend_options(settings, backends)]
-    if settings.device == "gpu" and settings.model_load_gpu_limit:
-        command += [f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpu_count())]
-    command += settings.additional_arguments  # the last option of a name counts
-    return Process(
-        "tritonserver",
-        tuple(command),
-        environ,
-        HERE,
-        noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
-        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(settings.triton_folder))}/*.sock*"),
-        leftover_folders=tritonserver.ENVIRONMENTS,
-        answers_at=(settings.triton_http, "/v2/health/live"),
-    )
+    return flags
 
 
 def backend_options(settings: Settings, backends: Path) -> Iterator[str]:

@@ -173,16 +173,7 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         )
     gateway = TritonGateway(f"unix:{socket}", settings.grpc_timeout)
     try:
-        deadline = time.monotonic() + settings.start_timeout
-        while True:
-            with suppress(ServingError):
-                if gateway.is_live():
-                    break
-            if (code := process.poll()) is not None:
-                raise TritonUnavailable(f"tritonserver {describe_exit(code)}: {_last_line(run_dir)}")
-            if time.monotonic() > deadline:
-                raise TritonUnavailable(f"tritonserver did not start in {settings.start_timeout:g} s")
-            time.sleep(PAUSE)
+        _wait_until_live(gateway, process, settings.start_timeout, run_dir)
         yield gateway
     finally:
         gateway.close()
@@ -195,6 +186,20 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         for path in Path("/dev/shm").glob(f"{prefix}*"):
             path.unlink(missing_ok=True)
         remove_made(tritonserver.ENVIRONMENTS, "tritonserver", began)
+
+
+def _wait_until_live(gateway: TritonGateway, process: subprocess.Popen[bytes], seconds: float, run_dir: Path) -> None:
+    """Wait until tritonserver is live. Raise TritonUnavailable if it ends first, or is not live after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(ServingError):
+            if gateway.is_live():
+                return
+        if (code := process.poll()) is not None:
+            raise TritonUnavailable(f"tritonserver {describe_exit(code)}: {_last_line(run_dir)}")
+        if time.monotonic() > deadline:
+            raise TritonUnavailable(f"tritonserver did not start in {seconds:g} s")
+        time.sleep(PAUSE)
 
 
 def _last_line(run_dir: Path) -> str:
