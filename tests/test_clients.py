@@ -9,7 +9,7 @@ import pytest
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import TASKS, families, forget, make_client, source_of
 from serving.errors import ConfigError
-from serving.repository.store import Store
+from serving.repository.staging import Store
 from serving.settings.table import Settings
 from tests.pid1.test_serve import run
 from tests.preparation.test_check import findings

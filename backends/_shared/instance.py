@@ -51,7 +51,7 @@ def version_folder(args: Mapping[str, str]) -> Path:
 def stub_model_path() -> Path:
     """The path of the model's file while the configuration is completed; the file may be missing.
 
-    Triton's stub passes it on the command line and nowhere else. serving/repository/store.py passes it
+    Triton's stub passes it on the command line and nowhere else. serving/repository/staging.py passes it
     in COMPLETED_MODEL.
     """
     on_command_line = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])

@@ -18,7 +18,7 @@ from serving.host.processes import Stubs
 from serving.model_status.shared_files import MODELS, Leases, Table
 from serving.model_status.table import FAILED, READY, UNLOADING, Entry, Models
 from serving.repository.model_config import with_plan_remedies
-from serving.repository.store import Store
+from serving.repository.staging import Store
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway

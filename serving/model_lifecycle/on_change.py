@@ -27,7 +27,7 @@ from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import READY, UNLOADING, Entry, Rejection
 from serving.repository.layout import CLIENTS, Facts, folders_in, is_model
 from serving.repository.model_config import ModelConfig, Unreadable, parts_of, read_config, shared_clients
-from serving.repository.store import copy_model, signature
+from serving.repository.staging import copy_model, signature
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)

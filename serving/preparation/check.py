@@ -33,7 +33,7 @@ from serving.host.processes import describe_exit, dying_with_us, remove_made
 from serving.model_status.served_model import ServedModel, describe_model, served_model
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
-from serving.repository.store import Store
+from serving.repository.staging import Store
 from serving.settings.table import GRPC_PORT, SECRETS, Settings
 from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE

@@ -33,7 +33,7 @@ from serving.repository.model_config import (
     shared_clients,
     this_processor,
 )
-from serving.repository.store import Store, copy_model, signature
+from serving.repository.staging import Store, copy_model, signature
 from serving.settings.table import Settings
 
 LISTED = 8  # names in a message

@@ -1,1 +1,1 @@
-"""What lies on disk, whether it fits this machine, and what of it Triton reads (store.py)."""
+"""The model folders on disk, whether they fit this machine, and the folder that Triton reads (staging.py)."""

@@ -2,7 +2,7 @@
 Standard library only.
 
 A repository is a folder of model folders; several are served as one. serve never writes to one: Triton is shown links
-to it (repository/store.py).
+to it (repository/staging.py).
 """
 
 import re

@@ -219,7 +219,7 @@ class Settings:
     # fmt: on
 
     # Files in the run folder
-    staged_folder = _File("models")  # Triton's repository: NAME/ for each model (serving/repository/store.py)
+    staged_folder = _File("models")  # Triton's repository: NAME/ for each model (serving/repository/staging.py)
     copies_folder = _File("copies")  # of folders that are watched: LOAD/NAME
     table_file = _File("models.json")  # what is known of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight

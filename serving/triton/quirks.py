@@ -14,10 +14,10 @@ Quirks without a text or number of their own:
   lock. Goes when tests/model_lifecycle/test_multimodel.py holds.
 - An unload of a model that is being loaded waits until the load has ended, and so does the next load. Manager.unload
   kills the model's process first. Goes when tests/model_lifecycle/test_broken_off_loads.py holds.
-- An ensemble without `platform: "ensemble"` is not loaded. repository/store.py adds it. Goes when
+- An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds it. Goes when
   tests/endpoint/test_ensembles.py holds.
 - To complete configurations, each Python model is started twice, and the first process gets a second to end.
-  repository/store.py completes them instead. Goes when a load of such a model takes less than 0.2 s.
+  repository/staging.py completes them instead. Goes when a load of such a model takes less than 0.2 s.
 - A stream that is cancelled after its error can end tritonserver. Responses.close reads on to the end. Goes when
   tests/endpoint/test_streaming.py holds a hundred times.
 - A region of shared memory that is unregistered is unmapped even while a request reads it. shared_memory.py never

@@ -1,4 +1,4 @@
-"""Compare the configurations that serving.repository.store completes with those that Triton completes."""
+"""Compare the configurations that serving.repository.staging completes with those that Triton completes."""
 
 import subprocess
 import sys
@@ -20,7 +20,8 @@ OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-bat
 
 
 def run(model: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "serving.repository.store", str(model), str(model / "config.pbtxt"), str(backends)]
+    paths = (str(model), str(model / "config.pbtxt"), str(backends))
+    command = [sys.executable, "-m", "serving.repository.staging", *paths]
     return subprocess.run(command, cwd=ROOT, env=OPTIONS, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 

@@ -4,7 +4,7 @@
 
 To complete configurations Triton starts each Python-based model twice: a load takes 1.4 s instead of 0.15 s. So if all
 of Triton's backends are Python-based, Triton leaves configurations as they are, and they are completed here: by the
-process `python -m serving.repository.store MODEL CONFIG BACKENDS`, which calls `auto_complete_config` as the Python
+process `python -m serving.repository.staging MODEL CONFIG BACKENDS`, which calls `auto_complete_config` as the Python
 backend does, with its module triton_python_backend_utils. Classes that only its stub has, such as Tensor, are empty.
 """
 
@@ -96,7 +96,7 @@ class Store:
         return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
 
     def _completed(self, shown: Path, name: str) -> str:
-        module, place = "serving.repository.store", f"the configuration of '{name}'"
+        module, place = "serving.repository.staging", f"the configuration of '{name}'"
         command = [sys.executable, "-m", module, str(shown), str(shown / CONFIG), str(self.backends)]
         seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(HERE)}
         try:

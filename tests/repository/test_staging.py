@@ -1,4 +1,4 @@
-"""What Triton gets of a model folder: the engine by the processor, the configuration, and how a change is seen."""
+"""Stage model folders for Triton: with the engine for the processor, and a fingerprint that shows changes."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from serving.host.tritonserver import backend_directory
-from serving.repository import store as store_module
+from serving.repository import staging
 from serving.repository.model_config import (
     Choice,
     Processor,
@@ -23,7 +23,7 @@ from serving.repository.model_config import (
     read_file,
     this_processor,
 )
-from serving.repository.store import Store, copy_model, signature
+from serving.repository.staging import Store, copy_model, signature
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 from tests.support.harness import ROOT
@@ -116,7 +116,7 @@ def test_what_no_model_reads_is_no_change_and_a_link_to_its_own_folder_is_no_end
 
 
 def test_a_copy_stays_and_a_large_file_of_it_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "LARGEST_COPY", 20)
+    monkeypatch.setattr(staging, "LARGEST_COPY", 20)
     model = make(tmp_path / "model")
     (model / "1/large").write_text("x" * 21)
     (model / "2").symlink_to(model / "1")
