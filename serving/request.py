@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from serving.budget import NEVER, Budget, Deadline
-from serving.codecs import describe
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import Session
 from serving.model_status.served_model import ServedModel
@@ -43,15 +42,10 @@ class Target:
     version: str | None = None
 
     @classmethod
-    def within(cls, source: str, values: Mapping[str, Any]) -> "Target":
-        """Return the model that these values name. Raise InvalidRequest if the name or the version has a wrong type."""
-        name = next((values[key] for key in NAME_KEYS if values.get(key) not in (None, "")), None)
-        version = values.get(VERSION_KEY)
-        if name is not None and not isinstance(name, str):
-            raise InvalidRequest(f"{source}: the model's name must be a string, got {describe(name)}")
-        if isinstance(version, bool) or not isinstance(version, str | int | None):
-            raise InvalidRequest(f"{source}: model_version must be a whole number, got {describe(version)}")
-        return cls(source, name, None if version in (None, "") else str(version))
+    def within(cls, source: str, values: Mapping[str, str]) -> "Target":
+        """Return the model that these values name."""
+        name = next((values[key] for key in NAME_KEYS if values.get(key)), None)
+        return cls(source, name, values.get(VERSION_KEY) or None)
 
     @classmethod
     def agreed(cls, targets: Sequence["Target"], source: str = "the request") -> "Target":

@@ -4,27 +4,23 @@
 such an object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit takes them: {"inputs": "…"}.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
+import msgspec
 import orjson
 import simdjson
 
-from serving.bodies.instances import Instances, Item, listed_items
-from serving.bodies.kserve import TensorBody, filled, request_id
-from serving.bodies.values import (
-    an_object,
-    check_keys,
-    flat_array,
-    json_length,
-    json_values,
-    objects,
-    request_parameters,
-)
-from serving.budget import check_json, read_json
-from serving.codecs import ROW, describe
+from serving.bodies import schemas
+from serving.bodies.instances import Instances, Item
+from serving.bodies.kserve import TensorBody, check_misspelt, filled
+from serving.bodies.schemas import Members, read
+from serving.bodies.values import flat_array, json_length, json_values, request_parameters
+from serving.budget import MOST_INSTANCES, check_count, check_json
+from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.headers import SEQUENCE_END
 from serving.model_status.served_model import ServedModel
@@ -35,7 +31,7 @@ from serving.triton.tensors import InferReply, Tensor, to_raw
 INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with none of them is an instance
 LONGEST_NUMBER = 10  # digits of a length
 MOST_KEYS = 32  # of a document of tensors, and of a tensor: KServe has 4 and 5
-LARGE = 16 * 1024  # bytes of JSON, from which making no object of a number saves more than it costs
+LARGE = 2 * 1024  # bytes of JSON, from which making no object of a number saves more than it costs
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance that is an object, or '
     '{"modelname": …, "payload": {"img" or "text": …}}'
@@ -47,13 +43,17 @@ class FlatBody:
     """A flat object. `generates` says whether it may be answered in one piece (SAGEMAKER_TRITON_INFERENCE_TYPE,
     …/generate), not only by a stream; `stream` is the type of the stream that answers it if Accept says nothing."""
 
-    document: Mapping[str, Any]
+    document: dict[str, Any]
     generates: bool = False
     stream: str = ""
 
+    @cached_property
+    def known(self) -> schemas.Flat:
+        return read(schemas.Flat, self.document)
+
     @property
     def named(self) -> Target:
-        return Target.within("the body", self.document)
+        return self.known.target()
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = request.streamed_as(request.stream or self.stream)
@@ -68,14 +68,11 @@ class FlatBody:
         by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
         if client is None or by_name:
             return None
-        parameters = an_object(self.document, "parameters")
+        parameters = self.known.parameters or {}
         fields = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
         if "inputs" in fields:  # an instance or a list of them
-            check_keys(
-                fields, ("inputs", "parameters"), "the body with 'inputs' (a model's parameters stand in 'parameters')"
-            )
-            values = fields["inputs"]
-            items = listed_items(values if isinstance(values, list) else [values], "inputs")
+            values = read(schemas.Inputs, self.document).inputs
+            items = _items(values if isinstance(values, list) else [values], "inputs")
             return Instances(items, parameters, named=self.named)
         if client.codec is ROW or set(client.keys or client.codec.keys or ()) & fields.keys():
             return Instances([Item("body", value=fields)], parameters, named=self.named)
@@ -89,13 +86,10 @@ class FlatJob(Job):
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
         """Raise InvalidRequest."""
         self.document = body.document
-        self.parameters = an_object(self.document, "parameters")
+        self.parameters, self.id = body.known.parameters or {}, str(body.known.id or "")
         super().__init__(served, request, self.document, self.parameters)
         if not (request.stream or body.generates):
-            objects(self.document, "inputs")
             raise InvalidRequest(f"the body has none of the shapes {SHAPES}")
-        own_id = self.document.get("id") or ""  # the caller's, which the reply repeats as a string
-        self.id = str(own_id) if type(own_id) is int else request_id({"id": own_id})
 
     def batches(self) -> Iterator[Batch]:
         """Yield one call. Each input is a value or a list and makes one row, as in Triton's generate."""
@@ -146,62 +140,55 @@ Shape = Instances | TensorBody | FlatBody
 
 
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
-    """Return the body that a JSON object is. Raise InvalidRequest or PayloadTooLarge."""
-    document = _parse_tensors(data) or parse_object(data, "the body", f" ({SHAPES})")
-    return read_document(document, len(data), generates, stream)
+    """Return the body that a JSON object is; `generates` and `stream` are those of a FlatBody. Raise InvalidRequest or
+    PayloadTooLarge."""
+    if tensors := _large_tensors(data):
+        return TensorBody(tensors, memoryview(b""), len(data))
+    return read_shape(data, read(Members, data, hint=f"; send JSON of one of the shapes {SHAPES}"), generates, stream)
 
 
-def read_document(document: Mapping[str, Any], length: int, generates: bool = False, stream: str = "") -> Shape:
-    """Return the body that an object of `length` bytes is; `generates` and `stream` are those of a FlatBody. Raise
-    InvalidRequest."""
-    if _are_tensors(document.get("inputs")):
-        return TensorBody(document, memoryview(b""), length)
-    if "instances" in document or "payload" in document:
-        return _instances(document)
-    return FlatBody(document, generates, stream)
+def read_shape(data: bytes, keys: Members, generates: bool = False, stream: str = "") -> Shape:
+    """Return the body that an object with these members is. Raise InvalidRequest."""
+    if _are_tensors(keys):
+        check_misspelt(keys)
+        return TensorBody(read(schemas.Tensors, data), memoryview(b""), len(data))
+    return _instances(data, keys) or FlatBody(read(dict[str, Any], data), generates, stream)
 
 
-def instances_in(document: Mapping[str, Any], served: ServedModel, generates: bool) -> Instances | None:
+def instances_in(data: bytes, keys: Members, served: ServedModel, generates: bool) -> Instances | None:
     """Return the instances that an object holds for this model, None if it holds none. Raise InvalidRequest."""
-    if _are_tensors(document.get("inputs")):
+    if _are_tensors(keys):
         return None
-    if "instances" in document or "payload" in document:
-        return _instances(document)
-    return FlatBody(document, generates).instances(served)
+    return _instances(data, keys) or FlatBody(read(dict[str, Any], data), generates).instances(served)
 
 
-def _are_tensors(inputs: Any) -> bool:
+def _are_tensors(keys: Members) -> bool:
     """Return whether `inputs` are KServe's. Others are an input of that name, or instances, of a flat body."""
-    return isinstance(inputs, list) and all(
-        isinstance(entry, dict) and not (entry and INPUT_KEYS.isdisjoint(entry)) for entry in inputs
-    )
-
-
-def _instances(document: Mapping[str, Any]) -> Instances:
-    """Return the instances of a body with `instances` or `payload`; both at once are an unknown key."""
-    shape = "instances" if "instances" in document else "payload"
-    known = (shape, "parameters", *RESERVED)
-    check_keys(document, known, f"the body with '{shape}' (a model's parameters stand in 'parameters')")
-    parameters = an_object(document, "parameters")
-    named = Target.within("the body", document)
-    if shape == "instances":
-        return Instances(listed_items(document["instances"], shape), parameters, named=named)
-    payload, item = document["payload"], Item("payload", value=document["payload"])
-    if isinstance(payload, dict) and "img" in payload:
-        check_keys(payload, ("img",), "'payload'")
-        item = Item("payload.img", value={"b64": payload["img"]})
-    return Instances([item], parameters, sample_shape=True, named=named)
-
-
-def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
-    """Return the JSON object that these bytes hold. Raise InvalidRequest or PayloadTooLarge."""
     try:
-        document = read_json(data)
-    except orjson.JSONDecodeError as err:
-        raise InvalidRequest(f"{what} is not valid JSON: {err}") from err
-    if not isinstance(document, dict):
-        raise InvalidRequest(f"{what} must be a JSON object{shapes}, got {describe(document)}")
-    return document
+        entries = msgspec.json.decode(keys.get("inputs", b"0"), type=list[Members])
+    except (ValueError, RecursionError):
+        return False
+    return all(not entry or not INPUT_KEYS.isdisjoint(entry) for entry in entries)
+
+
+def _instances(data: bytes, keys: Members) -> Instances | None:
+    """Return the instances of a body with `instances` or `payload`; both at once are an unknown key."""
+    if "instances" in keys:
+        body = read(schemas.Instances, data)
+        return Instances(_items(body.instances, "instances"), body.parameters or {}, named=body.target())
+    if "payload" not in keys:
+        return None
+    sample = read(schemas.Payload, data)
+    payload, item = sample.payload, Item("payload", value=sample.payload)
+    if isinstance(payload, dict) and "img" in payload:
+        item = Item("payload.img", value={"b64": read(schemas.Picture, payload, "the body, payload").img})
+    return Instances([item], sample.parameters or {}, sample_shape=True, named=sample.target())
+
+
+def _items(values: list[Any], field: str) -> list[Item]:
+    """Return an item for each instance. Raise PayloadTooLarge."""
+    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
+    return [Item(field, value=value) for value in values]
 
 
 def read_binary(header_length: str, source: str, data: bytes, is_kserve: bool = False) -> TensorBody:
@@ -213,23 +200,36 @@ def read_binary(header_length: str, source: str, data: bytes, is_kserve: bool = 
             f"the binary tensors; got '{header_length[:40]}'"
         )
     size, whole = int(header_length), memoryview(data)
-    document = parse_object(data[:size], "the JSON header of the body") if size else None
-    return TensorBody(document, whole[size:], len(data), is_kserve)
+    header = read_tensors(data[:size], "the JSON header of the body") if size else None
+    return TensorBody(header, whole[size:], len(data), is_kserve)
 
 
-def _parse_tensors(data: bytes) -> dict[str, Any] | None:
-    """Return a large document of KServe tensors, with `data` as simdjson's arrays: their numbers do not become Python
-    objects. Return None for anything else: then orjson reads it, or says what is wrong.
-    """
+def read_tensors(data: bytes, what: str = "the body") -> schemas.Tensors:
+    """Return a JSON object of tensors. Raise InvalidRequest or PayloadTooLarge."""
+    if tensors := _large_tensors(data):
+        return tensors
+    check_misspelt(read(Members, data, what))
+    return read(schemas.Tensors, data, what)
+
+
+def _large_tensors(data: bytes) -> schemas.Tensors | None:
+    """Return a large document of tensors, with `data` as simdjson's arrays: their numbers do not become Python objects.
+    Return None for anything else: then msgspec reads it, or says what is wrong."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
     check_json(data)
     try:
         document = _members(simdjson.Parser().parse(data))
         inputs = [_members(entry) for entry in document.pop("inputs")]
+        arrays = [entry.pop("data") for entry in inputs]
+        plain = _plain(document) | {"inputs": list(map(_plain, inputs))}
+        tensors = msgspec.convert(plain, schemas.Tensors)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return None
-    return {key: _plain(value) for key, value in document.items()} | {"inputs": list(map(_read_input, inputs))}
+    check_misspelt(plain)
+    for tensor, array in zip(tensors.inputs, arrays, strict=True):
+        tensor.data = array
+    return tensors if all(isinstance(array, simdjson.Array) for array in arrays) else None
 
 
 def _members(value: Any) -> dict[str, Any]:
@@ -241,14 +241,10 @@ def _members(value: Any) -> dict[str, Any]:
     return {name: value[name] for name in names}
 
 
-def _read_input(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an input as orjson reads it, but with an array of data unchanged."""
-    is_array = isinstance(entry.get("data"), simdjson.Array)
-    return {key: value if key == "data" and is_array else _plain(value) for key, value in entry.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as orjson reads it."""
-    if isinstance(value, simdjson.Object):
-        return value.as_dict()
-    return value.as_list() if isinstance(value, simdjson.Array) else value
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Return members as orjson reads them."""
+    kinds: dict[type, Callable[[Any], Any]] = {
+        simdjson.Object: simdjson.Object.as_dict,
+        simdjson.Array: simdjson.Array.as_list,
+    }
+    return {key: kinds[type(value)](value) if type(value) in kinds else value for key, value in values.items()}

@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 
 from clients.base import ModelClient, Tensors
-from serving.budget import MOST_INSTANCES, Deadline, check_count, read_json
-from serving.codecs import Codec, Limits, describe, encode_image
+from serving.budget import Deadline, read_json
+from serving.codecs import Codec, Limits, encode_image
 from serving.codecs.image import most_memory
 from serving.errors import (
     DecodingError,
@@ -339,11 +339,3 @@ def check_media_type(client: ModelClient, kind: str) -> None:
     raise UnsupportedMediaType(
         f"model '{client.model.name}' takes {', '.join(allowed)} or application/json, not '{kind}'"
     )
-
-
-def listed_items(values: Any, field: str) -> list[Item]:
-    """Return an item for each instance of a list. Raise InvalidRequest or PayloadTooLarge."""
-    if not isinstance(values, list) or not values:
-        raise InvalidRequest(f"'{field}' must be a list of at least one instance, got {describe(values)}")
-    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
-    return [Item(field, value=value) for value in values]

@@ -7,38 +7,33 @@ A header of 0 bytes means raw input: the whole body is the data of the model's o
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import orjson
+from msgspec import UNSET
 
+from serving.bodies import schemas
 from serving.bodies.values import (
     SIZES,
-    an_object,
     check_datatype,
-    check_keys,
     check_shape,
     flat_array,
     json_length,
     json_values,
-    objects,
     request_parameters,
 )
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, Deadline, check_count, in_time
-from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_END
 from serving.model_status.served_model import ServedModel
-from serving.named_value import nearest
-from serving.request import RESERVED, Batch, Job, Reply, Request, Target
+from serving.named_value import nearest, unknown
+from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
-KEYS = {"id", "parameters", "inputs", "outputs", SEQUENCE_END, *RESERVED}
-INPUT_KEYS = {"name", "shape", "datatype", "parameters", "data"}
-OUTPUT_KEYS = {"name", "parameters"}
 CLASSIFICATION = "classification"
 SCORES = {"FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}  # as for Triton
 HEADER_LENGTH = "Inference-Header-Content-Length"  # KServe's own way to say how long the JSON header is
@@ -53,43 +48,41 @@ class TensorBody:
     header HEADER_LENGTH.
     """
 
-    document: Mapping[str, Any] | None
+    document: schemas.Tensors | None
     binary: memoryview
     length: int
     is_kserve: bool = False
 
     @property
     def named(self) -> Target:
-        return Target.within("the body", self.document or {})
+        return self.document.target() if self.document else UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         if self.document is None:
-            return RawJob(served, request, {"parameters": {"binary_data_output": True}}, self)
+            return RawJob(served, request, schemas.Tensors(inputs=[], parameters={"binary_data_output": True}), self)
         return TensorJob(served, request, self.document, self)
 
 
 class TensorJob(Job):
     """One call with tensors. `document` is the body's JSON."""
 
-    def __init__(self, served: ServedModel, request: Request, document: Mapping[str, Any], body: TensorBody) -> None:
+    def __init__(self, served: ServedModel, request: Request, document: schemas.Tensors, body: TensorBody) -> None:
         """Raise InvalidRequest or PayloadTooLarge."""
-        super().__init__(served, request, document, an_object(document, "parameters"))
+        ends, self.parameters = document.sequence_end, document.parameters or {}
+        super().__init__(served, request, {} if ends is UNSET else {SEQUENCE_END: ends}, self.parameters)
         self.document, self.body = document, body
-        check_count(len(document), MOST_NAMED, "keys")
-        misspelt = {key: None for key in document if nearest(key, KEYS)}  # Triton ignores any other
-        check_keys(misspelt, KEYS, "the body with 'inputs'")
-        self.id = request_id(document)
-        self.outputs = _wanted(document)
+        self.outputs: dict[str, int] = {}  # how many classes are wanted of each, 0 for the output itself
+        for output in document.outputs:
+            count = (output.parameters.classification or 0) if output.parameters else 0
+            self.outputs.setdefault(output.name, count)
         self.classes = {name: count for name, count in self.outputs.items() if count}
         for spec in served.model.outputs:
             if spec.name in self.classes:
                 check_scores(spec.name, spec.datatype)
 
     def batches(self) -> Iterator[Batch]:
-        parameters = dict(an_object(self.document, "parameters"))
-        parameters.pop("binary_data_output", None)
-        flags = self.session.parameters() if self.session else {}
-        parameters = {**request_parameters(parameters), **flags}
+        given = {name: value for name, value in self.parameters.items() if name != "binary_data_output"}
+        parameters = {**request_parameters(given), **(self.session.parameters() if self.session else {})}
         inputs = read_inputs(self.document, self.body.binary, self.body.length, self.request.deadline)
         model = self.served.model
         batch, specs = ([-1] if model.max_batch_size else []), {spec.name: spec for spec in model.inputs}
@@ -105,8 +98,8 @@ class TensorJob(Job):
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         (result,) = map(self._with_classes, results)
-        binary = _binary(self.document, [tensor.name for tensor in result.outputs])
-        header = write_reply(self.served, result, self.request.budget, self.id, binary)
+        binary = self._binary(result)
+        header = write_reply(self.served, result, self.request.budget, self.document.id, binary)
         if not binary:
             return Reply(header, version=result.version)
         content = b"".join([header, *(tensor.data for tensor in result.outputs if tensor.name in binary)])
@@ -115,10 +108,18 @@ class TensorJob(Job):
         return Reply(content, f"{BINARY_TYPE};json-header-size={len(header)}", result.version)
 
     def line(self, result: InferReply) -> bytes:
-        return write_reply(self.served, self._with_classes(result), self.request.budget, self.id)
+        return write_reply(self.served, self._with_classes(result), self.request.budget, self.document.id)
 
     def _with_classes(self, result: InferReply) -> InferReply:
         return with_classes(self.served, result, self.classes, self.request.budget) if self.classes else result
+
+    def _binary(self, result: InferReply) -> set[str]:
+        """Return the names of the outputs whose data are binary in the reply. If the request names an output twice, the
+        first entry counts."""
+        default = bool(self.parameters.get("binary_data_output", False))
+        given = {each.name: each.parameters.binary_data for each in reversed(self.document.outputs) if each.parameters}
+        asked = {name: default if binary is UNSET else binary for name, binary in given.items()}
+        return {tensor.name for tensor in result.outputs if asked.get(tensor.name, default)}
 
 
 class RawJob(TensorJob):
@@ -132,32 +133,29 @@ class RawJob(TensorJob):
         yield Batch([raw_input(self.served, self.body.binary)])
 
 
-def read_inputs(document: Mapping[str, Any], rest: memoryview, length: int, deadline: Deadline) -> list[Tensor]:
+def read_inputs(document: schemas.Tensors, rest: memoryview, length: int, deadline: Deadline) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes; `rest` are the bytes behind its JSON. Raise InvalidRequest and
     others."""
-    if "inputs" not in document:
-        raise InvalidRequest("'inputs' is missing: a list of tensors with name, shape, datatype and data")
     inputs = []
-    for entry in in_time(objects(document, "inputs"), deadline):
-        name, datatype, left = entry.get("name"), entry.get("datatype"), len(rest)
-        if not isinstance(name, str) or not isinstance(datatype, str):
-            raise InvalidRequest(f"an input needs name, shape and datatype; got {describe(dict(entry))}")
-        check_keys(entry, INPUT_KEYS, f"input '{name}'")
+    for entry in in_time(document.inputs, deadline):
+        name, datatype, left = entry.name, entry.datatype, len(rest)
         check_datatype(name, datatype)
-        size = _own_parameters(entry).get("binary_data_size")
-        if size is not None and not (type(size) is int and 0 <= size <= left):
-            raise InvalidRequest(f"input '{name}': binary_data_size is {describe(size)}, {left} bytes are left")
-        shape = check_shape(name, entry.get("shape"), length)
+        size = entry.parameters.binary_data_size if entry.parameters else None
+        if size is not None and size > left:
+            raise InvalidRequest(f"input '{name}': binary_data_size is {size}, {left} bytes are left")
+        shape = check_shape(name, entry.shape, length)
         count = math.prod(shape)
         if size is None:
-            flat = flat_array(name, datatype, entry.get("data"), deadline)
+            if entry.data is UNSET:
+                raise InvalidRequest(f"input '{name}': it has no data, and no binary_data_size in its parameters")
+            flat = flat_array(name, datatype, entry.data, deadline)
             if flat.size != count:
                 raise InvalidRequest(
                     f"input '{name}': its shape {list(shape)} does not fit the {flat.size} values in its data"
                 )
             inputs.append(Tensor(name, datatype, shape, to_raw(flat, datatype)))
             continue
-        if "data" in entry:
+        if entry.data is not UNSET:
             raise InvalidRequest(f"input '{name}': it has both data and binary_data_size; send one of them")
         if datatype == "BYTES":  # Triton counts the strings itself
             check_count(count, MOST_STRINGS, "strings")
@@ -223,51 +221,12 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     return full if math.prod(full) == count else None
 
 
-def request_id(document: Mapping[str, Any]) -> str:
-    """Return the caller's `id`, which the reply repeats. Raise InvalidRequest."""
-    own_id = document.get("id", "")
-    if not isinstance(own_id, str):
-        raise InvalidRequest(f"'id' must be a string, got {describe(own_id)}")
-    return own_id
-
-
-def _own_parameters(tensor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of an input or an output. Raise InvalidRequest for shared memory, which a caller cannot
-    have: Triton's regions are ours."""
-    parameters = an_object(tensor, "parameters")
-    if "shared_memory_region" in parameters:
-        raise InvalidRequest(
-            f"tensor '{tensor.get('name')}': there is no shared memory with a caller; send the data in the body"
-        )
-    return parameters
-
-
-def _wanted(document: Mapping[str, Any]) -> dict[str, int]:
-    """Return {output: how many classes of it are wanted, 0 for the output itself}. Raise InvalidRequest."""
-    wanted: dict[str, int] = {}
-    for output in objects(document, "outputs"):
-        if not isinstance(name := output.get("name"), str):
-            raise InvalidRequest(f"an output needs a name; got {describe(output)}")
-        check_keys(output, OUTPUT_KEYS, f"output '{name}'")
-        parameters = _own_parameters(output)
-        count = parameters.get(CLASSIFICATION, 0)
-        if CLASSIFICATION in parameters and (type(count) is not int or count < 1):
-            raise InvalidRequest(
-                f"output '{name}': {CLASSIFICATION} is how many classes to give, at least 1; got {describe(count)}"
-            )
-        wanted.setdefault(name, count)
-    return wanted
-
-
-def _binary(document: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Return the names of the outputs whose data are binary in the reply. If the request names an output twice, the
-    first entry counts."""
-    default = an_object(document, "parameters").get("binary_data_output", False)
-    asked = {
-        output.get("name"): an_object(output, "parameters").get("binary_data", default)
-        for output in reversed(objects(document, "outputs"))
-    }
-    return {name for name in names if asked.get(name, default)}
+def check_misspelt(keys: Collection[str]) -> None:
+    """Raise InvalidRequest for a key that is nearly one of a body of tensors; Triton ignores any other."""
+    check_count(len(keys), MOST_NAMED, "keys")
+    known = schemas.Tensors.__struct_fields__
+    if misspelt := next((key for key in keys if key not in known and nearest(key, known)), ""):
+        raise InvalidRequest(f"the body with 'inputs': {unknown('key', misspelt, known)}")
 
 
 def check_scores(name: str, datatype: str) -> None:

@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 
 import orjson
 
-from serving.bodies.documents import FlatBody, Shape, instances_in, read_document
+from serving.bodies.documents import FlatBody, Shape, instances_in, read_shape
 from serving.bodies.instances import Instances, InstancesJob, Item, as_items, client_parameters, document
+from serving.bodies.schemas import Members, Named, read
 from serving.bodies.tables import CsvBody
 from serving.budget import in_time, read_json
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
@@ -71,9 +72,10 @@ class JsonLines:
         try:
             value = read_json(line)
             if isinstance(value, dict) and WHOLE_REQUEST & value.keys():
-                _check_target(value, served, target)
-                instances = instances_in(value, served, self.generates)
-                return Record(instances, None if instances else read_document(value, len(line), self.generates))
+                _check_target(read(Named, value, "the line").target("the line"), served, target)
+                keys = read(Members, line, "the line")
+                instances = instances_in(line, keys, served, self.generates)
+                return Record(instances, None if instances else read_shape(line, keys, self.generates))
         except orjson.JSONDecodeError as err:
             return Record(error=DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
@@ -83,9 +85,8 @@ class JsonLines:
         return Record(Instances([Item("record", value=value)]), is_bare=True)
 
 
-def _check_target(document: Mapping[str, Any], served: ServedModel, target: Target) -> None:
+def _check_target(named: Target, served: ServedModel, target: Target) -> None:
     """Raise InvalidRequest if a line names another model or version than its request."""
-    named = Target.within("the line", document)
     name = None if target.source == PATH else served.name
     for ours, theirs in ((name, named.name), (target.version, named.version)):
         if None not in (ours, theirs) and theirs != ours:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from email.message import Message
 from functools import lru_cache
-from typing import Any
 
-from serving.bodies.documents import SHAPES, Shape, parse_object, read_binary, read_document, read_object
+from serving.bodies.documents import SHAPES, Shape, read_binary, read_object, read_shape
 from serving.bodies.instances import Instances, Item
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
+from serving.bodies.schemas import Members, read
 from serving.bodies.tables import CSV, TEXT, URL_ENCODED, CsvBody, TextOrForm, read_csv
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import JSON_LINES, preferred
@@ -58,8 +58,8 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
         raise InvalidRequest(f"the body is a {image.upper()}, not JSON; send Content-Type: image/{image}")
     if is_json or (OBJECT.match(data) and kind not in (TEXT, CSV)):
         return read_object(data, generates, stream)
-    if OBJECT.match(data) and (document := _object_in_text(data)):
-        return read_document(document, len(data), generates, stream)
+    if OBJECT.match(data) and (keys := _object_in_text(data)):
+        return read_shape(data, keys, generates, stream)
     if kind == CSV:
         table = read_csv(data, params.get("header", ""))
         return CsvLines(table) if preferred(accept, CSV, JSON_LINES) == JSON_LINES else table
@@ -67,9 +67,9 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
     return TextOrForm(items, kind) if kind in (TEXT, URL_ENCODED) else Instances(items, media_type=kind)
 
 
-def _object_in_text(data: bytes) -> dict[str, Any] | None:
-    """Return the object that a text or CSV holds, None if it only looks like one of ours."""
+def _object_in_text(data: bytes) -> Members | None:
+    """Return the members of the object that a text or CSV holds, None if it only looks like one of ours."""
     with suppress(InvalidRequest, PayloadTooLarge):
-        document = parse_object(data, "the body")
-        return document if {"instances", "inputs", "payload"} & document.keys() else None
+        keys = read(Members, data)
+        return keys if {"instances", "inputs", "payload"} & keys.keys() else None
     return None

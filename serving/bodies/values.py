@@ -1,19 +1,21 @@
 """JSON values as tensors, and tensors as JSON values. What is checked here is what Triton gets."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
+import orjson
 import simdjson
+from msgspec import Raw
 from numpy.typing import NDArray
 
 from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, NEVER, Deadline, check_count
 from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_ID, check_id
-from serving.named_value import INT64, quoted, unknown
+from serving.named_value import INT64, quoted
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
@@ -31,14 +33,19 @@ def check_datatype(name: str, datatype: str) -> None:
 
 
 def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) -> NDArray[Any]:
-    """Return JSON values, nested or flat, as a flat array of the datatype (float32 for BF16). Raise InvalidRequest,
-    PayloadTooLarge or TooLate."""
+    """Return JSON values, nested or flat, or not read yet, as a flat array of the datatype (float32 for BF16). Raise
+    InvalidRequest, PayloadTooLarge or TooLate."""
     check_datatype(name, datatype)
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
             return numbers
         data = data.as_list()
+    elif isinstance(data, Raw):
+        try:
+            data = orjson.loads(memoryview(data))
+        except orjson.JSONDecodeError as err:
+            raise InvalidRequest(f"input '{name}': its data are not valid JSON: {err}") from err
     values, types = _flat(name, data if isinstance(data, list) else [data], deadline)
     if strange := types - TYPES[dtype.kind]:
         value = next(value for value in values if type(value) in strange)
@@ -73,8 +80,11 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
 
 def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind not in "iu":
-        with np.errstate(over="ignore"):
-            return np.array(values, dtype=dtype)
+        try:
+            with np.errstate(over="ignore"):
+                return np.array(values, dtype=dtype)
+        except OverflowError as err:  # a whole number of more than 308 digits
+            raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({err})") from err
     limits = np.iinfo(dtype)
     if values and not limits.min <= min(values) <= max(values) <= limits.max:
         raise out_of_range(name, datatype, dtype)
@@ -117,15 +127,9 @@ def json_values(tensor: Tensor) -> Any:
     return [item.decode("utf-8", "replace") for item in array.tolist()]
 
 
-def check_shape(name: str, shape: Any, length: int) -> tuple[int, ...]:
+def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:
     """Return a shape that a body of `length` bytes can hold, because each element takes at least one. Raise
     InvalidRequest."""
-    if isinstance(shape, list) and len(shape) > MOST_DIMENSIONS:
-        raise InvalidRequest(f"input '{name}': its shape has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidRequest(
-            f"input '{name}': its shape must be a list of whole numbers from 0 on, got {quoted(shape)}"
-        )
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
             f"input '{name}': the body of {length} bytes cannot hold a tensor of shape {quoted(shape)}"
@@ -144,33 +148,3 @@ def request_parameters(parameters: Mapping[str, Any]) -> Parameters:
         if name == SEQUENCE_ID and isinstance(value, str):
             check_id(value)
     return dict(parameters)
-
-
-def check_keys(fields: Mapping[str, Any], known: Iterable[str], what: str) -> None:
-    """Raise InvalidRequest if `what` has a key that is not known, and so would be ignored."""
-    if strange := sorted(fields.keys() - set(known)):
-        raise InvalidRequest(f"{what}: {unknown('key', strange[0], known)}")
-
-
-def objects(document: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]:
-    """Return a field that is a list of objects, an empty list if it is missing. Raise InvalidRequest or
-    PayloadTooLarge."""
-    value = document.get(field, [])
-    if isinstance(value, list):
-        check_count(len(value), MOST_NAMED, field)
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise InvalidRequest(
-            f"'{field}' must be a list of tensors, each an object with name, shape, datatype and data; "
-            f"got {describe(value)}"
-        )
-    return value
-
-
-def an_object(document: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Return a field that is an object, an empty one if it is missing or null. Raise InvalidRequest."""
-    value = document.get(field)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"'{field}' must be an object, got {describe(value)}")
-    return value

@@ -4,12 +4,15 @@ Requests with a body come here. nginx hands those without one (health, metadata,
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from flask import Blueprint, Response
 
-from serving.bodies.documents import FlatBody, parse_object, read_binary
+from serving.bodies import documents
+from serving.bodies.documents import FlatBody, read_binary
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import Body
+from serving.bodies.schemas import read
 from serving.errors import InvalidRequest
 from serving.front.incoming import Incoming
 from serving.headers import EVENT_STREAM
@@ -47,11 +50,11 @@ def read_tensors(source: Incoming) -> TensorBody:
     length = source.headers.get(HEADER_LENGTH)
     if length is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
-    return TensorBody(parse_object(data, "the body"), memoryview(b""), len(data), is_kserve=True)
+    return TensorBody(documents.read_tensors(data), memoryview(b""), len(data), is_kserve=True)
 
 
 def _read_flat(source: Incoming) -> FlatBody:
-    document = parse_object(source.whole(), "the body")
+    document = read(dict[str, Any], source.whole())
     if not document:
         raise InvalidRequest("the body is an empty object: it names no input")
     return FlatBody(document, generates=True)

@@ -21,8 +21,8 @@ from prometheus_client import Counter
 
 from serving import VERSION
 from serving.bodies.examples import try_example
+from serving.bodies.schemas import Load, read
 from serving.clients import source_of
-from serving.codecs import describe
 from serving.errors import Forbidden, InvalidRequest, LoadFailed, ModelNotLoaded, ModelNotReady, ServingError, by_code
 from serving.front.incoming import FORWARDED, incoming, services
 from serving.front.replies import json_reply
@@ -124,22 +124,14 @@ def execution_parameters() -> Response:
 def load() -> Response:
     """{"model_name", "url"}: 200, or 409, 507, 400. A model whose client cannot be made is unloaded again."""
     app, source = services(), incoming()
-    expected = '{"model_name": NAME, "url": FOLDER}, both strings'
     with _counted(app.metrics.loads):
-        try:
-            document = orjson.loads(source.get_data())
-        except orjson.JSONDecodeError as err:
-            raise InvalidRequest(f"the body is not valid JSON ({err}); it must be {expected}") from err
-        fields = document if isinstance(document, dict) else {}
-        name, url = fields.get("model_name"), fields.get("url")
-        if not (isinstance(name, str) and isinstance(url, str)):
-            raise InvalidRequest(f"the body must be {expected}; got {describe(document)}")
-        target = source.headers.get(TARGET_MODEL) or name
-        _ask("POST", name=name, url=url, target=target)
+        model = read(Load, source.get_data(), hint='; send {"model_name": NAME, "url": FOLDER}')
+        target = source.headers.get(TARGET_MODEL) or model.model_name
+        _ask("POST", name=model.model_name, url=model.url, target=target)
         if reason := app.registry.get(target).client_error:
-            _ask("DELETE", name=name)
+            _ask("DELETE", name=model.model_name)
             raise LoadFailed(f"'{target}' cannot be loaded: {reason}")
-    return json_reply({"modelName": name, "modelUrl": url})
+    return json_reply({"modelName": model.model_name, "modelUrl": model.url})
 
 
 @managing_routes.delete("/models/<path:name>")

@@ -104,14 +104,12 @@ def _body(path: str, clients: Json) -> Json:
     from serving.bodies.lines import LINES_TYPES
     from serving.bodies.npy import NPY_TYPE
 
-    tensors = _reference("schemas/Tensors")
     if path == "/models":
-        load = {"properties": {"model_name": TEXT, "url": TEXT}, "required": ["model_name", "url"]}
-        return {JSON_TYPE: {"schema": OBJECT | load}}
+        return {JSON_TYPE: {"schema": _reference("schemas/Load")}}
     if path.endswith("/infer"):
-        return {JSON_TYPE: {"schema": tensors}, "application/octet-stream": {"schema": FILE}}
+        return {JSON_TYPE: {"schema": _reference("schemas/Tensors")}, "application/octet-stream": {"schema": FILE}}
     if path.startswith("/v2/"):
-        return {JSON_TYPE: {"schema": OBJECT}}
+        return {JSON_TYPE: {"schema": _reference("schemas/Flat")}}
     kinds = {kind for client in clients.values() for kind in client.codec.media_types} - {JSON_TYPE}
     files = {kind: {"schema": FILE} for kind in sorted({*kinds, *LINES_TYPES, NPY_TYPE, BINARY_TYPE})}
     examples = {}
@@ -120,7 +118,7 @@ def _body(path: str, clients: Json) -> Json:
         if isinstance(data, bytes):  # otherwise the example depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
-    schema = {"anyOf": [*(_reference(f"schemas/{name}") for name in clients), tensors]}
+    schema = {"anyOf": [_reference(f"schemas/{name}") for name in (*clients, "Inputs", "Payload", "Tensors", "Flat")]}
     return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
 
 
@@ -136,28 +134,26 @@ def _reply(path: str, method: str) -> Json:
 
 
 def _schemas(clients: Json) -> dict[str, Json]:
-    """Return the schemas of an error, of tensors, and of a JSON body for a model of each client."""
+    """Return the schemas of an error, of each shape of a JSON body, and of the instances of each client."""
+    from msgspec.json import schema_components
+
+    from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
+
+    shapes = (Inputs, Instances, Payload, Tensors, Flat, Load)
+    _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
+    of_instances = schemas.pop("Instances")
     error = dict.fromkeys(("error", "code", "request_id"), TEXT)
-    tensor = {"name": TEXT, "datatype": TEXT, "shape": {"type": "array", "items": {"type": "integer"}}, "data": {}}
-    inputs = {"type": "array", "items": OBJECT | {"properties": tensor, "required": ["name", "datatype", "shape"]}}
-    schemas = {
-        "Error": OBJECT | {"properties": error, "required": [*error]},
-        "Tensors": OBJECT | {"properties": {"model_name": TEXT, "inputs": inputs}, "required": ["inputs"]},
-    }
+    schemas["Error"] = OBJECT | {"properties": error, "required": [*error]}
     for name, client in clients.items():
         parameters = {
             parameter.name: parameter.schema() | {"description": parameter.help, "default": parameter.default}
             for parameter in client.parameters
         }
-        expected = f"each is {client.codec.expected}"
-        fields = {
-            "model_name": TEXT,
-            "model_version": {"type": ["string", "integer", "null"]},
-            "instances": {"type": "array", "minItems": 1, "description": expected},
-            "parameters": {"type": ["object", "null"], "properties": parameters, "additionalProperties": False},
-        }
-        about = inspect.getdoc(client)
-        schemas[name] = OBJECT | {"description": about, "properties": fields, "required": ["instances"]}
+        fields = dict(of_instances["properties"])
+        fields["instances"] = fields["instances"] | {"description": f"each is {client.codec.expected}"}
+        accepted = {"type": ["object", "null"], "properties": parameters, "additionalProperties": False}
+        about = {"title": name, "description": inspect.getdoc(client)}
+        schemas[name] = of_instances | about | {"properties": fields | {"parameters": accepted}}
     return schemas
 
 

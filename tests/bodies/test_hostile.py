@@ -38,7 +38,8 @@ from tests.bodies.hostile import (
 
 pytestmark = pytest.mark.unit
 
-DEEP = [b"[" * 1015 + b"]" * 1015, b'{"a":' * 1015 + b"1" + b"}" * 1015]  # orjson reads no more
+DEEP = [b"[" * deep + b"]" * deep for deep in (800, 1015)]
+DEEP += [b'{"a":' * deep + b"1" + b"}" * deep for deep in (800, 1015)]
 PLACES = (
     b'{"inputs":[%b],"parameters":{"sequence_end":%%b}}' % ONE,
     b'{"inputs":[%b],"parameters":{"other":%%b}}' % ONE,
@@ -56,16 +57,15 @@ def answer(served: ServedModel, body: Body, request: Request = Request("id")) ->
     return body.bind(served, request).answer(Echo())
 
 
-@pytest.mark.parametrize("deep", DEEP, ids=["lists", "objects"])
+@pytest.mark.parametrize("deep", DEEP, ids=["lists", "deeper lists", "objects", "deeper objects"])
 def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
     for place in PLACES:
-        body = read_body(JSON_TYPE, place % deep, generates=True)
         with pytest.raises(InvalidRequest):
-            answer(NUMBERS, body)
+            answer(NUMBERS, read_body(JSON_TYPE, place % deep, generates=True))
     for parameter in CLIENT.require_client().parameters:
-        body = read_body(JSON_TYPE, b'{"instances":[1],"parameters":{"%b":%b}}' % (parameter.name.encode(), deep))
-        with pytest.raises(InvalidRequest, match=parameter.name):
-            answer(CLIENT, body)
+        text = b'{"instances":[1],"parameters":{"%b":%b}}' % (parameter.name.encode(), deep)
+        with pytest.raises(InvalidRequest):
+            answer(CLIENT, read_body(JSON_TYPE, text))
 
 
 def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
@@ -73,7 +73,7 @@ def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
         reply = answer(NUMBERS, read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True))
         assert orjson.loads(reply.content).get("id") == expected
     for own_id in (b"[1]", b"1.5", b"true", b'{"a":1}'):
-        with pytest.raises(InvalidRequest, match="'id'"):
+        with pytest.raises(InvalidRequest, match="id"):
             answer(NUMBERS, read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True))
 
 

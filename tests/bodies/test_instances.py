@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
+from serving.bodies import schemas
 from serving.bodies.instances import Decoder, Instances, Item
 from serving.bodies.kserve import TensorBody
 from serving.budget import NEVER, Deadline
@@ -122,10 +124,10 @@ def test_a_wrong_instance_is_counted_within_the_request(echo: Recorder) -> None:
 
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
 def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Recorder, what: str) -> None:
-    one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": msgspec.Raw(b"[1]")}
     document: dict[str, Any] = {"inputs": [one]}
     document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
-    body = TensorBody(document, memoryview(b""), length=1000)
+    body = TensorBody(msgspec.convert(document, schemas.Tensors), memoryview(b""), length=1000)
     with pytest.raises(InvalidRequest, match=what):
         body.bind(client_of(4), Request("id")).answer(echo)
     assert echo.batches == []

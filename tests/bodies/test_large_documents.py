@@ -70,9 +70,9 @@ def test_a_large_document_has_the_meaning_of_a_small_one(datatype: str, data: An
         b'{"inputs": [{"name": "\\ud800", "datatype": "FP64", "shape": [1], "data": [1]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1], "further": 1}]}',
         b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": '
-        + b"[" * 900
+        + b"[" * 500
         + b'"a"'
-        + b"]" * 900
+        + b"]" * 500
         + b"}]}",
         b'["datatype"]',
         b'{"inputs": "datatype"}',
@@ -94,7 +94,8 @@ def test_many_keys_are_not_looked_for_one_by_one() -> None:
     """simdjson looks for each from the start: of 200,000 that would take minutes."""
     keys = b"".join(b'"%d": 1, ' % number for number in range(200_000))
     inputs = b'"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [1]}]}'
-    assert tensors(b"{" + keys + inputs) == tensors(b"{" + inputs)
+    with pytest.raises(PayloadTooLarge):
+        tensors(b"{" + keys + inputs)
 
 
 def test_a_large_document_of_too_many_parts_is_refused_before_it_is_read() -> None:

@@ -1,5 +1,6 @@
 """Tensors as they travel to Triton and back; the references are numpy's own bytes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import orjson
 import pytest
 
 from clients.base import Model, TensorSpec
-from serving.bodies.documents import FlatBody, read_binary, read_document
+from serving.bodies import schemas
+from serving.bodies.documents import FlatBody, read_binary, read_object
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody, read_npy
 from serving.bodies.reading import Body
@@ -36,14 +38,14 @@ def batch(body: Body, model: ServedModel = MODEL) -> Batch:
 
 
 def body(length: int = 100, **tensor: Any) -> Body:
-    return read_document({"inputs": [{"name": "x", "shape": [2], **tensor}]}, length)
+    return read_object(orjson.dumps({"inputs": [{"name": "x", "shape": [2], **tensor}]}).ljust(length))
 
 
 def test_bf16_travels_as_the_upper_half_of_fp32() -> None:
     """tests/conformance has the other datatypes; no model on ONNX Runtime has this one."""
     assert batch(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
     tensor = Tensor.of("y", np.array([-2.0], np.float32), "BF16")
-    job = TensorBody({"inputs": []}, memoryview(b""), length=10).bind(MODEL, REQUEST)
+    job = TensorBody(schemas.Tensors(inputs=[]), memoryview(b""), length=10).bind(MODEL, REQUEST)
     written = job.reply(iter([reply(tensor)]))
     (output,) = orjson.loads(written.content)["outputs"]
     assert output == {"name": "y", "datatype": "BF16", "shape": [1], "data": [-2.0]}
@@ -90,7 +92,7 @@ def test_a_wrong_tensor_is_refused(tensor: dict[str, Any]) -> None:
         batch(body(**tensor))
 
 
-@pytest.mark.parametrize("shape", [[2**70], [0, 2**62], [2**32, 2**32, 2**32], [300]])
+@pytest.mark.parametrize("shape", [[2**63], [0, 2**62], [2**32, 2**32, 2**32], [300]])
 def test_a_shape_that_the_body_cannot_hold_is_refused(shape: list[int]) -> None:
     with pytest.raises(InvalidRequest):
         batch(body(datatype="FP32", shape=shape, data=[1]))
@@ -99,7 +101,7 @@ def test_a_shape_that_the_body_cannot_hold_is_refused(shape: list[int]) -> None:
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, None, [], {}])
 def test_a_parameter_that_triton_cannot_take_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="'p'"):
-        batch(read_document({"inputs": [], "parameters": {"p": value}}, 100))
+        batch(read_object(b'{"inputs": [], "parameters": {"p": %b}}' % json.dumps(value).encode()))
 
 
 def test_raw_input_takes_the_shape_that_its_bytes_fill() -> None:
@@ -123,6 +125,16 @@ def test_a_flat_body_is_inputs_and_parameters() -> None:
         ("scale", (2,), np.array([1, 2], dtype="<f4").tobytes()),
     ]
     assert found.parameters == {"top": 3, "deep": True}
+
+
+@pytest.mark.parametrize("digits", [25, 400])
+def test_a_flat_value_of_very_many_digits_is_a_number_or_refused(digits: int) -> None:
+    asked = read_object(b'{"text": "a", "scale": %b}' % (b"9" * digits), generates=True)
+    if digits < 308:
+        assert batch(asked).inputs[1].array().tolist() == [np.float32(1e25)]
+    else:
+        with pytest.raises(InvalidRequest, match="scale"):
+            batch(asked)
 
 
 def test_a_flat_value_takes_the_shape_that_is_declared() -> None:

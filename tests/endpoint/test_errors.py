@@ -132,7 +132,7 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "another datatype": (tensor(datatype="INT32"), INVALID, ("INT32", "FP32")),
     "data of another type": (tensor(data=["a"]), INVALID, ("'x'", "FP32", "'a'")),
     "data that are no FP16": (tensor(datatype="FP16", data=["a"]), INVALID, ("'x'", "FP16")),
-    "a tensor that is no object": (body({"inputs": ["x"]}, "scale"), INVALID, ("'inputs'",)),
+    "a tensor that is no object": (body({"inputs": ["x"]}, "scale"), INVALID, ("inputs",)),
     "a client that raises": (
         body({"instances": [0], "parameters": {"mistake": "raise"}}, "sleeper"),
         "500 inference_failed",

@@ -1,5 +1,6 @@
 """/openapi.json is valid, has every route, client and error, and calls nothing."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from openapi_spec_validator import validate
 
 from clients.bert import TASKS
 from predictor import create_app
+from serving.bodies import schemas
 from serving.clients import families
+from serving.errors import InvalidRequest
 from serving.settings.table import Settings
 
 pytestmark = pytest.mark.stack
@@ -67,7 +70,7 @@ def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
 
 def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothing(described: Any) -> None:
     schemas = described["components"]["schemas"]
-    assert schemas.keys() == {*families(), "Error", "Tensors"}
+    assert schemas.keys() >= {*families(), "Error", "Flat", "Inputs", "Payload", "Tensors"}
     assert schemas["resnet"]["properties"]["parameters"]["properties"]["top_k"]["type"] == "integer"
     of_texts = schemas["bert"]["properties"]["parameters"]["properties"]
     assert of_texts.keys() == {parameter.name for task in TASKS.values() for parameter in task.parameters}
@@ -75,3 +78,38 @@ def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothin
     assert {"bert", "resnet", "yolov5"} <= content["examples"].keys()
     for name, example in content["examples"].items():
         Draft202012Validator(described | {"$ref": f"#/components/schemas/{name}"}).validate(example["value"])
+
+
+TENSOR = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("Tensors", {"inputs": [TENSOR]}),
+    ("Tensors", {"inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}], "outputs": [{"name": "y"}], "id": "1"}),
+    ("Tensors", {"inputs": [TENSOR], "model_name": "m", "model_version": 2, "parameters": {"p": 1}, "more": {}}),
+    ("Tensors", {"inputs": [TENSOR | {"shape": [-1]}]}),
+    ("Tensors", {"inputs": [TENSOR | {"shape": [1] * 33}]}),
+    ("Tensors", {"inputs": [TENSOR | {"shapes": [1]}]}),
+    ("Tensors", {"inputs": [{"name": "x", "shape": [1]}]}),
+    ("Tensors", {"inputs": [TENSOR], "outputs": [{"name": "y", "parameters": {"classification": 0}}]}),
+    ("Tensors", {"inputs": [TENSOR], "id": 1}),
+    ("Tensors", {"inputs": {}}),
+    ("Inputs", {"inputs": "a", "parameters": None}),
+    ("Inputs", {"inputs": "a", "parameters": []}),
+    ("Inputs", {"inputs": "a", "top_k": 1}),
+    ("Payload", {"modelname": "m", "payload": {"text": "a"}}),
+    ("Payload", {"modelname": ["m"], "payload": {"text": "a"}}),
+    ("Flat", {"text_input": "a", "id": 7, "temperature": 0.5}),
+    ("Flat", {"text_input": "a", "id": 7.5}),
+    ("Load", {"model_name": "m", "url": "/m"}),
+    ("Load", {"model_name": "m"}),
+]
+
+
+@pytest.mark.parametrize(("shape", "body"), BODIES)
+def test_a_body_is_read_if_its_schema_allows_it(described: Any, shape: str, body: dict[str, Any]) -> None:
+    """An independent validator decides by the published schema."""
+    allowed = Draft202012Validator(described | {"$ref": f"#/components/schemas/{shape}"}).is_valid(body)
+    if allowed:
+        schemas.read(getattr(schemas, shape), json.dumps(body).encode())
+    else:
+        with pytest.raises(InvalidRequest):
+            schemas.read(getattr(schemas, shape), json.dumps(body).encode())

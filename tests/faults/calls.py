@@ -19,7 +19,7 @@ from tests.support.streaming_models import make_teller
 ID = "X-Amzn-SageMaker-Inference-Id"
 IMAGE = ROOT / "model_repository/resnet/example.png"
 TEXT = "Faults are found, told and mended."
-LARGE = 3000  # numbers: more than the 16 kB of JSON from which another parser reads them
+LARGE = 3000  # numbers: more than the 2 kB of JSON from which another parser reads them
 IN_SHARED_MEMORY = 300_000  # numbers: more than the 1 MB from which an input goes through /dev/shm
 NPY = "application/x-npy"
 EXITER = """input { name: "x" data_type: TYPE_FP32 dims: [1] }

@@ -1,0 +1,163 @@
+"""The shapes that a JSON body may have: Structs, which check what a caller sent and are its schemas in /openapi.json.
+
+A body is read in two steps: as Members, whose keys say the shape, and as that shape's Struct.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from serving.bodies.values import DATATYPES
+from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, check_json
+from serving.errors import InvalidRequest
+from serving.named_value import unknown
+from serving.request import Target
+
+Shape = TypeVar("Shape")
+Members = dict[str, Raw]  # of an object, unread
+SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
+Parameters = dict[str, Annotated[Any, SCALAR]]
+PROBLEM = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)  # of msgspec's message
+UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+DEEPEST = 900  # of lists and objects within each other: msgspec counts them with Python's calls, which may be 1,000
+
+
+class Named(Struct, kw_only=True):
+    """A body may name its model and version, unless the request names them elsewhere."""
+
+    model_name: str | None = None
+    modelname: str | None = None
+    model_version: str | int | None = None
+    hint: ClassVar[str] = ""  # of the error for an unknown key
+
+    def target(self, source: str = "the body") -> Target:
+        version = None if self.model_version in (None, "") else str(self.model_version)
+        return Target(source, self.model_name or self.modelname or None, version)
+
+
+class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
+    """A body for a model's client."""
+
+    parameters: dict[str, Any] | None = None
+    hint: ClassVar[str] = " (a model's parameters stand in 'parameters')"
+
+
+class Instances(ForClient, kw_only=True):
+    """One prediction for each instance, in the same order."""
+
+    instances: Annotated[list[Any], Meta(min_length=1, extra_json_schema={"maxItems": MOST_INSTANCES})]
+
+
+class Inputs(ForClient, kw_only=True):
+    """Instances as Hugging Face's toolkit takes them: one, or a list."""
+
+    inputs: Any
+
+
+class Payload(ForClient, kw_only=True):
+    """One instance, or an image in base64 as {"img": …}; the answer is {"modelname", "result"}."""
+
+    payload: Any
+
+
+class Picture(Struct, forbid_unknown_fields=True):
+    """The payload that is an image in base64."""
+
+    img: Any
+    hint: ClassVar[str] = ""
+
+
+class InputParameters(Struct):
+    binary_data_size: Annotated[int, Meta(ge=0)] | None = None
+    shared_memory_region: Any = UNSET
+
+    def __post_init__(self) -> None:
+        refuse_shared_memory(self.shared_memory_region)
+
+
+class OutputParameters(Struct):
+    binary_data: bool | UnsetType = UNSET
+    classification: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    shared_memory_region: Any = UNSET
+
+    def __post_init__(self) -> None:
+        refuse_shared_memory(self.shared_memory_region)
+
+
+def refuse_shared_memory(region: Any) -> None:
+    """Raise ValueError, to which msgspec adds the place: Triton's regions are ours, not a caller's."""
+    if region is not UNSET:
+        raise ValueError("there is no shared memory with a caller; send the data in the body")
+
+
+class Input(Struct, forbid_unknown_fields=True):
+    """A tensor: `data`, nested or flat, or `binary_data_size` bytes behind the JSON."""
+
+    name: str
+    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MOST_DIMENSIONS)]
+    datatype: Annotated[str, Meta(extra_json_schema={"enum": sorted(DATATYPES)})]
+    data: Raw | UnsetType = UNSET
+    parameters: InputParameters | None = None
+
+
+class Output(Struct, forbid_unknown_fields=True):
+    name: str
+    parameters: OutputParameters | None = None
+
+
+class Tensors(Named, kw_only=True):
+    """KServe v2 tensors."""
+
+    inputs: list[Input]
+    outputs: list[Output] = []
+    parameters: Parameters | None = None
+    id: str = ""
+    sequence_end: bool | int | str | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        check_count(len(self.inputs), MOST_NAMED, "inputs")
+        check_count(len(self.outputs), MOST_NAMED, "outputs")
+
+
+class Load(Struct):
+    """A model to load: its name, and the folder that holds it."""
+
+    model_name: str
+    url: str
+
+
+class Flat(Named, kw_only=True):
+    """Inputs by their names, as Triton's generate takes them; every other key is a parameter."""
+
+    id: str | int | None = None
+    parameters: Parameters | None = None
+
+
+def read(shape: type[Shape], value: bytes | Mapping[str, Any], what: str = "the body", hint: str = "") -> Shape:
+    """Return what a JSON text, or an object that is read already, holds: a Struct, or any type that msgspec knows.
+    Raise InvalidRequest, PayloadTooLarge."""
+    try:
+        if isinstance(value, Mapping):
+            return msgspec.convert(value, shape)
+        check_json(value)
+        return msgspec.json.decode(value, type=shape)
+    except msgspec.ValidationError as err:
+        raise InvalidRequest(_explained(err, shape, what) + hint) from err
+    except RecursionError as err:
+        raise InvalidRequest(f"{what} has lists or objects nested more than about {DEEPEST} deep") from err
+    except ValueError as err:  # DecodeError, UnicodeDecodeError
+        raise InvalidRequest(f"{what} is not valid JSON: {err}{hint}") from err
+
+
+def _explained(error: msgspec.ValidationError, shape: Any, what: str) -> str:
+    """Return msgspec's message with the place first, and with the keys that there are for one that there is not."""
+    problem = PROBLEM.fullmatch(str(error))
+    message, place = (problem["what"], problem["place"]) if problem else (str(error), "")
+    where = f"{what}, '{place}'" if place else what
+    if field := UNKNOWN_FIELD.fullmatch(message):
+        struct = {"inputs": Input, "outputs": Output}.get((place or "").partition("[")[0], shape)
+        return f"{where}: {unknown('key', field[1], struct.__struct_fields__)}{shape.hint}"
+    return f"{where}: {message[:1].lower()}{message[1:]}"
