@@ -13,7 +13,7 @@ from flask import Flask, Response
 
 from serving.bodies.reading import Body
 from serving.budget import MOST_PARTS, Deadline
-from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services, target_model
+from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services
 from serving.front.kserve import kserve_routes
 from serving.front.metrics import CONTENT_TYPE
 from serving.front.models import describing_routes, example_routes, managing_routes
@@ -21,21 +21,17 @@ from serving.front.openapi import openapi_routes, page_routes
 from serving.front.replies import error_reply
 from serving.front.services import Services
 from serving.front.streams import stream_reply
+from serving.headers import TARGET_MODEL
 from serving.model_status.shared_files import TOTAL
 from serving.request import PATH, Target
 from serving.settings.table import Settings
 
 
-class App(Flask):
-    """Flask with our kind of request."""
-
-    request_class = Incoming
-
-
 def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     """Return the WSGI application. Its files in /dev/shm have names that begin with `shared_memory`. It opens no
     connection before its first request."""
-    app = App(__name__, static_folder=None)
+    app = Flask(__name__, static_folder=None)
+    app.request_class = Incoming
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
     app.config["MAX_FORM_PARTS"] = MOST_PARTS
@@ -82,7 +78,7 @@ def invocations() -> Response:
     """One request to the model that it names.
 
     The model's parameters stand in the body's `parameters`, or in the query string, as `?top_k=3`; the body's win."""
-    return infer(read_invocation, target_model(incoming()))
+    return infer(read_invocation, Target("the header Target-Model", incoming().header(TARGET_MODEL) or None))
 
 
 def invoke(name: str) -> Response:
@@ -118,9 +114,7 @@ def infer(read: Callable[[Incoming], Body], named: Target, stream: str = "") -> 
         """Leave the slot and count the request. A stream ends with its last part."""
         if source.slot:
             source.slot.leave()
-        status, seconds = response.status_code, perf_counter() - started
-        sizes = source.content_length or 0, None if response.is_streamed else response.calculate_content_length()
-        app.metrics.count(source.model, source.version, status, seconds, *sizes, source.timings)
+        app.metrics.count(source, response, perf_counter() - started)
 
     if response.is_streamed:
         response.call_on_close(finish)

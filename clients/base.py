@@ -66,28 +66,20 @@ class Parameter(NamedValue):
 
 
 class ModelClient(ABC):
-    """What one family of models needs around Triton.
+    """What one family of models needs around Triton. The attributes are its data."""
 
-    Class attributes are the data:
-      codec       reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
-      keys        the keys that a JSON object may have, else it is 400; None: those that the codec reads (JSON: all)
-      example     one instance as a caller would post it, asked at each start; `example.*` in the folder replaces it
-      settings    what differs between two models of the family; read from config.pbtxt's `parameters`
-      parameters  what a caller may set per request; config.pbtxt's `parameters` may change the defaults
-    Attributes of each object:
-      side        images may be decoded smaller, with sides of at least `side` pixels; 0: only at full size
-      columns     the names of a row's cells, in their order, if they have names
-      outputs     the names of the model's outputs that postprocess reads; () means all
-    """
-
-    codec: ClassVar[Codec]
+    codec: ClassVar[Codec]  # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
+    # The keys that a JSON object may have, else it is 400. None: those that the codec reads (JSON: all).
     keys: ClassVar[tuple[str, ...] | None] = None
-    example: bytes
+    example: bytes  # one instance as a caller would post it, asked at each start; a file `example.*` replaces it
+    # What differs between two models of the family: read from config.pbtxt's `parameters`.
     settings: ClassVar[tuple[Parameter, ...]] = ()
+    # What a caller may set per request; config.pbtxt's `parameters` may change the defaults.
     parameters: ClassVar[tuple[Parameter, ...]] = ()
-    side: int = 0
-    columns: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    # Of each object:
+    side: int = 0  # images may be decoded smaller, with sides of at least this many pixels; 0: only at full size
+    columns: tuple[str, ...] = ()  # the names of a row's cells, in their order, if they have names
+    outputs: tuple[str, ...] = ()  # the names of the model's outputs that postprocess reads; () means all
 
     def __init__(self, model: Model) -> None:
         """Read the model's folder once. Raise InvalidRequest or OSError when the folder is wrong."""

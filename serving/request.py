@@ -48,25 +48,20 @@ class Target:
         return cls(source, name, values.get(VERSION_KEY) or None)
 
     @classmethod
-    def agreed(cls, targets: Sequence["Target"], source: str = "the request") -> "Target":
+    def agreed(cls, targets: Sequence["Target"], source: str) -> "Target":
         """Return what the first target that names one says. Raise InvalidRequest if two disagree."""
         return cls(source, _agreed("name", targets), _agreed("version", targets))
 
 
 def _agreed(what: str, targets: Iterable[Target]) -> str | None:
-    chosen: tuple[str, str] | None = None
-    for target in targets:
-        value = target.name if what == "name" else target.version
-        if value is None:
-            continue
-        if chosen is None:
-            chosen = target.source, value
-        elif value != chosen[1]:
+    said = [(value, target.source) for target in targets if (value := getattr(target, what)) is not None]
+    first, source = said[0] if said else (None, "")
+    for value, other in said:
+        if value != first:
             raise InvalidRequest(
-                f"two model {what}s: {chosen[0]} says '{chosen[1]}' and {target.source} says '{value}'; "
-                "send one of them"
+                f"two model {what}s: {source} says '{first}' and {other} says '{value}'; send one of them"
             )
-    return chosen[1] if chosen else None
+    return first
 
 
 UNNAMED = Target("the body")
@@ -101,32 +96,21 @@ class Stage:
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks.
-
-    attributes       the pairs of Custom-Attributes
-    parameters       the query string
-    session          the header Session-Id as it came
-    accept           the header Accept
-    stream           the media type of the stream that the caller asks for; "" for a reply in one piece
-    reply_deadline   when the caller of a reply in one piece stops waiting
-    stream_deadline  when the caller of a stream stops waiting
-    traceparent      the header of a sampled trace
-    decoder          decodes the items of all requests; None for a decoder of this request alone
-    """
+    """What a caller asks."""
 
     id: str
     target: Target = UNNAMED
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    session: str = ""
-    accept: str = ""
-    stream: str = ""
-    reply_deadline: Deadline = NEVER
-    stream_deadline: Deadline = NEVER
+    attributes: Mapping[str, str] = field(default_factory=dict)  # the pairs of Custom-Attributes
+    parameters: Mapping[str, str] = field(default_factory=dict)  # the query string
+    session: str = ""  # the header Session-Id as it came
+    accept: str = ""  # the header Accept
+    stream: str = ""  # the media type of the stream that the caller asks for; "" for a reply in one piece
+    reply_deadline: Deadline = NEVER  # when the caller of a reply in one piece stops waiting
+    stream_deadline: Deadline = NEVER  # when the caller of a stream stops waiting
     budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
-    traceparent: str = ""
-    decoder: "Decoder | None" = None
+    traceparent: str = ""  # the header of a sampled trace
+    decoder: "Decoder | None" = None  # decodes the items of all requests; None: of this request alone
 
     @property
     def deadline(self) -> Deadline:
@@ -137,17 +121,13 @@ class Request:
         return self if self.stream == stream else replace(self, stream=stream)
 
 
-def _unread(reply: InferReply) -> InferReply:
-    return reply
-
-
 @dataclass(frozen=True)
 class Batch:
     """One call to Triton. `read` makes a result of its reply, None if the result takes the next call's reply too.
     `is_pipelined` says that the next batch does not wait for this one's answer."""
 
     inputs: Sequence[Tensor]
-    read: Callable[[InferReply], Any] = _unread
+    read: Callable[[InferReply], Any] = lambda reply: reply
     parameters: Parameters = field(default_factory=dict)
     outputs: Sequence[str] = ()
     is_pipelined: bool = False

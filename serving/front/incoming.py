@@ -21,7 +21,7 @@ from serving.budget import Deadline
 from serving.codecs import FORM
 from serving.errors import InvalidRequest
 from serving.front.admission import Slot
-from serving.headers import ATTRIBUTES, EVENT_STREAM, SESSION_ID, TARGET_MODEL, streamed_type
+from serving.headers import ATTRIBUTES, EVENT_STREAM, SESSION_ID, streamed_type
 from serving.request import PATH, RESERVED, Request, Target, Timings
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Incoming(flask.Request):
     """Flask's request, with what the front notes of it for the reply, the log and the metrics."""
 
     slot: Slot | None = None  # once the request is admitted
-    model = version = ""  # the model and the version that answer
+    model = version = ""  # the model and the version that answer; "" if none that is served is named
 
     def __init__(self, environ: dict[str, Any], *arguments: Any, **names: Any) -> None:
         super().__init__(environ, *arguments, **names)
@@ -123,11 +123,8 @@ def read_request(source: Incoming, stream: str, body: Target, named: Target) -> 
     names, `named` the one that the route or the header Target-Model names. Raise InvalidRequest if two disagree."""
     app, accept = services(), source.header("Accept")
     query: Mapping[str, str] = source.args if source.environ.get("QUERY_STRING") else {}
-    targets = [body]
-    if query:
-        targets.insert(0, Target.within("the query string", query))
-    if source.attributes:
-        targets.insert(0, Target.within("the header Custom-Attributes", source.attributes))
+    others = {"the header Custom-Attributes": source.attributes, "the query string": query}
+    targets = [*(Target.within(part, values) for part, values in others.items() if values), body]
     if named.source == PATH:
         targets = [replace(target, name=None) for target in targets]
     target = Target.agreed([named, *targets], named.source)
@@ -150,19 +147,13 @@ def read_request(source: Incoming, stream: str, body: Target, named: Target) -> 
     )
 
 
-def target_model(source: Incoming) -> Target:
-    """Return what the header Target-Model says."""
-    return Target("the header Target-Model", source.header(TARGET_MODEL) or None)
-
-
 def read_invocation(source: Incoming) -> Body:
     """Return the body of /invocations. Raise InvalidRequest and others."""
-    content_type = source.environ.get("CONTENT_TYPE", "")
     if source.mimetype == FORM:
         return _read_form(source)
     inference_type = services().settings.inference_type
     return read_body(
-        content_type,
+        source.environ.get("CONTENT_TYPE", ""),
         source.whole(),
         generates=inference_type != "infer",
         stream=EVENT_STREAM if inference_type == "generate_stream" else "",

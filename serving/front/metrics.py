@@ -4,13 +4,15 @@ PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens at the first use after t
 
 import os
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
+from flask import Response
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from serving.front.incoming import Incoming
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
@@ -42,31 +44,22 @@ class Metrics:
         self.loads = counter("serve_model_loads", "Loads of models, by result", ["result"])
         self.unloads = counter("serve_model_unloads", "Unloads of models, by result", ["result"])
 
-    def count(
-        self,
-        model: str,
-        version: str,
-        status: int,
-        seconds: float,
-        received: int,
-        sent: int | None,
-        stages: Mapping[str, float],
-    ) -> None:
-        """Count a request that was answered. `model` is "" when it named none that is served; `received` and `sent` are
-        bytes, and `sent` is None for a stream."""
+    def count(self, source: Incoming, response: Response, seconds: float) -> None:
+        """Count a request that was answered."""
+        model, version = source.model, source.version
         if (model, version) not in self._names:
             with self._lock:
                 if len(self._names) < MOST_MODELS:
                     self._names.add((model, version))
                 else:
                     model, version = OTHER, ""
-        self._requests(model, version, status).inc()
+        self._requests(model, version, response.status_code).inc()
         self._seconds(model).observe(seconds)
-        for stage, spent in stages.items():
+        for stage, spent in source.timings.items():
             self._stages(model, stage).observe(spent)
-        self._received.observe(received)
-        if sent is not None:
-            self._sent.observe(sent)
+        self._received.observe(source.content_length or 0)
+        if not response.is_streamed:
+            self._sent.observe(response.calculate_content_length() or 0)
 
 
 def reserve_files() -> None:

@@ -82,7 +82,7 @@ def models() -> Response:
             described.append({"name": name, "versions": versions} | _describe(registry.get(name)))
         except ServingError as err:
             described.append({"name": name, "versions": versions, "error": str(err)})
-    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.models().rejected]
+    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.table.look().rejected]
     return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
 
 
@@ -147,7 +147,7 @@ def unload(name: str) -> Response:
 @managed
 def get(name: str) -> Response:
     """The name and the URL; 404."""
-    entry = services().registry.models().entries.get(name)
+    entry = services().registry.table.look().entries.get(name)
     if entry is None or entry.state != READY:
         raise ModelNotLoaded(name)
     return json_reply({"modelName": name, "modelUrl": entry.url})
@@ -164,7 +164,7 @@ def page() -> Response:
         raise InvalidRequest(f"next_page_token={token!r} is not a token that a previous page returned") from err
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= LARGEST_PAGE):
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
-    entries = sorted(services().registry.models().entries.items())
+    entries = sorted(services().registry.table.look().entries.items())
     ready = [{"modelName": name, "modelUrl": e.url} for name, e in entries if name > after and e.state == READY]
     listed = ready[: int(limit)]
     if len(ready) == len(listed):

@@ -31,7 +31,7 @@ class Monitoring:
             self.check_live(Deadline.after(ANSWER_SECONDS))
         except (TritonTimeout, TooLate) as err:
             raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
-        if error := self.registry.models().unready():
+        if error := self.registry.table.look().unready():
             raise error
 
     def check_live(self, deadline: Deadline = NEVER) -> None:
@@ -58,7 +58,7 @@ class Monitoring:
             starts.add_metric([name], process.starts)
             up.add_metric([name], process.pid is not None)
         crashes = CounterMetricFamily("serve_model_crashes", "Deaths of processes of a model", labels=["model"])
-        for name, times in sorted(self.registry.models().deaths.items())[:MOST_MODELS]:
+        for name, times in sorted(self.registry.table.look().deaths.items())[:MOST_MODELS]:
             crashes.add_metric([name], times)
         flying = GaugeMetricFamily("serve_in_flight", "Requests in flight in the Flask app", value=in_flight)
         triton_up = GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=is_up)

@@ -43,7 +43,7 @@ class Services:
         self.admission = Admission(
             settings.max_concurrency, most_bytes, settings.several_models, settings.most_workers, leases
         )
-        self.registry = Registry(self.gateway, table, settings.default_model, settings.deaths_socket)
+        self.registry = Registry(self.gateway, table, settings.deaths_socket, settings.default_model)
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes)
         limits, threads = Limits(settings.max_image_pixels), settings.inference_threads

@@ -32,8 +32,8 @@ class Registry:
     """Look models up by name; safe to share between threads. `default` answers requests that name no model. A death of
     a model's process is reported to the datagram socket `deaths`."""
 
-    def __init__(self, gateway: TritonGateway, table: Table, default: str = "", deaths: Path | None = None) -> None:
-        self.gateway, self.table, self.default, self._deaths = gateway, table, default, deaths
+    def __init__(self, gateway: TritonGateway, table: Table, deaths: Path, default: str = "") -> None:
+        self.gateway, self.table, self._deaths, self.default = gateway, table, deaths, default
         self._served = ServedModels(gateway, table)
 
     @contextmanager
@@ -66,9 +66,6 @@ class Registry:
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
         """Tell the manager that a call which began at `began` (time.monotonic) met a dead process. Return the caller's
         error."""
-        restarting = ModelRestarting(served.name, str(error))
-        if self._deaths is None:
-            return restarting
         report = {"models": [served.name, *served.parts], "details": str(error), "began": began}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
@@ -76,15 +73,11 @@ class Registry:
                 sent.sendto(orjson.dumps(report), str(self._deaths))
         except OSError as err:  # the manager is being started again; the next call reports it
             log.warning("the death of a process of model '%s' cannot be reported: %s", served.name, err)
-        return restarting
-
-    def models(self) -> Models:
-        """Return the table as it is now."""
-        return self.table.look()
+        return ModelRestarting(served.name, str(error))
 
     def index(self) -> dict[str, list[IndexEntry]]:
         """Return Triton's entries of each model's versions, by the name that callers know."""
-        models = self.models()
+        models = self.table.look()
         found: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
         for each in self.gateway.index():
             if entry := models.by_triton_name.get(each.name):

@@ -10,7 +10,6 @@ import mmap
 import os
 import threading
 import time
-from array import array
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,7 +20,7 @@ MODELS = 4096  # columns of models
 ALL_MODELS = MODELS  # the column of the requests whose model is known
 TOTAL = MODELS + 1  # the column of all requests
 WIDTH = MODELS + 2
-SIZE = array("q").itemsize
+SIZE = 8  # bytes of a number
 
 
 class Table:
@@ -92,6 +91,5 @@ class Leases:
 
     def clear(self, row: int) -> None:
         """Forget the requests of a worker that has ended."""
-        nothing = memoryview(array("q", bytes(WIDTH * SIZE)))
-        for numbers in (self._requests, self._bytes):
-            numbers[row * WIDTH : (row + 1) * WIDTH] = nothing
+        for index in range(row * WIDTH, (row + 1) * WIDTH):
+            self._requests[index] = self._bytes[index] = 0

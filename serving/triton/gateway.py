@@ -67,17 +67,16 @@ class Call:
 
     def result(self) -> InferReply:
         """Return the reply. Send the call first if that was not done. Raise a ServingError or BackendDied."""
+        is_late = True  # until Triton has answered, it may read the regions
         try:
-            try:
-                message = self._answer()
-            except RegionUnknown:
-                self._gateway.shared_memory.forget(self._regions.values())
-                self._message = self._request.message({})
-                message = self._gateway.call(self._wait)
-        except Exception:
-            self._release(late=True)
-            raise
-        self._release(late=False)
+            message = self._answer()
+            is_late = False
+        except RegionUnknown:
+            self._gateway.shared_memory.forget(self._regions.values())
+            self._message = self._request.message({})
+            message = self._gateway.call(self._wait)
+        finally:
+            self._release(is_late)
         return InferReply.of(message)
 
     def cancel(self) -> None:

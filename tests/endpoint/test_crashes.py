@@ -80,7 +80,7 @@ def new_worker(server: Server) -> Registry:
     """The models as a worker knows them that has answered nothing yet."""
     settings = replace(Settings(), run_dir=server.run_dir)
     gateway = TritonGateway(f"unix:{settings.triton_grpc}", PATIENCE)
-    return Registry(gateway, Table(settings.table_file))
+    return Registry(gateway, Table(settings.table_file), settings.deaths_socket)
 
 
 def is_unloaded(server: Server, name: str) -> bool:

@@ -10,10 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+from flask import Response
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from werkzeug.test import create_environ
 
 from predictor import create_app
+from serving.front.incoming import Incoming
 from serving.front.metrics import MOST_MODELS, OTHER, Metrics
 from serving.request import STAGES
 from serving.settings.table import Settings
@@ -233,7 +236,10 @@ def test_the_app_gives_its_metrics_without_serve_as_well() -> None:
 
 
 def count(metrics: Metrics, model: str) -> None:
-    metrics.count(model, "1", 200, 0.02, 100, 100, dict.fromkeys(STAGES, 0.005))
+    source = Incoming(create_environ())
+    source.model, source.version = model, "1"
+    source.timings.update(dict.fromkeys(STAGES, 0.005))
+    metrics.count(source, Response(), 0.02)
 
 
 def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:

@@ -22,11 +22,11 @@ class Served:
     """A registry of these entries, whose tritonserver takes so many seconds to answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *entries: Entry, seconds: float = 0.0) -> None:
-        self.gateway, self.seconds, self.now = self, seconds, 100.0
+        self.gateway, self.table, self.seconds, self.now = self, self, seconds, 100.0
         self.entries = entries
         monkeypatch.setattr(serving.budget, "monotonic", lambda: self.now)
 
-    def models(self) -> Models:
+    def look(self) -> Models:
         return Models({entry.name: entry for entry in self.entries})
 
     def is_live(self, deadline: Deadline) -> bool:

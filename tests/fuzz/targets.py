@@ -20,7 +20,7 @@ from serving.bodies.reading import Body, read_attributes, read_body
 from serving.budget import NEVER, Deadline
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
-from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
+from serving.front.incoming import Incoming, incoming, read_invocation, read_request
 from serving.front.services import Services
 from serving.headers import Sequencing, Session
 from serving.model_lifecycle.on_post import triton_name
@@ -160,7 +160,8 @@ def form(data: bytes) -> None:
     ):
         source = incoming()
         body = read_invocation(source)
-        answer(body, read_request(source, "", body.named, target_model(source)))
+        named = Target("the header", source.header("X-Amzn-SageMaker-Target-Model") or None)
+        answer(body, read_request(source, "", body.named, named))
 
 
 def config(data: bytes) -> None:

@@ -63,7 +63,7 @@ def registry(tmp_path: Path) -> Registry:
         (tmp_path / name / "client.py").write_text(OWN)
     entries = [Entry(name, name, str(tmp_path / name), "load", i, READY) for i, name in enumerate(("slow", "warm"))]
     write(table, *entries)
-    return Registry(Loaded(), table, deaths=tmp_path / "deaths")
+    return Registry(Loaded(), table, tmp_path / "deaths")
 
 
 def write(table: Table, *entries: Entry, on_demand: bool = False) -> None:
@@ -134,7 +134,7 @@ def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(tmp_pa
 def test_of_archives_one_that_is_not_loaded_is_a_404_that_has_it_loaded(tmp_path: Path) -> None:
     table = Table(tmp_path / "table")
     loading = Entry("n", "t", str(tmp_path), "load", 0, LOADING, target="t")
-    registry = Registry(Loaded(), table)
+    registry = Registry(Loaded(), table, tmp_path / "deaths")
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
         write(table, *entries, on_demand=True)
         for name in ("n", "t"):
