@@ -1,7 +1,7 @@
 """The routes that list models, and in multi-model mode load and unload them.
 
-In multi-model mode a 404 tells the platform to load the model, a 507 to unload others first: so no other error has
-these statuses. A model's name may hold slashes, plain or as %2F. The model manager loads and unloads.
+In multi-model mode a 404 makes the platform load the model, and a 507 makes it unload others first, so no other error
+has these statuses. A model's name may contain slashes, plain or as %2F. The model manager loads and unloads.
 """
 
 import base64
@@ -32,7 +32,7 @@ from serving.model_status.served_model import ServedModel
 from serving.model_status.table import READY
 
 PAGE, LARGEST_PAGE = 100, 1000
-MANAGER_MARGIN = 5.0  # seconds: the manager answers before we give up
+MANAGER_MARGIN = 5.0  # seconds: the manager gives up before we do
 MANAGER_SECONDS, PAUSE = 10.0, 0.05  # a start of the model manager takes 0.5 s, on busy processors a few
 
 managing_routes = Blueprint("managing", __name__)
@@ -41,8 +41,8 @@ example_routes = Blueprint("examples", __name__)
 
 
 def managed(view: Callable[..., Response]) -> Callable[..., Response]:
-    """Have a view's caller send what SERVE_MANAGEMENT_SECRET names, "HEADER=VALUE". The request takes a slot. Raise
-    Forbidden or Overloaded."""
+    """Require the header that SERVE_MANAGEMENT_SECRET names, "HEADER=VALUE", and take a slot for the request. The view
+    raises Forbidden or Overloaded."""
 
     @wraps(view)
     def guarded(**names: str) -> Response:
@@ -58,9 +58,21 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
     return guarded
 
 
+@contextmanager
+def _counted(counter: str) -> Iterator[None]:
+    """Count the result of a route, refusals of `managed` included: "ok", or the error's code."""
+    results: Counter = getattr(services().metrics, counter)
+    try:
+        yield
+    except Exception as err:
+        results.labels(err.code if isinstance(err, ServingError) else ServingError.code).inc()
+        raise
+    results.labels("ok").inc()
+
+
 @example_routes.post("/examples/<name>/answer")
 def answer_example(name: str) -> Response:
-    """200 if the model answers its example. It is for the model manager alone, so nginx's requests get 404."""
+    """Answer 200 if the model answers its example. Only the model manager may ask, so nginx's requests get 404."""
     if FORWARDED in incoming().headers:
         abort(HTTPStatus.NOT_FOUND)
     app = services()
@@ -72,8 +84,8 @@ def answer_example(name: str) -> Response:
 @describing_routes.get("/models")
 @managed
 def models() -> Response:
-    """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version.
-    `refused` has changes of model folders that are not served."""
+    """List every model that Triton knows, with versions and states, client, inputs and outputs; and our own version.
+    `refused` has the changes of model folders that are not served."""
     registry = services().registry
     described = []
     for name, entries in sorted(registry.index().items()):
@@ -115,38 +127,38 @@ def _describe(served: ServedModel) -> dict[str, Any]:
 
 @describing_routes.get("/execution-parameters")
 def execution_parameters() -> Response:
-    """How SageMaker's batch transform is to call: what the job's own settings leave open."""
+    """Tell SageMaker's batch transform how to call, as far as the job's own settings leave that open."""
     return json_reply(services().settings.execution_parameters)
 
 
 @managing_routes.post("/models")
+@_counted("loads")
 @managed
 def load() -> Response:
-    """{"model_name", "url"}: 200, or 409, 507, 400. A model whose client cannot be made is unloaded again."""
+    """Load the model of {"model_name", "url"}: 200, or 409, 507, 400. If its client cannot be made, unload it again."""
     app, source = services(), incoming()
-    with _counted(app.metrics.loads):
-        model = read(Load, source.get_data(), hint='; send {"model_name": NAME, "url": FOLDER}')
-        target = source.headers.get(TARGET_MODEL) or model.model_name
-        _ask("POST", name=model.model_name, url=model.url, target=target)
-        if reason := app.registry.get(target).client_error:
-            _ask("DELETE", name=model.model_name)
-            raise LoadFailed(f"'{target}' cannot be loaded: {reason}")
+    model = read(Load, source.get_data(), hint='; send {"model_name": NAME, "url": FOLDER}')
+    target = source.headers.get(TARGET_MODEL) or model.model_name
+    _ask("POST", name=model.model_name, url=model.url, target=target)
+    if reason := app.registry.get(target).client_error:
+        _ask("DELETE", name=model.model_name)
+        raise LoadFailed(f"'{target}' cannot be loaded: {reason}")
     return json_reply({"modelName": model.model_name, "modelUrl": model.url})
 
 
 @managing_routes.delete("/models/<path:name>")
+@_counted("unloads")
 @managed
 def unload(name: str) -> Response:
-    """200 when its memory is free; 404."""
-    with _counted(services().metrics.unloads):
-        _ask("DELETE", name=name)
+    """Unload a model: 200 when its memory is free, 404 if it is not loaded."""
+    _ask("DELETE", name=name)
     return Response(status=200, mimetype="application/json")
 
 
 @managing_routes.get("/models/<path:name>")
 @managed
 def get(name: str) -> Response:
-    """The name and the URL; 404."""
+    """Return the model's name and URL: 200, or 404 if it is not loaded."""
     entry = services().registry.table.look().entries.get(name)
     if entry is None or entry.state != READY:
         raise ModelNotLoaded(name)
@@ -156,7 +168,7 @@ def get(name: str) -> Response:
 @managing_routes.get("/models")
 @managed
 def page() -> Response:
-    """Those that are ready; ?limit and ?next_page_token page through them."""
+    """List the models that are ready; ?limit and ?next_page_token page through them."""
     token, limit = incoming().args.get("next_page_token", ""), incoming().args.get("limit", str(PAGE))
     try:
         after = base64.urlsafe_b64decode(token.encode()).decode()
@@ -174,8 +186,8 @@ def page() -> Response:
 
 
 def _ask(method: str, **fields: str) -> None:
-    """Have the model manager do it, and wait for a manager that is being started. Raise what it answers, or
-    ModelNotReady."""
+    """Send a load or an unload to the model manager, and wait for a manager that is being started. Raise the error that
+    it answers, or ModelNotReady."""
     settings = services().settings
     connection = LocalConnection(settings.manager_socket, settings.load_timeout + MANAGER_MARGIN)
     end = time.monotonic() + MANAGER_SECONDS
@@ -197,14 +209,3 @@ def _ask(method: str, **fields: str) -> None:
         connection.close()
     if reply.status != http.client.OK:
         raise by_code(answer["code"], answer["error"])
-
-
-@contextmanager
-def _counted(results: Counter) -> Iterator[None]:
-    """Count the result: "ok", or the error's code."""
-    try:
-        yield
-    except Exception as err:
-        results.labels(err.code if isinstance(err, ServingError) else ServingError.code).inc()
-        raise
-    results.labels("ok").inc()

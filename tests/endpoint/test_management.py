@@ -74,6 +74,9 @@ def test_loads_and_unloads_are_counted_by_result(secret: Server) -> None:
     before = count('serve_model_loads_total{result="invalid_request"}')
     assert secret.post("/models", json={}, headers={KEY: SECRET}).status_code == 400
     assert count('serve_model_loads_total{result="invalid_request"}') == before + 1
+    before = count('serve_model_loads_total{result="forbidden"}')
+    assert is_forbidden(call(secret, "POST", "/models"))
+    assert count('serve_model_loads_total{result="forbidden"}') == before + 1
     assert call(secret, "DELETE", "/models/none", **{KEY: SECRET}).status_code == 404
     assert count('serve_model_unloads_total{result="model_not_loaded"}') == 1
 
