@@ -177,6 +177,7 @@ def test_a_changed_model_answers_anew_and_no_caller_meets_an_error(server: Serve
             write_model(folder, "product", factor, word)
             wait_for_answer(server, "product", [3.0 * factor, word])
             wait_tidy(server)
+        wait_for_calls(answers, 20)
     # A call in flight may meet the new model: an error or a status is none of these.
     assert {(6.0, "two"), (9.0, "three"), (12.0, "four")} <= {tuple(each) for each in answers}
     assert {product for product, _ in answers} == {6.0, 9.0, 12.0}
