@@ -20,7 +20,7 @@ from build_engines.errors import BuildError, first_line
 from build_engines.model_folder import ONNX, PLAN, StoredModel, full_shape
 from clients._input import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
-from serving.repository.model_config import OPENVINO, asked_of
+from serving.repository.model_config import OPENVINO, engine_of
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]
@@ -93,7 +93,7 @@ def runner_of(stored: StoredModel) -> Runner:
             f"{stored.folder.name} is of platform '{platform or stored.config.backend}', "
             f"which this command does not run; it runs {', '.join(RUNNERS)}"
         )
-    if asked_of(stored.config) == OPENVINO:
+    if engine_of(stored.config) == OPENVINO:
         return openvino_runner(stored.file, stored.model.parameters)
     return RUNNERS[platform](stored.file)
 

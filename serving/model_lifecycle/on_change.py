@@ -25,13 +25,13 @@ from typing import Any
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import READY, UNLOADING, Entry, Rejection
-from serving.repository.layout import CLIENTS, Facts, folders_in, is_model
+from serving.repository.layout import CLIENTS, Survey, folders_in, is_model
 from serving.repository.model_config import ModelConfig, Unreadable, parts_of, read_config, shared_clients
 from serving.repository.staging import copy_model, signature
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
-HERE = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 SETTLED = 0.9  # seconds without a change
 KEPT = 60.0  # seconds that the copy of a model that was replaced stays: a worker may just be making its client from it
 
@@ -41,7 +41,7 @@ class Rejected(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class ModelFolder:
     """A model folder, its signature, the models that it calls, and the folder of its client if that is another one."""
 
     folder: Path
@@ -59,10 +59,10 @@ class OnChange(AtStart):
         self._since: dict[str, tuple[str, float]] = {}  # the last change of each: its signature, when it was seen
         self._old: list[tuple[float, Path]] = []
 
-    def _look(self) -> dict[str, Found]:
+    def _look(self) -> dict[str, ModelFolder]:
         """Return the models by name. Raise OSError: a repository that cannot be read has not lost its models."""
         paths = [path for repository in self.settings.model_repositories for path in folders_in(repository)]
-        found = {}
+        folders = {}
         for path in reversed(paths):
             with suppress(OSError):  # being removed
                 if is_model(path):
@@ -70,12 +70,12 @@ class OnChange(AtStart):
                     config = self._config(path, state)
                     clients = shared_clients(path, config)
                     state = signature(path, clients) if clients else state
-                    found[path.name] = Found(path, state, tuple(parts_of(config)), clients)
-        for name in found.keys() | self._since.keys():
-            state = found[name].signature if name in found else ""
+                    folders[path.name] = ModelFolder(path, state, tuple(parts_of(config)), clients)
+        for name in folders.keys() | self._since.keys():
+            state = folders[name].signature if name in folders else ""
             if self._since.get(name, ("?", 0.0))[0] != state:
                 self._since[name] = (state, time.monotonic())
-        return found
+        return folders
 
     def _config(self, folder: Path, state: str) -> Any:
         if (folder, state) not in self._configs:
@@ -94,74 +94,74 @@ class OnChange(AtStart):
 
     def step(self) -> None:
         """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
-        seen = self._look()
+        folders = self._look()
         while self._old and self._old[0][0] < time.monotonic() - KEPT:
             _remove(self._old.pop(0)[1])
-        self._keep_rejected(lambda each: each.folders == _states(seen, each.folders))
-        wanted = _wanted(self.settings, seen)
-        for unit in _units(wanted, seen, self.manager.models().entries):
-            state = _states(seen, unit)
+        self._keep_rejected(lambda rejection: rejection.folders == _states(folders, rejection.folders))
+        wanted = _wanted(self.settings, folders)
+        for unit in _units(wanted, folders, self.manager.models().entries):
+            state = _states(folders, unit)
             changed = max((self._since[name][1] for name in unit if name in self._since), default=0.0)
-            is_rejected = any(each.folders == state for each in self.manager.models().rejected)
+            is_rejected = any(rejection.folders == state for rejection in self.manager.models().rejected)
             if is_rejected or time.monotonic() < changed + SETTLED:
                 continue
             try:
-                self._change(unit, {name: seen[name] for name in unit & wanted})
+                self._change(unit, {name: folders[name] for name in unit & wanted})
             except CycleError:
                 circle = f"{', '.join(state)}: each calls the other; an ensemble calls models in one direction"
                 self._reject(state, [circle], "what was served before stays")
             except Rejected as err:
                 self._reject(state, err.args, "what was served before stays")
 
-    def _change(self, unit: Collection[str], found: Mapping[str, Found]) -> None:
+    def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
         """Raise Rejected; TritonUnavailable if there is no tritonserver yet."""
         self.manager.gateway.is_live()
-        graph = {name: set(found[name].parts) & found.keys() for name in sorted(found)}
+        graph = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
         order, load = list(TopologicalSorter(graph).static_order()), secrets.token_hex(8)
         copies = {}
-        for name, each in found.items():  # models of one repository are copied beside each other, for their clients/
-            repository = self.settings.model_repositories.index(each.folder.parent)
+        for name, model in folders.items():  # models of one repository are copied side by side, for their clients/
+            repository = self.settings.model_repositories.index(model.folder.parent)
             copies[name] = self.settings.copies_folder / f"{load}-{repository}" / name
         if order:
             log.info("%s: changed or new; looking at it", ", ".join(order))
             try:
                 for name in order:
-                    copy_model(found[name].folder, copies[name], found[name].clients)
+                    copy_model(folders[name].folder, copies[name], folders[name].clients)
             except OSError as err:
                 raise Rejected(f"{', '.join(order)}: the folder cannot be copied: {err}") from err
             try:
                 for note in _checked(self.settings, {folder.parent for folder in copies.values()}, order):
                     log.info(note)
                 for name in order:
-                    self._serve(name, found[name], copies[name], load)
+                    self._serve(name, folders[name], copies[name], load)
             except Rejected as err:
                 for name in order:
                     if (served := self.manager.get(name)) is None or served.folder != str(copies[name]):
                         _remove(copies[name])
                 reasons = err.args
                 for name in order:
-                    ours, source = str(copies[name].parent), str(found[name].folder.parent)
+                    ours, source = str(copies[name].parent), str(folders[name].folder.parent)
                     reasons = tuple(reason.replace(ours, source) for reason in reasons)
                 raise Rejected(*reasons) from err
         gone_first = TopologicalSorter(
             {name: set(entry.parts) for name, entry in self.manager.models().entries.items()}
         )
-        for name in reversed([name for name in gone_first.static_order() if name in set(unit) - found.keys()]):
+        for name in reversed([name for name in gone_first.static_order() if name in set(unit) - folders.keys()]):
             if (gone := self.manager.get(name)) is not None:
                 with self.manager.changing(name):
                     self.manager.unload(gone)
                 self._old.append((time.monotonic(), Path(gone.folder)))
                 log.info("%s: its folder is gone, and it is served no more", name)
 
-    def _serve(self, name: str, found: Found, folder: Path, load: str) -> None:
+    def _serve(self, name: str, source: ModelFolder, folder: Path, load: str) -> None:
         """Load it in place of the one that is served, which stays if that fails. Raise Rejected."""
         manager, old = self.manager, self.manager.get(name)
         with manager.changing(name):
             try:
                 manager.store.stage(folder, name)
                 entry = Entry(
-                    name, name, str(folder), load, old.column if old else manager.free_column(), READY, found.parts,
-                    began=time.monotonic(), answered=True, signature=found.signature, source=str(found.folder),
+                    name, name, str(folder), load, old.column if old else manager.free_column(), READY, source.parts,
+                    began=time.monotonic(), answered=True, signature=source.signature, source=str(source.folder),
                 )  # fmt: skip
                 manager.load(entry)
             except (ConfigError, ServingError) as err:
@@ -172,24 +172,26 @@ class OnChange(AtStart):
                 ended = "tritonserver ended while it was loaded; correct it, or touch a file in it to try it again"
                 raise Rejected(f"{name}: {ended if isinstance(err, TritonUnavailable) else err}") from err
             manager.put(entry)
-            self._keep_rejected(lambda each: name not in each.folders)
+            self._keep_rejected(lambda rejection: name not in rejection.folders)
         if old:
             self._old.append((time.monotonic(), Path(old.folder)))
-        log.info("%s: the model that lies in %s now is served", name, found.folder)
+        log.info("%s: the model that lies in %s now is served", name, source.folder)
 
-    def _reject(self, state: dict[str, str], reasons: Sequence[str], what: str) -> None:
+    def _reject(self, state: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
         for reason in reasons:
-            log.error("%s; %s", reason, what)
-        self._keep_rejected(lambda each: not state.keys() & each.folders.keys(), Rejection(state, list(reasons)))
+            log.error("%s; %s", reason, outcome)
+        self._keep_rejected(
+            lambda rejection: not state.keys() & rejection.folders.keys(), Rejection(state, list(reasons))
+        )
 
     def _keep_rejected(self, keep: Callable[[Rejection], bool], *new: Rejection) -> None:
         """Keep these of the rejected changes, and add new ones."""
         self.manager.write(lambda models: replace(models, rejected=(*filter(keep, models.rejected), *new)))
 
 
-def _states(seen: Mapping[str, Found], names: Iterable[str]) -> dict[str, str]:
+def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
     """Return the signature of each model, "" of one whose folder is gone."""
-    return {name: seen[name].signature if name in seen else "" for name in sorted(names)}
+    return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
 
 
 def _remove(copied: Path) -> None:
@@ -200,56 +202,56 @@ def _remove(copied: Path) -> None:
             shutil.rmtree(copied.parent)
 
 
-def _units(wanted: set[str], seen: Mapping[str, Found], served: Mapping[str, Entry]) -> Iterator[set[str]]:
+def _units(wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]) -> Iterator[set[str]]:
     """Yield models that call each other and of which one has changed, came or went."""
-    known = wanted | served.keys()
-    calls = [(name, part) for name in wanted for part in seen[name].parts]
+    names = wanted | served.keys()
+    calls = [(name, part) for name in wanted for part in folders[name].parts]
     calls += [(name, part) for name, entry in served.items() for part in entry.parts]
-    pairs = [pair for pair in calls if known.issuperset(pair)]
+    pairs = [pair for pair in calls if names.issuperset(pair)]
     current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
-    left = known - {name for name in wanted if (name, str(seen[name].folder), seen[name].signature) in current}
-    while left:
-        unit = {left.pop()}
-        while more := {other for pair in pairs if unit & set(pair) for other in pair} - unit:
+    pending = names - {name for name in wanted if (name, str(folders[name].folder), folders[name].signature) in current}
+    while pending:
+        unit = {pending.pop()}
+        while more := {linked for pair in pairs if unit & set(pair) for linked in pair} - unit:
             unit |= more
-        left -= unit
+        pending -= unit
         yield unit
 
 
-def _wanted(settings: Settings, seen: Mapping[str, Found]) -> set[str]:
+def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
     """As at a start (preparation/survey.py): what is named and what that calls, or all."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
-    left, found = set(named or seen) & seen.keys(), set[str]()
-    while left:
-        name = left.pop()
-        found.add(name)
-        left |= set(seen[name].parts) & seen.keys() - found
-    return found
+    pending, wanted = set(named or folders) & folders.keys(), set[str]()
+    while pending:
+        name = pending.pop()
+        wanted.add(name)
+        pending |= set(folders[name].parts) & folders.keys() - wanted
+    return wanted
 
 
 def _checked(settings: Settings, repositories: Collection[Path], names: Collection[str]) -> Sequence[str]:
     """Check all models of these repositories as `serve --check` does. Return lines for the log. Raise Rejected."""
-    own = replace(settings, model_repositories=tuple(repositories), load_models=tuple(names), reload="false")
-    own = replace(own, default_model=min(names))
-    survey = _run(own, "survey")
-    if survey.returncode:
-        raise Rejected(f"it cannot be read: {_last(survey.stderr)}")
-    facts = Facts(**json.loads(survey.stdout))
-    if mistakes := facts.mistakes or facts.unreadable:
+    checked = replace(settings, model_repositories=tuple(repositories), load_models=tuple(names), reload="false")
+    checked = replace(checked, default_model=min(names))
+    process = _run(checked, "survey")
+    if process.returncode:
+        raise Rejected(f"it cannot be read: {_last(process.stderr)}")
+    survey = Survey(**json.loads(process.stdout))
+    if mistakes := survey.mistakes or survey.unreadable:
         raise Rejected(*(line for line in mistakes if "\n" not in line))  # the others show a repository as it should be
-    check = _run(own, "check")
+    check = _run(checked, "check")
     if check.returncode:
-        said = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
-        lines = [line for line in check.stdout.splitlines() if not line.startswith(said)]
+        ignored = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
+        lines = [line for line in check.stdout.splitlines() if not line.startswith(ignored)]
         raise Rejected(*(lines if check.returncode == 1 and lines else [f"its check ended: {_last(check.stderr)}"]))
-    return (*facts.warnings, *facts.engines)
+    return (*survey.warnings, *survey.engines)
 
 
 def _run(settings: Settings, module: str, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", f"serving.preparation.{module}", *words]
     seconds, environ = settings.start_timeout, os.environ | settings.environment()
     try:
-        return subprocess.run(command, env=environ, cwd=HERE, capture_output=True, text=True, timeout=seconds)
+        return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as err:
         raise Rejected(f"its check took more than {seconds:g} s (SERVE_START_TIMEOUT)") from err
 

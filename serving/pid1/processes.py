@@ -19,7 +19,7 @@ from serving.host.machine import cpu_quota, gpu_count
 from serving.pid1.system import FILES_PER_REQUEST, OWN_FILES, Process, new_prefix, raise_file_limit
 from serving.settings.table import GRPC_PORT, SECRETS, Settings
 
-HERE = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 AGENT = "start-amazon-cloudwatch-agent"
 AGENT_FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
 AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
@@ -34,7 +34,7 @@ def table(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
     front = {**environ, **settings.environment(), **python, **quiet}
     common = {name: value for name, value in front.items() if name not in SECRETS}  # only the front needs them
     command = (sys.executable, "-m", "serving.model_lifecycle")  # loads, unloads and recovers models
-    manager = Process("manager", command, common, HERE, answers_at=(settings.manager_socket, "/"))
+    manager = Process("manager", command, common, ROOT, answers_at=(settings.manager_socket, "/"))
     needed = [triton(settings, common), manager, gunicorn(settings, front), nginx(settings, common, listeners)]
     return [*needed, *cloudwatch_agent(settings, common)]
 
@@ -44,7 +44,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     busy one while another worker is free. gunicorn itself replaces workers that hang."""
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
-        "chdir": HERE,
+        "chdir": ROOT,
         "worker-class": "gthread",
         "workers": settings.workers,
         "threads": settings.threads,
@@ -72,7 +72,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     # take two fifths of its time with images. One arena, because malloc_trim leaves the ends of all others.
     heap = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), MALLOC_THRESHOLD)
     own = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "PROMETHEUS_MULTIPROC_DIR": str(counts)}
-    return Process("gunicorn", tuple(command), {**environ, **one_thread, **heap, **own}, HERE)
+    return Process("gunicorn", tuple(command), {**environ, **one_thread, **heap, **own}, ROOT)
 
 
 def find_agent(environ: Mapping[str, str]) -> str | None:
@@ -152,7 +152,7 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         "tritonserver",
         tuple(command),
         environ,
-        HERE,
+        ROOT,
         noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
         leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(settings.triton_folder))}/*.sock*"),
         leftover_folders=tritonserver.ENVIRONMENTS,
@@ -200,7 +200,7 @@ def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
         yield f"--backend-config=tensorflow,version={settings.tensorflow_version}"
 
 
-TEMPLATE = HERE / "nginx.conf"
+TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
 USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
@@ -249,7 +249,7 @@ def nginx_configuration(settings: Settings) -> str:
         "load_timeout": _milliseconds(settings.load_timeout + 10),
         "stream_timeout": _milliseconds(1.1 * settings.stream_timeout),  # its gRPC call ends first
         "streams_by_default": int(settings.inference_type == "generate_stream"),
-        "program": HERE,
+        "program": ROOT,
         "version": VERSION,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }

@@ -117,23 +117,23 @@ def _mistakes_of_client(model: Model, limits: Limits) -> Iterator[str]:
             yield f"{makes} '{spec.name}' of {array.dtype}, and the input is {spec.datatype}"
 
 
-def failures(settings: Settings, folders: Mapping[str, Path], asked: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield (model, reason) for each model of `asked` that does not load or does not answer its example. `folders` has
+def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield (model, reason) for each model of `names` that does not load or does not answer its example. `folders` has
     the models and all that they call. Raise FileNotFoundError if there is no tritonserver here."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
-        run_dir, left = Path(scratch), list(asked)
+        run_dir, pending = Path(scratch), list(names)
         store = Store(run_dir / "models", settings, tritonserver.backend_directory())
         for name, folder in folders.items():
             try:
                 store.stage(folder, name)
             except ConfigError as err:
-                left = [other for other in left if other != name]
+                pending = [other for other in pending if other != name]
                 yield name, str(err)
         decoder = Decoder(Limits(settings.max_image_pixels))
         try:
             with _tritonserver(settings, run_dir) as gateway:
-                while left:
-                    name = left[0]
+                while pending:
+                    name = pending[0]
                     try:
                         gateway.load(name, settings.start_timeout)
                         ask_example(gateway, decoder, served_model(gateway, name, folders[name]))
@@ -142,9 +142,9 @@ def failures(settings: Settings, folders: Mapping[str, Path], asked: Collection[
                         raise TritonUnavailable(reason) from err
                     except ServingError as err:
                         yield name, PREFACE.sub("", str(err).replace(str(store.path(name)), str(folders[name])))
-                    left.pop(0)
+                    pending.pop(0)
         except TritonUnavailable as err:
-            yield from ((name, str(err)) for name in left)
+            yield from ((name, str(err)) for name in pending)
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         "exit-timeout-secs": int(EXIT_SECONDS),
     }
     command = [*dying_with_us("KILL"), *tritonserver.command(flags, backends, prefix)]
-    command += [each for each in settings.additional_arguments if each.startswith("--backend-config")]
+    command += [argument for argument in settings.additional_arguments if argument.startswith("--backend-config")]
     environ = {name: value for name, value in os.environ.items() if name not in SECRETS} | dict.fromkeys(QUIET, "1")
     environ = tritonserver.with_stub_wait(tritonserver.environment(environ))
     with (run_dir / "log").open("wb") as log:

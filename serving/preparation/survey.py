@@ -19,7 +19,7 @@ from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models, Rejection
-from serving.repository.layout import CLIENTS, CONFIG, Facts, LayoutError, folders_in, has_a_model, is_model, versions
+from serving.repository.layout import CLIENTS, CONFIG, LayoutError, Survey, folders_in, has_a_model, is_model, versions
 from serving.repository.model_config import (
     ENSEMBLE,
     Choice,
@@ -39,28 +39,28 @@ from serving.settings.table import Settings
 LISTED = 8  # names in a message
 
 
-def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
+def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
     """Return what a start needs to know, mistakes included. Also stage the models if asked to. Raise OSError."""
     try:
-        found = served(settings.model_repositories, settings.default_model, settings.load_models, settings.device)
+        chosen = served(settings.model_repositories, settings.default_model, settings.load_models, settings.device)
     except LayoutError as err:
-        return Facts(mistakes=err.mistakes)
+        return Survey(mistakes=err.mistakes)
     processor, choices = this_processor(backends), dict[str, Choice]()
-    for name in [name for name in found.models if name not in found.unreadable]:
+    for name in [name for name in chosen.models if name not in chosen.unreadable]:
         try:
-            if choice := fitted(found.models[name], settings, processor, found.configs[name])[1]:
+            if choice := fitted(chosen.models[name], settings, processor, chosen.configs[name])[1]:
                 choices[name] = choice
         except Unreadable as err:
-            found.unreadable[name] = str(err)
-    warnings = [*found.warnings, *choice_lines(choices, refused=True)]
-    if stages and (settings.policy.copied or not found.unreadable):
-        _stage(settings, backends, found)
-    unreadable = list(found.unreadable.values())
+            chosen.unreadable[name] = str(err)
+    warnings = [*chosen.warnings, *choice_lines(choices, refused=True)]
+    if stages and (settings.policy.copied or not chosen.unreadable):
+        _stage(settings, backends, chosen)
+    unreadable = list(chosen.unreadable.values())
     if stages and settings.policy.copied:
         warnings += [f"{text}; the start goes on without it" for text in unreadable]
         unreadable = []
-    folders, engines = list(map(str, found.folders)), choice_lines(choices, refused=False)
-    return Facts(folders, list(found.models), found.default, warnings, engines, unreadable=unreadable)
+    folders, engines = list(map(str, chosen.folders)), choice_lines(choices, refused=False)
+    return Survey(folders, list(chosen.models), chosen.default, warnings, engines, unreadable=unreadable)
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ class Served:
     unreadable: dict[str, str]
 
 
-def _stage(settings: Settings, backends: Path, found: Served) -> None:
+def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
     """Stage every model that is not `unreadable`, and write the first table. tritonserver loads all that is staged at
     each of its starts; from then on only the model manager changes it. Add models that cannot be staged to
     `unreadable`. Raise OSError."""
     store, entries, signatures = Store(settings.staged_folder, settings, backends), dict[str, Entry](), dict[str, str]()
-    for column, (name, folder) in enumerate(found.models.items()):
-        load, copied, config = secrets.token_hex(8), folder, found.configs[name]
+    for column, (name, folder) in enumerate(chosen.models.items()):
+        load, copied, config = secrets.token_hex(8), folder, chosen.configs[name]
         clients = shared_clients(folder, config) if settings.policy.copied else None
         signatures[name] = signature(folder, clients) if settings.policy.copied else ""
-        if name in found.unreadable:
+        if name in chosen.unreadable:
             continue
         if settings.policy.copied:
             copy_model(folder, copied := settings.copies_folder / load / name, clients)
@@ -94,13 +94,13 @@ def _stage(settings: Settings, backends: Path, found: Served) -> None:
         try:
             store.stage(copied, name, config=config)
         except ConfigError as err:
-            found.unreadable[name] = str(err).replace(str(copied), str(folder))
+            chosen.unreadable[name] = str(err).replace(str(copied), str(folder))
             continue
-        source, parts = str(folder) if settings.policy.copied else "", tuple(parts_of(found.configs[name]))
+        source, parts = str(folder) if settings.policy.copied else "", tuple(parts_of(chosen.configs[name]))
         entries[name] = Entry(
             name, name, str(copied), load, column, parts=parts, signature=signatures[name], source=source
         )
-    rejected = tuple(Rejection({name: signatures[name]}, [text]) for name, text in found.unreadable.items())
+    rejected = tuple(Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items())
     Table(settings.table_file).write(Models(entries, rejected))
 
 
@@ -126,9 +126,9 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
             f"no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: '{default}', the only model, answers what names none"
         )
     mistakes, unreadable, configs = list[str](), dict[str, str](), dict[str, Any]()
-    left = [(name, "") for name in named or sorted(models)]
-    while left:
-        name, user = left.pop(0)
+    pending = [(name, "") for name in named or sorted(models)]
+    while pending:
+        name, user = pending.pop(0)
         if name in configs:
             continue
         if name not in models:
@@ -138,18 +138,18 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
             configs[name] = read_config(models[name], device)
         except Unreadable as err:
             configs[name], unreadable[name] = ModelConfig(), str(err)
-        left += [(part, name) for part in parts_of(configs[name])]
+        pending += [(part, name) for part in parts_of(configs[name])]
         if not versions(models[name]):
             expected = "that may be empty" if backend_of(configs[name]) == ENSEMBLE else "with the model file in it"
-            there = f"found {_found(models[name])} in {models[name]}; expected a folder named by a number from 1"
-            mistakes.append(f"the model '{name}' has no version: {there} {expected}")
+            problem = f"found {_contents(models[name])} in {models[name]}; expected a folder named by a number from 1"
+            mistakes.append(f"the model '{name}' has no version: {problem} {expected}")
     _refuse(mistakes, example)
     return Served(final, {name: models[name] for name in configs}, configs, default, warnings, unreadable)
 
 
 def _refuse(mistakes: Iterable[str], *example: str) -> None:
-    if found := list(mistakes):
-        raise LayoutError([*found, *example])
+    if lines := list(mistakes):
+        raise LayoutError([*lines, *example])
 
 
 def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
@@ -182,16 +182,16 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
                 mistakes.append(f"there is no model repository {folder}")
             elif is_model(folder):
                 mistakes.append(_mistake_at_root(folder))
-            found = [] if mistakes else folders_in(folder)
-            named = {path.name: path for path in found if is_model(path)}
+            children = [] if mistakes else folders_in(folder)
+            named = {path.name: path for path in children if is_model(path)}
         except OSError as err:
             mistakes.append(f"the model repository {folder} cannot be read: {err.strerror}")
             continue
-        warnings += [f"{path} is ignored: it is not a model" for path in found if path.name not in {*named, CLIENTS}]
+        warnings += [f"{path} is ignored: it is not a model" for path in children if path.name not in {*named, CLIENTS}]
         mistakes += [f"two repositories have a model '{n}': {models[n]} and {named[n]}" for n in named if n in models]
         models = named | models
     if not models and not mistakes:
-        mistakes = [f"there is no model in {folder}: found {_found(folder)}" for folder in folders]
+        mistakes = [f"there is no model in {folder}: found {_contents(folder)}" for folder in folders]
     _refuse(mistakes, example)
     return models
 
@@ -202,18 +202,19 @@ def _mistake_at_root(folder: Path) -> str:
         name = read_config(folder, "").name or name
     files = " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
     return (
-        f"a model lies at the root of the model repository {folder} (found {_found(folder)}), and it must be in "
+        f"a model lies at the root of the model repository {folder} (found {_contents(folder)}), and it must be in "
         f"a folder of its own, whose name is the model's: mkdir {name} && mv {files} {name}/"
     )
 
 
-def _found(folder: Path) -> str:
+def _contents(folder: Path) -> str:
     return _list(path.name + ("/" if path.is_dir() else "") for path in sorted(folder.iterdir()))
 
 
 def _list(names: Iterable[str]) -> str:
-    found = sorted(names)
-    return ", ".join(found[:LISTED]) + (f" and {len(found) - LISTED} more" if len(found) > LISTED else "") or "nothing"
+    ordered = sorted(names)
+    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
+    return ", ".join(ordered[:LISTED]) + more or "nothing"
 
 
 if __name__ == "__main__":

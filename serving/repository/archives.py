@@ -72,18 +72,19 @@ def _of_folders(path: Path) -> Archive:
         return Archive(models[0], (models[0],))
     configs = {folder: read_file(folder / CONFIG) for folder in models}
     inner = {name for config in configs.values() for name in parts_of(config)}
-    outer = [each for each, config in configs.items() if backend_of(config) == ENSEMBLE and each.name not in inner]
+    ensembles = [folder for folder, config in configs.items() if backend_of(config) == ENSEMBLE]
+    outer = [folder for folder in ensembles if folder.name not in inner]
     if len(outer) == 1:
         return Archive(outer[0], tuple(models))
     if outer:
-        found = f"several ensembles ({_names(outer)}), of which one must be the outermost"
+        contents = f"several ensembles ({_names(outer)}), of which one must be the outermost"
     elif models:
-        found = f"several models ({_names(models)}) and no ensemble of them"
+        contents = f"several models ({_names(models)}) and no ensemble of them"
     elif deeper := sorted(path.glob("*/*/config.pbtxt")):
-        found = f"its models one folder too deep: {deeper[0].relative_to(path)}"
+        contents = f"its models one folder too deep: {deeper[0].relative_to(path)}"
     else:
-        found = f"no config.pbtxt but {_names(sorted(path.iterdir())) or 'nothing'}"
-    raise ConfigError(path, f"holds {found}", EXAMPLE)
+        contents = f"no config.pbtxt but {_names(sorted(path.iterdir())) or 'nothing'}"
+    raise ConfigError(path, f"holds {contents}", EXAMPLE)
 
 
 def _names(paths: list[Path]) -> str:

@@ -47,7 +47,7 @@ def is_model(folder: Path) -> bool:
 def holds_models(folder: Path) -> bool:
     """Return whether it has a model, or something that was meant to be one, whose mistakes must be reported."""
     try:
-        return is_model(folder) or any(is_model(one) or has_a_model(one) for one in folders_in(folder))
+        return is_model(folder) or any(is_model(child) or has_a_model(child) for child in folders_in(folder))
     except OSError:
         return folder.exists()
 
@@ -64,14 +64,14 @@ def final_folders(folders: Sequence[Path], platform_models: Path = PLATFORM_MODE
 
 def folders_in(folder: Path) -> list[Path]:
     """Return its folders by name, except hidden ones and names that no model may have."""
-    found = (path for path in folder.iterdir() if path.is_dir())
-    return sorted(path for path in found if not path.name.startswith((".", "__")) and not path.name.isdigit())
+    children = (path for path in folder.iterdir() if path.is_dir())
+    return sorted(path for path in children if not path.name.startswith((".", "__")) and not path.name.isdigit())
 
 
 def versions(model: Path) -> list[Path]:
     """Return the folders that Triton takes for versions, the lowest number first."""
-    found = (path for path in model.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir())
-    return sorted(found, key=lambda path: int(path.name))
+    numbered = (path for path in model.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir())
+    return sorted(numbered, key=lambda path: int(path.name))
 
 
 def own_client(model: Path, named: str = "") -> Path | None:
@@ -84,15 +84,16 @@ def own_client(model: Path, named: str = "") -> Path | None:
 
 def config_file(model: Path, device: str) -> Path:
     """Return the file that counts on the `device`. One that is not whole is merged into config.pbtxt."""
-    own = model / "configs/cpu.pbtxt"
-    return own if device == "cpu" and own.is_file() else model / CONFIG
+    cpu_config = model / "configs/cpu.pbtxt"
+    return cpu_config if device == "cpu" and cpu_config.is_file() else model / CONFIG
 
 
 @dataclass(frozen=True)
-class Facts:
+class Survey:
     """The repositories' final folders, the models that are loaded, the one of requests that name none ("": there is no
     such), and what the log should say: `engines` which were chosen and why. A start ends with `mistakes`, those of the
-    layout, or `unreadable`, those of configurations. It passes between processes as JSON."""
+    layout, or `unreadable`, those of configurations. preparation/survey.py makes it; it passes between processes as
+    JSON."""
 
     folders: Sequence[str] = ()
     models: Sequence[str] = ()

@@ -88,10 +88,10 @@ def read_config(model: Path, device: str) -> Any:
 
 def read_merged(model: Path, file: Path) -> Any:
     """Return the ModelConfig of a file of the model, merged into config.pbtxt if it is not whole. Raise Unreadable."""
-    own = read_file(file)
-    if file == model / CONFIG or is_whole(own):
-        return own
-    return merged(read_file(model / CONFIG), own, file.read_text(encoding="utf-8"))
+    config = read_file(file)
+    if file == model / CONFIG or is_whole(config):
+        return config
+    return merged(read_file(model / CONFIG), config, file.read_text(encoding="utf-8"))
 
 
 def is_whole(config: Any) -> bool:
@@ -99,15 +99,15 @@ def is_whole(config: Any) -> bool:
     return bool(config.input or config.output)
 
 
-def merged(base: Any, own: Any, text: str) -> Any:
-    """Return a copy of `base` with the fields of `own`, whose text is given, in place of its own. Maps, such as
+def merged(base: Any, override: Any, text: str) -> Any:
+    """Return a copy of `base` with the fields of `override`, whose text is `text`, in place of its own. Maps, such as
     `parameters`, are merged by key. The name of the model's file is replaced together with the backend."""
-    made = ModelConfig()
-    made.CopyFrom(base)
-    replaced = {field.name for field, _ in own.ListFields() if not is_map(field)}
+    config = ModelConfig()
+    config.CopyFrom(base)
+    replaced = {field.name for field, _ in override.ListFields() if not is_map(field)}
     for name in replaced | BACKEND if replaced & BACKEND else replaced:
-        made.ClearField(name)
-    return text_format.Merge(text, made)  # the text, because in a message a 0 cannot be told from a missing number
+        config.ClearField(name)
+    return text_format.Merge(text, config)  # the text, because in a message a 0 cannot be told from a missing number
 
 
 def is_map(field: Any) -> bool:
@@ -157,20 +157,20 @@ def parts_of(config: Any) -> list[str]:
 
 def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
     """Return the configurations of all models that an ensemble calls, however deep; `find` returns one by name."""
-    found: dict[str, Any] = {}
-    left = parts_of(config)
-    while left:
-        if (name := left.pop(0)) not in found:
-            found[name] = find(name)
-            left += parts_of(found[name])
-    return found
+    configs: dict[str, Any] = {}
+    pending = parts_of(config)
+    while pending:
+        if (name := pending.pop(0)) not in configs:
+            configs[name] = find(name)
+            pending += parts_of(configs[name])
+    return configs
 
 
 def correlation_type(config: Any) -> str | None:
     """Return the datatype of the sequence ids; None without sequence batching."""
     if not config.HasField("sequence_batching"):
         return None
-    controls = (c for each in config.sequence_batching.control_input for c in each.control)
+    controls = (c for entry in config.sequence_batching.control_input for c in entry.control)
     types = (datatype_name(c.data_type) for c in controls if c.kind == Control.CONTROL_SEQUENCE_CORRID)
     return next(types, "BYTES")
 
@@ -189,9 +189,9 @@ def datatype_name(data_type: int) -> str:
 def is_complete(model: Path, config: Any) -> bool:
     """Return whether Triton need not complete it: it names a backend and all tensors with type and dimensions, and the
     model has no auto_complete_config of its own."""
-    tensors = all(each.name and each.data_type and each.dims for each in (*config.input, *config.output))
-    said = bool((config.backend or config.platform) and config.input and config.output and tensors)
-    return said and not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))
+    typed = all(tensor.name and tensor.data_type and tensor.dims for tensor in (*config.input, *config.output))
+    declared = bool((config.backend or config.platform) and config.input and config.output and typed)
+    return declared and not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))
 
 
 def mistake_of_packages(model: Path, config: Any) -> str:
@@ -203,8 +203,8 @@ def mistake_of_packages(model: Path, config: Any) -> str:
     """
     if PACKAGES not in config.parameters:
         return ""
-    said = str(config.parameters[PACKAGES].string_value)
-    path = Path(said.replace(MODEL, str(model)))
+    setting = str(config.parameters[PACKAGES].string_value)
+    path = Path(setting.replace(MODEL, str(model)))
     looked_at = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
     try:
         if path.is_dir():
@@ -218,37 +218,37 @@ def mistake_of_packages(model: Path, config: Any) -> str:
         mistake = "it is not a tar archive that gzip, bzip2 or xz compressed"
     except (OSError, EOFError) as err:
         mistake = f"it cannot be read: {getattr(err, 'strerror', None) or err}"
-    return f"{PACKAGES} '{said}': {mistake}" if mistake else ""
+    return f"{PACKAGES} '{setting}': {mistake}" if mistake else ""
 
 
 def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
     """Return what is wrong with files: their names, and the targets of those that are links, otherwise ""."""
     if "bin/activate" not in links:
         return "it has no bin/activate; make it with conda-pack or venv-pack"
-    found = [match for match in map(_PYTHON.match, links) if match]
-    pythons = {match[1] for match in found}
+    matches = [match for match in map(_PYTHON.match, links) if match]
+    pythons = {match[1] for match in matches}
     if not own_stub and PYTHON not in pythons:
-        has = f"Python {', '.join(sorted(pythons))}" if pythons else "no Python in lib/"
-        return f"it has {has}, and Triton's Python backend here is for Python {PYTHON}: make it with that version"
+        packaged = f"Python {', '.join(sorted(pythons))}" if pythons else "no Python in lib/"
+        return f"it has {packaged}, and Triton's Python backend here is for Python {PYTHON}: make it with that version"
     for name, target in links.items():
         if name.startswith("bin/python") and target.startswith("/") and not Path(target).exists():
-            own = f"{sys.base_prefix}/bin/python{PYTHON}"
-            return f"its {name} is a link to {target}, which is not here: make it with {own}, or with conda-pack"
-    numpy = max((int(match[3]) for match in found if match[3]), default=0)
+            python = f"{sys.base_prefix}/bin/python{PYTHON}"
+            return f"its {name} is a link to {target}, which is not here: make it with {python}, or with conda-pack"
+    numpy = max((int(match[3]) for match in matches if match[3]), default=0)
     if numpy != 1 and not is_nvidia_image():
-        has = f"NumPy {numpy}" if numpy else "no NumPy"
-        return f"it has {has}, and Triton's Python backend here needs NumPy 1: install 'numpy<2' in it"
+        packaged = f"NumPy {numpy}" if numpy else "no NumPy"
+        return f"it has {packaged}, and Triton's Python backend here needs NumPy 1: install 'numpy<2' in it"
     return ""
 
 
 @dataclass(frozen=True)
 class Processor:
     """This machine's processor: `features` are its instruction sets; `obstacle` says why OpenVINO cannot run here ("":
-    it can); `own` whether Triton's backend for OpenVINO is this project's."""
+    it can); `has_own_backend` whether Triton's backend for OpenVINO is this project's."""
 
     features: frozenset[str] = frozenset()
     obstacle: str = ""
-    own: bool = True
+    has_own_backend: bool = True
 
 
 @dataclass(frozen=True)
@@ -263,24 +263,25 @@ class Choice:
         return f"{NAMES[self.engine]}, because {self.reason}"
 
 
-def choose(asked: str, setting: str, here: Processor) -> Choice | None:
-    """Choose by config.pbtxt (`asked`) and by SERVE_CPU_ENGINE. Return None if neither leaves the choice open."""
-    for engine, who in ((asked, f"config.pbtxt says {PARAMETER}"), (setting, "SERVE_CPU_ENGINE says so")):
+def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
+    """Choose by config.pbtxt (`requested`) and by SERVE_CPU_ENGINE. Return None if neither leaves the choice open."""
+    for engine, who in ((requested, f"config.pbtxt says {PARAMETER}"), (setting, "SERVE_CPU_ENGINE says so")):
         if engine in NAMES:
-            if engine == OPENVINO and here.obstacle:
-                return Choice(ONNX_RUNTIME, f"{here.obstacle}, although {who}", refused=True)
+            if engine == OPENVINO and processor.obstacle:
+                return Choice(ONNX_RUNTIME, f"{processor.obstacle}, although {who}", refused=True)
             return Choice(engine, who)
-    if not asked:
+    if not requested:
         return None
-    bf16 = next((name for word, name in BF16.items() if word in here.features), "")
+    bf16 = next((name for word, name in BF16.items() if word in processor.features), "")
     if not bf16:
         return Choice(ONNX_RUNTIME, f"this processor has neither {' nor '.join(BF16.values())}")
-    if here.obstacle or not here.own:
-        return Choice(ONNX_RUNTIME, here.obstacle or "NVIDIA's backend of OpenVINO is taken only where it is asked for")
+    if processor.obstacle or not processor.has_own_backend:
+        reason = processor.obstacle or "NVIDIA's backend of OpenVINO is taken only where it is asked for"
+        return Choice(ONNX_RUNTIME, reason)
     return Choice(OPENVINO, f"this processor computes in BF16 ({bf16})")
 
 
-def fitted(model: Path, settings: Settings, here: Processor, config: Any = None) -> tuple[Any, Choice | None]:
+def fitted(model: Path, settings: Settings, processor: Processor, config: Any = None) -> tuple[Any, Choice | None]:
     """Return the ModelConfig that is served for the model on this machine, and why an engine was chosen, None if
     there was no choice. `config` is what its files say and is changed; None: they are read. Raise Unreadable."""
     file = config_file(model, settings.device)
@@ -290,7 +291,7 @@ def fitted(model: Path, settings: Settings, here: Processor, config: Any = None)
     if settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
         return config, None
     try:
-        choice = choose(asked_of(config), settings.cpu_engine, here)
+        choice = choose(engine_of(config), settings.cpu_engine, processor)
     except ConfigError as err:
         raise Unreadable(file, str(err)) from err
     if choice:
@@ -298,28 +299,28 @@ def fitted(model: Path, settings: Settings, here: Processor, config: Any = None)
     if choice and choice.engine == OPENVINO:
         config.platform, config.backend = "", OPENVINO
         config.default_model_filename = config.default_model_filename or "model.onnx"
-        for theirs, own in THREADS.items():
-            if theirs in config.parameters and own not in config.parameters:
-                config.parameters[own].string_value = config.parameters[theirs].string_value
+        for onnx_name, openvino_name in THREADS.items():
+            if onnx_name in config.parameters and openvino_name not in config.parameters:
+                config.parameters[openvino_name].string_value = config.parameters[onnx_name].string_value
     return config, choice
 
 
-def asked_of(config: Any) -> str:
+def engine_of(config: Any) -> str:
     """Return what config.pbtxt says of the engine; "" if nothing. Raise ConfigError."""
-    asked = str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
-    if asked not in ("", AUTO, *NAMES):
-        raise ConfigError(f"parameter '{PARAMETER}'", f"is '{asked}'; it must be {AUTO}, {' or '.join(NAMES)}")
-    return asked
+    engine = str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
+    if engine not in ("", AUTO, *NAMES):
+        raise ConfigError(f"parameter '{PARAMETER}'", f"is '{engine}'; it must be {AUTO}, {' or '.join(NAMES)}")
+    return engine
 
 
 def this_processor(backends: Path) -> Processor:
     """Ask Linux and Python's packages for this machine's; import nothing."""
     folder = backends / OPENVINO
-    own = (folder / "model.py").is_file()
+    has_own_backend = (folder / "model.py").is_file()
     obstacle = "" if folder.is_dir() else f"there is no backend '{OPENVINO}'"
-    if own and importlib.util.find_spec(OPENVINO) is None:
+    if has_own_backend and importlib.util.find_spec(OPENVINO) is None:
         obstacle = f"OpenVINO is not installed for this {os.uname().machine}"
-    return Processor(processor_features(), obstacle, own)
+    return Processor(processor_features(), obstacle, has_own_backend)
 
 
 def choice_lines(choices: Mapping[str, Choice], refused: bool) -> list[str]:

@@ -38,7 +38,7 @@ from serving.repository.model_config import (
 )
 from serving.settings.table import Settings
 
-HERE = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, as it may be as large as the disk
 
 
@@ -96,16 +96,16 @@ class Store:
         return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
 
     def _completed(self, shown: Path, name: str) -> str:
-        module, place = "serving.repository.staging", f"the configuration of '{name}'"
+        module, source = "serving.repository.staging", f"the configuration of '{name}'"
         command = [sys.executable, "-m", module, str(shown), str(shown / CONFIG), str(self.backends)]
-        seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(HERE)}
+        seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(ROOT)}
         try:
-            done = subprocess.run(command, cwd=HERE, env=environ, capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds)
         except subprocess.TimeoutExpired as err:
-            raise ConfigError(place, f"is not complete, and completing it took more than {seconds:g} s") from err
+            raise ConfigError(source, f"is not complete, and completing it took more than {seconds:g} s") from err
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-            raise ConfigError(place, f"is not complete, and cannot be completed: {reason}")
+            raise ConfigError(source, f"is not complete, and cannot be completed: {reason}")
         return done.stdout
 
 
@@ -115,8 +115,8 @@ def signature(*folders: Path | None) -> str:
     with suppress(FileNotFoundError):  # removed while we looked
         for folder in filter(None, folders):
             for path in _entries(folder):
-                found, name = path.stat(), path.relative_to(folder)
-                file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+                stat, name = path.stat(), path.relative_to(folder)
+                file = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
                 rows.append(f"{name} {'' if path.is_dir() else file}")
     return digest("\n".join(rows)) if rows else ""
 
@@ -166,9 +166,9 @@ def main(model: Path, file: Path, backends: Path) -> None:
 
 def _completed(config: Any, model: Path, backends: Path) -> Any:
     """Return the ModelConfig with what `auto_complete_config` of the model's code, or of its backend's, adds."""
-    if not (found := versions(model)):
+    if not (numbered := versions(model)):
         return config
-    version = found[-1]
+    version = numbered[-1]
     if not backend_of(config):
         config.backend = next((name for name, file in FILES.items() if (version / file).exists()), "")
     backend = backend_of(config)
@@ -183,12 +183,12 @@ def _completed(config: Any, model: Path, backends: Path) -> Any:
     if hook is None:
         return config
     name, config.name = config.name, model.name
-    given = json_format.MessageToJson(
+    config_json = json_format.MessageToJson(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    made = json_format.ParseDict(hook(utils.ModelConfig(given)).as_dict(), type(config)())
-    made.name = name
-    return made
+    completed = json_format.ParseDict(hook(utils.ModelConfig(config_json)).as_dict(), type(config)())
+    completed.name = name
+    return completed
 
 
 class _Absent(type):

@@ -10,14 +10,14 @@ from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import LOADING
 from serving.preparation.survey import survey
-from serving.repository.layout import Facts
+from serving.repository.layout import Survey
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 
 pytestmark = pytest.mark.unit
 
 
-def look(repository: Path, stages: bool = False, **more: str) -> Facts:
+def look(repository: Path, stages: bool = False, **more: str) -> Survey:
     variables = {"SERVE_MODEL_REPOSITORY": str(repository), "SERVE_DEVICE": "cpu"} | more
     return survey(Settings.from_env(variables), backend_directory(), stages)
 
@@ -25,17 +25,17 @@ def look(repository: Path, stages: bool = False, **more: str) -> Facts:
 def test_it_is_the_same_behind_json(tmp_path: Path) -> None:
     write(tmp_path / "net", 'platform: "tensorrt_plan"')
     (tmp_path / "other").mkdir()
-    facts = look(tmp_path)
-    assert json.dumps(asdict(Facts(**json.loads(text := json.dumps(asdict(facts)))))) == text
-    assert (facts.models, facts.default) == (["net"], "net")
-    assert any(f"{tmp_path}/other" in line for line in facts.warnings)
+    report = look(tmp_path)
+    assert json.dumps(asdict(Survey(**json.loads(text := json.dumps(asdict(report)))))) == text
+    assert (report.models, report.default) == (["net"], "net")
+    assert any(f"{tmp_path}/other" in line for line in report.warnings)
 
 
 def test_mistakes_are_told_and_those_of_configurations_apart(tmp_path: Path) -> None:
     assert str(tmp_path) in look(tmp_path).mistakes[0]
     write(tmp_path / "net", "no protobuf")
-    facts = look(tmp_path)
-    assert (facts.mistakes, len(facts.unreadable), facts.models) == ((), 1, ["net"])
+    report = look(tmp_path)
+    assert (report.mistakes, len(report.unreadable), report.models) == ((), 1, ["net"])
 
 
 def test_it_says_which_engine_is_chosen_and_stages_what_is_loaded(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_it_says_which_engine_is_chosen_and_stages_what_is_loaded(tmp_path: Path
     write(tmp_path / "models/other", f"{ONNX} {X} {Y}")
     (tmp_path / "run").mkdir()
     variables = {"SERVE_LOAD_MODELS": "plain", "SERVE_CPU_ENGINE": "openvino", "SERVE_RUN_DIR": str(tmp_path / "run")}
-    facts = look(tmp_path / "models", stages=True, **variables)
-    assert [line.partition(":")[0] for line in facts.engines] == ["plain"]
-    assert json.dumps(asdict(Facts(**json.loads(text := json.dumps(asdict(facts)))))) == text
+    report = look(tmp_path / "models", stages=True, **variables)
+    assert [line.partition(":")[0] for line in report.engines] == ["plain"]
+    assert json.dumps(asdict(Survey(**json.loads(text := json.dumps(asdict(report)))))) == text
     assert [path.name for path in (tmp_path / "run/models").iterdir()] == ["plain"]
     assert 'backend: "openvino"' in (tmp_path / "run/models/plain/config.pbtxt").read_text()
     (entry,) = Table(tmp_path / "run/models.json").look().entries.values()
@@ -56,8 +56,8 @@ def test_a_start_that_watches_folders_skips_an_unreadable_model(tmp_path: Path) 
     write(tmp_path / "models/net", f"{ONNX} {X} {Y}")
     write(tmp_path / "models/bad", "no protobuf")
     (tmp_path / "run").mkdir()
-    facts = look(tmp_path / "models", stages=True, SERVE_RUN_DIR=str(tmp_path / "run"), SERVE_RELOAD="true")
-    assert facts.unreadable == [] and any(str(tmp_path / "models/bad") in line for line in facts.warnings)
+    report = look(tmp_path / "models", stages=True, SERVE_RUN_DIR=str(tmp_path / "run"), SERVE_RELOAD="true")
+    assert report.unreadable == [] and any(str(tmp_path / "models/bad") in line for line in report.warnings)
     table = Table(tmp_path / "run/models.json").look()
     assert list(table.entries) == ["net"] and Path(table.entries["net"].folder).is_relative_to(tmp_path / "run/copies")
     assert [list(rejection.folders) for rejection in table.rejected] == [["bad"]]

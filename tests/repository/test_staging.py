@@ -134,7 +134,7 @@ ZEN_4 = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni"]))
 CASCADE_LAKE = Processor(frozenset(["avx512f", "avx512_vnni"]))
 GRAVITON_3 = Processor(frozenset(["asimd", "sve", "bf16", "i8mm"]))
 BARE = replace(SAPPHIRE_RAPIDS, obstacle="OpenVINO is not installed")
-NVIDIAS = replace(SAPPHIRE_RAPIDS, own=False)
+NVIDIAS = replace(SAPPHIRE_RAPIDS, has_own_backend=False)
 SETTINGS = {"SERVE_DEVICE": "cpu"}
 
 
@@ -222,7 +222,7 @@ def test_a_word_that_names_no_engine_is_told_with_its_file(tmp_path: Path) -> No
 
 def test_this_machine_says_what_it_can_without_openvino_being_imported() -> None:
     here = this_processor(backend_directory())
-    assert (here.obstacle, here.own) == ("", True)
+    assert (here.obstacle, here.has_own_backend) == ("", True)
     assert here.features
 
 
