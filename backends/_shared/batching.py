@@ -19,7 +19,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class InvalidInput(ValueError):
-    """The request is wrong; found before the run or by it."""
+    """The request is wrong. Raised before or during the run."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Batcher:
         self.invalid: tuple[type[Exception], ...] = (InvalidInput, *invalid)
 
     def answer(self, requests: Sequence[Any]) -> list[Any]:
-        """One response per request, in the same order."""
+        """Return one response per request, in the same order."""
         responses: dict[int, Any] = {}
         groups: dict[Hashable, list[Call]] = {}
         for index, request in enumerate(requests):
@@ -64,14 +64,14 @@ class Batcher:
         return [responses[index] for index in range(len(requests))]
 
     def _answer(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """(index, response) of each call: from one run for all, or from a run for each when that fails."""
+        """Yield (index, response) of each call. Run all calls at once; if that fails, run each one alone."""
         if len(calls) > 1:
             try:
                 results = self.run(calls)
             except Exception as err:  # the libraries' exceptions have no common base class
                 pb_utils.Logger.log_verbose(f"a run of {len(calls)} requests failed, so each runs alone: {err}")
             else:
-                yield from ((call.index, respond(found)) for call, found in zip(calls, results, strict=True))
+                yield from ((call.index, respond(outputs)) for call, outputs in zip(calls, results, strict=True))
                 return
         for call in calls:
             try:
@@ -80,14 +80,14 @@ class Batcher:
                 yield call.index, self._failure(err)
 
     def _failure(self, error: Exception) -> Any:
-        """Triton's error response: INVALID_ARG for a wrong request, else INTERNAL."""
+        """Return Triton's error response: INVALID_ARG for a wrong request, else INTERNAL."""
         invalid = isinstance(error, self.invalid)
         code = pb_utils.TritonError.INVALID_ARG if invalid else pb_utils.TritonError.INTERNAL
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
 
 def same_shapes(call: Call) -> Hashable:
-    """The key under which calls can be concatenated along the first dimension."""
+    """Return the key of calls that can be concatenated along the first dimension."""
     return tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(call.feed.items()))
 
 
@@ -99,7 +99,7 @@ def alone(call: Call) -> Hashable:
 def run_concatenated(
     run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], calls: Sequence[Call]
 ) -> list[Arrays]:
-    """`run(arrays, output names)` once, on the rows of all calls; ValueError when its outputs cannot be split."""
+    """Call `run(arrays, output names)` once with the rows of all calls; ValueError if its outputs cannot be split."""
     if len(calls) == 1:
         return [dict(run(calls[0].feed, calls[0].outputs))]
     sizes = [len(next(iter(call.feed.values()))) for call in calls]
@@ -117,7 +117,7 @@ def run_concatenated(
 def run_at_once(
     run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], pool: Executor, calls: Sequence[Call]
 ) -> list[Arrays]:
-    """`run(arrays, output names)` for each call, in the pool's threads."""
+    """Call `run(arrays, output names)` for each call, in the pool's threads."""
     return list(pool.map(lambda call: dict(run(call.feed, call.outputs)), calls))
 
 
@@ -128,7 +128,7 @@ def respond(arrays: Arrays) -> Any:
 
 
 def decode(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Triton's BYTES -> str; InvalidInput when they are not UTF-8."""
+    """Decode Triton's BYTES to str. Raise InvalidInput if they are not UTF-8."""
     try:
         texts = [text.decode() for text in array.ravel()]
     except UnicodeDecodeError as err:

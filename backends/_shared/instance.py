@@ -16,8 +16,7 @@ BOOLEANS = {"1": True, "true": True, "0": False, "false": False}  # upper or low
 
 @contextmanager
 def needs(what: str, remedy: str) -> Iterator[None]:
-    """Around the import of a library that may not be installed: ModuleNotFoundError says who needs what, and what to
-    do."""
+    """Wrap the import of an optional library: its ModuleNotFoundError then says what needs it and what to do."""
     try:
         yield
     except ModuleNotFoundError as err:
@@ -25,21 +24,21 @@ def needs(what: str, remedy: str) -> Iterator[None]:
 
 
 def given_parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    """config.pbtxt's `parameters`."""
+    """Return config.pbtxt's `parameters` as {name: value}."""
     return {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
 
 
-def read(given: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any, allowed: str = "") -> Any:
-    """A parameter's value; ValueError names the parameter, its value and the allowed ones."""
+def read(parameters: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any, allowed: str = "") -> Any:
+    """Return a parameter's value. Raise ValueError, with the value and the allowed ones, if `parse` rejects it."""
     try:
-        return parse(given[name]) if name in given else default
+        return parse(parameters[name]) if name in parameters else default
     except (KeyError, ValueError):
         hint = f"; allowed: {allowed}" if allowed else ""
-        raise ValueError(f"parameter '{name}' has a wrong value: '{given[name]}'{hint}") from None
+        raise ValueError(f"parameter '{name}' has a wrong value: '{parameters[name]}'{hint}") from None
 
 
 def parse_bool(text: str) -> bool:
-    """1, 0, true or false, in upper or lower case; KeyError for other text."""
+    """Parse 1, 0, true or false, in upper or lower case. Raise KeyError for other text."""
     return BOOLEANS[text.lower()]
 
 
@@ -59,12 +58,12 @@ def stub_model_path() -> Path:
 
 
 def give_back_memory() -> None:
-    """Gives freed memory back to the system: loading a model takes more memory than the loaded model."""
+    """Return freed memory to the system, because loading a model needs more memory than the loaded model."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def default_threads() -> int:
-    """SERVE_INFERENCE_THREADS, else the processors that the cgroup quota and the CPU affinity allow."""
+    """Return SERVE_INFERENCE_THREADS, else the number of processors that cgroup quota and CPU affinity allow."""
     threads = os.environ.get("SERVE_INFERENCE_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         return int(threads)
@@ -72,7 +71,7 @@ def default_threads() -> int:
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Processors that cgroup v2 or v1 allows this container; infinity without a quota."""
+    """Return how many processors cgroup v2 or v1 allows this container; infinity without a quota."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((root / name).read_text() for name in names).split()

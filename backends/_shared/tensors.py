@@ -32,7 +32,7 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """Triton's name for it; ValueError for a type that the backend's table does not have."""
+        """Return Triton's name for the type. Raise ValueError if the backend's table does not have it."""
         if self.kind not in self.datatypes:
             raise ValueError(
                 f"this backend cannot serve tensor '{self.name}' of the model, a {self.kind}; "
@@ -47,8 +47,8 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
     A model can be batched when the first dimension of each of its tensors is variable. max_batch_size is then
     Triton's default, unless config.pbtxt sets it.
     """
-    found = {"input": inputs, "output": outputs}
-    fixed = [tensor for side in found.values() for tensor in side.values() if tensor.shape[:1] != (-1,)]
+    tensors = {"input": inputs, "output": outputs}
+    fixed = [tensor for side in tensors.values() for tensor in side.values() if tensor.shape[:1] != (-1,)]
     if config["max_batch_size"] == 0 and not fixed:
         config["max_batch_size"] = default_max_batch_size()
     if config["max_batch_size"] > 0 and fixed:
@@ -57,7 +57,7 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
             f"{config['max_batch_size']} but the model's shape {list(fixed[0].shape)} has a fixed first dimension; "
             "set max_batch_size 0 or export the model with a dynamic batch dimension"
         )
-    for side, specs in found.items():
+    for side, specs in tensors.items():
         config[side] = config[side] or [completed(spec, config["max_batch_size"] > 0) for spec in specs.values()]
 
 
@@ -76,8 +76,8 @@ def default_max_batch_size() -> int:
     that `serve` passes to it; Triton's default is 4."""
     command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
-    given = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
-    return max(1, int(given[-1])) if given else DEFAULT_MAX_BATCH_SIZE
+    values = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
+    return max(1, int(values[-1])) if values else DEFAULT_MAX_BATCH_SIZE
 
 
 def check(
@@ -87,9 +87,9 @@ def check(
     optional: Mapping[str, Tensor] | None = None,
     batch: int = -1,
 ) -> None:
-    """ValueError when config.pbtxt and the file disagree: the tensor, what was expected and what was found.
+    """Raise ValueError if config.pbtxt and the file disagree about a tensor.
 
-    `optional` are inputs that config.pbtxt need not have, `batch` the first dimension that max_batch_size stands for.
+    config.pbtxt may leave out `optional` inputs. `batch` is the first dimension if max_batch_size is set.
     """
     controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
     missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
@@ -103,31 +103,31 @@ def check(
         check_tensor(config, "output", entry, outputs, batch)
 
 
-def check_tensor(config: Config, side: str, entry: Config, found: Mapping[str, Tensor], batch: int = -1) -> None:
+def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str, Tensor], batch: int = -1) -> None:
     """Checks one input or output of config.pbtxt against those in the file."""
-    place = f"model '{config['name']}', {side} '{entry['name']}'"
-    tensor = found.get(entry["name"])
+    label = f"model '{config['name']}', {side} '{entry['name']}'"
+    tensor = tensors.get(entry["name"])
     if tensor is None:
-        raise ValueError(f"{place}: the model has no such {side}, only {', '.join(sorted(found))}")
+        raise ValueError(f"{label}: the model has no such {side}, only {', '.join(sorted(tensors))}")
     if tensor.datatype != entry["data_type"]:
         raise ValueError(
-            f"{place}: the model expects {tensor.datatype} but the configuration specifies {entry['data_type']}"
+            f"{label}: the model expects {tensor.datatype} but the configuration specifies {entry['data_type']}"
         )
     shape = configured_shape(entry, config["max_batch_size"], batch)
     if tensor.shape and not fits(shape, tensor.shape):
         note = " (the first is the batch dimension of max_batch_size)" if config["max_batch_size"] else ""
         raise ValueError(
-            f"{place}: the model expects shape {list(tensor.shape)} but the configuration specifies {list(shape)}{note}"
+            f"{label}: the model expects shape {list(tensor.shape)} but the configuration specifies {list(shape)}{note}"
         )
 
 
 def configured_shape(entry: Config, max_batch_size: int, batch: int = -1) -> tuple[int, ...]:
-    """The shape that the model would get, with the batch dimension."""
+    """Return the shape that the model would get, with the batch dimension."""
     dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
     return (*([batch] if max_batch_size else []), *map(int, dims))
 
 
 def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """A variable dimension in the file accepts any size, a fixed one only its own."""
+    """Return whether the file's shape accepts the configured one: a variable dimension accepts any size."""
     same_rank = len(configured) == len(shape)
     return same_rank and all(b in (-1, a) for a, b in zip(configured, shape, strict=True))

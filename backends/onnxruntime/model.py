@@ -106,10 +106,10 @@ class Runs:
     def run(self, calls: Sequence[Call]) -> list[Arrays]:
         """The outputs of each call, in order."""
         if self.pool and len(calls) >= self.settings.intra_op_threads:
-            found: list[Arrays] = run_at_once(partial(self._run, self.single), self.pool, calls)
+            outputs: list[Arrays] = run_at_once(partial(self._run, self.single), self.pool, calls)
         else:
-            found = run_concatenated(partial(self._run, self.session), calls)
-        return found
+            outputs = run_concatenated(partial(self._run, self.session), calls)
+        return outputs
 
     def close(self) -> None:
         """Frees the sessions' memory."""

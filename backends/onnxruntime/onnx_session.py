@@ -52,18 +52,18 @@ class SessionSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SessionSettings":
         """ValueError names a parameter with a wrong value."""
-        given = given_parameters(config)
-        threads = read(given, "intra_op_thread_count", int, 0)
+        parameters = given_parameters(config)
+        threads = read(parameters, "intra_op_thread_count", int, 0)
         threads = threads if threads > 0 else default_threads()
         return cls(
             intra_op_threads=threads,
-            inter_op_threads=max(0, read(given, "inter_op_thread_count", int, 0)),
-            parallel=read(given, "execution_mode", {"0": False, "1": True}.__getitem__, False),
+            inter_op_threads=max(0, read(parameters, "inter_op_thread_count", int, 0)),
+            parallel=read(parameters, "execution_mode", {"0": False, "1": True}.__getitem__, False),
             level=config.get("optimization", {}).get("graph", {}).get("level", 0),
-            memory_arena=read(given, "enable_mem_arena", parse_bool, True),
-            memory_pattern=read(given, "enable_mem_pattern", parse_bool, True),
-            separate_runs=separate_runs(config, given, threads),
-            entries=tuple((k, v) for k, v in sorted(given.items()) if k.startswith("session.")),
+            memory_arena=read(parameters, "enable_mem_arena", parse_bool, True),
+            memory_pattern=read(parameters, "enable_mem_pattern", parse_bool, True),
+            separate_runs=separate_runs(config, parameters, threads),
+            entries=tuple((k, v) for k, v in sorted(parameters.items()) if k.startswith("session.")),
         )
 
     def options(self) -> ort.SessionOptions:
@@ -77,9 +77,9 @@ class SessionSettings:
             self.level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         )
         options.enable_cpu_mem_arena, options.enable_mem_pattern = self.memory_arena, self.memory_pattern
-        given = dict(self.entries)
-        spinning = {} if given.keys() & {SPINNING, SPIN_TIME} else BRIEF_SPIN
-        for key, value in ({"session.inter_op.allow_spinning": "0"} | spinning | given).items():
+        entries = dict(self.entries)
+        spinning = {} if entries.keys() & {SPINNING, SPIN_TIME} else BRIEF_SPIN
+        for key, value in ({"session.inter_op.allow_spinning": "0"} | spinning | entries).items():
             options.add_session_config_entry(key, value)
         return options
 
@@ -90,7 +90,7 @@ class SessionSettings:
         return f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level {self.level}{separate}"
 
 
-def separate_runs(config: Mapping[str, Any], given: Mapping[str, str], threads: int) -> bool:
+def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
     """Whether merged requests run separately at the same time: the parameter, else whether a row exceeds the cache.
 
     False when the batcher merges no requests or fewer than there are threads, and on a GPU.
@@ -98,7 +98,7 @@ def separate_runs(config: Mapping[str, Any], given: Mapping[str, str], threads: 
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     gpu = any(group["kind"] == "KIND_GPU" for group in config.get("instance_group", ()))
     large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
-    return bool(read(given, "separate_runs", parse_bool, large)) and 1 < threads <= merged and not gpu
+    return bool(read(parameters, "separate_runs", parse_bool, large)) and 1 < threads <= merged and not gpu
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:

@@ -1,8 +1,8 @@
 """A model in OpenVINO: read, fitted to config.pbtxt, compiled or taken from the cache, and run. Needs OpenVINO.
 
-Runs are started and waited for. OpenVINO 2026.4's synchronous `infer` with one thread loses the error of shapes that do
-not fit: it returns the outputs of the request before, which were another caller's, and sometimes the process dies
-(SIGSEGV).
+Each run uses `start_async` and `wait`. With one thread, OpenVINO 2026.4's synchronous `infer` loses the error if shapes
+do not fit: it returns the outputs of the previous request, which may be another caller's, and sometimes the process
+dies (SIGSEGV).
 """
 
 import math
@@ -33,8 +33,8 @@ DATATYPES |= {"boolean": "TYPE_BOOL", "f16": "TYPE_FP16", "f32": "TYPE_FP32", "f
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
 CONVERTED = {*DATATYPES, "bf16"}  # between these datatypes the compiled model converts
 VIRTUAL = ("AUTO", "MULTI", "HETERO", "BATCH")  # OpenVINO's devices that choose among others
-WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")  # in OpenVINO's errors: of the request, not of the model
-WIDE = ("i8", "u8", "u4")  # NumPy's: wider than the 32 bits, with a sign, that OpenVINO computes integers with
+WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")  # OpenVINO's errors that the request caused
+WIDE = ("i8", "u8", "u4")  # NumPy's integers that may not fit into int32, with which OpenVINO computes
 INT32 = np.iinfo(np.int32)
 
 
@@ -57,14 +57,14 @@ def read(file: Path, settings: OpenvinoSettings) -> Any:
 
 
 def plain(error: Exception) -> str:
-    """What OpenVINO says was wrong, without the places in its source."""
+    """Return OpenVINO's error message without the positions in its source."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
-    return " ".join(said) or " ".join(lines)
+    reasons = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
+    return " ".join(reasons) or " ".join(lines)
 
 
 def fit(model: Any, config: Config, settings: OpenvinoSettings) -> None:
-    """Gives the model, in place, the shapes and the datatypes that config.pbtxt asks for; ValueError when it cannot."""
+    """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if it cannot take them."""
     shapes = {port.get_any_name(): _shape(port, config, settings) for port in model.inputs}
     current = {port.get_any_name(): _known_shape(port) for port in model.inputs}
     if shapes != current:
@@ -78,57 +78,57 @@ def fit(model: Any, config: Config, settings: OpenvinoSettings) -> None:
 
 
 def _shape(port: Any, config: Config, settings: OpenvinoSettings) -> tuple[int, ...]:
-    """The input's, of the file or, with RESHAPE_IO_LAYERS, of config.pbtxt; the first dimension is the batch's."""
+    """Return the input's shape from the file (from config.pbtxt with RESHAPE_IO_LAYERS), batch dimension first."""
     entry = next((each for each in config["input"] if each["name"] in port.names), None)
     batch = [config["max_batch_size"] if settings.fixed_batch else -1] if config["max_batch_size"] else []
     if entry and (settings.reshape or port.partial_shape.rank.is_dynamic):
         return table.configured_shape(entry, config["max_batch_size"], *batch)  # type: ignore[no-any-return]
-    found = _known_shape(port)
-    if batch and not found:
+    shape = _known_shape(port)
+    if batch and not shape:
         raise ValueError(f"input '{port.get_any_name()}' has no dimension for batches: set max_batch_size 0")
-    return (*batch, *found[len(batch) :])
+    return (*batch, *shape[len(batch) :])
 
 
 def _known_shape(port: Any) -> tuple[int, ...]:
-    """-1 for a variable dimension; ValueError when not even their number is known."""
+    """Return the shape, with -1 for variable dimensions. Raise ValueError if their number is unknown."""
     shape = port.partial_shape
     if shape.rank.is_dynamic:
         raise ValueError(
-            f"tensor '{port.get_any_name()}' has any number of dimensions: list the tensors in config.pbtxt"
+            f"tensor '{port.get_any_name()}' has an unknown number of dimensions: list the tensors in config.pbtxt"
         )
     return tuple(-1 if size.is_dynamic else size.get_length() for size in shape)
 
 
 def convert(model: Any, config: Config) -> Any:
-    """The model with the datatypes of config.pbtxt at its inputs and outputs, as in NVIDIA's backend."""
+    """Return the model with config.pbtxt's datatypes at its inputs and outputs, as NVIDIA's backend does."""
     processor = PrePostProcessor(model)
-    for side, ports, place in (("input", model.inputs, processor.input), ("output", model.outputs, processor.output)):
+    for side, ports, info in (("input", model.inputs, processor.input), ("output", model.outputs, processor.output)):
         for index, entry in ((index_of(each["name"], ports), each) for each in config[side]):
             wanted = KINDS.get(entry["data_type"])
             if index is not None and wanted and kind(ports[index]) in CONVERTED:
-                place(index).tensor().set_element_type(getattr(openvino.Type, wanted))
+                info(index).tensor().set_element_type(getattr(openvino.Type, wanted))
     return processor.build()
 
 
 def index_of(name: str, ports: Sequence[Any]) -> int | None:
-    """The tensor that has it among its names."""
+    """Return the index of the port that has `name` among its names, or None."""
     return next((index for index, port in enumerate(ports) if name in port.names), None)
 
 
 def kind(port: Any) -> str:
-    """OpenVINO's word for the datatype."""
+    """Return OpenVINO's name for the port's datatype."""
     return str(port.element_type.get_type_name())
 
 
 def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The inputs or outputs by the one of their names that config.pbtxt knows, else by OpenVINO's first."""
+    """Return the inputs or outputs by name: the name that config.pbtxt uses, else OpenVINO's first."""
     known = {entry["name"] for entry in entries}
     names = {min(port.names & known, default=port.get_any_name()): port for port in ports}
     return {name: table.Tensor(name, kind(port), _known_shape(port), DATATYPES) for name, port in names.items()}
 
 
 def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any, set[str]]:
-    """(the model as config.pbtxt asks for it, its inputs that are scalars); ValueError when the two disagree."""
+    """Return the model fitted to config.pbtxt, and its scalar inputs. Raise ValueError if the two disagree."""
     model = read(file, settings)
     fit(model, config, settings)
     model = convert(model, config)
@@ -148,7 +148,7 @@ def complete(config: Config, file: Path) -> None:
 
 
 class Compiled:
-    """A compiled model, and in words how it came to be; ValueError when the device cannot take it."""
+    """A compiled model and how it was compiled. Raises ValueError if the device cannot take it."""
 
     def __init__(self, model: Any, settings: OpenvinoSettings, name: str, version: str) -> None:
         self.core, self.device, self.warnings = openvino.Core(), settings.device, [*settings.warnings]
@@ -162,25 +162,25 @@ class Compiled:
         self.seconds = time.monotonic() - started
 
     def describe(self) -> str:
-        """For the log."""
+        """Return a description of the compilation for the log."""
         get = self.model.get_property
-        said = [f"OpenVINO {openvino.__version__.partition('-')[0]} on {self.device}"]
+        words = [f"OpenVINO {openvino.__version__.partition('-')[0]} on {self.device}"]
         if self.device == "CPU":
-            said.append(get("INFERENCE_PRECISION_HINT").get_type_name())
-            said.append(f"{get('INFERENCE_NUM_THREADS')} threads in {get('NUM_STREAMS')} streams")
-        made = "taken from the cache" if get("LOADED_FROM_CACHE") else "compiled"
-        return ", ".join([*said, f"{made} in {self.seconds:.2f} s"])
+            words.append(get("INFERENCE_PRECISION_HINT").get_type_name())
+            words.append(f"{get('INFERENCE_NUM_THREADS')} threads in {get('NUM_STREAMS')} streams")
+        origin = "taken from the cache" if get("LOADED_FROM_CACHE") else "compiled"
+        return ", ".join([*words, f"{origin} in {self.seconds:.2f} s"])
 
     def _capabilities(self) -> list[str]:
-        """Of the device; ValueError names those that are there."""
+        """Return the device's capabilities. Raise ValueError, with the available devices, if it does not exist."""
         asked = self.device.partition(":")[0].partition(".")[0]
         if asked in VIRTUAL:
             return list(CAPABILITIES.values())
-        there = [device.partition(".")[0] for device in self.core.available_devices] if asked != "CPU" else ["CPU"]
-        if asked not in there:
+        names = [device.partition(".")[0] for device in self.core.available_devices] if asked != "CPU" else ["CPU"]
+        if asked not in names:
             raise ValueError(
-                f"parameter 'TARGET_DEVICE': there is no device '{self.device}', only {', '.join(there)}; "
-                "leave the parameter out for the processor"
+                f"parameter 'TARGET_DEVICE': there is no device '{self.device}', only {', '.join(names)}; "
+                "leave the parameter out to use the CPU"
             )
         return list(self.core.get_property(self.device, "OPTIMIZATION_CAPABILITIES"))
 
@@ -197,10 +197,10 @@ class Compiled:
 
 
 class Runs:
-    """Several streams run at the same time, each on its part of the threads; merged calls are shared out to them."""
+    """Runs merged calls on several streams at the same time, each with its share of the threads."""
 
     def __init__(self, compiled: Any, rows: int, settings: OpenvinoSettings) -> None:
-        """`rows`: of every run, where SKIP_OV_DYNAMIC_BATCHSIZE fixed them; else 0."""
+        """`rows` is the number of rows of every run if SKIP_OV_DYNAMIC_BATCHSIZE fixes it, else 0."""
         self.compiled, self.rows, self.padding = compiled, rows, settings.padding
         self.streams = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.idle: SimpleQueue[Any] = SimpleQueue()
@@ -212,8 +212,8 @@ class Runs:
         """The outputs of each call, in order."""
         size = math.ceil(len(calls) / self.streams)
         parts = [calls[start : start + size] for start in range(0, len(calls), size)]
-        found = self.pool.map(self._part, parts) if self.pool and len(parts) > 1 else map(self._part, parts)
-        return [answer for answers in found for answer in answers]
+        outputs = self.pool.map(self._part, parts) if self.pool and len(parts) > 1 else map(self._part, parts)
+        return [arrays for part in outputs for arrays in part]
 
     def close(self) -> None:
         """Frees the model's memory."""
@@ -222,8 +222,8 @@ class Runs:
         del self.idle, self.compiled
 
     def _part(self, calls: Sequence[Call]) -> list[Arrays]:
-        found: list[Arrays] = run_concatenated(self._run, calls)
-        return found
+        outputs: list[Arrays] = run_concatenated(self._run, calls)
+        return outputs
 
     def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
         count = len(next(iter(feed.values()))) if self.rows else 0
@@ -242,7 +242,7 @@ class Runs:
         return {name: array[:count] for name, array in arrays.items()} if self.rows else arrays
 
     def _padded(self, array: Any) -> Any:
-        """With rows of zeros up to the model's fixed number; InvalidInput where ENABLE_BATCH_PADDING is not set."""
+        """Pad with zeros to the model's fixed number of rows. Raise InvalidInput without ENABLE_BATCH_PADDING."""
         if not self.rows or len(array) == self.rows:
             return array
         if not self.padding:
@@ -254,7 +254,7 @@ class Runs:
 
 
 def check_range(name: str, array: Any) -> None:
-    """InvalidInput for integers that OpenVINO would compute with as others."""
+    """Raise InvalidInput for integers that do not fit into the 32 bits with which OpenVINO computes."""
     if array.dtype.str[1:] in WIDE and array.size and not INT32.min <= array.min() <= array.max() <= INT32.max:
         raise InvalidInput(
             f"input '{name}' has integers outside {INT32.min} to {INT32.max}: OpenVINO computes with 32 bits"

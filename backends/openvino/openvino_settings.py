@@ -25,7 +25,7 @@ YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, 
 HINTS = {hint.lower(): hint for hint in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
 PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
 CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}  # precision -> what a device that has it lists as a capability
-IGNORED = {"COMPILATION_NUM_THREADS": "OpenVINO compiles for a processor with the threads of the inference"}
+IGNORED = {"COMPILATION_NUM_THREADS": "OpenVINO compiles for a CPU with the inference threads"}
 READ = (
     *("CPU_EXTENSION_PATH", "ENABLE_BATCH_PADDING", "HINT_BF16", "INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT"),
     *("NUM_STREAMS", "PERFORMANCE_HINT", "RESHAPE_IO_LAYERS", "SKIP_OV_DYNAMIC_BATCHSIZE", "TARGET_DEVICE"),
@@ -52,57 +52,57 @@ class OpenvinoSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "OpenvinoSettings":
         """ValueError names a parameter with a wrong value, and the allowed values."""
-        given = given_parameters(config)
-        threads = read(given, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default")
+        parameters = given_parameters(config)
+        threads = read(parameters, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default")
         return cls(
-            device=given.get("TARGET_DEVICE", "CPU").upper(),
+            device=parameters.get("TARGET_DEVICE", "CPU").upper(),
             threads=threads or default_threads(),
-            hint=_one_of(given, "PERFORMANCE_HINT", HINTS, "LATENCY"),
-            streams=read(given, "NUM_STREAMS", _streams, "", "a whole number from 1, AUTO or NUMA"),
-            precision=_precision(given),
-            extension=given.get("CPU_EXTENSION_PATH", ""),
-            fixed_batch=_switch(given, "SKIP_OV_DYNAMIC_BATCHSIZE") and config["max_batch_size"] > 0,
-            padding=_switch(given, "ENABLE_BATCH_PADDING"),
-            reshape=_switch(given, "RESHAPE_IO_LAYERS"),
-            warnings=tuple(_warnings(given)),
+            hint=_one_of(parameters, "PERFORMANCE_HINT", HINTS, "LATENCY"),
+            streams=read(parameters, "NUM_STREAMS", _streams, "", "a whole number from 1, AUTO or NUMA"),
+            precision=_precision(parameters),
+            extension=parameters.get("CPU_EXTENSION_PATH", ""),
+            fixed_batch=_switch(parameters, "SKIP_OV_DYNAMIC_BATCHSIZE") and config["max_batch_size"] > 0,
+            padding=_switch(parameters, "ENABLE_BATCH_PADDING"),
+            reshape=_switch(parameters, "RESHAPE_IO_LAYERS"),
+            warnings=tuple(_warnings(parameters)),
         )
 
     def properties(self, capabilities: list[str]) -> dict[str, Any]:
-        """OpenVINO's, on a device with these capabilities.
+        """Return OpenVINO's properties for a device with these capabilities.
 
         Threads are not pinned: those of several models would be pinned to the same processors.
         """
-        found: dict[str, Any] = {"PERFORMANCE_HINT": self.hint}
+        properties: dict[str, Any] = {"PERFORMANCE_HINT": self.hint}
         if self.device == "CPU":
-            found |= {"INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False}
+            properties |= {"INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False}
         if self.streams:
-            found["NUM_STREAMS"] = self.streams
+            properties["NUM_STREAMS"] = self.streams
         if self.precision:
-            found["INFERENCE_PRECISION_HINT"] = "f32" if self.lacks(capabilities) else self.precision
-        return found
+            properties["INFERENCE_PRECISION_HINT"] = "f32" if self.lacks(capabilities) else self.precision
+        return properties
 
     def lacks(self, capabilities: list[str]) -> bool:
-        """Whether the device has no instructions for the precision that was asked for: it would be slower than f32."""
+        """Return whether the device has no instructions for the requested precision, which is then slower than f32."""
         return CAPABILITIES.get(self.precision, "") not in ("", *capabilities)
 
 
-def _one_of(given: Mapping[str, str], name: str, allowed: Mapping[str, Any], default: Any) -> Any:
-    return read(given, name, lambda text: allowed[text.lower()], default, ", ".join(map(str, allowed.values())))
+def _one_of(parameters: Mapping[str, str], name: str, allowed: Mapping[str, Any], default: Any) -> Any:
+    return read(parameters, name, lambda text: allowed[text.lower()], default, ", ".join(map(str, allowed.values())))
 
 
-def _switch(given: Mapping[str, str], name: str) -> bool:
-    return bool(read(given, name, lambda text: YES_OR_NO[text.lower()], False, "YES, NO"))
+def _switch(parameters: Mapping[str, str], name: str) -> bool:
+    return bool(read(parameters, name, lambda text: YES_OR_NO[text.lower()], False, "YES, NO"))
 
 
-def _precision(given: Mapping[str, str]) -> str:
+def _precision(parameters: Mapping[str, str]) -> str:
     hinted = read(
-        given,
+        parameters,
         "HINT_BF16",
         lambda text: {"yes": "bf16"}[text.lower()],
         "",
         "YES; INFERENCE_PRECISION_HINT f32 forbids it",
     )
-    return str(_one_of(given, "INFERENCE_PRECISION_HINT", PRECISIONS, hinted))
+    return str(_one_of(parameters, "INFERENCE_PRECISION_HINT", PRECISIONS, hinted))
 
 
 def _count(text: str) -> int:
@@ -117,10 +117,10 @@ def _streams(text: str) -> str:
     raise ValueError(text)
 
 
-def _warnings(given: Mapping[str, str]) -> list[str]:
-    """Of parameters without effect. Those in small letters are the clients', which a backend does not know."""
-    unknown = [name for name in given if name.isupper() and name not in (*READ, *IGNORED, *TRITONS)]
-    ignored = [f"parameter '{name}' has no effect: {reason}" for name, reason in IGNORED.items() if name in given]
+def _warnings(parameters: Mapping[str, str]) -> list[str]:
+    """Return warnings about parameters without effect, except lower-case ones: these belong to the clients."""
+    unknown = [name for name in parameters if name.isupper() and name not in (*READ, *IGNORED, *TRITONS)]
+    ignored = [f"parameter '{name}' has no effect: {reason}" for name, reason in IGNORED.items() if name in parameters]
     return ignored + [
         f"parameter '{name}' is unknown, so it has no effect; known: {', '.join(READ)}" for name in unknown
     ]
@@ -133,7 +133,7 @@ def root() -> Path:
 
 @contextmanager
 def opened(model: str, version: str) -> Iterator[Path]:
-    """The folder of one version, which no other instance uses meanwhile; OSError when there can be none."""
+    """Lock the folder of one version against other instances, and yield it. Raise OSError if it cannot be used."""
     folder = root() / quote(model, safe="") / version
     for each in (root().parent, root(), folder.parent, folder):
         own(each)
@@ -148,30 +148,30 @@ def opened(model: str, version: str) -> Iterator[Path]:
 
 
 def own(folder: Path) -> None:
-    """Makes it; PermissionError for a folder that others may write to."""
+    """Create the folder. Raise PermissionError if others may write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written to by others: set TMPDIR to a folder of your own")
 
 
 def blobs(folder: Path) -> set[Path]:
-    """The compiled models below it."""
+    """Return the compiled models below the folder."""
     return set(folder.rglob("*.blob"))
 
 
 def _tidy(folder: Path, before: set[Path]) -> None:
-    """Marks what was used or, when there is something new, removes what was there of the same version before it and,
-    past the limit of all models, the oldest."""
+    """Remove this version's earlier compiled models if there is a new one, else mark them as used. Then remove the
+    oldest ones of all models past the limit."""
     new = blobs(folder) - before
     for old in before:
         if new:
             old.unlink(missing_ok=True)
         else:
             os.utime(old)
-    found = sorted(((path.stat(), path) for path in blobs(root())), key=lambda each: -each[0].st_mtime)
+    models = sorted(((path.stat(), path) for path in blobs(root())), key=lambda each: -each[0].st_mtime)
     total = 0
-    for stat, path in found:
+    for stat, path in models:
         total += stat.st_size
         if total > LIMIT_BYTES and path not in new:
             path.unlink(missing_ok=True)

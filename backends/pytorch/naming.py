@@ -21,29 +21,29 @@ PARAMETERS = (  # of config.pbtxt, read by torch_settings.py
 DATATYPES = ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING")
 
 
-def input_places(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
-    """{input: position of its argument}; ValueError when the inputs do not match forward()'s arguments."""
+def input_positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
+    """Return {input: position of its argument}. Raise ValueError if the inputs do not match forward()'s arguments."""
     if set(names) <= set(arguments):
-        places = {name: arguments.index(name) for name in names}
+        positions = {name: arguments.index(name) for name in names}
     else:
-        places = _by_index(names) or {name: place for place, name in enumerate(names)}
-    if sorted(places.values()) != list(range(len(arguments))):
+        positions = _by_index(names) or {name: position for position, name in enumerate(names)}
+    if sorted(positions.values()) != list(range(len(arguments))):
         raise ValueError(
             f"the configuration has the inputs {', '.join(names)}, but the model's forward takes {len(arguments)}: "
             f"{', '.join(arguments)}; use these names, or INPUT__0, INPUT__1, …"
         )
-    return places
+    return positions
 
 
-def output_places(names: Sequence[str]) -> dict[str, int]:
-    """{output: position in what forward() returns}."""
-    return _by_index(names) or {name: place for place, name in enumerate(names)}
+def output_positions(names: Sequence[str]) -> dict[str, int]:
+    """Return {output: position in the results of forward()}."""
+    return _by_index(names) or {name: position for position, name in enumerate(names)}
 
 
 def _by_index(names: Sequence[str]) -> dict[str, int]:
-    """{name: its index}; empty unless every name has an index."""
-    found = {name: name.partition("__")[2] for name in names}
-    return {name: int(index) for name, index in found.items()} if all(map(str.isdecimal, found.values())) else {}
+    """Return {name: its index}, which is empty unless every name has an index."""
+    texts = {name: name.partition("__")[2] for name in names}
+    return {name: int(text) for name, text in texts.items()} if all(map(str.isdecimal, texts.values())) else {}
 
 
 def input_names(config: Config) -> list[str]:

@@ -40,8 +40,8 @@ class TorchInstance:
         naming.check(config)
         forward, inputs = Forward.of(self.module), naming.input_names(config)
         self.takes_dictionary = forward.takes_dictionary
-        self.inputs = {} if forward.takes_dictionary else naming.input_places(inputs, forward.arguments)
-        self.outputs = naming.output_places([entry["name"] for entry in config["output"]])
+        self.inputs = {} if forward.takes_dictionary else naming.input_positions(inputs, forward.arguments)
+        self.outputs = naming.output_positions([entry["name"] for entry in config["output"]])
         self.datatypes = {entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])}
 
     def _share(self, path: Path) -> str:
@@ -86,10 +86,10 @@ class TorchInstance:
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
         """The output with that name; ValueError when forward() did not return what config.pbtxt says."""
-        place = self.outputs[name]
-        if place >= len(results):
-            raise ValueError(f"output '{name}' is result {place} of the model, but the model returned {len(results)}")
-        result = results[place]
+        index = self.outputs[name]
+        if index >= len(results):
+            raise ValueError(f"output '{name}' is result {index} of the model, but the model returned {len(results)}")
+        result = results[index]
         if isinstance(result, list) and all(isinstance(text, str) for text in result):
             return np.array([text.encode() for text in result], dtype=np.object_)
         if not isinstance(result, torch.Tensor):
@@ -108,11 +108,11 @@ class TorchInstance:
 
 
 def device_of(args: Mapping[str, str]) -> Any:
-    """ValueError for an instance on a GPU that this PyTorch cannot use."""
+    """Return the instance's device. Raise ValueError if PyTorch cannot use its GPU."""
     if args["model_instance_kind"] != "GPU":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError(f"an instance is on a GPU, but PyTorch {torch.__version__} here finds none")
+        raise ValueError(f"an instance is on a GPU, but PyTorch {torch.__version__} finds none")
     return torch.device("cuda", int(args["model_instance_device_id"]))
 
 
@@ -152,7 +152,7 @@ def load(path: Path, device: Any) -> Any:
 
 
 def share_weights(module: Any, path: Path) -> tuple[int, int]:
-    """Maps the weights onto the pages of the file, which all processes share; (bytes shared, bytes of all weights).
+    """Map the weights onto the pages of the file, which all processes share. Return (shared bytes, all bytes).
 
     A weight is found by its bytes, so its value cannot change. Weights that torch.jit.freeze turned into constants
     of the code are not found.
@@ -173,14 +173,14 @@ def share_weights(module: Any, path: Path) -> tuple[int, int]:
 
 
 def _move(tensor: Any, pages: Any, start: int) -> bool:
-    """Maps the tensor onto the file's bytes from `start` on; False when they differ from its own."""
+    """Map the tensor onto the file's bytes from `start`. Return False if they differ from the tensor's own bytes."""
     size = tensor.untyped_storage().nbytes()
     own = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     if start % tensor.element_size() or not torch.equal(own, pages[start : start + size]):
         return False
-    place = start // tensor.element_size() + tensor.storage_offset()
+    offset = start // tensor.element_size() + tensor.storage_offset()
     with torch.no_grad():
-        tensor.set_(pages.untyped_storage(), place, tensor.shape, tensor.stride())
+        tensor.set_(pages.untyped_storage(), offset, tensor.shape, tensor.stride())
     return True
 
 

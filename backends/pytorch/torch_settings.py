@@ -32,17 +32,17 @@ class TorchSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
         """ValueError names a parameter with a wrong value, and the allowed values."""
-        given = given_parameters(config)
-        threads = _threads(given, "INTRA_OP_THREAD_COUNT")
+        parameters = given_parameters(config)
+        threads = _threads(parameters, "INTRA_OP_THREAD_COUNT")
         return cls(
-            inference_mode=_boolean(given, "INFERENCE_MODE", True),
-            optimized_execution=not _boolean(given, "DISABLE_OPTIMIZED_EXECUTION", False),
-            weight_sharing=_boolean(given, "ENABLE_WEIGHT_SHARING", False),
-            cache_cleaning=_boolean(given, "ENABLE_CACHE_CLEANING", False),
-            cudnn=not _boolean(given, "DISABLE_CUDNN", False),
+            inference_mode=_boolean(parameters, "INFERENCE_MODE", True),
+            optimized_execution=not _boolean(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
+            weight_sharing=_boolean(parameters, "ENABLE_WEIGHT_SHARING", False),
+            cache_cleaning=_boolean(parameters, "ENABLE_CACHE_CLEANING", False),
+            cudnn=not _boolean(parameters, "DISABLE_CUDNN", False),
             intra_op_threads=threads if threads > 0 else default_threads(),
-            inter_op_threads=max(0, _threads(given, "INTER_OP_THREAD_COUNT")),
-            switches=tuple((name, _boolean(given, name, True)) for name in SWITCHES if name in given),
+            inter_op_threads=max(0, _threads(parameters, "INTER_OP_THREAD_COUNT")),
+            switches=tuple((name, _boolean(parameters, name, True)) for name in SWITCHES if name in parameters),
         )
 
     def apply(self) -> None:
@@ -69,9 +69,9 @@ class TorchSettings:
         return f"{torch.get_num_threads()} intra-op threads, {mode}, execution {optimized}{switches}"
 
 
-def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
-    return bool(read(given, name, parse_bool, default, ALLOWED))
+def _boolean(parameters: Mapping[str, str], name: str, default: bool) -> bool:
+    return bool(read(parameters, name, parse_bool, default, ALLOWED))
 
 
-def _threads(given: Mapping[str, str], name: str) -> int:
-    return int(read(given, name, int, 0, "a whole number; 0 or less: the default"))
+def _threads(parameters: Mapping[str, str], name: str) -> int:
+    return int(read(parameters, name, int, 0, "a whole number; 0 or less: the default"))
