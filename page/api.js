@@ -18,10 +18,10 @@ export async function ask(path, options = {}) {
     throw new Failed(0, { error: NOBODY, code: "unreachable" });
   }
   if (response.ok) return response;
-  throw new Failed(response.status, await said(response));
+  throw new Failed(response.status, await errorOf(response));
 }
 
-async function said(response) {
+async function errorOf(response) {
   const text = await response.text();
   try {
     const document = JSON.parse(text);

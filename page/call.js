@@ -1,4 +1,4 @@
-// One call as data, {path, query, type, body, document, file, fields, files}: what is sent and what the code to copy says are made of it.
+// One call as data, {path, query, type, body, document, file, fields, files}: both the request and the code to copy are built from it.
 //
 // An input is {kind: "picture", files}, {kind: "instances", values} or {kind: "tensors", document}.
 
@@ -14,7 +14,7 @@ export function describe(model, version, input, parameters) {
 
 const JSON_TYPE = "application/json";
 
-// One as it is, several as the files of a form.
+// Send one picture as the body, several as the files of a form.
 function pictures(files, query) {
   const names = files.map(({ name }) => name || "picture.png");
   if (files.length === 1) return { path: "/invocations", query, type: files[0].type || "application/octet-stream", file: names[0], body: files[0] };
@@ -37,7 +37,7 @@ export async function send(call, signal) {
   const began = performance.now();
   const response = await ask(address(call), {
     method: "POST",
-    headers: call.type ? { "Content-Type": call.type } : {}, // of a form the browser says it
+    headers: call.type ? { "Content-Type": call.type } : {}, // the browser sets it for a form
     body: call.document ? JSON.stringify(call.document) : call.body,
     signal,
   });

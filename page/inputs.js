@@ -1,4 +1,4 @@
-// What a model is asked with: a picture, texts, fields of a JSON object, or tensors. Each kind is made once per model
+// The inputs of a model: a picture, texts, fields of a JSON object, or tensors. Each kind is created once per model
 // and calls `run(input)` when it has something to send.
 
 import { example } from "./api.js";

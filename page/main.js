@@ -78,19 +78,19 @@ function again() {
   if (input) timer = setTimeout(() => run(input), SOON);
 }
 
-async function run(given) {
-  const isNew = given !== input;
-  input = given;
+async function run(newInput) {
+  const isNew = newInput !== input;
+  input = newInput;
   running?.abort();
   running = new AbortController();
   const { signal } = running;
-  const call = describe(chosen.name, find("version").value, given, parameters());
-  if (isNew) showInputAlone(given);
+  const call = describe(chosen.name, find("version").value, newInput, parameters());
+  if (isNew) showInputAlone(newInput);
   find("stage").setAttribute("aria-busy", "true");
   try {
     const reply = await send(call, signal);
     fail(null);
-    showResult(reply.document, given);
+    showResult(reply.document, newInput);
     showDetails(call, reply);
   } catch (err) {
     if (err.name === "AbortError") return;
@@ -103,8 +103,8 @@ async function run(given) {
 
 function fail(err) {
   if (!err) return fill(find("error"));
-  const facts = [err.status && `${err.status}`, err.code, err.requestId && `request ${err.requestId}`].filter(Boolean);
-  return fill(find("error"), h("div", { class: "error" }, h("p", {}, err.message), facts.length ? h("p", { class: "help" }, facts.join(" · ")) : null));
+  const details = [err.status && `${err.status}`, err.code, err.requestId && `request ${err.requestId}`].filter(Boolean);
+  return fill(find("error"), h("div", { class: "error" }, h("p", {}, err.message), details.length ? h("p", { class: "help" }, details.join(" · ")) : null));
 }
 
 listen();

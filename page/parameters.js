@@ -1,4 +1,4 @@
-// A control for each parameter of the model, made of its JSON schema: a number between two bounds is a slider, if steps
+// A control for each parameter of the model, built from its JSON schema: a number between two bounds is a slider, if steps
 // of its range make sense, a choice is a list.
 
 import { find, h, fill } from "./dom.js";
@@ -7,10 +7,10 @@ export function showParameters(model, changed) {
   const controls = (model.parameters ?? []).map((parameter) => control(parameter, changed));
   find("parameters-box").hidden = controls.length === 0;
   fill(find("parameters"), controls.map(({ element }) => element));
-  // Those that differ from the default.
+  // Return the values that differ from the defaults.
   return () => {
-    const given = controls.map(({ name, value, initial }) => [name, value(), initial]);
-    return Object.fromEntries(given.filter(([, value, initial]) => String(value) !== String(initial)).map(([name, value]) => [name, value]));
+    const values = controls.map(({ name, value, initial }) => [name, value(), initial]);
+    return Object.fromEntries(values.filter(([, value, initial]) => String(value) !== String(initial)).map(([name, value]) => [name, value]));
   };
 }
 

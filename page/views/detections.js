@@ -21,13 +21,13 @@ function one({ detections, image }, file) {
   const count = detections.length === 1 ? "1 object" : `${detections.length} objects`;
   const more = detections.length > MOST ? `, ${MOST} of them shown` : "";
   return h("div", { class: "seen" }, element,
-    h("div", { class: "found" }, h("h3", {}, count + more), h("ol", { class: "rows", tabindex: 0, "aria-label": "Objects, best first" }, rows)));
+    h("div", { class: "results" }, h("h3", {}, count + more), h("ol", { class: "rows", tabindex: 0, "aria-label": "Objects, best first" }, rows)));
 }
 
 function box({ label, class_id, score, box: { xmin, ymin, xmax, ymax } }, { width, height }) {
-  const place = { "--x": xmin / width, "--y": ymin / height, "--w": (xmax - xmin) / width, "--h": (ymax - ymin) / height };
-  const name = ymin / height < 0.05 ? "box high" : "box"; // its label would lie outside
-  return h("div", { class: name, "--hue": hue(class_id), ...place, "data-label": label, title: `${label} ${percent(score)}` }, h("span", {}, label));
+  const position = { "--x": xmin / width, "--y": ymin / height, "--w": (xmax - xmin) / width, "--h": (ymax - ymin) / height };
+  const name = ymin / height < 0.05 ? "box high" : "box"; // its label would be outside the picture
+  return h("div", { class: name, "--hue": hue(class_id), ...position, "data-label": label, title: `${label} ${percent(score)}` }, h("span", {}, label));
 }
 
 // In the picture's own pixels, the best on top.

@@ -1,4 +1,4 @@
-// A picture with a layer over it, whose places are shares of the picture's sides.
+// A picture with a layer over it. The layer uses shares of the picture's sides as coordinates.
 
 import { h } from "../dom.js";
 

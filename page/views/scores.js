@@ -22,7 +22,7 @@ const block = (predictions, input, index, ...parts) => h("div", { class: "block"
 export const classes = ({ predictions, input }) =>
   predictions.map(({ classes }, index) =>
     input.kind === "picture"
-      ? h("div", { class: "seen" }, picture(input.files[index]).element, h("div", { class: "found" }, bars(classes)))
+      ? h("div", { class: "seen" }, picture(input.files[index]).element, h("div", { class: "results" }, bars(classes)))
       : block(predictions, input, index, bars(classes)));
 
 // {"masks": [[{"token", "score", "sequence"}]]}: for each [MASK] the words that may replace it.

@@ -16,8 +16,8 @@ function one({ segments, map, image }, file, id) {
   const { element, layer } = picture(file, image);
   const list = bars(segments.map(({ label, share, class_id }) => ({ label, score: share, colour: hue(class_id) })));
   const count = segments.length === 1 ? "1 class" : `${segments.length} classes`;
-  const found = h("div", { class: "found" }, h("h3", {}, count), map ? veil(map, layer, id) : null, list);
-  return h("div", { class: "seen" }, element, found);
+  const details = h("div", { class: "results" }, h("h3", {}, count), map ? veil(map, layer, id) : null, list);
+  return h("div", { class: "seen" }, element, details);
 }
 
 // Draws the map over the picture; returns its slider.
@@ -37,21 +37,21 @@ async function classesOf(b64, width, height) {
   const bitmap = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
   const context = h("canvas", { width, height }).getContext("2d", { willReadFrequently: true });
   context.drawImage(bitmap, 0, 0);
-  return context.getImageData(0, 0, width, height).data.filter((_, place) => place % 4 === 0);
+  return context.getImageData(0, 0, width, height).data.filter((_, index) => index % 4 === 0);
 }
 
 function coloured(classes, width, height) {
   const colours = new Map();
   const data = new ImageData(width, height);
   const pixels = new Uint32Array(data.data.buffer);
-  classes.forEach((id, place) => {
+  classes.forEach((id, index) => {
     if (!colours.has(id)) colours.set(id, colour(id));
-    pixels[place] = colours.get(id);
+    pixels[index] = colours.get(id);
   });
   return data;
 }
 
-// Of the swatches and bars, as the browser keeps a pixel.
+// Return the colour of the swatches and bars, in the format of a canvas pixel.
 function colour(id) {
   const context = h("canvas", { width: 1, height: 1 }).getContext("2d");
   context.fillStyle = `hsl(${hue(id)} 75% 48%)`;

@@ -109,7 +109,7 @@ def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server
         circle = rectangle(shape.locator("circle"))
         assert circle["x"] + circle["width"] / 2 - image["x"] == pytest.approx(scale * seen["x"], abs=1)
         assert circle["y"] + circle["height"] / 2 - image["y"] == pytest.approx(scale * seen["y"], abs=1)
-    page.locator(".found .rows li").first.hover()
+    page.locator(".results .rows li").first.hover()
     expect(page.locator(".shapes g.marked")).to_have_count(1)
     page.get_by_label("masks").select_option("none")
     expect(page.locator(".shapes polygon")).to_have_count(0)
