@@ -1,4 +1,4 @@
-"""How fast this project is, beside the least that a front can cost, the network alone, Triton itself and two peers.
+"""Compares this project's speed with a minimal front, the network alone, Triton itself and two similar servers.
 
 python -m bench                             writes docs/benchmarks.md (about 20 minutes)
 python -m bench --servers ours bare --scenarios text --seconds 2
@@ -23,7 +23,7 @@ from bench.work import KINDS, predict
 SERVERS = ("ours", "bare", "triton", "litserve", "bentoml")
 PROCESSORS = 2
 COLUMNS = ("Server", "answers/s", "of ours [least, most]", "p50 ms", "p99 ms", "front ms", "all ms")
-Rounds = dict[str, dict[str, list[Round]]]  # of a scenario's name, of a server's
+Rounds = dict[str, dict[str, list[Round]]]  # {scenario's name: {server's name: rounds}}
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def measure(scenario: Scenario, servers: Iterable[Server], rounds: int, seconds: int) -> dict[str, list[Round]]:
-    """The rounds of each server that takes the scenario, in turns; ends when an answer is wrong."""
+    """Run the rounds of all servers that support the scenario, in turns. Raise NotStarted if an answer is wrong."""
     takes = [server for server in servers if scenario.is_tensor or server.form != "triton"]
     takes = [server for server in takes if not scenario.is_tensor or server.form != "base64"]
     model = KINDS[scenario.model](ROOT / "model_repository" / scenario.model)
@@ -60,8 +60,8 @@ def measure(scenario: Scenario, servers: Iterable[Server], rounds: int, seconds:
     if sessions:
         expected = gist(predict(model, sessions[0], scenario.plain))
         for server in takes:
-            if (found := gist(json.loads(ask(server, scenario)))) != expected:
-                raise NotStarted(f"{server.name} answers {found} to {scenario.name}, not {expected}")
+            if (answer := gist(json.loads(ask(server, scenario)))) != expected:
+                raise NotStarted(f"{server.name} answers {answer} to {scenario.name}, not {expected}")
     done: dict[str, list[Round]] = {server.name: [] for server in takes}
     if sessions:
         done["limit"] = []
@@ -71,48 +71,48 @@ def measure(scenario: Scenario, servers: Iterable[Server], rounds: int, seconds:
         if sessions:
             done["limit"].append(limit(model, sessions, scenario, seconds if number else 1))
     print(f"measured: {scenario.name}", file=sys.stderr)
-    return {name: found[1:] for name, found in done.items()}
+    return {name: measured[1:] for name, measured in done.items()}
 
 
 def gist(answer: Any) -> Any:
-    """What an answer must share with the limit's: the best label, or the first three numbers of an embedding."""
+    """Return the part that all answers must share: the best label, or the first three numbers of an embedding."""
     if isinstance(answer, list):
         return gist(answer[0]) if answer else None
     if not isinstance(answer, dict):
         return None
     if "embedding" in answer:
         return [round(value, 2) for value in answer["embedding"][:3]]
-    return answer.get("label") or next((found for value in answer.values() if (found := gist(value))), None)
+    return answer.get("label") or next((best for value in answer.values() if (best := gist(value))), None)
 
 
 def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) -> str:
-    """The page: a table for each scenario, with medians and the ratio to this project in the same round."""
+    """Return the page: a table for each scenario, with medians and the ratio to this project in the same round."""
     cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     machine = f"{cpu.partition(':')[2].strip()}, {PROCESSORS} processors"
     lines = [f"{machine}; {rounds} rounds of {seconds} s of each server in turns; ONNX Runtime, FP32, everywhere.", ""]
     for name, servers in measured.items():
         lines += [f"### {name[0].upper()}{name[1:]}", "", _row(*COLUMNS), _row(*["---"] * len(COLUMNS))]
-        lines += [row(server, found, servers.get("ours", found)) for server, found in servers.items()]
+        lines += [row(server, results, servers.get("ours", results)) for server, results in servers.items()]
         lines.append("")
     lines += ["### Memory after the start", "", _row("Server", "MB"), _row("---", "---")]
     lines += [_row(name, f"{size / 2**20:.0f}") for name, size in memory.items()]
     return "\n".join(lines) + "\n"
 
 
-def row(name: str, found: list[Round], ours: list[Round]) -> str:
-    """A server's row. "front" is the processor time of nginx and gunicorn for one answer, "all" of all processes."""
-    if errors := sum(each.errors for each in found):
+def row(name: str, results: list[Round], ours: list[Round]) -> str:
+    """Return a server's row. "front" is nginx's and gunicorn's processor time per answer, "all" of all of them."""
+    if errors := sum(each.errors for each in results):
         return _row(name, f"{errors} answers were not 200", *[""] * (len(COLUMNS) - 2))
-    ratios = sorted(theirs.rate / own.rate for theirs, own in zip(found, ours, strict=True))
-    front = [each.processor.get("nginx", 0.0) + each.processor.get("gunicorn", 0.0) for each in found]
+    ratios = sorted(theirs.rate / own.rate for theirs, own in zip(results, ours, strict=True))
+    front = [each.processor.get("nginx", 0.0) + each.processor.get("gunicorn", 0.0) for each in results]
     return _row(
         name,
-        f"{median(each.rate for each in found):.1f}",
+        f"{median(each.rate for each in results):.1f}",
         f"{median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]",
-        f"{median(each.p50 for each in found):.1f}",
-        f"{median(each.p99 for each in found):.1f}",
+        f"{median(each.p50 for each in results):.1f}",
+        f"{median(each.p99 for each in results):.1f}",
         f"{median(front):.2f}",
-        f"{median(sum(each.processor.values()) for each in found):.2f}",
+        f"{median(sum(each.processor.values()) for each in results):.2f}",
     )
 
 

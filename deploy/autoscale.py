@@ -1,4 +1,4 @@
-"""autoscale: the number of instances follows the load by target tracking."""
+"""autoscale: adjusts the number of instances to the load by target tracking."""
 
 from typing import Any
 
@@ -29,16 +29,16 @@ def policy(name: str, metric: str, value: float) -> Reply:
 
 
 def targets(aws: Aws, name: str) -> list[Any]:
-    """Return the variant's scalable target in a list; an empty one when it is not scaled."""
+    """Return the variant's scalable target in a list; an empty list if it is not scaled."""
     query = {"ServiceNamespace": "sagemaker", "ResourceIds": [variant(name)["ResourceId"]]}
     return aws.list(SERVICE, "DescribeScalableTargets", "ScalableTargets", **query)
 
 
 def remove(aws: Aws, name: str) -> bool:
     """Remove the variant's policies and its target; return whether there was one."""
-    found = targets(aws, name)
+    scalable = targets(aws, name)
     for each in aws.list(SERVICE, "DescribeScalingPolicies", "ScalingPolicies", **variant(name)):
         aws.remove(SERVICE, "DeleteScalingPolicy", **variant(name), PolicyName=each["PolicyName"])
-    if found:
+    if scalable:
         aws.remove(SERVICE, "DeregisterScalableTarget", **variant(name))
-    return bool(found)
+    return bool(scalable)

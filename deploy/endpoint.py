@@ -18,13 +18,13 @@ def create(options: argparse.Namespace, aws: Aws) -> None:
     """Create what is missing. A model and a configuration with the same content are kept."""
     model = model_request(options, aws, {})
     config = endpoint_config(options, aws, {}, model["ModelName"])
-    found = _describe(options, aws)
-    if found:
-        require_ours(options, aws, found)
-        if found["EndpointStatus"] == "Failed":
+    current = _describe(options, aws)
+    if current:
+        require_ours(options, aws, current)
+        if current["EndpointStatus"] == "Failed":
             aws.remove("sagemaker", "DeleteEndpoint", EndpointName=options.name)
             aws.wait("endpoint_deleted", options.name)
-        elif found["EndpointConfigName"] != config["EndpointConfigName"]:
+        elif current["EndpointConfigName"] != config["EndpointConfigName"]:
             raise DeployError(f"the endpoint '{options.name}' exists with other settings: 'update' changes it")
         else:
             say(f"the endpoint '{options.name}' exists already")
@@ -40,7 +40,7 @@ def create(options: argparse.Namespace, aws: Aws) -> None:
 
 
 def update(options: argparse.Namespace, aws: Aws) -> None:
-    """Change what the options and --config name; everything else stays, also the current number of instances."""
+    """Change what the options and --config name; keep everything else, including the current number of instances."""
     endpoint = require(options, aws)
     if endpoint["EndpointStatus"] in (*CHANGING, "Failed"):
         raise DeployError(
@@ -106,30 +106,30 @@ def status(options: argparse.Namespace, aws: Aws) -> None:
 
 
 def delete(options: argparse.Namespace, aws: Aws) -> None:
-    """Delete what has the stack's tags, after asking. The image, the files in S3 and the logs stay."""
-    found = [(kind, name) for kind in KINDS for name in owned(options, aws, kind)]
-    if not found:
+    """Delete the resources with the stack's tags, if confirmed. Keep the image, the files in S3 and the logs."""
+    resources = [(kind, name) for kind in KINDS for name in owned(options, aws, kind)]
+    if not resources:
         say(f"nothing in {aws.region} has the tags of '{options.name}': there is nothing to delete")
         return
-    say("\n".join([f"to delete in {aws.region}:", *(f"  {kind} {name}" for kind, name in found)]))
+    say("\n".join([f"to delete in {aws.region}:", *(f"  {kind} {name}" for kind, name in resources)]))
     if not (options.yes or aws.dry_run or _confirm("delete it?")):
         raise DeployError("nothing was deleted")
-    for kind, name in found:
+    for kind, name in resources:
         if kind == "Endpoint":
             autoscale.remove(aws, name)
         remove(aws, kind, name)
         if kind == "Endpoint":
             aws.wait("endpoint_deleted", name)
-    aws.report(f"deleted {len(found)} resources of '{options.name}'")
+    aws.report(f"deleted {len(resources)} resources of '{options.name}'")
 
 
 def require(options: argparse.Namespace, aws: Aws) -> Reply:
     """Return DescribeEndpoint's reply; raise DeployError unless the stack has an endpoint."""
-    found = _describe(options, aws)
-    if not found:
+    endpoint = _describe(options, aws)
+    if not endpoint:
         raise DeployError(f"there is no endpoint '{options.name}' in {aws.region}: check --name and --region")
-    require_ours(options, aws, found)
-    return found
+    require_ours(options, aws, endpoint)
+    return endpoint
 
 
 def require_ours(options: argparse.Namespace, aws: Aws, endpoint: Reply) -> None:
@@ -151,10 +151,10 @@ def _settle(options: argparse.Namespace, aws: Aws, config: Reply) -> bool:
         return aws.dry_run
     say("waiting for the endpoint, which takes minutes")
     aws.wait("endpoint_in_service", options.name)
-    found = aws.read("sagemaker", "DescribeEndpoint", EndpointName=options.name)
-    if found["EndpointConfigName"] != config["EndpointConfigName"]:
-        reason = one_line(found.get("FailureReason") or "AWS gives no reason")
-        raise DeployError(f"the update was rolled back, {found['EndpointConfigName']} is still served: {reason}")
+    endpoint = aws.read("sagemaker", "DescribeEndpoint", EndpointName=options.name)
+    if endpoint["EndpointConfigName"] != config["EndpointConfigName"]:
+        reason = one_line(endpoint.get("FailureReason") or "AWS gives no reason")
+        raise DeployError(f"the update was rolled back, {endpoint['EndpointConfigName']} is still served: {reason}")
     print(f"the endpoint '{options.name}' is InService with {config['EndpointConfigName']}")
     return True
 

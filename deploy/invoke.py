@@ -1,4 +1,4 @@
-"""invoke: sends one request to the endpoint and prints the reply as it came."""
+"""invoke: sends one request to the endpoint and prints the reply unchanged."""
 
 import argparse
 import codecs
@@ -28,10 +28,10 @@ def invoke(options: argparse.Namespace, aws: Aws) -> None:
         "Accept": options.accept or picture or ("text/event-stream" if options.stream else ""),
         "TargetModel": options.target_model,
     }
-    given = {key: value for key, value in optional.items() if value}
+    present = {key: value for key, value in optional.items() if value}
     parameters = {"EndpointName": options.name, "Body": body, "ContentType": options.content_type or content_type}
     operation = "InvokeEndpointWithResponseStream" if options.stream else "InvokeEndpoint"
-    reply = aws.write(RUNTIME, operation, request(aws, options.config, operation, {**parameters, **given}))
+    reply = aws.write(RUNTIME, operation, request(aws, options.config, operation, {**parameters, **present}))
     if aws.dry_run:
         return
     if options.stream:

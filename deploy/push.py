@@ -1,4 +1,4 @@
-"""push: the image goes to ECR, whose repository is made if there is none."""
+"""push: pushes the image to ECR, and creates the repository if there is none."""
 
 import argparse
 import base64
@@ -54,8 +54,8 @@ def _run(aws: Aws, command: Sequence[str], secret: str = "") -> None:
 
 def _warn_of_oci(aws: Aws, repository: str, tag: str) -> None:
     """Warn of an OCI manifest, which CreateModel refuses."""
-    found = aws.find("ecr", "DescribeImages", repositoryName=repository, imageIds=[{"imageTag": tag}])
-    if found and "oci" in found["imageDetails"][0].get("imageManifestMediaType", ""):
+    images = aws.find("ecr", "DescribeImages", repositoryName=repository, imageIds=[{"imageTag": tag}])
+    if images and "oci" in images["imageDetails"][0].get("imageManifestMediaType", ""):
         say(
             "warning: the image has an OCI manifest, which SageMaker refuses; build it with "
             "'docker build --provenance=false --output type=docker', or push it with podman"

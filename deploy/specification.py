@@ -1,4 +1,4 @@
-"""The requests CreateModel and CreateEndpointConfig: the current state, changed by the options and by --config."""
+"""Builds CreateModel's and CreateEndpointConfig's requests: the current state, changed by options and --config."""
 
 import argparse
 import hashlib
@@ -48,12 +48,12 @@ def model(options: argparse.Namespace, aws: Aws, base: Reply) -> Reply:
 def endpoint_config(options: argparse.Namespace, aws: Aws, base: Reply, model: str) -> Reply:
     """Return CreateEndpointConfig's request: `base` with what the options and --config change."""
     first, *others = base.get("ProductionVariants", [VARIANT])
-    given = {
+    settings = {
         "InstanceType": options.instance_type,
         "InitialInstanceCount": options.instances,
         "InferenceAmiVersion": options.inference_ami,
     }
-    variant = {**first, **{key: value for key, value in given.items() if value is not None}, "ModelName": model}
+    variant = {**first, **{key: value for key, value in settings.items() if value is not None}, "ModelName": model}
     config = _named(options, aws, "EndpointConfig", {**base, "ProductionVariants": [variant, *others]})
     for each in config["ProductionVariants"]:
         _warn_of_driver(each)
@@ -61,25 +61,25 @@ def endpoint_config(options: argparse.Namespace, aws: Aws, base: Reply, model: s
 
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
-    """Return a described resource as the request that makes it again, without name and tags."""
-    found: Reply = accepted(aws.input_shape("sagemaker", operation), described)
-    container = found.get("PrimaryContainer", {})
+    """Return the request that would create a described resource again, without its name and tags."""
+    parameters: Reply = accepted(aws.input_shape("sagemaker", operation), described)
+    container = parameters.get("PrimaryContainer", {})
     if "ModelDataUrl" in container:  # AWS describes an archive in two fields, and takes one of them
         container.pop("ModelDataSource", None)
-    return untagged(found, f"{operation.removeprefix('Create')}Name")
+    return untagged(parameters, f"{operation.removeprefix('Create')}Name")
 
 
 def model_name(config: Reply) -> str:
     try:
         return str(config["ProductionVariants"][0]["ModelName"])
     except KeyError:
-        raise DeployError("the endpoint has no model of its own but inference components, made elsewhere") from None
+        raise DeployError("the endpoint has inference components, not a model: it was created elsewhere") from None
 
 
 def _named(options: argparse.Namespace, aws: Aws, kind: str, parameters: Reply) -> Reply:
-    """Return the request with --config's part, with tags, and with a name that follows from its content.
+    """Return the request with --config's part, with tags, and with a name that is derived from its content.
 
-    So a command that failed halfway can be repeated, and finds what it has made.
+    So a command that failed halfway can be repeated: it keeps the resources that it created before.
     """
     content = request(aws, options.config, f"Create{kind}", {**parameters, f"{kind}Name": "name"})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
@@ -101,19 +101,19 @@ def _data(url: str) -> dict[str, Any]:
 
 
 def _default_image(aws: Aws) -> str:
-    found = aws.find("ecr", "DescribeRepositories", repositoryNames=[PROJECT])
-    if not found:
+    reply = aws.find("ecr", "DescribeRepositories", repositoryNames=[PROJECT])
+    if not reply:
         raise DeployError(f"ECR has no repository '{PROJECT}' in {aws.region}: run 'push' first, or give --image")
-    return f"{found['repositories'][0]['repositoryUri']}:{git_version()}"
+    return f"{reply['repositories'][0]['repositoryUri']}:{git_version()}"
 
 
 def _role_arn(aws: Aws, role: str) -> str:
     if role.startswith("arn:"):
         return role
-    found = aws.find("iam", "GetRole", RoleName=role)
-    if not found:
-        raise DeployError(f"there is no role '{role}': docs/deploy.md says how to make it; --role names another")
-    return str(found["Role"]["Arn"])
+    reply = aws.find("iam", "GetRole", RoleName=role)
+    if not reply:
+        raise DeployError(f"there is no role '{role}': docs/deploy.md says how to create it; --role chooses another")
+    return str(reply["Role"]["Arn"])
 
 
 def _warn_of_driver(variant: Reply) -> None:

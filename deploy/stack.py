@@ -25,11 +25,11 @@ def git_version() -> str:
     try:
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        raise DeployError("git describe finds no version here: give push a --tag, and create an --image") from None
+        raise DeployError("git describe finds no version: pass --tag to push, and --image to create") from None
 
 
 def tags(options: argparse.Namespace) -> list[dict[str, str]]:
-    """Return the two tags by which this program finds what it made."""
+    """Return the two tags by which this program finds the resources that it created."""
     return [{"Key": "created-by", "Value": PROJECT}, {"Key": "stack", "Value": options.name}]
 
 
@@ -51,9 +51,9 @@ def is_ours(options: argparse.Namespace, aws: Aws, arn: str) -> bool:
 
 def owned(options: argparse.Namespace, aws: Aws, kind: str) -> list[str]:
     """Return the names of the stack's resources of this kind."""
-    found = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
-    ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")  # or each resource's tags would be read
-    mine = [each for each in found if ours.fullmatch(each[f"{kind}Name"])]
+    resources = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
+    ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")  # without it, every resource's tags would be read
+    mine = [each for each in resources if ours.fullmatch(each[f"{kind}Name"])]
     return [each[f"{kind}Name"] for each in mine if is_ours(options, aws, each[f"{kind}Arn"])]
 
 

@@ -10,7 +10,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-PLACE, CHANGES = Path("serving/__init__.py"), Path("CHANGELOG.md")
+SOURCE, CHANGES = Path("serving/__init__.py"), Path("CHANGELOG.md")
 LINE = re.compile(r'^VERSION = "(\d+\.\d+\.\d+)"', re.MULTILINE)
 UNRELEASED = "## [Unreleased]\n"
 
@@ -21,26 +21,26 @@ class ReleaseError(Exception):
 
 def release(version: str, root: Path) -> str:
     """Commit and tag, and return the tag. Raise ReleaseError, before anything is changed, if check does."""
-    place, changes = (root / PLACE).read_text(encoding="utf-8"), (root / CHANGES).read_text(encoding="utf-8")
-    check(version, place, changes, root)
+    source, changes = (root / SOURCE).read_text(encoding="utf-8"), (root / CHANGES).read_text(encoding="utf-8")
+    check(version, source, changes, root)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
-    (root / PLACE).write_text(LINE.sub(f'VERSION = "{version}"', place), encoding="utf-8")
+    (root / SOURCE).write_text(LINE.sub(f'VERSION = "{version}"', source), encoding="utf-8")
     headings = f"{UNRELEASED}\n## [{version}] - {day}\n"
     (root / CHANGES).write_text(changes.replace(UNRELEASED, headings, 1), encoding="utf-8")
-    git(root, "commit", "--quiet", "--message", f"Release {version}", str(PLACE), str(CHANGES))
+    git(root, "commit", "--quiet", "--message", f"Release {version}", str(SOURCE), str(CHANGES))
     git(root, "tag", "--annotate", f"v{version}", "--message", f"Release {version}")
     return f"v{version}"
 
 
-def check(version: str, place: str, changes: str, root: Path) -> None:
+def check(version: str, source: str, changes: str, root: Path) -> None:
     """Raise ReleaseError if this version cannot be released."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise ReleaseError(f"'{version}' is not a version: it must be three numbers, as in make release VERSION=1.2.3")
-    found = LINE.search(place)
-    if found and _numbers(version) < _numbers(found[1]):
-        raise ReleaseError(f"{version} is older than {found[1]}, which {PLACE} says")
+    current = LINE.search(source)
+    if current and _numbers(version) < _numbers(current[1]):
+        raise ReleaseError(f"{version} is older than {current[1]}, the version in {SOURCE}")
     if not changes.partition(UNRELEASED)[2].partition("\n## ")[0].strip():
-        raise ReleaseError(f"{CHANGES} says nothing below '{UNRELEASED.strip()}': write what has changed")
+        raise ReleaseError(f"{CHANGES} has no entry below '{UNRELEASED.strip()}': write what has changed")
     if git(root, "status", "--porcelain"):
         raise ReleaseError("there are changes that are not committed: commit them first")
     if git(root, "tag", "--list", f"v{version}"):

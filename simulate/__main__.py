@@ -1,4 +1,4 @@
-"""python -m simulate: SageMaker on your desk."""
+"""python -m simulate: a SageMaker endpoint on your machine."""
 
 import argparse
 import os
@@ -25,15 +25,15 @@ FAILED, RULE_BROKEN = 1, 3  # exit codes
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m simulate",
         description="Run the container as SageMaker would, and offer the sagemaker-runtime API to boto3.",
         epilog="rules: " + ", ".join(RULES),
     )
-    add = made.add_argument
+    add = parser.add_argument
     add("--image", default="", help="an image, run with podman or docker; default: ./serve as a plain process")
     add("--serve", type=Path, default=SERVE, metavar="PROGRAM", help="the program to run as a plain process")
-    data = made.add_mutually_exclusive_group()
+    data = parser.add_mutually_exclusive_group()
     data.add_argument("--model-data", type=existing, metavar="FOLDER|TAR", help="becomes /opt/ml/model")
     data.add_argument("--models", type=existing, metavar="FOLDER", help="multi-model: its .tar.gz files")
     add("--env", type=pair, action="append", default=[], metavar="NAME=VALUE", help="for the container; repeatable")
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     add("--s3", type=Path, metavar="FOLDER", help="stands for S3: s3://BUCKET/KEY is FOLDER/BUCKET/KEY")
     add("--limit", type=limit, action="append", default=[], metavar="RULE=NUMBER", help="change a limit; repeatable")
     add("--strict", action="store_true", help="exit code 3 if a rule was broken")
-    return made
+    return parser
 
 
 def existing(text: str) -> Path:

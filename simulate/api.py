@@ -109,14 +109,14 @@ class Api:
         return Call(name, body, passed_on(members), deadline, rule, target, session)
 
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers of the API's reply, made from the container's."""
+        """Return the headers of the API's reply, built from the container's headers."""
         attributes, session = reply.get(ATTRIBUTES, ""), reply.get(SESSION_ID, "")
         if len(attributes) > self._rules["attributes"].limit or not (attributes.isascii() and attributes.isprintable()):
             self._journal.complain("attributes", f"the reply has {len(attributes)} characters of Custom-Attributes")
             attributes = ""
         if session and not service_model.is_new_session(session):
             self._journal.complain("session", f"the container answered {session!r}")
-        found = {
+        members = {
             "InvokedProductionVariant": VARIANT,
             "ContentType": reply.get("Content-Type", ""),
             "CustomAttributes": attributes,
@@ -124,7 +124,7 @@ class Api:
             "ClosedSessionId": reply.get(CLOSED_SESSION_ID, ""),
         }
         names = service_model.reply_headers(operation)
-        return {names[member]: value for member, value in found.items() if value and member in names}
+        return {names[member]: value for member, value in members.items() if value and member in names}
 
     def _parts(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
         """Yield the reply as event-stream messages; an error becomes the last message, an exception."""

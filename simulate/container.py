@@ -173,7 +173,7 @@ def image_command(launch: Launch, name: str, port: int) -> list[str]:
     network = ["-p", f"127.0.0.1:{port}:{PORT}"] if port else ["--network", "none"]
     memory = ["--memory", str(launch.memory), "--memory-swap", str(launch.memory)]
     mounts = [(launch.model, MODEL), (launch.models, MODELS)]
-    volumes = [word for path, place in mounts if path for word in ("-v", f"{path.absolute()}:{place}:ro")]
+    volumes = [word for path, folder in mounts if path for word in ("-v", f"{path.absolute()}:{folder}:ro")]
     environment = {**platform_variables(PORT), **launch.environment}
     variables = [word for key, value in environment.items() for word in ("-e", f"{key}={value}")]
     head = [launch.engine, "run", "--rm", "--name", name, *RIGHTS, *network, *memory]
@@ -272,18 +272,18 @@ class Container:
         return "" if reply.status == HTTPStatus.OK else f"{reply.status} {body[:300].decode(errors='replace')}".strip()
 
     def check_ports(self) -> None:
-        """Complain of ports that the platform may use itself."""
+        """Complain of open ports that the platform may use itself."""
         low, high = (int(port) for port in SAFE_PORTS.split("-"))
-        allowed, found = {PORT, self.process.port, *range(low, high + 1)}, set()
+        allowed, ports = {PORT, self.process.port, *range(low, high + 1)}, set()
         first = psutil.Process(self.process.pid)
         for process in (first, *first.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                found |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
-        if others := found - allowed:
+                ports |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
+        if others := ports - allowed:
             self.journal.complain("safe-ports", f"the container listens on {sorted(others)}, not {SAFE_PORTS}")
 
     def check_refusals(self) -> None:
-        """Complain of refused connections, unless it was killed. Called later: a dying container refuses too."""
+        """Complain of refused connections, unless the container was killed. Called late: a dying one refuses too."""
         if self.refused and not self.killed:
             self.journal.complain("listening", f"the container did not accept {self.refused} connections")
             self.refused = 0

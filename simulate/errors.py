@@ -24,7 +24,7 @@ class PlatformError(Exception):
 
 ValidationError = partial(PlatformError, 400, "ValidationError")  # the call is wrong
 ModelNotReady = partial(PlatformError, 429, "ModelNotReadyException")  # the model is still being loaded
-InternalFailure = partial(PlatformError, 500, "InternalFailure")  # the container broke off the connection
+InternalFailure = partial(PlatformError, 500, "InternalFailure")  # the container closed the connection early
 ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")  # no container accepts the call
 
 
@@ -36,11 +36,11 @@ class ModelError(PlatformError):
         self.endpoint, self.original_status, self.original = endpoint, original_status, text
         self.is_client_error = 400 <= original_status < 500
         kind = "client" if self.is_client_error else "server"
-        said = f'with message "{text}"' if text else "and could not load the entire response body"
+        content = f'with message "{text}"' if text else "and could not load the entire response body"
         super().__init__(
             424,
             "ModelError",
-            f"Received {kind} error ({original_status}) from {CONTAINER} {said}. See the log of the simulator "
+            f"Received {kind} error ({original_status}) from {CONTAINER} {content}. See the log of the simulator "
             f"(on AWS: /aws/sagemaker/Endpoints/{endpoint} in account {ACCOUNT}) for more information.",
         )
 

@@ -99,8 +99,8 @@ def labels() -> dict[str, str]:
 def base_labels(engine: str, base: str) -> list[str]:
     """Return options for the labels that name the base image, with its digest if the engine knows it."""
     name, _, digest = base.partition("@")
-    found = {"name": name, "digest": digest or digest_of(engine, name)}
-    return [f"--label=org.opencontainers.image.base.{key}={value}" for key, value in found.items() if value]
+    labels = {"name": name, "digest": digest or digest_of(engine, name)}
+    return [f"--label=org.opencontainers.image.base.{key}={value}" for key, value in labels.items() if value]
 
 
 def digest_of(engine: str, name: str) -> str:
@@ -121,12 +121,12 @@ def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
     lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
-    found = []
+    certificate = []
     if certificates and Path(certificates).is_file():
         lines.append("cert = /run/secrets/ca")
-        found = ["--secret", f"id=ca,src={certificates}"]
+        certificate = ["--secret", f"id=ca,src={certificates}"]
     (folder / "pip.conf").write_text("\n".join(lines) + "\n")
-    return [*found, "--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
+    return [*certificate, "--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
 
 
 INDEXES = {"index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL", "proxy": "PIP_PROXY"}
