@@ -38,7 +38,7 @@ def _failed(message: str, code: int) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser. What a command needs is imported when it runs."""
+    """Return the parser. Each command imports its own modules when it runs."""
     parser = argparse.ArgumentParser(prog="python -m build_engines", description="Makes what Triton serves.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_build(commands.add_parser("build", help="build a model folder from weights"))
@@ -85,27 +85,27 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(parsed: argparse.Namespace) -> Request:
-    """Return what `build` is asked for. UsageError for a name that cannot be a model's."""
+    """Return the request that the command line describes. Raise UsageError for a name that no model can have."""
     from build_engines.engines.trtexec import find_trtexec
     from serving.clients import family_name
     from serving.host.machine import has_gpu
 
-    given = {each.name: value for each in FIELDS if (value := getattr(parsed, each.name, None)) is not None}
-    for name in (parsed.model, given.get("name", "")):
+    fields = {each.name: value for each in FIELDS if (value := getattr(parsed, each.name, None)) is not None}
+    for name in (parsed.model, fields.get("name", "")):
         if name.startswith(".") or "/" in name or name != name.strip():
             raise UsageError(f"'{name}' cannot be the name of a model's folder")
-    if parsed.model not in RECIPES and "weights" not in given:
+    if parsed.model not in RECIPES and "weights" not in fields:
         raise UsageError(
             f"'{parsed.model}' is not known; the models are {', '.join(RECIPES)}; for one of your own add "
             "--weights PATH or HUB-ID"
         )
-    given["inputs"] = tuple(given.get("inputs", ()))
-    given["settings"] = dict(given.get("settings", ()))
-    given["client"] = family_name(given.get("client", ""))
-    given["repository"] = given.get("repository", REPOSITORY).resolve()
-    given.setdefault("target", "tensorrt" if find_trtexec() and has_gpu() else "cpu")
-    given.setdefault("load", True)
-    return Request(parsed.model, **given)
+    fields["inputs"] = tuple(fields.get("inputs", ()))
+    fields["settings"] = dict(fields.get("settings", ()))
+    fields["client"] = family_name(fields.get("client", ""))
+    fields["repository"] = fields.get("repository", REPOSITORY).resolve()
+    fields.setdefault("target", "tensorrt" if find_trtexec() and has_gpu() else "cpu")
+    fields.setdefault("load", True)
+    return Request(parsed.model, **fields)
 
 
 def _build(parsed: argparse.Namespace) -> int:
@@ -114,8 +114,8 @@ def _build(parsed: argparse.Namespace) -> int:
 
     started = time.monotonic()
     builders = {"text_embedding": text_embedding, "image_classes": image_classes}
-    folder, made = builders.get(parsed.model, build)(request_of(parsed), parsed.force)
-    print(f"built {folder} in {time.monotonic() - started:.1f} s" if made else f"{folder} is up to date")
+    folder, built = builders.get(parsed.model, build)(request_of(parsed), parsed.force)
+    print(f"built {folder} in {time.monotonic() - started:.1f} s" if built else f"{folder} is up to date")
     return 0
 
 

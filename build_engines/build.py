@@ -1,4 +1,4 @@
-"""Build one model in a folder beside its place, which is renamed when it is complete.
+"""Builds one model in a scratch folder, which is renamed to the model's name when it is complete.
 
     weights -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt, build.json -> checked -> published
 
@@ -61,14 +61,14 @@ FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
     "bert": bert.export,
     **dict.fromkeys(("image_embedding", "semantic_segmentation", "detr"), image_folder.export),
 }
-# The recipes whose own weights are not read by their client's family.
+# Recipes whose own weights need another reader than their client's family.
 OWN_WEIGHTS: dict[str, Callable[[Request, Path], ModelSpec]] = {
     "resnet": bundled.export,
     "yolov5": bundled.export,
     "efficientnet": efficientnet.export,
     "yolov4_tiny": yolov4_tiny.export,
 }
-# Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.
+# Clients whose models stay within comparison.py's limits in BF16: on CPUs with AMX, `serve` runs them on OpenVINO.
 ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
 PRECISION = "INFERENCE_PRECISION_HINT"  # OpenVINO's; others compute in FP32 unless --set names it
 ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by target
@@ -84,7 +84,7 @@ SESSION = "session."  # any of ONNX Runtime's own
 
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
-    """Return the model's folder, and whether it had to be made; raise BuildError."""
+    """Return the model's folder, and whether it had to be built. Raise BuildError."""
     weights = sources.find(request)
     if table.is_table(request, weights):
         request = replace(request, target="cpu")  # no GPU computes its operators
@@ -108,14 +108,14 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
         if request.load:
             load(folder, target)
             if request.target in ON_A_GPU and not has_gpu():
-                print("loaded as a machine without a GPU loads it; there is none here", flush=True)
+                print("loaded with its CPU configuration, because this machine has no GPU", flush=True)
         keep_users_files(folder, target)
         publish(folder, target)
     return target, True
 
 
 def compare_with_fp32(folder: Path, reference: Path, request: Request) -> None:
-    """Print how alike the engine and fp32 answer to samples that calibration did not see, else to what `verify` takes.
+    """Print how alike the engine and fp32 answer samples that calibration did not see, or `verify`'s without samples.
     Raise BuildError if a limit fails."""
     stored = open_model(folder.name, folder.parent, "")
     model, client = stored.model, stored.client()
@@ -131,10 +131,10 @@ def compare_with_fp32(folder: Path, reference: Path, request: Request) -> None:
 
 
 def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
-    """Return all that decides what a build makes, without the paths of this machine."""
+    """Return everything that determines a build's result, without the paths of this machine."""
     asked = asdict(request)
-    for place in ("repository", "name", "load", "calibration", "labels", "tokenizer", "data"):
-        asked.pop(place)
+    for field in ("repository", "name", "load", "calibration", "labels", "tokenizer", "data"):
+        asked.pop(field)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights
     files = {"weights": weights, "labels": request.labels, "tokenizer": request.tokenizer, "data": request.data}
@@ -142,7 +142,7 @@ def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
     asked["calibration"] = request.calibration.name if request.calibration else ""
     if request.target == "tensorrt" and (bound := trtexec.bound_to()):
         asked["bound_to"] = bound
-    return json.loads(json.dumps(asked))  # type: ignore[no-any-return]  # tuples as lists, as they are read back
+    return json.loads(json.dumps(asked))  # type: ignore[no-any-return]  # tuples become lists, as in build.json
 
 
 def _up_to_date(request: Request, asked: Mapping[str, Any]) -> Path | None:

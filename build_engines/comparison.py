@@ -32,7 +32,7 @@ from serving.model_status.served_model import ServedModel
 TEXTS_CLIENT, TABLES_CLIENT = "bert", "table"
 SAMPLED = (TEXTS_CLIENT, "resnet", "yolov5")  # clients whose engines are calibrated on samples
 TENSOR_COSINE, OVERLAP = 0.99, 0.5
-SECONDS, LEAST_RUNS = 1.0, 3  # for the runs that are timed, of each of both
+SECONDS, LEAST_RUNS = 1.0, 3  # of timed runs, for the engine and for fp32
 HELD_OUT, LEAST = 4, 8  # INT8 is compared on each 4th sample and calibrated on the others, of at least 8
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
@@ -85,7 +85,7 @@ def verify(stored: StoredModel, reference: Path | None, source: Path | None, cou
 
 
 def _speed(model: Model, engine: Runner, fp32: Runner) -> Score:
-    """Return how many times as fast as fp32 the engine is. They take turns, so that a disturbance affects both."""
+    """Return how many times as fast as fp32 the engine is. They run in turns, so that a disturbance affects both."""
     feed = example_feed(model, 1, length=128)
     times: dict[Runner, list[float]] = {engine: [], fp32: []}
     end = time.perf_counter() + 2 * SECONDS
@@ -152,15 +152,14 @@ def _run(run: Runner, feed: Tensors) -> Tensors:
         return run(feed)
     except BuildError:
         raise
-    except Exception as err:  # ONNX Runtime's exceptions have no base of their own
+    except Exception as err:  # ONNX Runtime's exceptions have no common base class
         raise BuildError(f"the model fails on a sample: {first_line(err)}") from err
 
 
 def for_calibration(
     client: ModelClient, family: str, source: Path | None, held_out: bool | None = None
 ) -> Iterator[Tensors]:
-    """Yield what the client makes of each instance of `source`, batch dimension included; `held_out` is as for
-    `_part`."""
+    """Yield the client's tensors for each instance of `source`, batch dimension included; `held_out` as for `_part`."""
     if source is None:
         raise UsageError("INT8 is calibrated: name a folder of images, or a file of texts, with --calibration")
     names = {spec.name for spec in client.model.inputs}
@@ -170,13 +169,13 @@ def for_calibration(
 
 
 def _part(source: Path, samples: list[Any], held_out: bool | None) -> list[Any]:
-    """Return the samples that are held out of a calibration, the others, or all for None. Raise UsageError."""
+    """Return the samples held out of calibration (True), the other ones (False), or all (None). Raise UsageError."""
     if held_out is not None and len(samples) < LEAST:
         raise UsageError(
             f"{source} has {len(samples)} of the {LEAST} samples that calibrate INT8 and show that it answers as fp32 "
             "does: some dozens of the kind that the model gets are best; --no-compare takes fewer"
         )
-    return [sample for place, sample in enumerate(samples) if held_out in (None, place % HELD_OUT == HELD_OUT - 1)]
+    return [sample for index, sample in enumerate(samples) if held_out in (None, index % HELD_OUT == HELD_OUT - 1)]
 
 
 def _samples(client: ModelClient, family: str, source: Path | None, held_out: bool | None = None) -> Iterator[Any]:
@@ -231,7 +230,7 @@ def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """How alike two predictions are, from 0 to 1, or None if neither says anything."""
+    """Measures how alike two predictions are, from 0 to 1, or None if both are empty."""
 
     name: str
     limit: float
@@ -252,13 +251,13 @@ def _same_shares(ours: Any, theirs: Any) -> float:
 
 
 def _same_boxes(ours: Any, theirs: Any) -> float | None:
-    """Return the share of both models' detections that have a partner of the same class at the same place."""
+    """Return the share of both models' detections that have a partner of the same class at the same position."""
     free = list(theirs["detections"])
     total = len(ours["detections"]) + len(free)
     for mine in ours["detections"]:
-        found = [each for each in free if each["class_id"] == mine["class_id"] and overlap(mine["box"], each["box"])]
-        if found:
-            free.remove(found[0])
+        matches = [each for each in free if each["class_id"] == mine["class_id"] and overlap(mine["box"], each["box"])]
+        if matches:
+            free.remove(matches[0])
     return 2 * (len(theirs["detections"]) - len(free)) / total if total else None
 
 
@@ -272,7 +271,7 @@ def overlap(box: dict[str, float], other: dict[str, float]) -> bool:
     return common >= OVERLAP * together > 0
 
 
-_CLASSES = _equal("equal top classes", 0.98, lambda found: found["classes"][0]["class_id"])
+_CLASSES = _equal("equal top classes", 0.98, lambda answer: answer["classes"][0]["class_id"])
 _VECTORS = Measure("cosine", 0.98, _same_vector)
 _BOXES = Measure("detections in common", 0.90, _same_boxes)
 MEASURES = {  # by client or, for texts, by task
@@ -284,12 +283,12 @@ MEASURES = {  # by client or, for texts, by task
     "image_embedding": _VECTORS,
     "embedding": _VECTORS,
     "semantic_segmentation": Measure("common shares of classes", 0.98, _same_shares),
-    "fill-mask": _equal("equal first tokens", 0.90, lambda found: found["masks"][0][0]["token_id"]),
+    "fill-mask": _equal("equal first tokens", 0.90, lambda answer: answer["masks"][0][0]["token_id"]),
     "token-classification": _equal(
-        "equal entities", 0.90, lambda found: [(each["label"], each["start"]) for each in found["entities"]]
+        "equal entities", 0.90, lambda answer: [(each["label"], each["start"]) for each in answer["entities"]]
     ),
     "question-answering": _equal(
-        "equal answers", 0.90, lambda found: [each["answer"] for each in found["answers"][:1]]
+        "equal answers", 0.90, lambda answer: [each["answer"] for each in answer["answers"][:1]]
     ),
-    "text-ranking": _equal("equal first documents", 0.90, lambda found: found["ranking"][0]["index"]),
+    "text-ranking": _equal("equal first documents", 0.90, lambda answer: answer["ranking"][0]["index"]),
 }

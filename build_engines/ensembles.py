@@ -1,7 +1,7 @@
 """The ensembles `text_embedding` and `image_classes`: folders of files, with the models of ensemble_files/ as parts.
 
-An ensemble calls its parts by name, so all of them lie in one repository (or one archive). A part's name begins with
-the ensemble's, except for models that are also served by themselves.
+An ensemble calls its parts by name, so all of them are in one repository (or one archive). A part's name begins with
+the ensemble's name, except for models that are also served on their own.
 """
 
 import json
@@ -34,7 +34,7 @@ from clients.base import TensorSpec
 PARTS = Path(__file__).resolve().parent / "ensemble_files"
 MAX_BATCH_SIZE = 16
 CACHE = "__pycache__"
-ENCODER, CLASSIFIER = "bert", "efficientnet"  # the recipes of the networks that are taken unless --weights names one
+ENCODER, CLASSIFIER = "bert", "efficientnet"  # the recipes that are built unless --weights names a network
 OF_TEXTS = {"pooling": "mean", "normalize": "true", "max_length": "0", "pad_to_multiple_of": "1"}  # of clients/bert.py
 OF_IMAGES = {"decoder": "auto", "mean": "0", "std": "1", "activation": "softmax"}
 DECODERS = ("auto", "dali", "python")
@@ -56,14 +56,14 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
     Python environment needs numpy below 2, and tokenizers. Return the folder, and whether anything had to be made.
     """
     target, batch = request.repository / (request.name or request.model), _batch_size(request)
-    encoder, made = _build_encoder(request, target.name, batch, force)
+    encoder, changed = _build_encoder(request, target.name, batch, force)
     config = read_config(encoder)
     own = parameters_of(config)
     settings = _settings(request, OF_TEXTS | {name: own[name] for name in OF_TEXTS if name in own})
     outputs = {spec.name: spec for spec in specs(config.output)}
     encoded = next(iter(outputs.values()))
     if "pooling" not in request.settings:
-        encoded = outputs.get(POOLED, encoded)  # what the encoder has pooled itself
+        encoded = outputs.get(POOLED, encoded)  # the output that the encoder pooled itself
     inputs = specs(config.input)
     text = TensorSpec(TEXT, "BYTES", (1,))
     final = TensorSpec("finaloutput", "FP32", encoded.shape[-1:])
@@ -90,7 +90,7 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
         write_model(target.with_name(f"{target.name}_pooling"), pooling_files),
         write_model(target, files, request.load),
     ]
-    return target, made or any(written)
+    return target, changed or any(written)
 
 
 def _build_encoder(request: Request, ensemble: str, batch: int, force: bool) -> tuple[Path, bool]:
@@ -98,16 +98,16 @@ def _build_encoder(request: Request, ensemble: str, batch: int, force: bool) -> 
     usual = request.weights in ("", "pretrained") and request.precision == "fp32"
     name = ENCODER if usual else f"{ensemble}_{ENCODER}"
     asked = replace(request, model=ENCODER, name=name, task="embedding", max_batch_size=-1, settings={})
-    encoder, made = build_model(asked, force)
+    encoder, changed = build_model(asked, force)
     if 0 < (most := read_config(encoder).max_batch_size) < batch:
         raise BuildError(f"'{encoder.name}' takes at most {most} texts in a batch: set --max-batch-size {most}")
-    return encoder, made
+    return encoder, changed
 
 
 def _tokenizer_part(
     tokenizer: TextTokenizer, settings: Mapping[str, str], outputs: tuple[TensorSpec, ...], batch: int
 ) -> Files:
-    """Return the files of the part that turns texts into `outputs`, the tensors that the encoder takes."""
+    """Return the files of the part that turns texts into `outputs`, the encoder's input tensors."""
     parameters = {
         "max_length": str(tokenizer.max_length),
         "pad_id": str(tokenizer.pad_id),
@@ -136,7 +136,7 @@ def image_classes(request: Request, force: bool = False) -> tuple[Path, bool]:
         raise UsageError(f"--set decoder={settings['decoder']}: it is one of {', '.join(DECODERS)}")
     part = f"{target.name}_classifier"
     model = part if request.weights else CLASSIFIER
-    network, made = build_model(replace(request, model=model, name=part, max_batch_size=batch, settings={}), force)
+    network, changed = build_model(replace(request, model=model, name=part, max_batch_size=batch, settings={}), force)
     pixels, scores, size, layout = _classifier_tensors(network)
     weights = sources.find(request)
     is_onnx = weights is not None and sources.kind(weights) == "onnx"
@@ -158,7 +158,7 @@ def image_classes(request: Request, force: bool = False) -> tuple[Path, bool]:
         write_model(target.with_name(f"{target.name}_decoder"), _decoder_part(settings, pixels, size, layout, batch)),
         write_model(target, files, request.load),
     ]
-    return target, made or any(written)
+    return target, changed or any(written)
 
 
 def _decoder_part(settings: Mapping[str, str], pixels: TensorSpec, size: int, layout: str, batch: int) -> Files:
@@ -189,17 +189,17 @@ def _classifier_tensors(folder: Path) -> tuple[TensorSpec, TensorSpec, int, str]
         for layout, size, wanted in (("CHW", shape[2], (3, *shape[2:] * 2)), ("HWC", shape[0], (*shape[:1] * 2, 3))):
             if known and shape == wanted and size > 0:
                 return inputs[0], outputs[0], size, layout
-    found = "; ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in (*inputs, *outputs))
+    tensors = "; ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in (*inputs, *outputs))
     raise BuildError(
-        f"the network is not a classifier for batches: its tensors are {found}; it takes one image, FP32 or UINT8 "
-        "[N, 3, SIZE, SIZE] or [N, SIZE, SIZE, 3], and gives [N, classes]"
+        f"the network is not a classifier for batches: its tensors are {tensors}; it must take one image, FP32 or "
+        "UINT8 [N, 3, SIZE, SIZE] or [N, SIZE, SIZE, 3], and return [N, classes]"
     )
 
 
 def write_model(folder: Path, files: Mapping[str, Path | str], loads: bool = False) -> bool:
-    """Write a model folder with these files (a path is copied) and version 1. Return False if an equal one is there.
+    """Write a model folder with these files (a path is copied) and version 1. Return False if it exists unchanged.
 
-    Raise BuildError if `serve --check` would refuse it. `loads`: load it, with what it calls, before it is in place.
+    Raise BuildError if `serve --check` would refuse it. `loads`: load it and its parts before it is published.
     """
     contents = {name: file.read_bytes() if isinstance(file, Path) else file.encode() for name, file in files.items()}
     files_there = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != CACHE)
@@ -239,10 +239,10 @@ def _config(
         config.backend = backend
     for tensor in config.input if backend == "dali" else ():
         tensor.allow_ragged_batch = True  # batches may mix lengths
-    for model, taken, made in steps:
+    for model, taken, produced in steps:
         part = config.ensemble_scheduling.step.add(model_name=model, model_version=-1)
         part.input_map.update(taken)
-        part.output_map.update(made)
+        part.output_map.update(produced)
     return render(config)
 
 

@@ -1,4 +1,4 @@
-"""What a family knows of the model that it has written, the folder that is made of it, and how it is read again.
+"""The description of a model that a family has written, the folder that is built from it, and how to read it back.
 
     weights --family--> ModelSpec --engine--> 1/model.onnx or 1/model.plan --> config.pbtxt, labels.txt, build.json
 
@@ -49,7 +49,7 @@ from serving.settings.table import Settings
 ONNX, TORCHSCRIPT, PLAN = "onnxruntime_onnx", "pytorch_libtorch", "tensorrt_plan"  # Triton's platforms
 MODEL_FILES = {ONNX: "model.onnx", TORCHSCRIPT: "model.pt", PLAN: "model.plan"}
 HEADER = "# Written by python -m build_engines.\n"
-RECORD = "build.json"  # what a folder was made from, and its files as they were made
+RECORD = "build.json"  # the request a folder was built from, and the digests of its files
 SCRATCH, STALE = ".build-", 86400  # seconds
 
 
@@ -97,16 +97,16 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine builder made of 1/model.onnx.
+    """The engine that was built from 1/model.onnx.
 
-    `facts` go into build.json as "engine": what the engine is bound to. `cpu_only`: it is for a CPU wherever it runs.
+    `bound_to` is what the engine is bound to, "engine" in build.json. `cpu_only`: it is for a CPU wherever it runs.
     `cpu_parameters` go into the configuration for a CPU, `accelerator` are the parameters of ONNX Runtime's TensorRT
     provider in the one for a GPU.
     """
 
     platform: str
     precision: str
-    facts: Mapping[str, str] = field(default_factory=dict)
+    bound_to: Mapping[str, str] = field(default_factory=dict)
     preferred_batch_sizes: tuple[int, ...] = ()
     cpu_only: bool = False
     cpu_parameters: Mapping[str, str] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def model_config(model_spec: ModelSpec, platform: str, kind: str, count: int, re
 
 
 def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
-    """A scalar has no place in config.pbtxt: callers send [1], or [n, 1] for a batch; the model gets [], or [n]."""
+    """Declare a tensor. config.pbtxt has no scalars: callers send [1], or [n, 1]; the model gets [], or [n]."""
     target.name, target.data_type = spec.name, data_type(spec.datatype)
     target.dims.extend(spec.shape or (1,))
     if not spec.shape and max_batch_size:
@@ -199,7 +199,7 @@ def read_lines(file: Path) -> list[str]:
 
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
-    """Writes the labels of `file`, else `labels`; whether there are any. UsageError when the file cannot be read."""
+    """Write the labels of `file`, else `labels`. Return whether there are any. Raise UsageError for a bad file."""
     if file:
         try:
             labels = read_lines(file)
@@ -211,7 +211,7 @@ def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """build.json; empty where there is none."""
+    """Return build.json's content, or {} without one."""
     try:
         return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -226,24 +226,24 @@ def write_record(folder: Path, made_from: Mapping[str, Any], source: str, engine
         "source_sha256": source,
         "precision": engine.precision,
         "platform": engine.platform,
-        "engine": dict(engine.facts),
+        "engine": dict(engine.bound_to),
         "files": {name: digest(folder / name) for name in names},
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def changed_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
-    """The files that are missing or are not as they were made."""
+    """Return the names of files that are missing or have changed since the build."""
     files = record["files"].items()
     return [name for name, sha in files if not (folder / name).is_file() or digest(folder / name) != sha]
 
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent`, whose name Triton and the tools pass over; removed at the end, whatever happens, and
-    with it `parent`, if that is new too and nothing else is in it.
+    """Yield a new folder in `parent`, which Triton and the tools ignore. Remove it at the end in any case, and `parent`
+    if that is new too and empty.
 
-    What a killed build left there is removed after a day.
+    Folders that killed builds left are removed after a day.
     """
     new = not parent.exists()
     parent.mkdir(parents=True, exist_ok=True)
@@ -290,17 +290,17 @@ def load(folder: Path, target: Path) -> None:
 
 
 def keep_users_files(folder: Path, target: Path) -> None:
-    """Links what a user put into `target` into the new folder: another version, a client.py."""
-    made = {RECORD, *read_record(target).get("files", ())}
+    """Link the files that a user added to `target` into the new folder: another version, a client.py."""
+    built = {RECORD, *read_record(target).get("files", ())}
     for path in target.rglob("*"):
         name = path.relative_to(target)
-        if path.is_file() and str(name) not in made and not (folder / name).exists():
+        if path.is_file() and str(name) not in built and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(path, folder / name)
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Renames the complete folder to `target`, in place of what is there."""
+    """Rename the complete folder to `target`, and replace what `target` was."""
     old = target.with_name(f".old-{target.name}-{os.getpid()}")
     if target.exists():
         target.rename(old)
@@ -314,7 +314,7 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def reference_folder(source: str) -> Path:
-    """Where the fp32 model with that SHA-256 is kept."""
+    """Return the folder that keeps the fp32 model with this SHA-256."""
     return cache_folder() / "references" / source
 
 
@@ -340,15 +340,15 @@ class StoredModel:
 
     @property
     def version(self) -> Path:
-        """The folder of the newest version; BuildError without one."""
-        found = versions(self.folder)
-        if not found:
+        """Return the folder of the newest version. Raise BuildError without one."""
+        folders = versions(self.folder)
+        if not folders:
             raise BuildError(f"there is no version in {self.folder}: build the model first")
-        return found[-1]
+        return folders[-1]
 
     @property
     def file(self) -> Path:
-        """What is served of that version."""
+        """Return the file that is served from the newest version."""
         name = self.config.default_model_filename or MODEL_FILES.get(self.config.platform, "")
         path = self.version / name
         if not name or not path.is_file():

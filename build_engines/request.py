@@ -16,9 +16,9 @@ NETWORK, ENGINE, CLIENT, SERVING = "the network", "the engine", "the client", "h
 
 
 def option(group: str, default: Any, about: str, **words: Any) -> Any:
-    """Declare a field and its flag: --NAME, or `flag`. Other `words` are those of argparse's add_argument."""
-    made = {"default_factory": default} if callable(default) else {"default": default}
-    return field(**made, metadata={"group": group, "help": about, **words})
+    """Declare a field and its flag: --NAME, or `flag`. The other `words` go to argparse's add_argument."""
+    initial = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**initial, metadata={"group": group, "help": about, **words})
 
 
 def positive(text: str) -> int:

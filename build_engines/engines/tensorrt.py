@@ -85,8 +85,8 @@ def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, f
             calibrate_method=CalibrationMethod.MinMax,
         )
         calibrator.collect_data(batches)
-        found = calibrator.compute_data()
-    bounds = {name: found[name].range_value for name in found}
+        ranges = calibrator.compute_data()
+    bounds = {name: ranges[name].range_value for name in ranges}
     return {name: float(max(abs(low).max(), abs(high).max())) for name, (low, high) in bounds.items()}
 
 

@@ -89,8 +89,8 @@ class Trtexec:
             raise BuildError(f"{path} --help: {err}") from err
         banner = _BANNER.search(done.stdout)
         if done.returncode or not banner:
-            said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            raise BuildError(f"{path} --help failed: {said[0] if said else f'status {done.returncode}'}")
+            output = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise BuildError(f"{path} --help failed: {output[0] if output else f'status {done.returncode}'}")
         if (code := int(banner[1])) < OLDEST * 10_000:
             raise BuildError(f"{path} is of TensorRT v{code}, and {OLDEST} or newer is needed; {WHERE_TO_GET_IT}")
         return cls(path, code, done.stdout)
@@ -146,9 +146,9 @@ class Trtexec:
             process.wait()
         if code:
             how = f"status {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-            said = [line for line in lines if "[E]" in line] or [line for line in lines if line[:4] != "&&&&"]
-            last = " | ".join(_PREFIX.sub("", line) for line in said[-SHOWN:])
-            raise BuildError(f"trtexec failed ({how}): {last or 'it said nothing'}")
+            errors = [line for line in lines if "[E]" in line] or [line for line in lines if line[:4] != "&&&&"]
+            last = " | ".join(_PREFIX.sub("", line) for line in errors[-SHOWN:])
+            raise BuildError(f"trtexec failed ({how}): {last or 'it printed nothing'}")
 
 
 def _quoted(name: str) -> str:

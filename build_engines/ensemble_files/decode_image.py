@@ -23,10 +23,10 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
-        given = {k: v["string_value"] for k, v in config["parameters"].items()}
+        parameters = {k: v["string_value"] for k, v in config["parameters"].items()}
         self.dtype = pb_utils.triton_string_to_numpy(config["output"][0]["data_type"])
-        self.size, self.channels_first = int(given["size"]), given["layout"] == "CHW"
-        self.mean, self.std = np.float32(given["mean"]), np.float32(given["std"])
+        self.size, self.channels_first = int(parameters["size"]), parameters["layout"] == "CHW"
+        self.mean, self.std = np.float32(parameters["mean"]), np.float32(parameters["std"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response per request; an image that cannot be decoded fails its own request."""

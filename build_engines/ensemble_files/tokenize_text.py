@@ -21,9 +21,9 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
-        given = {name: value["string_value"] for name, value in config["parameters"].items()}
-        self.limit, self.multiple = int(given["max_length"]), int(given["pad_to_multiple_of"])
-        self.padding = {"input_ids": int(given["pad_id"])}
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        self.limit, self.multiple = int(parameters["max_length"]), int(parameters["pad_to_multiple_of"])
+        self.padding = {"input_ids": int(parameters["pad_id"])}
         self.outputs = {
             entry["name"]: pb_utils.triton_string_to_numpy(entry["data_type"]) for entry in config["output"]
         }

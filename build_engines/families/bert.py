@@ -70,8 +70,8 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     check_tokenizer(folder / "tokenizer", checkpoint)
     write_example(folder, task)
     labels = write_labels(folder / LABELS, (), request.labels)
-    given = {"pad_to_multiple_of": "8", "task": task, **settings} | ({"labels": LABELS} if labels else {})
-    model_spec = ModelSpec(client="bert", max_batch_size=BATCH_SIZE, settings=given, note=NOTE)
+    parameters = {"pad_to_multiple_of": "8", "task": task, **settings} | ({"labels": LABELS} if labels else {})
+    model_spec = ModelSpec(client="bert", max_batch_size=BATCH_SIZE, settings=parameters, note=NOTE)
     return with_tensors(request, folder, model_spec)
 
 

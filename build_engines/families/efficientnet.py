@@ -90,8 +90,8 @@ def write_network(tensors: Mapping[str, Array], path: Path) -> None:
     for repeats, _kernel, stride, expansion, wide in BLOCKS:
         for repeat in range(repeats):
             step = stride if repeat == 0 else 1
-            made = network.block(x, f"_blocks.{index}", step, expansion)
-            x = network.add("Add", made, x) if step == 1 and channels == wide else made
+            block = network.block(x, f"_blocks.{index}", step, expansion)
+            x = network.add("Add", block, x) if step == 1 and channels == wide else block
             index, channels = index + 1, wide
     x = network.convolution(x, "_conv_head", "_bn1")
     x = network.add("Flatten", network.add("GlobalAveragePool", x))

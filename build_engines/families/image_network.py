@@ -54,13 +54,13 @@ class Head:
     same: Callable[..., bool]
 
 
-def _equal(found: Arrays, wanted: Arrays, *_: Any) -> bool:
-    return all(np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(found, wanted, strict=True))
+def _equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
+    return all(np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(outputs, wanted, strict=True))
 
 
-def _equal_sets(found: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Boxes have no order, and of equally good ones a network may choose others."""
-    for ours, theirs in zip(np.concatenate(found, 2), np.concatenate(wanted, 2), strict=True):
+def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
+    """Compare boxes without order; among equally good ones, a network may choose others."""
+    for ours, theirs in zip(np.concatenate(outputs, 2), np.concatenate(wanted, 2), strict=True):
         nearest = np.abs(ours[:, None] - theirs).max(2).min(0)
         if (nearest > CLOSE * max(1, np.abs(theirs).max())).mean() > STRANGE_BOXES:
             return False
@@ -72,18 +72,18 @@ def _logits(network: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _boxes(network: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    found = network(images)
-    return found.logits, found.pred_boxes
+    output = network(images)
+    return output.logits, output.pred_boxes
 
 
 def _vector(network: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What CLIP and SigLIP compare with texts, else the pooled output."""
+    """Return the embedding that CLIP and SigLIP compare with texts, else the pooled output."""
     if isinstance(network, CLIPVisionModelWithProjection):
         return (network(images).image_embeds,)
-    found = network.get_image_features(images) if hasattr(network, "get_image_features") else network(images)
-    if getattr(found, "pooler_output", None) is None:
-        raise BuildError(f"{type(network).__name__} has no pooled output, so it says no one vector for an image")
-    return (found.pooler_output,)
+    output = network.get_image_features(images) if hasattr(network, "get_image_features") else network(images)
+    if getattr(output, "pooler_output", None) is None:
+        raise BuildError(f"{type(network).__name__} has no pooled output, so it has no single vector for an image")
+    return (output.pooler_output,)
 
 
 HEADS = {
@@ -217,8 +217,8 @@ def _scores(processor: Any) -> dict[str, str]:
     300 good boxes."""
     try:
         logits = torch.full((1, 300, 3), 9.0)
-        found = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
-        (kept,) = processor.post_process_object_detection(found, threshold=0.9)
+        outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
+        (kept,) = processor.post_process_object_detection(outputs, threshold=0.9)
     except Exception as err:  # each processor raises its own
         raise BuildError(f"{_name(processor)} does not say what boxes are kept: {first_line(err)}") from err
     count = len(kept["scores"])  # softmax of three equal logits is a third: none is kept

@@ -71,12 +71,12 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
 
 def _check_boxes(load: Callable[[], Runner], spec: ModelSpec) -> None:
     """Raise BuildError if the boxes of a random image are not in pixels: YOLOX's are offsets in cells of a grid. A file
-    that does not run, or whose few boxes may be those of found objects alone, is not judged."""
+    that does not run, or whose few boxes may be only those of detected objects, is accepted."""
     if spec.client != DETECTOR:
         return
     try:
-        found = load()(_random_feed(spec, 1, int(spec.settings.get("size", 640))))[spec.outputs[0].name][0]
-        boxes = np.abs(found[:, :4] if len(found) > found.shape[1] else found[:4].T)
+        rows = load()(_random_feed(spec, 1, int(spec.settings.get("size", 640))))[spec.outputs[0].name][0]
+        boxes = np.abs(rows[:, :4] if len(rows) > rows.shape[1] else rows[:4].T)
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return
     if len(boxes) > FEW_BOXES and 0 < boxes.max() < LEAST_PIXELS:
@@ -270,13 +270,13 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
 
 
 def _parse_input(text: str, number: int) -> TensorSpec:
-    found = _INPUT.fullmatch(text)
-    if not found or found[2] not in onnx_files.DATATYPES.values():
+    match = _INPUT.fullmatch(text)
+    if not match or match[2] not in onnx_files.DATATYPES.values():
         raise UsageError(f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1")
-    dims = tuple(int(size) for size in found[3].split(",") if size)
+    dims = tuple(int(size) for size in match[3].split(",") if size)
     if any(size < 1 and size != -1 for size in dims):
         raise UsageError(f"--input {text}: a dimension is a number from 1, or -1 where it varies")
-    return TensorSpec(found[1] or f"INPUT__{number}", found[2], dims)
+    return TensorSpec(match[1] or f"INPUT__{number}", match[2], dims)
 
 
 def _read_torchscript(path: Path) -> Any:
@@ -314,8 +314,8 @@ def _run_torchscript(path: Path, module: Any, inputs: Sequence[TensorSpec], batc
     except (RuntimeError, ValueError, TypeError, AttributeError) as err:
         reason = str(err).strip().splitlines()[-1]
         raise BuildError(f"{path} does not run on zeros of the inputs {_written(inputs)}: {reason}") from err
-    found = enumerate(zip(*shapes, strict=True))
-    return tuple(_output(number, one, other, batching) for number, (one, other) in found)
+    pairs = enumerate(zip(*shapes, strict=True))
+    return tuple(_output(number, one, other, batching) for number, (one, other) in pairs)
 
 
 def _zeros(spec: TensorSpec, batch: int, length: int) -> object:

@@ -153,11 +153,11 @@ def _numpy_2() -> Iterator[None]:
     def wrapped(holder: Any) -> Any:
         return lambda bits="MT19937", *_: holder(bits if isinstance(bits, BitGenerator) else construct(bits))
 
-    made = dict(zip(NUMPY_1, (construct, wrapped(Generator), wrapped(RandomState)), strict=True))
+    constructors = dict(zip(NUMPY_1, (construct, wrapped(Generator), wrapped(RandomState)), strict=True))
     modules = {f"numpy._core.{name}": import_module(f"numpy.core.{name}") for name in NUMPY_2}
     added = modules.keys() - sys.modules.keys()
     sys.modules.update({name: modules[name] for name in added})
-    for name, value in made.items():
+    for name, value in constructors.items():
         setattr(_pickle, name, value)
     try:
         yield
@@ -211,12 +211,12 @@ def answer_booleans(model: onnx.ModelProto) -> None:
 
 
 def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
-    """The places of the inputs that stay: those that a node reads."""
+    """Remove the inputs that no node reads. Return the indices of the others."""
     inputs = list(model.graph.input)
     read = {name for node in model.graph.node for name in node.input}
-    kept = [place for place, value in enumerate(inputs) if value.name in read]
+    kept = [index for index, value in enumerate(inputs) if value.name in read]
     del model.graph.input[:]
-    model.graph.input.extend(inputs[place] for place in kept)
+    model.graph.input.extend(inputs[index] for index in kept)
     return kept
 
 

@@ -84,13 +84,13 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None
     kept = list(range(len(columns)))
     if are_apart(columns, estimator) and all(column.name for column in columns):
         kept = table.drop_unused_inputs(model)
-    able = [place for place, old in enumerate(kept) if old in able]
+    able = [index for index, old in enumerate(kept) if old in able]
     return Converted(
         model,
-        tuple(columns[place].name for place in kept if columns[place].name),
+        tuple(columns[index].name for index in kept if columns[index].name),
         classes,
         "nan" if kept and len(able) == len(kept) else ",".join(map(str, able)),
-        [cells[place][0].item() if hasattr(cells[place][0], "item") else cells[place][0] for place in kept],
+        [cells[index][0].item() if hasattr(cells[index][0], "item") else cells[index][0] for index in kept],
     )
 
 
@@ -155,7 +155,7 @@ def _reason(estimator: Any, columns: Sequence[Column], cells: Sequence[Array]) -
 
 
 def _unconvertible(estimator: Any) -> str:
-    """Return what skl2onnx is known not to convert, "" if there is nothing."""
+    """Return which part skl2onnx is known not to convert, or ""."""
     for step in _steps(estimator):
         if type(step).__name__ == "FunctionTransformer" and step.func is not None:
             return f"skl2onnx does not convert FunctionTransformer({getattr(step.func, '__name__', step.func)})"
@@ -171,7 +171,7 @@ def _unconvertible(estimator: Any) -> str:
 
 
 def _steps(estimator: Any) -> Iterator[Any]:
-    """Yield the estimator and all that are in it."""
+    """Yield the estimator and all estimators within it."""
     yield estimator
     inner = [step for _, step in getattr(estimator, "steps", ())]
     inner += [step for _, step, _ in getattr(estimator, "transformers_", ())]
@@ -188,26 +188,26 @@ def _is_voting(estimator: Any) -> bool:
 
 def _convertible(estimator: Any) -> Any:
     """Return a copy that skl2onnx converts with the same answers. A missing text is the category ""."""
-    made = deepcopy(estimator)
-    for step in _steps(made):
+    copied = deepcopy(estimator)
+    for step in _steps(copied):
         if _is_voting(step):
             step.flatten_transform = False  # of transform(), which is not served
         if type(step).__name__ == "KBinsDiscretizer" and step.encode == "onehot":
             step.encode = "onehot-dense"
-        for place, categories in enumerate(getattr(step, "categories_", ())):
+        for index, categories in enumerate(getattr(step, "categories_", ())):
             missing = [is_missing(value) for value in categories.tolist()]
             if categories.dtype.kind == "O" and any(missing):
                 if "" in categories:
                     raise BuildError("a column has the categories missing and '', which are the same in CSV")
-                step.categories_[place] = np.where(missing, "", categories)
-    return made
+                step.categories_[index] = np.where(missing, "", categories)
+    return copied
 
 
 def _check_kind(estimator: Any, library: str) -> None:
-    """Raises UsageError for what is no model, or one that maps its categories outside of its trees."""
+    """Raise UsageError if it is not a model, or maps its categories outside of its trees."""
     if library not in _CONVERTERS and not hasattr(estimator, "__sklearn_tags__"):
         name = type(estimator).__name__
-        raise UsageError(f"the file holds a {name}, and no model of scikit-learn, XGBoost or LightGBM")
+        raise UsageError(f"the file holds a {name}, which is not a model of scikit-learn, XGBoost or LightGBM")
     booster = booster_of(estimator)
     categories = "c" in (getattr(booster, "feature_types", None) or ()) or getattr(booster, "pandas_categorical", None)
     if categories:
@@ -221,7 +221,7 @@ def _check_kind(estimator: Any, library: str) -> None:
 
 
 def _best(estimator: Any) -> Any:
-    """With the trees up to the best one, which XGBoost's own predict takes after early stopping."""
+    """Keep the trees up to the best one, which XGBoost's own predict uses after early stopping."""
     booster = booster_of(estimator)
     if not type(booster).__module__.startswith("xgboost") or not (best := booster.attr("best_iteration")):
         return estimator
@@ -246,14 +246,14 @@ def _sklearn(estimator: Any, columns: Sequence[Column]) -> onnx.ModelProto:
         "BOOL": data_types.BooleanTensorType,
     }
     if are_apart(columns, estimator):
-        initial = [(c.name or f"column_{place}", types[c.datatype]([None, 1])) for place, c in enumerate(columns)]
+        initial = [(c.name or f"column_{index}", types[c.datatype]([None, 1])) for index, c in enumerate(columns)]
     else:
         initial = [(MATRIX, types[columns[0].datatype]([None, len(columns)]))]
     return to_onnx(_convertible(estimator), initial_types=initial, target_opset=OPSETS)
 
 
 def _register_boosters() -> None:
-    """As steps of a pipeline they are known to skl2onnx once onnxmltools' converters are named to it."""
+    """Register onnxmltools' converters with skl2onnx, so that it can convert boosters in pipelines."""
     import lightgbm
     import xgboost
     from onnxmltools.convert.lightgbm.operator_converters.LightGbm import convert_lightgbm
@@ -266,7 +266,7 @@ def _register_boosters() -> None:
         shapes.calculate_linear_regressor_output_shapes,
     )
     options = {"nocl": [True, False], "zipmap": [True, False, "columns"]}
-    for model, shape, converter, given in (
+    for model, shape, converter, choices in (
         (xgboost.XGBClassifier, classifier, convert_xgboost, options),
         (xgboost.XGBRegressor, regressor, convert_xgboost, None),
         (lightgbm.LGBMClassifier, classifier, convert_lightgbm, options),
@@ -274,7 +274,7 @@ def _register_boosters() -> None:
     ):
         library = model.__module__.partition(".")[0]
         alias = f"{'XGBoost' if library == 'xgboost' else 'LightGbm'}{model.__name__}"
-        update_registered_converter(model, alias, shape, converter, options=given, overwrite=True)
+        update_registered_converter(model, alias, shape, converter, options=choices, overwrite=True)
 
 
 def _register_scorers() -> None:
@@ -307,27 +307,27 @@ _CONVERTERS: Mapping[str, Callable[[Any, Sequence[Column]], onnx.ModelProto]] = 
 
 
 def columns_of(estimator: Any) -> list[Column]:
-    """By the names that it was trained with, and by the categories that its encoders know."""
+    """Return the columns, with the names it was trained with and the categories that its encoders know."""
     names = _names(estimator)
     known: dict[int, tuple[str, tuple[Any, ...]]] = {}
     first = _first(estimator)
     if hasattr(first, "transformers_"):
-        places = first._transformer_to_input_indices
+        indices = first._transformer_to_input_indices
         for name, transformer, _ in first.transformers_:
-            known |= dict(zip(places[name], _encoded(transformer), strict=False))
+            known |= dict(zip(indices[name], _encoded(transformer), strict=False))
     else:
         known |= dict(enumerate(_encoded(first)))
-    return [Column(name, *known.get(place, ())) for place, name in enumerate(names)]
+    return [Column(name, *known.get(index, ())) for index, name in enumerate(names)]
 
 
 def _names(estimator: Any) -> list[str]:
-    """One for each column, "" where they have none."""
+    """Return a name for each column, "" if columns have no names."""
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())
     if hasattr(booster, "num_feature"):  # LightGBM's, which names columns Column_0 … where they had no names
-        found = booster.feature_name()
-        return [""] * len(found) if all(re.fullmatch(r"Column_\d+", name) for name in found) else list(found)
+        names = booster.feature_name()
+        return [""] * len(names) if all(re.fullmatch(r"Column_\d+", name) for name in names) else list(names)
     count = int(getattr(estimator, "n_features_in_", 0))
     if not count:
         raise UsageError(f"a {type(estimator).__name__} that is not trained, or not on rows, cannot be served")
@@ -335,7 +335,7 @@ def _names(estimator: Any) -> list[str]:
 
 
 def _encoded(transformer: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The datatype and the categories of each column, of an encoder that comes first or behind another step."""
+    """Yield each column's datatype and categories, from an encoder that comes first or after another step."""
     steps = [step for _, step in transformer.steps] if hasattr(transformer, "steps") else [transformer]
     encoder = next((step for step in steps if hasattr(step, "categories_")), None)
     for categories in getattr(encoder, "categories_", ()):
@@ -345,7 +345,7 @@ def _encoded(transformer: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def are_apart(columns: Sequence[Column], estimator: Any) -> bool:
-    """Whether each column is an input of its own: types differ, or a step takes columns by their names."""
+    """Return whether each column is its own input: types differ, or a step selects columns by name."""
     first = _first(estimator)
     return len({column.datatype for column in columns}) > 1 or (
         hasattr(first, "transformers_") and all(column.name for column in columns)
@@ -358,7 +358,7 @@ def _first(estimator: Any) -> Any:
 
 
 def booster_of(estimator: Any) -> Any:
-    """XGBoost's or LightGBM's Booster within; another estimator itself."""
+    """Return XGBoost's or LightGBM's inner Booster, or another estimator itself."""
     if hasattr(estimator, "get_booster"):
         return estimator.get_booster()
     return getattr(estimator, "booster_", estimator)

@@ -1,8 +1,8 @@
-"""A trained model and the ONNX file that was made of it answer the same rows, from where the model lives: the means,
-thresholds, categories and other values that it learned.
+"""Compares a trained model with its ONNX file on rows near the values that the model learned: means, thresholds,
+categories and others.
 
-A converter may leave out what it does not know without a word, as skl2onnx does with the categorical features of
-HistGradientBoosting.
+A converter may silently leave out features that it does not support, as skl2onnx does with the categorical features
+of HistGradientBoosting.
 """
 
 import json
@@ -76,13 +76,13 @@ def sample(estimator: Any, columns: Sequence[Column]) -> list[Array]:
     rng = np.random.default_rng(0)
     learned, deciding = (_points(estimator, len(columns), read) for read in (_learned, _deciding))
     cells = [_cells(column, _apart(np.array(own, float)), rng) for column, own in zip(columns, learned, strict=True)]
-    free = [place for place, own in enumerate(learned) if not own and deciding[place]]
+    free = [index for index, own in enumerate(learned) if not own and deciding[index]]
     turns = rng.permutation(np.resize(free, ROWS)) if free else ()
-    for place in free:  # of a linear model: one column a row is where it decides, the others are near 0
-        points = np.array(deciding[place])
+    for index in free:  # of a linear model: in each row, one column is near where it decides, the others are near 0
+        points = np.array(deciding[index])
         near = rng.normal(0, points.std() or 1.0, ROWS)
-        if columns[place].datatype in ("FP32", "FP64"):
-            cells[place] = np.where(turns == place, rng.choice(points, ROWS) + near / 10, near)
+        if columns[index].datatype in ("FP32", "FP64"):
+            cells[index] = np.where(turns == index, rng.choice(points, ROWS) + near / 10, near)
     return cells
 
 
@@ -95,22 +95,22 @@ def _points(estimator: Any, count: int, read: Reader) -> list[list[float]]:
 
 
 def _apart(points: Array) -> Array:
-    """Return the points in order, without those that rounding alone keeps apart: there answers may differ."""
+    """Return the sorted points, without those that differ only by rounding: answers between them may differ."""
     points = np.unique(points)
     return points[np.diff(points, prepend=-np.inf) > ROUNDING * float(points.std())] if len(points) > 1 else points
 
 
-def with_missing(cells: Sequence[Array], columns: Sequence[Column], places: Sequence[int]) -> list[Array]:
-    """Return the cells with some missing in the columns at `places`."""
+def with_missing(cells: Sequence[Array], columns: Sequence[Column], indices: Sequence[int]) -> list[Array]:
+    """Return the cells with some missing in the columns at `indices`."""
     rng = np.random.default_rng(1)
-    made = list(cells)
-    for place in places:
-        empty = rng.random(len(cells[place])) < EMPTY
+    changed = list(cells)
+    for index in indices:
+        empty = rng.random(len(cells[index])) < EMPTY
         empty[0] = True
-        made[place] = np.where(empty, np.array(columns[place].missing, object), cells[place])
-        if columns[place].datatype != "BYTES":
-            made[place] = made[place].astype(float)
-    return made
+        changed[index] = np.where(empty, np.array(columns[index].missing, object), cells[index])
+        if columns[index].datatype != "BYTES":
+            changed[index] = changed[index].astype(float)
+    return changed
 
 
 def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
@@ -122,11 +122,11 @@ def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
         frame = pd.read_csv(file, keep_default_na=False, na_values=[""], dtype=object)
         if set(names) <= set(frame.columns):
             frame = frame[names]
-        elif list(frame.columns) != [str(place) for place in range(len(names))]:
+        elif list(frame.columns) != [str(index) for index in range(len(names))]:
             frame = pd.read_csv(file, header=None, keep_default_na=False, na_values=[""], dtype=object)
         if frame.shape[1] != len(columns) or not len(frame):
             raise UsageError(f"--data {file}: it has {frame.shape[1]} columns, and the model takes {len(columns)}")
-        pairs = zip(columns, (frame.iloc[:, place] for place in range(len(columns))), strict=True)
+        pairs = zip(columns, (frame.iloc[:, index] for index in range(len(columns))), strict=True)
         return [_typed(column, series) for column, series in pairs]
     except (OSError, ValueError) as err:
         raise UsageError(f"--data {file}: {first_line(err)}") from err
@@ -157,45 +157,45 @@ def _cells(column: Column, points: Array, rng: np.random.Generator) -> Array:
 
 def known(model: Any, count: int, read: Reader) -> list[list[float]]:
     """Return the values of each of the model's `count` columns that `read` finds in it and its steps."""
-    found: list[list[float]] = [[] for _ in range(count)]
+    collected: list[list[float]] = [[] for _ in range(count)]
     if hasattr(model, "steps"):
         steps = [step for _, step in model.steps if step not in (None, "passthrough")]
         if steps:
-            _add(found, range(count), known(steps[0], count, read))
+            _add(collected, range(count), known(steps[0], count, read))
         if len(steps) > 1:
-            rest = type(model)([(str(place), step) for place, step in enumerate(steps[1:])])
+            rest = type(model)([(str(index), step) for index, step in enumerate(steps[1:])])
             width = int(getattr(steps[1], "n_features_in_", 0))
-            _add(found, range(count), _before(steps[0], known(rest, width, read), count))
-        return found
+            _add(collected, range(count), _before(steps[0], known(rest, width, read), count))
+        return collected
     if hasattr(model, "transformers_"):
         for name, transformer, _ in model.transformers_:
-            places = model._transformer_to_input_indices[name]
+            indices = model._transformer_to_input_indices[name]
             if not isinstance(transformer, str):
-                _add(found, places, known(transformer, len(places), read))
-        return found
-    for place, value in read(model, count):
-        if np.isfinite(value) and len(found[place]) < MOST_VALUES:
-            found[place].append(float(value))
+                _add(collected, indices, known(transformer, len(indices), read))
+        return collected
+    for index, value in read(model, count):
+        if np.isfinite(value) and len(collected[index]) < MOST_VALUES:
+            collected[index].append(float(value))
     for inner in _inner(model):
         if getattr(inner, "n_features_in_", count) == count:
-            _add(found, range(count), known(inner, count, read))
-    return found
+            _add(collected, range(count), known(inner, count, read))
+    return collected
 
 
-def _add(found: list[list[float]], places: Sequence[int], more: Sequence[Sequence[float]]) -> None:
-    for place, values in zip(places, more, strict=False):
-        found[place] += values[: MOST_VALUES - len(found[place])]
+def _add(collected: list[list[float]], indices: Sequence[int], more: Sequence[Sequence[float]]) -> None:
+    for index, values in zip(indices, more, strict=False):
+        collected[index] += values[: MOST_VALUES - len(collected[index])]
 
 
 def _before(step: Any, values: Sequence[Sequence[float]], count: int) -> list[list[float]]:
     """Return values of the step's output columns as values of its `count` input columns, if it keeps columns apart."""
     if hasattr(step, "transformers_"):
-        found: list[list[float]] = [[] for _ in range(count)]
+        collected: list[list[float]] = [[] for _ in range(count)]
         for name, transformer, _ in step.transformers_:
-            places = step._transformer_to_input_indices[name]
+            indices = step._transformer_to_input_indices[name]
             part = values[step.output_indices_.get(name, slice(0, 0))]
-            _add(found, places, part if transformer == "passthrough" else _before(transformer, part, len(places)))
-        return found
+            _add(collected, indices, part if transformer == "passthrough" else _before(transformer, part, len(indices)))
+        return collected
     if hasattr(step, "steps"):
         for _, inner in reversed(step.steps):
             values = _before(inner, values, int(getattr(inner, "n_features_in_", count)))
@@ -236,7 +236,7 @@ def _learned(model: Any, count: int) -> Iterator[tuple[int, float]]:
             for row in value.reshape(-1, count)[:MOST_VALUES]:
                 yield from enumerate(row)
     if hasattr(model, "bin_edges_"):
-        yield from ((place, edge) for place, edges in enumerate(model.bin_edges_) for edge in edges)
+        yield from ((index, edge) for index, edges in enumerate(model.bin_edges_) for edge in edges)
     yield from _thresholds(model)
 
 
@@ -247,12 +247,12 @@ def _deciding(model: Any, count: int) -> Iterator[tuple[int, float]]:
         return
     offsets = np.ravel(getattr(model, "intercept_", 0.0))
     for row, offset in zip(coefficients.reshape(-1, count), np.resize(offsets, coefficients.size), strict=False):
-        for place in np.flatnonzero(row):
-            yield from ((int(place), (goal - offset) / row[place]) for goal in (-1, 0, 1))
+        for index in np.flatnonzero(row):
+            yield from ((int(index), (goal - offset) / row[index]) for goal in (-1, 0, 1))
 
 
 def _thresholds(model: Any) -> Iterator[tuple[int, float]]:
-    """Yield those of trees."""
+    """Yield pairs of a column and a threshold of the model's trees."""
     if hasattr(model, "tree_"):
         yield from zip(*(array[model.tree_.feature >= 0].tolist() for array in _splits(model.tree_)), strict=True)
     for iteration in getattr(model, "_predictors", ()):
@@ -263,7 +263,7 @@ def _thresholds(model: Any) -> Iterator[tuple[int, float]]:
     if hasattr(booster, "trees_to_dataframe"):
         if hasattr(booster, "num_features"):  # XGBoost
             table = booster.trees_to_dataframe().dropna(subset=["Split"])
-            names = booster.feature_names or [f"f{place}" for place in range(booster.num_features())]
+            names = booster.feature_names or [f"f{index}" for index in range(booster.num_features())]
             yield from ((names.index(name), split) for name, split in zip(table.Feature, table.Split, strict=True))
         else:
             table = booster.trees_to_dataframe().dropna(subset=["threshold"])
@@ -283,11 +283,11 @@ def agreement(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column],
     except Exception as err:  # of any library
         raise BuildError(f"the model itself does not answer rows like those it was trained on: {brief(err)}") from err
     try:
-        found = run(model, feed(model, cells, columns))
+        arrays = run(model, feed(model, cells, columns))
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return 0.0
     names = [value.name for value in model.graph.output]
-    outputs = dict(zip(names, found, strict=True))
+    outputs = dict(zip(names, arrays, strict=True))
     shares = []
     for what, wanted in expected.items():
         name = next((name for name in names if "prob" in name), "") if what == PROBABILITIES else names[0]
@@ -298,28 +298,28 @@ def agreement(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column],
 def same_in_fp32(estimator: Any, columns: Sequence[Column], cells: Sequence[Array]) -> bool:
     """Return whether the model itself answers alike if its cells are rounded to FP32."""
     rounded = [each.astype(np.float32).astype(float) if each.dtype == float else each for each in cells]
-    wanted, found = (answers(estimator, each, columns) for each in (cells, rounded))
-    return all(_alike(np.asarray(wanted[what]), np.asarray(found[what])) >= AGREEING for what in wanted)
+    wanted, actual = (answers(estimator, each, columns) for each in (cells, rounded))
+    return all(_alike(np.asarray(wanted[what]), np.asarray(actual[what])) >= AGREEING for what in wanted)
 
 
 def missing_columns(
     estimator: Any, model: onnx.ModelProto, columns: Sequence[Column], cells: Sequence[Array]
 ) -> list[int]:
-    """Return the places of the columns in which the model and its ONNX file take missing cells alike."""
+    """Return the indices of the columns in which the model and its ONNX file take missing cells alike."""
 
-    def takes(places: Sequence[int]) -> bool:
+    def takes(indices: Sequence[int]) -> bool:
         try:
-            return agreement(estimator, model, columns, with_missing(cells, columns, places)) >= AGREEING
+            return agreement(estimator, model, columns, with_missing(cells, columns, indices)) >= AGREEING
         except BuildError:
             return False
 
-    able = [place for place, column in enumerate(columns) if column.datatype in ("FP32", "FP64", "BYTES")]
+    able = [index for index, column in enumerate(columns) if column.datatype in ("FP32", "FP64", "BYTES")]
     if not able or takes(able):
         return able
     first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
     apart = hasattr(first, "transformers_")  # else a number that may be missing is one that the model hardly reads
-    found = [place for place in able if (apart or columns[place].datatype == "BYTES") and takes([place])]
-    return found if len(found) < 2 or takes(found) else []
+    accepting = [index for index in able if (apart or columns[index].datatype == "BYTES") and takes([index])]
+    return accepting if len(accepting) < 2 or takes(accepting) else []
 
 
 def feed(model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]) -> dict[str, Array]:
@@ -350,8 +350,8 @@ def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -
         import pandas as pd
 
         rows = pd.DataFrame(dict(zip((column.name for column in columns), cells, strict=True)))
-    found = {PREDICTIONS: estimator.predict(rows) if hasattr(estimator, "predict") else estimator.transform(rows)}
-    return found | ({PROBABILITIES: estimator.predict_proba(rows)} if hasattr(estimator, "predict_proba") else {})
+    outputs = {PREDICTIONS: estimator.predict(rows) if hasattr(estimator, "predict") else estimator.transform(rows)}
+    return outputs | ({PROBABILITIES: estimator.predict_proba(rows)} if hasattr(estimator, "predict_proba") else {})
 
 
 def _of_booster(values: Array, objective: str) -> Mapping[str, Any]:

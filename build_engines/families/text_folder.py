@@ -108,21 +108,21 @@ def sentence_settings(checkpoint: Path) -> dict[str, str]:
 
 
 def modules_of(checkpoint: Path) -> list[str]:
-    """The kinds of a sentence encoder's modules."""
+    """Return the kinds of a sentence encoder's modules."""
     return [str(module["type"]).rpartition(".")[2] for module in read_json(checkpoint / MODULES) or ()]
 
 
 def pooling_of(checkpoint: Path) -> str:
-    """mean, cls, max or last; BuildError for another one."""
-    given = read_json(module_folder(checkpoint, "Pooling", "1_Pooling") / "config.json")
-    modes = {name: value for name, value in given.items() if name.startswith("pooling_mode_")}
+    """Return mean, cls, max or last. Raise BuildError for another pooling."""
+    config = read_json(module_folder(checkpoint, "Pooling", "1_Pooling") / "config.json")
+    modes = {name: value for name, value in config.items() if name.startswith("pooling_mode_")}
     chosen = [name.removeprefix("pooling_mode_") for name, value in modes.items() if value]
     known = {**POOLING, **NEW_POOLING}
-    chosen = [str(given["pooling_mode"])] if "pooling_mode" in given else chosen
+    chosen = [str(config["pooling_mode"])] if "pooling_mode" in config else chosen
     if len(chosen) > 1 or (chosen and chosen[0] not in known):
         raise BuildError(f"its pooling is {' and '.join(chosen)}; known is one of {', '.join(NEW_POOLING)}")
-    if given.get("include_prompt") is False and read_json(checkpoint / PROMPTS).get("prompts"):
-        raise BuildError("its pooling leaves the prompt out (include_prompt), which is not done here")
+    if config.get("include_prompt") is False and read_json(checkpoint / PROMPTS).get("prompts"):
+        raise BuildError("its pooling leaves the prompt out (include_prompt), which is not supported")
     return known[chosen[0]] if chosen else "mean"
 
 

@@ -26,7 +26,7 @@ LOADERS = {
     "text-ranking": "AutoModelForSequenceClassification",
 }
 TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")  # of texts: their embedding is projected
-# What first trainings leave in a checkpoint beside the network that is asked for.
+# Weights that pretraining leaves in a checkpoint beside the requested network.
 SPARE = (
     r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
     r"|sop_classifier|generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
@@ -55,14 +55,14 @@ def _load(checkpoint: Path, task: str) -> Any:
     unused = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
     network = load(getattr(transformers, loader), checkpoint, f"for {task}", unused, SPARE)
     if hasattr(network, "get_text_features") and named not in TOWERS:
-        raise BuildError(f"{checkpoint} is a {named}, and of networks of texts and images CLIP's text tower is served")
+        raise BuildError(f"{checkpoint} is a {named}: of networks of texts and images, only CLIP's can be served")
     if (size := 4 * sum(each.numel() for each in network.parameters())) > LARGEST:
         raise BuildError(f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2")
     return network
 
 
 class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network with its tensors one after the other."""
+    """The network with its tensors as positional arguments."""
 
     def __init__(self, network: Any, task: str, head: "_SentenceHead") -> None:
         super().__init__()
@@ -81,32 +81,32 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             self.outputs = ["sentence_embedding"]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(self.names, tensors, strict=True))
+        inputs = dict(zip(self.names, tensors, strict=True))
         if self.is_tower:
-            return (self._tower(**given),)
-        self.positions = given.pop(POSITIONS, None)
-        made = self.network(**given, return_dict=True)
+            return (self._tower(**inputs),)
+        self.positions = inputs.pop(POSITIONS, None)
+        output = self.network(**inputs, return_dict=True)
         if self.task == "question-answering":
-            return (torch.stack((made.start_logits, made.end_logits), -1),)
+            return (torch.stack((output.start_logits, output.end_logits), -1),)
         if self.task != "embedding":
-            return (made.logits,)
-        states = made.last_hidden_state
-        return states, self.head(states, given["attention_mask"])
+            return (output.logits,)
+        states = output.last_hidden_state
+        return states, self.head(states, inputs["attention_mask"])
 
-    def _tower(self, **given: torch.Tensor) -> torch.Tensor:
-        """What CLIP compares with images."""
+    def _tower(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """Return the embedding that CLIP compares with images."""
         if hasattr(self.network, "get_text_features"):
-            return self.network.get_text_features(**given).pooler_output
-        return self.network(**given).text_embeds
+            return self.network.get_text_features(**inputs).pooler_output
+        return self.network(**inputs).text_embeds
 
-    def _only_masks(self, module: Any, given: Any, made: Any) -> Any:
-        """The states at the masks: the logits of all tokens would be 15.6 MB for a text of 128."""
-        states = made.last_hidden_state
-        made.last_hidden_state = states.gather(1, self.positions[..., None].expand(-1, -1, states.shape[-1]))
-        return made
+    def _only_masks(self, module: Any, inputs: Any, output: Any) -> Any:
+        """Keep the states at the masks only: the logits of all tokens would be 15.6 MB for a text of 128."""
+        states = output.last_hidden_state
+        output.last_hidden_state = states.gather(1, self.positions[..., None].expand(-1, -1, states.shape[-1]))
+        return output
 
     def example(self, rows: int, length: int) -> dict[str, torch.Tensor]:
-        """Random tokens; the last row ends early."""
+        """Return random tokens; the last row has padding."""
         config = self.network.config.get_text_config()
         padding = 0 if config.pad_token_id is None else config.pad_token_id
         torch.manual_seed(0)
@@ -122,7 +122,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Pooling, and the matrices that a folder of sentence-transformers has behind it."""
+    """Pooling, and the dense layers after it in a folder of sentence-transformers."""
 
     def __init__(self, pooling: str, folders: Sequence[Path]) -> None:
         super().__init__()
@@ -156,15 +156,15 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
 
 
 def _matrices(checkpoint: Path) -> list[Path]:
-    """The folders of those behind the pooling."""
+    """Return the folders of the dense layers after the pooling."""
     modules = read_json(checkpoint / MODULES) or ()
     return [checkpoint / module["path"] for module in modules if str(module["type"]).endswith(".Dense")]
 
 
-def _same(found: Arrays, wanted: Arrays, example: Example) -> bool:
-    """Whether they are the same, of [rows, tokens, …] at the tokens: what is computed at padding is nobody's."""
+def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
+    """Return whether outputs are the same; of [rows, tokens, …] only at the tokens, because padding is ignored."""
     at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
-    return all(_close(one, other, at) for one, other in zip(found, wanted, strict=True))
+    return all(_close(one, other, at) for one, other in zip(outputs, wanted, strict=True))
 
 
 def _check_padding(network: _Exported) -> None:
@@ -174,7 +174,7 @@ def _check_padding(network: _Exported) -> None:
         end = (length + 1) // 2  # of the last row, whose other tokens are padding
         cut = [each[-1:, : None if name == POSITIONS else end] for name, each in example.items()]
         with torch.inference_mode():
-            wanted, alone = ([each.numpy() for each in network(*given)] for given in (example.values(), cut))
+            wanted, alone = ([each.numpy() for each in network(*tensors)] for tensors in (example.values(), cut))
         if not all(_close(one, each[-1:, : one.shape[1]], None) for one, each in zip(alone, wanted, strict=True)):
             raise BuildError(
                 f"the answers of a {type(network.network).__name__} depend on the padding behind a text, and texts "
@@ -182,8 +182,8 @@ def _check_padding(network: _Exported) -> None:
             )
 
 
-def _close(found: Array, wanted: Array, at: Array | None) -> bool:
-    """Whether they are the same, of [rows, tokens, …] at the tokens that `at` marks."""
+def _close(output: Array, wanted: Array, at: Array | None) -> bool:
+    """Return whether two arrays are the same; of [rows, tokens, …] only at the tokens that `at` marks."""
     if wanted.ndim == 3 and at is not None:
-        wanted, found = wanted[at], found[at]
-    return wanted.shape == found.shape and np.allclose(found, wanted, rtol=CLOSE, atol=CLOSE)
+        wanted, output = wanted[at], output[at]
+    return wanted.shape == output.shape and np.allclose(output, wanted, rtol=CLOSE, atol=CLOSE)

@@ -28,7 +28,7 @@ def load(loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare
     """Return the network of a folder, in FP32. Raise BuildError if a weight is missing, which transformers would make
     up, unless `unused` matches its name, or is left over, unless `spare` does. `purpose` is for the message."""
     try:
-        network, found = loader.from_pretrained(
+        network, info = loader.from_pretrained(
             checkpoint,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -37,12 +37,12 @@ def load(loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare
             **OFFLINE,
         )
     except Exception as err:  # each network raises its own
-        told = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)  # it names the package
-        raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {told}") from err
-    wrong = [each[0] if isinstance(each, tuple) else each for each in found.get("mismatched_keys", ())]
+        reason = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)  # it names the package
+        raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {reason}") from err
+    wrong = [each[0] if isinstance(each, tuple) else each for each in info.get("mismatched_keys", ())]
     for what, names in (
-        ("lacks", [name for name in found["missing_keys"] if not re.match(unused, name)]),
-        ("has what the network does not take:", [n for n in found["unexpected_keys"] if not re.match(spare, n)]),
+        ("lacks", [name for name in info["missing_keys"] if not re.match(unused, name)]),
+        ("has what the network does not take:", [n for n in info["unexpected_keys"] if not re.match(spare, n)]),
         ("has another shape of", wrong),
     ):
         if names := sorted(map(str, names)):
@@ -71,8 +71,8 @@ def export_onnx(
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of what becomes a constant, and of this exporter, which is the older one
         try:
-            made = module.eval()(*example.values())
-            for name, tensor in zip(outputs, made if isinstance(made, tuple) else (made,), strict=True):
+            result = module.eval()(*example.values())
+            for name, tensor in zip(outputs, result if isinstance(result, tuple) else (result,), strict=True):
                 sizes = tuple(map(int, tensor.shape[1:]))
                 every[name] = (first, second, *sizes[1:]) if second and len(sizes) == 2 else (first, *sizes)
             torch.onnx.export(
@@ -120,8 +120,8 @@ def check_answers(
         try:
             with torch.inference_mode():
                 wanted = [tensor.numpy() for tensor in module(*example.values())]
-            found = session.run(None, {name: tensor.numpy() for name, tensor in example.items()})
-            is_same = [each.shape for each in found] == [each.shape for each in wanted] and same(found, wanted, example)
+            outputs = session.run(None, {name: tensor.numpy() for name, tensor in example.items()})
+            is_same = [a.shape for a in outputs] == [a.shape for a in wanted] and same(outputs, wanted, example)
         except Exception:  # each network raises its own, and ONNX Runtime's have no base
             is_same = False
         if not is_same:

@@ -106,8 +106,8 @@ def _names(model: Placeholder, classes: int) -> tuple[str, ...]:
     names = model.state.get("names")
     if isinstance(names, Mapping):
         names = [names[key] for key in sorted(names)]
-    found = tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()
-    return found if len(found) == classes else ()
+    labels = tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()
+    return labels if len(labels) == classes else ()
 
 
 class Conv(nn.Module):

@@ -1,4 +1,4 @@
-"""What an ONNX file says of its tensors, and which other files hold its weights."""
+"""Reads an ONNX file's tensors, its metadata, and the names of the other files that hold its weights."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
 LONGEST_NAMES = 10**6  # characters
-SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that make scores of logits
+SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits into scores
 PASSING = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Dropout"}
 PASSING |= {"QuantizeLinear", "DequantizeLinear"}
 DATATYPES = {
@@ -29,13 +29,13 @@ DATATYPES = {
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """The graph, without weights that lie in other files; BuildError when it is no ONNX file."""
+    """Return the graph, without weights from other files. Raise BuildError if the file is not an ONNX file."""
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError) as err:
         raise BuildError(f"{path} cannot be read as an ONNX file: {err}") from err
     if not model.graph.node:
-        raise BuildError(f"{path} is no ONNX file: it has no graph")
+        raise BuildError(f"{path} is not an ONNX file: it has no graph")
     return model
 
 
@@ -69,48 +69,48 @@ def computed(path: Path, outputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception:
         return tuple(outputs)
-    found = {each.name: each.shape for each in session.get_outputs()}
-    return tuple(replace(spec, shape=_filled(spec.shape, found[spec.name])) for spec in outputs)
+    shapes = {each.name: each.shape for each in session.get_outputs()}
+    return tuple(replace(spec, shape=_filled(spec.shape, shapes[spec.name])) for spec in outputs)
 
 
-def _filled(shape: tuple[int, ...], found: Sequence[object]) -> tuple[int, ...]:
-    if len(found) != len(shape):  # the file says what is not so
+def _filled(shape: tuple[int, ...], sizes: Sequence[object]) -> tuple[int, ...]:
+    if len(sizes) != len(shape):  # the file's shape is wrong
         return shape
-    return tuple(size if own == -1 and isinstance(size, int) else own for own, size in zip(shape, found, strict=True))
+    return tuple(size if own == -1 and isinstance(size, int) else own for own, size in zip(shape, sizes, strict=True))
 
 
 def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The same tensors without their first dimension."""
+    """Return the same tensors without their first dimension."""
     return tuple(TensorSpec(spec.name, spec.datatype, spec.shape[1:]) for spec in tensors)
 
 
 def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The class names that Ultralytics' exporter writes into a file, {0: 'person', …}; none where there are none."""
-    found = _metadata(model, "names")
+    """Return the class names that Ultralytics' exporter writes into a file, {0: 'person', …}; () without any."""
+    names = _metadata(model, "names")
     try:
-        return tuple(str(found[index]) for index in range(len(found)))
+        return tuple(str(names[index]) for index in range(len(names)))
     except (TypeError, KeyError):
         return ()
 
 
 def keypoints_of(model: onnx.ModelProto) -> str:
-    """How many keypoints a box has and the values of each, "17,3", as Ultralytics' exporter writes it; "" for none."""
-    found = _metadata(model, "kpt_shape")
-    whole = isinstance(found, list | tuple) and all(isinstance(value, int) for value in found)
-    return ",".join(map(str, found)) if whole else ""
+    """Return a box's number of keypoints and of values per keypoint, "17,3", as Ultralytics writes it; "" for none."""
+    shape = _metadata(model, "kpt_shape")
+    whole = isinstance(shape, list | tuple) and all(isinstance(value, int) for value in shape)
+    return ",".join(map(str, shape)) if whole else ""
 
 
 def size_of(model: onnx.ModelProto) -> int:
     """Return the longer side of the images that a detector's file was exported for, as Ultralytics' exporter writes it
     (imgsz); 0 for none."""
-    found = _metadata(model, "imgsz")
-    sides = [found] if isinstance(found, int) else found
+    size = _metadata(model, "imgsz")
+    sides = [size] if isinstance(size, int) else size
     whole = isinstance(sides, list | tuple) and sides and all(isinstance(side, int) for side in sides)
     return max(sides) if whole else 0
 
 
 def _metadata(model: onnx.ModelProto, key: str) -> Any:
-    """The Python value of an entry; None where it is none."""
+    """Return the Python value of an entry, or None if it is not one."""
     text = next((entry.value for entry in model.metadata_props if entry.key == key), "")
     try:
         return ast.literal_eval(text[:LONGEST_NAMES])
@@ -132,7 +132,7 @@ def squashed_by(model: onnx.ModelProto, output: str) -> str:
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
-    """The files beside the graph that hold weights; BuildError where one is missing or lies outside of `folder`."""
+    """Return the files with the graph's weights. Raise BuildError if one is missing or outside of `folder`."""
     names = {
         entry.value
         for tensor in model.graph.initializer
@@ -144,5 +144,5 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
         if not file.resolve().is_relative_to(folder.resolve()):
             raise BuildError(f"the ONNX file names weights outside of its folder: {file}")
         if not file.is_file():
-            raise BuildError(f"the ONNX file has its weights in {file}, which is not there; lay it beside the file")
+            raise BuildError(f"the ONNX file has its weights in {file}, which does not exist; put it beside the file")
     return files

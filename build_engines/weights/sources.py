@@ -1,4 +1,4 @@
-"""What --weights names: a file or folder, or a model of the Hugging Face hub."""
+"""Finds the weights that --weights names: a file or folder, or a model of the Hugging Face hub."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from build_engines.request import Request
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"
-FILES = {  # how a name ends -> what to do with what is not built here
+FILES = {  # the end of a file's name -> what to do with a file of this kind, which cannot be built
     (".h5", ".keras"): f"{TENSORFLOW} --keras FILE --output model.onnx",
     (".pb",): f"{TENSORFLOW} --graphdef FILE --inputs … --outputs … --output model.onnx",
     (".tflite",): f"{TENSORFLOW} --tflite FILE --output model.onnx",
@@ -29,7 +29,7 @@ FILES = {  # how a name ends -> what to do with what is not built here
     (".tar.gz", ".tgz"): "unpack it; a model.tar.gz of model folders is served as it is (docs/deploy.md)",
     (".xml",): "OpenVINO's model needs no build: it is model.xml of a model folder (docs/backends.md)",
 }
-FOLDERS = {  # a file in it -> the same
+FOLDERS = {  # a file in the folder -> what to do with the folder
     "config.pbtxt": "it is a model folder, which needs no build: put it into the model repository",
     "*/config.pbtxt": "it is a model repository, which needs no build: SERVE_MODEL_REPOSITORY names it",
     "saved_model.pb": f"{TENSORFLOW} --saved-model FOLDER --output model.onnx",
@@ -88,14 +88,14 @@ def kind(path: Path) -> str:
 
 
 def _hint(path: Path) -> str:
-    """What to do with a file or a folder of another kind that is known."""
+    """Return what to do with a file or folder of another known kind."""
     if path.is_dir():
         return next(
             (remedy for name, remedy in FOLDERS.items() if any(path.glob(name))),
             "a checkpoint's folder is what save_pretrained writes",
         )
-    found = next((remedy for ends, remedy in FILES.items() if path.name.endswith(ends)), "")
-    return f"; {found}" if found else ""
+    hint = next((remedy for ends, remedy in FILES.items() if path.name.endswith(ends)), "")
+    return f"; {hint}" if hint else ""
 
 
 def identity(path: Path) -> str:
@@ -137,7 +137,7 @@ def from_publisher(recipe: Recipe) -> Path:
                 f"{recipe.url} cannot be fetched ({first_line(err)}). Fetch it elsewhere and name the file "
                 "here: --weights PATH"
             ) from err
-    if (found := digest(file)) != recipe.sha256:
+    if (actual := digest(file)) != recipe.sha256:
         file.unlink()
-        raise BuildError(f"{recipe.url} has SHA-256 {found}, expected {recipe.sha256}; the file was removed")
+        raise BuildError(f"{recipe.url} has SHA-256 {actual}, expected {recipe.sha256}; the file was removed")
     return file
