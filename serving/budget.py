@@ -14,7 +14,7 @@ import orjson
 
 from serving.errors import PayloadTooLarge, TooLate
 
-Each = TypeVar("Each")
+Item = TypeVar("Item")
 
 MOST_JSON_PARTS = 2_000_000  # lists, objects and strings of a document: 60 to 120 bytes each as Python objects
 MOST_INSTANCES = 100_000  # of a body that is not JSON lines: no model answers as many within a minute
@@ -47,10 +47,10 @@ class Budget:
             )
 
 
-def check_count(count: int, most: int, what: str, remedy: str = "send fewer at a time") -> None:
+def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a time") -> None:
     """Raise PayloadTooLarge if there are more."""
     if count > most:
-        raise PayloadTooLarge(f"{count} {what}, and at most {most} can be in one request: {remedy}")
+        raise PayloadTooLarge(f"{count} {unit}, and at most {most} can be in one request: {remedy}")
 
 
 def read_json(data: bytes) -> Any:
@@ -98,7 +98,7 @@ class Deadline:
 NEVER = Deadline()
 
 
-def in_time(items: Iterable[Each], deadline: Deadline) -> Iterator[Each]:
+def in_time(items: Iterable[Item], deadline: Deadline) -> Iterator[Item]:
     """Yield the items. Raise TooLate when the request's time is over."""
     for number, item in enumerate(items):
         if number % LOOK_EACH == 0:

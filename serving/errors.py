@@ -66,7 +66,7 @@ class ServingError(Exception):
         cls.code, cls.status, cls.retry_after = code, TABLE[code].status, TABLE[code].retry_after or None
         KINDS[code] = cls
 
-    def facts(self) -> dict[str, str]:
+    def fields(self) -> dict[str, str]:
         """Return the message, cut because it may quote the caller, and the code."""
         text = str(self)
         return {"error": text if len(text) <= LONGEST else f"{text[:LONGEST]}…", "code": self.code}
@@ -84,11 +84,11 @@ def by_code(code: str, text: str) -> ServingError:
 
 
 class ConfigError(Exception):
-    """A mistake of the operator in `source`, a file, folder or parameter: `what` is wrong, and what to do."""
+    """A mistake of the operator in `source`, a file, folder or parameter: `problem` is wrong, and what to do."""
 
-    def __init__(self, source: object, what: str, remedy: str = "") -> None:
-        self.source, self.what, self.remedy = source, " ".join(what.split()), remedy
-        super().__init__(" ".join(filter(None, (str(source), self.what))) + (f": {remedy}" if remedy else ""))
+    def __init__(self, source: object, problem: str, remedy: str = "") -> None:
+        self.source, self.problem, self.remedy = source, " ".join(problem.split()), remedy
+        super().__init__(" ".join(filter(None, (str(source), self.problem))) + (f": {remedy}" if remedy else ""))
 
 
 # fmt: off

@@ -88,12 +88,12 @@ class Session:
     ends: bool = True
 
     @classmethod
-    def of(cls, sequencing: Sequencing | None, header: str, places: Iterable[Mapping[str, object]]) -> "Session | None":
+    def of(cls, sequencing: Sequencing | None, header: str, maps: Iterable[Mapping[str, object]]) -> "Session | None":
         """Return the session that the header names, None without a header or for a model without sequences.
-        `places` are the objects that may have the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
+        `maps` are the objects that may have the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
         if sequencing is None:
             return None
-        words = [str(place[SEQUENCE_END]).lower() for place in places if SEQUENCE_END in place]
+        words = [str(fields[SEQUENCE_END]).lower() for fields in maps if SEQUENCE_END in fields]
         if not WORDS.keys() >= set(words):
             raise InvalidRequest(f"'{SEQUENCE_END}' must be true or false")
         name = header.partition(";")[0].strip()  # callers may send the reply's header back unchanged, with Expires

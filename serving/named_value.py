@@ -12,18 +12,18 @@ INT64 = range(-(2**63), 2**63)
 ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, choices: Iterable[str]) -> str:
     """Return the known name that was probably meant, "" if none is like it."""
     import difflib  # takes time, and few names are wrong
 
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=ALIKE)), "")
+    return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=ALIKE)), "")
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a name that is not a known one: "unknown `what` 'name'", and which there are."""
-    name, names = name[:100], sorted(known)
+def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
+    """Return the message for a name that is not a known one: "unknown `kind` 'name'", and which there are."""
+    name, names = name[:100], sorted(choices)
     meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
-    return f"unknown {what} '{name}'; {meant}known: {', '.join(names) or 'none'}"
+    return f"unknown {kind} '{name}'; {meant}known: {', '.join(names) or 'none'}"
 
 
 _QUOTED = reprlib.Repr()

@@ -45,8 +45,8 @@ def test_the_answer_s_json_may_be_ten_times_the_largest_body() -> None:
 
 
 def test_an_error_s_text_is_cut_however_long_the_name_that_it_quotes() -> None:
-    assert InvalidRequest("x" * LONGEST).facts()["error"] == "x" * LONGEST
-    assert len(InvalidRequest("x" * 10**7).facts()["error"]) == LONGEST + 1
+    assert InvalidRequest("x" * LONGEST).fields()["error"] == "x" * LONGEST
+    assert len(InvalidRequest("x" * 10**7).fields()["error"]) == LONGEST + 1
 
 
 def test_the_figures_without_settings_are_those_of_the_defaults() -> None:

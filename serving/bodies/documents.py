@@ -48,12 +48,12 @@ class FlatBody:
     stream: str = ""
 
     @cached_property
-    def known(self) -> schemas.Flat:
+    def flat(self) -> schemas.Flat:
         return read(schemas.Flat, self.document)
 
     @property
     def named(self) -> Target:
-        return self.known.target()
+        return self.flat.target()
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = request.streamed_as(request.stream or self.stream)
@@ -68,7 +68,7 @@ class FlatBody:
         by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
         if client is None or by_name:
             return None
-        parameters = self.known.parameters or {}
+        parameters = self.flat.parameters or {}
         fields = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
         if "inputs" in fields:  # an instance or a list of them
             values = read(schemas.Inputs, self.document).inputs
@@ -86,7 +86,7 @@ class FlatJob(Job):
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
         """Raise InvalidRequest."""
         self.document = body.document
-        self.parameters, self.id = body.known.parameters or {}, str(body.known.id or "")
+        self.parameters, self.id = body.flat.parameters or {}, str(body.flat.id or "")
         super().__init__(served, request, self.document, self.parameters)
         if not (request.stream or body.generates):
             raise InvalidRequest(f"the body has none of the shapes {SHAPES}")
@@ -98,8 +98,8 @@ class FlatJob(Job):
         fields = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in model.inputs}
         if not specs.keys() & fields.keys():
-            known = ", ".join(specs)
-            raise InvalidRequest(f"none of {sorted(islice(fields, 8))} is an input of model '{model.name}': {known}")
+            names = ", ".join(specs)
+            raise InvalidRequest(f"none of {sorted(islice(fields, 8))} is an input of model '{model.name}': {names}")
         inputs, parameters = [], {}
         for key, value in fields.items():
             if (spec := specs.get(key)) is None:
@@ -204,12 +204,12 @@ def read_binary(header_length: str, source: str, data: bytes, is_kserve: bool = 
     return TensorBody(header, whole[size:], len(data), is_kserve)
 
 
-def read_tensors(data: bytes, what: str = "the body") -> schemas.Tensors:
+def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
     """Return a JSON object of tensors. Raise InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
         return tensors
-    check_misspelt(read(Members, data, what))
-    return read(schemas.Tensors, data, what)
+    check_misspelt(read(Members, data, subject))
+    return read(schemas.Tensors, data, subject)
 
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:

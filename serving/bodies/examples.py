@@ -35,12 +35,12 @@ def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
     try:
         try_example(gateway, decoder, served)
     except InferenceFailed as err:
-        raise LoadFailed(f"{err} {_place(err.__cause__)}".strip()) from err
+        raise LoadFailed(f"{err} {_failure_location(err.__cause__)}".strip()) from err
     except BackendDied as err:
         raise LoadFailed(f"a process of it died when its example was asked ({err})") from err
 
 
-def _place(cause: BaseException | None) -> str:
+def _failure_location(cause: BaseException | None) -> str:
     """Return what a client's code raised, and where; "" for what Triton answered."""
     is_own = cause is not None and not type(cause).__module__.startswith("grpc")
     calls = traceback.extract_tb(cause.__traceback__) if cause and is_own else []

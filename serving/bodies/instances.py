@@ -301,8 +301,8 @@ class InstancesJob(Job):
 def client_parameters(client: ModelClient, request: Request, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the client's parameters: those of the attributes that it knows, the query's and the body's. The last one
     counts. Raise InvalidRequest."""
-    known = {parameter.name for parameter in client.parameters}
-    values = {name: value for name, value in request.attributes.items() if name in known}
+    names = {parameter.name for parameter in client.parameters}
+    values = {name: value for name, value in request.attributes.items() if name in names}
     values |= {**request.parameters, **parameters}
     values.pop(SEQUENCE_END, None)
     return client.read_parameters(values)

@@ -81,8 +81,8 @@ class TensorJob(Job):
                 check_scores(spec.name, spec.datatype)
 
     def batches(self) -> Iterator[Batch]:
-        given = {name: value for name, value in self.parameters.items() if name != "binary_data_output"}
-        parameters = {**request_parameters(given), **(self.session.parameters() if self.session else {})}
+        forwarded = {name: value for name, value in self.parameters.items() if name != "binary_data_output"}
+        parameters = {**request_parameters(forwarded), **(self.session.parameters() if self.session else {})}
         inputs = read_inputs(self.document, self.body.binary, self.body.length, self.request.deadline)
         model = self.served.model
         batch, specs = ([-1] if model.max_batch_size else []), {spec.name: spec for spec in model.inputs}
@@ -117,9 +117,10 @@ class TensorJob(Job):
         """Return the names of the outputs whose data are binary in the reply. If the request names an output twice, the
         first entry counts."""
         default = bool(self.parameters.get("binary_data_output", False))
-        given = {each.name: each.parameters.binary_data for each in reversed(self.document.outputs) if each.parameters}
-        asked = {name: default if binary is UNSET else binary for name, binary in given.items()}
-        return {tensor.name for tensor in result.outputs if asked.get(tensor.name, default)}
+        entries = reversed(self.document.outputs)
+        flags = {entry.name: entry.parameters.binary_data for entry in entries if entry.parameters}
+        is_binary = {name: default if binary is UNSET else binary for name, binary in flags.items()}
+        return {tensor.name for tensor in result.outputs if is_binary.get(tensor.name, default)}
 
 
 class RawJob(TensorJob):
@@ -133,16 +134,16 @@ class RawJob(TensorJob):
         yield Batch([raw_input(self.served, self.body.binary)])
 
 
-def read_inputs(document: schemas.Tensors, rest: memoryview, length: int, deadline: Deadline) -> list[Tensor]:
-    """Return the tensors of a body of `length` bytes; `rest` are the bytes behind its JSON. Raise InvalidRequest and
+def read_inputs(document: schemas.Tensors, binary: memoryview, length: int, deadline: Deadline) -> list[Tensor]:
+    """Return the tensors of a body of `length` bytes; `binary` are the bytes behind its JSON. Raise InvalidRequest and
     others."""
     inputs = []
     for entry in in_time(document.inputs, deadline):
-        name, datatype, left = entry.name, entry.datatype, len(rest)
+        name, datatype, available = entry.name, entry.datatype, len(binary)
         check_datatype(name, datatype)
         size = entry.parameters.binary_data_size if entry.parameters else None
-        if size is not None and size > left:
-            raise InvalidRequest(f"input '{name}': binary_data_size is {size}, {left} bytes are left")
+        if size is not None and size > available:
+            raise InvalidRequest(f"input '{name}': binary_data_size is {size}, {available} bytes are left")
         shape = check_shape(name, entry.shape, length)
         count = math.prod(shape)
         if size is None:
@@ -163,10 +164,10 @@ def read_inputs(document: schemas.Tensors, rest: memoryview, length: int, deadli
             raise InvalidRequest(
                 f"input '{name}': {size} bytes of binary data do not fill its shape {list(shape)} of {datatype}"
             )
-        inputs.append(Tensor(name, datatype, shape, rest[:size]))
-        rest = rest[size:]
-    if len(rest):
-        raise InvalidRequest(f"{len(rest)} bytes of the body belong to no input (binary_data_size)")
+        inputs.append(Tensor(name, datatype, shape, binary[:size]))
+        binary = binary[size:]
+    if len(binary):
+        raise InvalidRequest(f"{len(binary)} bytes of the body belong to no input (binary_data_size)")
     return inputs
 
 
@@ -224,9 +225,9 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
 def check_misspelt(keys: Collection[str]) -> None:
     """Raise InvalidRequest for a key that is nearly one of a body of tensors; Triton ignores any other."""
     check_count(len(keys), MOST_NAMED, "keys")
-    known = schemas.Tensors.__struct_fields__
-    if misspelt := next((key for key in keys if key not in known and nearest(key, known)), ""):
-        raise InvalidRequest(f"the body with 'inputs': {unknown('key', misspelt, known)}")
+    fields = schemas.Tensors.__struct_fields__
+    if misspelt := next((key for key in keys if key not in fields and nearest(key, fields)), ""):
+        raise InvalidRequest(f"the body with 'inputs': {unknown('key', misspelt, fields)}")
 
 
 def check_scores(name: str, datatype: str) -> None:

@@ -48,7 +48,7 @@ class Record:
     def count(self) -> int:
         return len(self.instances.items) if self.instances else 1
 
-    def goes_with(self, other: "Record") -> bool:
+    def can_join(self, other: "Record") -> bool:
         """Return whether one job can have the instances of both."""
         ours, theirs = self.instances, other.instances
         return ours is not None and theirs is not None and ours.parameters == theirs.parameters
@@ -189,7 +189,7 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
     group: list[Record] = []
     count = 0
     for record in records:
-        if group and (count >= most or not record.goes_with(group[-1])):
+        if group and (count >= most or not record.can_join(group[-1])):
             yield group
             group, count = [], 0
         group.append(record)
@@ -203,4 +203,4 @@ def _error_line(error: ServingError) -> bytes:
         log.error("a line of a batch: %s", error, exc_info=error)
     if isinstance(error, DecodingError):  # its number is the one within a group, which says nothing to the caller
         error = DecodingError(error.reason, field=error.field)
-    return orjson.dumps(error.facts(), option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(error.fields(), option=orjson.OPT_APPEND_NEWLINE)

@@ -20,7 +20,7 @@ Shape = TypeVar("Shape")
 Members = dict[str, Raw]  # of an object, unread
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
-PROBLEM = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)  # of msgspec's message
+PROBLEM = re.compile(r"(?P<message>.*?)(?: - at `\$\.?(?P<location>.*)`)?", re.DOTALL)  # of msgspec's message
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 DEEPEST = 900  # of lists and objects within each other: msgspec counts them with Python's calls, which may be 1,000
 
@@ -136,7 +136,7 @@ class Flat(Named, kw_only=True):
     parameters: Parameters | None = None
 
 
-def read(shape: type[Shape], value: bytes | Mapping[str, Any], what: str = "the body", hint: str = "") -> Shape:
+def read(shape: type[Shape], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = "") -> Shape:
     """Return what a JSON text, or an object that is read already, holds: a Struct, or any type that msgspec knows.
     Raise InvalidRequest, PayloadTooLarge."""
     try:
@@ -145,19 +145,19 @@ def read(shape: type[Shape], value: bytes | Mapping[str, Any], what: str = "the 
         check_json(value)
         return msgspec.json.decode(value, type=shape)
     except msgspec.ValidationError as err:
-        raise InvalidRequest(_explained(err, shape, what) + hint) from err
+        raise InvalidRequest(_explained(err, shape, subject) + hint) from err
     except RecursionError as err:
-        raise InvalidRequest(f"{what} has lists or objects nested more than about {DEEPEST} deep") from err
+        raise InvalidRequest(f"{subject} has lists or objects nested more than about {DEEPEST} deep") from err
     except ValueError as err:  # DecodeError, UnicodeDecodeError
-        raise InvalidRequest(f"{what} is not valid JSON: {err}{hint}") from err
+        raise InvalidRequest(f"{subject} is not valid JSON: {err}{hint}") from err
 
 
-def _explained(error: msgspec.ValidationError, shape: Any, what: str) -> str:
+def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
     """Return msgspec's message with the place first, and with the keys that there are for one that there is not."""
     problem = PROBLEM.fullmatch(str(error))
-    message, place = (problem["what"], problem["place"]) if problem else (str(error), "")
-    where = f"{what}, '{place}'" if place else what
+    message, location = (problem["message"], problem["location"]) if problem else (str(error), "")
+    where = f"{subject}, '{location}'" if location else subject
     if field := UNKNOWN_FIELD.fullmatch(message):
-        struct = {"inputs": Input, "outputs": Output}.get((place or "").partition("[")[0], shape)
+        struct = {"inputs": Input, "outputs": Output}.get((location or "").partition("[")[0], shape)
         return f"{where}: {unknown('key', field[1], struct.__struct_fields__)}{shape.hint}"
     return f"{where}: {message[:1].lower()}{message[1:]}"

@@ -31,12 +31,12 @@ def error_reply(error: Exception) -> Response:
 
 
 def _reply(error: ServingError) -> Response:
-    facts = error.facts()
+    fields = error.fields()
     if isinstance(error, TritonUnavailable) and (state := services().monitoring.describe_triton()):
-        facts["error"] += f" [{state}]"
+        fields["error"] += f" [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error(facts["error"], exc_info=error)
-    response = json_reply({**facts, "request_id": incoming().id}, error.status)
+        log.error(fields["error"], exc_info=error)
+    response = json_reply({**fields, "request_id": incoming().id}, error.status)
     response.headers["X-Error-Code"] = error.code
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)

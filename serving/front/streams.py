@@ -114,7 +114,7 @@ class StreamedReply:
         else:
             log.error("the stream failed", exc_info=error, extra=about)
             error = ServingError("an internal error; the log has it under this request_id")
-        return orjson.dumps(error.facts() | about)
+        return orjson.dumps(error.fields() | about)
 
     def close(self) -> None:
         """End the stream, wherever it is."""

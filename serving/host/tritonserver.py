@@ -33,8 +33,8 @@ def package() -> Path:
     folder = Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
     if folder and (folder / "bin" / "tritonserver").is_file():
         return folder
-    what = f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}"
-    raise FileNotFoundError(f"{what}: pip install --no-deps {DISTRIBUTION}, or use NVIDIA's Triton image")
+    text = f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}"
+    raise FileNotFoundError(f"{text}: pip install --no-deps {DISTRIBUTION}, or use NVIDIA's Triton image")
 
 
 def binary() -> Path:
@@ -79,8 +79,8 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     if having := [folder for folder in folders if (folder / name).is_file()]:
         libraries.append(having[0])
     elif not ctypes.util.find_library(f"python{PYTHON}"):
-        what = f"{name} is missing, to which Triton's Python stub is linked"
-        raise FileNotFoundError(f"{what}: install Debian's libpython{PYTHON}, or a Python built with --enable-shared")
+        text = f"{name} is missing, to which Triton's Python stub is linked"
+        raise FileNotFoundError(f"{text}: install Debian's libpython{PYTHON}, or a Python built with --enable-shared")
     return dict(base) | {
         "LD_LIBRARY_PATH": _prepended(libraries, existing),
         "PATH": _prepended([Path(sys.executable).parent], base.get("PATH", os.defpath)),

@@ -61,10 +61,10 @@ class Handler(BaseHTTPRequestHandler):
         try:
             getattr(self.server.policy, "load" if self.command == "POST" else "unload")(**fields)
         except ServingError as err:
-            self._reply(err.status, err.facts())
+            self._reply(err.status, err.fields())
         except Exception:
             log.exception("%s of %s failed", self.command, fields.get("name"))
-            self._reply(500, ServingError("an internal error; the log has it").facts())
+            self._reply(500, ServingError("an internal error; the log has it").fields())
         else:
             self._reply(200, {})
 

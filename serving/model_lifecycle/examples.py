@@ -43,8 +43,8 @@ class Examples(threading.Thread):
     def step(self) -> float:
         """Ask each model that has not answered. Return after how many seconds to do that again; 0: after a change."""
         models = self.manager.models()
-        left = [entry for entry in models.current.values() if entry.state == READY and not entry.answered]
-        pauses = [self._settle(entry, models.server) for entry in left]
+        pending = [entry for entry in models.current.values() if entry.state == READY and not entry.answered]
+        pauses = [self._settle(entry, models.server) for entry in pending]
         self.manager.write(lambda table: replace(table, was_ready=table.was_ready or not table.unready()))
         return max(pauses, default=0.0)
 
@@ -53,9 +53,10 @@ class Examples(threading.Thread):
             """Note the answer, unless the model or tritonserver is another one by now."""
             if models.server != server or not self.manager.is_current(entry):
                 return models
-            found = models.entries[entry.name]
-            reason = "" if found.state == READY else found.reason
-            return replace(models, entries={**models.entries, entry.name: replace(found, answered=True, reason=reason)})
+            current = models.entries[entry.name]
+            reason = "" if current.state == READY else current.reason
+            updated = replace(current, answered=True, reason=reason)
+            return replace(models, entries={**models.entries, entry.name: updated})
 
         try:
             self._ask(entry.name)

@@ -78,8 +78,8 @@ class Manager:
 
     def is_current(self, entry: Entry) -> bool:
         """Return whether the table has this load of the model."""
-        found = self.get(entry.name)
-        return found is not None and found.load_id == entry.load_id
+        current = self.get(entry.name)
+        return current is not None and current.load_id == entry.load_id
 
     def count_death(self, name: str) -> None:
         self.write(lambda models: replace(models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}))
@@ -178,18 +178,18 @@ class Manager:
     def _states(self, entry: Entry) -> set[str]:
         """Return the states of the versions of what is staged for the model; a part's READY does not count."""
         names = self.staged_names(entry)
-        found = {(each.name, each.state) for each in self.index() if each.name in names}
-        return {state for name, state in found if name == entry.triton_name or state != "READY"}
+        states = {(version.name, version.state) for version in self.index() if version.name in names}
+        return {state for name, state in states if name == entry.triton_name or state != "READY"}
 
     def _kill_processes(self, entry: Entry) -> bool:
         """Return whether there was one."""
         stubs, names = Stubs(), {entry.triton_name, *entry.parts}
         stubs.look(self.pid())
-        own = [stub for stub in stubs.all() if names & set(stub.file.parts)]
-        for stub in own:
+        targets = [stub for stub in stubs.all() if names & set(stub.file.parts)]
+        for stub in targets:
             with suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)
-        return bool(own)
+        return bool(targets)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Return whether it becomes true in time. Triton may answer late while it loads or unloads."""
@@ -206,36 +206,36 @@ class Manager:
         Return those that have failed. Remove staged models that the table does not have, left by a load that was broken
         off. Raise TritonUnavailable, TritonTimeout."""
         index: dict[str, list[IndexEntry]] = {}
-        for each in self.index():
-            index.setdefault(each.name, []).append(each)
-        for name in self.store.names() - self._known():
+        for version in self.index():
+            index.setdefault(version.name, []).append(version)
+        for name in self.store.names() - self._expected_names():
             with suppress(TritonTimeout), self.changing(name, 0.0):
-                if name not in self._known():
+                if name not in self._expected_names():
                     self.gateway.unload(name)
                     self.store.remove(name)
-        found = [
+        entries = [
             self._as_triton_says(entry, index.get(entry.triton_name, []))
             for entry in self._models.entries.values()
             if self._models.awaits_server(entry)
         ]
 
         def change(models: Models) -> Models:
-            loaded = {entry.name: entry for entry in found if entry.state != FAILED and self.is_current(entry)}
+            loaded = {entry.name: entry for entry in entries if entry.state != FAILED and self.is_current(entry)}
             return replace(models, entries={**models.entries, **loaded})
 
         self.write(change)
-        return [entry for entry in found if entry.state == FAILED]
+        return [entry for entry in entries if entry.state == FAILED]
 
-    def _known(self) -> set[str]:
+    def _expected_names(self) -> set[str]:
         return {name for entry in self._models.entries.values() for name in self.staged_names(entry)}
 
     def _as_triton_says(self, entry: Entry, versions: list[IndexEntry]) -> Entry:
-        states = {each.state for each in versions}
+        states = {version.state for version in versions}
         if "READY" in states:
             return replace(entry, state=READY, reason="")
         if states & {"LOADING", "UNLOADING"}:
             return entry
-        reasons = sorted({each.reason for each in versions if each.has_failed})
+        reasons = sorted({version.reason for version in versions if version.has_failed})
         if not reasons:  # Triton refused the configuration, or a model that it calls, and says why only once more
             try:
                 self.load(entry)
@@ -250,8 +250,9 @@ class Manager:
         """Return what Triton said, with the author's folders in place of the staged ones, and a plan's remedies."""
         folder = Path(entry.source or entry.folder)
         for name in (entry.triton_name, *entry.parts):
-            own = folder if name == entry.triton_name else folder.parent / name.removeprefix(f"{entry.triton_name}__")
-            reason = reason.replace(str(self.store.path(name)), str(own))
+            part = name.removeprefix(f"{entry.triton_name}__")
+            source = folder if name == entry.triton_name else folder.parent / part
+            reason = reason.replace(str(self.store.path(name)), str(source))
         return with_plan_remedies(PREFACE.sub("", reason), folder)
 
 

@@ -110,13 +110,13 @@ class OnPost(AtStart):
                 raise OutOfMemory(f"'{target}' is not loaded: {reason}")
             if (other := self.manager.models().by_target.get(target)) and other.name != name:
                 raise ModelAlreadyLoaded(f"the Target-Model '{target}' is loaded already, as '{other.name}'")
-            own, *parts = names.values()
-            self._check_free({own, *parts})
+            outer, *parts = names.values()
+            self._check_free({outer, *parts})
             column = self.manager.free_column()
             load = secrets.token_hex(8)
             began = time.monotonic()
             entry = Entry(
-                name, own, str(archive.folder), load, column,
+                name, outer, str(archive.folder), load, column,
                 parts=tuple(parts), began=began, answered=True, target=target, url=url,
             )  # fmt: skip
             self.manager.put(entry)
@@ -179,9 +179,9 @@ def _located(name: str, url: str, root: Path) -> Archive:
 
 def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, str]:
     """Return Triton's name of each of the archive's folders, its own first. Parts keep theirs without `namespaces`."""
-    own = triton_name(target)
-    inner = {part: f"{own}__{part.name}" if namespaces else part.name for part in archive.parts}
-    return {archive.folder: own} | {part: name for part, name in inner.items() if part != archive.folder}
+    outer = triton_name(target)
+    inner = {part: f"{outer}__{part.name}" if namespaces else part.name for part in archive.parts}
+    return {archive.folder: outer} | {part: name for part, name in inner.items() if part != archive.folder}
 
 
 def triton_name(target: str) -> str:

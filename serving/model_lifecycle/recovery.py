@@ -106,8 +106,8 @@ class Recovery:
         if "'" not in details:
             return None
         called = names[1:] or names
-        own = {stub.file.parts[-3] for stub in self._stubs.all() if f"'{stub.instance}'" in details}
-        named = (name for name in called if name in own or re.search(rf"'{re.escape(name)}_\d+_\d+'", details))
+        owners = {stub.file.parts[-3] for stub in self._stubs.all() if f"'{stub.instance}'" in details}
+        named = (name for name in called if name in owners or re.search(rf"'{re.escape(name)}_\d+_\d+'", details))
         return self._entry(next(named, called[0]))
 
     def _handle(self, entry: Entry, reason: str, began: float) -> None:

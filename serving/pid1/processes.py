@@ -191,12 +191,12 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
 
 def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
     """Yield the options that tritonserver hands to its backends."""
-    for backend in (known := tritonserver.python_backends(backends)):
+    for backend in (python_backends := tritonserver.python_backends(backends)):
         yield f"--backend-config={backend},shm-default-byte-size={settings.shm_default_byte_size}"
         yield f"--backend-config={backend},shm-growth-byte-size={settings.shm_growth_byte_size}"
         if settings.policy.python_threads:
             yield f"--backend-config={backend},thread-pool-size={settings.policy.python_threads}"
-    if (backends / "tensorflow").is_dir() and "tensorflow" not in known:
+    if (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends:
         yield f"--backend-config=tensorflow,version={settings.tensorflow_version}"
 
 

@@ -101,9 +101,10 @@ class Supervisor:
         """Have the process started again after a pause, or give it up."""
         now, name, times = self._system.now(), child.process.name, child.deaths
         before, self._oom_kills = self._oom_kills, self._system.oom_kills()
-        known = before is not None and self._oom_kills is not None
-        short_of_memory = code == -signal.SIGKILL and known and self._oom_kills != before
-        cause = ("out of memory" if short_of_memory else "not for want of memory") if known else "perhaps out of memory"
+        counted = before is not None and self._oom_kills is not None
+        short_of_memory = code == -signal.SIGKILL and counted and self._oom_kills != before
+        certain = "out of memory" if short_of_memory else "not for want of memory"
+        cause = certain if counted else "perhaps out of memory"
         hang = f"was killed because it did not answer for {self._settings.hang_timeout:g} s"
         child.last_exit = hang if child.hangs else describe_exit(code, cause if code == -signal.SIGKILL else "")
         child.pid, child.hangs = None, False

@@ -224,8 +224,8 @@ def raise_file_limit(max_concurrency: int) -> int:
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
     limit = max(needed, MOST_FILES) if hard == resource.RLIM_INFINITY else min(max(needed, MOST_FILES), hard)
     if limit < needed:
-        what = f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only {limit} are allowed"
-        raise SettingsError([f"{what} (ulimit -n): start the container with --ulimit nofile={needed}, or lower it"])
+        problem = f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only {limit} are allowed"
+        raise SettingsError([f"{problem} (ulimit -n): start the container with --ulimit nofile={needed}, or lower it"])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit
 

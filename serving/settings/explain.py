@@ -44,18 +44,18 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
         variable = next((name for name in row.variables if environ.get(name, "").strip()), "")
         source = f"variable {variable}" if variable else "default"
         if value != read:
-            asked = row.formatter(read)
-            source = f"derived from {variable}={asked}" if variable else f"derived from the default {asked or 'none'}"
+            before = row.formatter(read)
+            source = f"derived from {variable}={before}" if variable else f"derived from the default {before or 'none'}"
         lines.append(f"{row.variables[0]}={shlex.quote(text) if text else ''}  # {source}")
     return "\n".join(lines)
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
     """Return a warning for each variable that is named as ours are, and is none of them."""
-    known = [name for row in TABLE for name in row.variables]
-    unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in known)
+    names = [name for row in TABLE for name in row.variables]
+    unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
     hints = [
-        f"did you mean {near}?" if (near := nearest(name, known)) else "docs/settings.md lists them" for name in unknown
+        f"did you mean {near}?" if (near := nearest(name, names)) else "docs/settings.md lists them" for name in unknown
     ]
     return [f"{name} is not a setting; {hint}" for name, hint in zip(unknown, hints, strict=True)]
 

@@ -178,5 +178,5 @@ def test_a_folder_that_cannot_be_read_is_refused_by_name(case: str, tmp_path: Pa
     with pytest.raises(ConfigError) as caught:
         TextTokenizer(tmp_path, 0)
     assert str(caught.value.source).startswith(str(tmp_path))
-    assert name in caught.value.what + str(caught.value.source) + caught.value.remedy
+    assert name in caught.value.problem + str(caught.value.source) + caught.value.remedy
     assert "save_pretrained" in caught.value.remedy
