@@ -79,12 +79,12 @@ def nms(boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: f
     return np.array(kept, np.intp)
 
 
-def _overlap(boxes: Floats, areas: Floats, one: np.intp, others: NDArray[np.intp]) -> Floats:
+def _overlap(boxes: Floats, areas: Floats, index: np.intp, others: NDArray[np.intp]) -> Floats:
     """Return the IoU of one box with others; 0 when either has no area."""
-    low = np.maximum(boxes[one, :2], boxes[others, :2])
-    high = np.minimum(boxes[one, 2:], boxes[others, 2:])
+    low = np.maximum(boxes[index, :2], boxes[others, :2])
+    high = np.minimum(boxes[index, 2:], boxes[others, 2:])
     common = (high - low).clip(0).prod(1)
-    union = areas[one] + areas[others] - common
-    valid = (common > 0) & (areas[one] > 0) & (areas[others] > 0) & (union > 0)
+    union = areas[index] + areas[others] - common
+    valid = (common > 0) & (areas[index] > 0) & (areas[others] > 0) & (union > 0)
     iou: Floats = np.divide(common, union, out=np.zeros_like(common), where=valid)
     return iou

@@ -78,8 +78,8 @@ def head_of(
         raise refused(shape, "looks like boxes after NMS, with more than corners, score and class", remedy)
     if head.classes == 0:
         raise refused(shape, "has too few columns for boxes and classes", DETECTION)
-    if what := _surplus(head, labels):
-        raise refused(shape, what, DETECTION)
+    if surplus := _surplus(head, labels):
+        raise refused(shape, surplus, DETECTION)
     return head
 
 
@@ -109,10 +109,10 @@ def _is_strange(table: Shape, fits_labels: bool) -> bool:
 def _surplus(head: Head, labels: int) -> str:
     """Return what a box has besides class scores; "" if it seems to have nothing else, or it is unknown."""
     if not labels:
-        known = {COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its prototypes"}
-        known |= {PERSON: f"a person and 17 keypoints: a pose head; {POSE}"} if head.layout == COLUMNS else {}
-        what = known.get(head.classes, "")
-        return f"looks like {what} (if it has {head.classes} classes, say them in --labels)" if what else ""
+        heads = {COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its prototypes"}
+        heads |= {PERSON: f"a person and 17 keypoints: a pose head; {POSE}"} if head.layout == COLUMNS else {}
+        kind = heads.get(head.classes, "")
+        return f"looks like {kind} (if it has {head.classes} classes, say them in --labels)" if kind else ""
     more = head.classes - labels
     if more == MASKS:
         return f"has {MASKS} values beside {labels} classes: mask coefficients without their prototypes"
@@ -123,8 +123,8 @@ def _surplus(head: Head, labels: int) -> str:
     return ""
 
 
-def refused(shape: Shape, what: str, remedy: str) -> InvalidRequest:
-    return InvalidRequest(f"the output {list(shape)} {what}, and this client serves boxes with class scores; {remedy}")
+def refused(shape: Shape, flaw: str, remedy: str) -> InvalidRequest:
+    return InvalidRequest(f"the output {list(shape)} {flaw}, and this client serves boxes with class scores; {remedy}")
 
 
 def candidates(table: NDArray[Any], head: Head, confidence: float) -> Candidates:

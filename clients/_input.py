@@ -117,45 +117,45 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
 
 def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
     """Return (height, width) from the setting, checked against the shape, or from the shape alone."""
-    asked = options["size"]
+    setting = options["size"]
     if keeps_ratio(options):
-        if asked or shape != (-1, -1):
+        if setting or shape != (-1, -1):
             raise InvalidRequest(
                 f"parameter 'resize' is {KEEP_RATIO}: it takes no 'size', and input '{spec.name}' {list(spec.shape)} "
                 "with a height and width of -1"
             )
         return shape
-    if not asked:
+    if not setting:
         if min(shape) > 0:
             return shape
         raise InvalidRequest(
             f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size' (--set "
             f"size=224, or height and width: --set size=48,192), or 'resize' to {KEEP_RATIO}"
         )
-    if len(asked) > 2 or any(not side.is_integer() for side in asked):
-        raise InvalidRequest(f"parameter 'size': {asked} must be one or two whole numbers (height, width)")
-    size = (int(asked[0]), int(asked[-1]))
+    if len(setting) > 2 or any(not side.is_integer() for side in setting):
+        raise InvalidRequest(f"parameter 'size': {setting} must be one or two whole numbers (height, width)")
+    size = (int(setting[0]), int(setting[-1]))
     if any(side not in (-1, wanted) for side, wanted in zip(shape, size, strict=True)):
         raise InvalidRequest(f"parameter 'size' is {size}, but input '{spec.name}' has the shape {list(spec.shape)}")
     return size
 
 
 def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
-    asked = options["resize_to"]
+    sizes = options["resize_to"]
     if keeps_ratio(options):
-        if len(asked) != 2:
+        if len(sizes) != 2:
             raise InvalidRequest(
                 f"parameter 'resize_to': {KEEP_RATIO} takes two numbers, the shorter side and the most that the longer "
                 "one may be"
             )
-        return (int(asked[0]), int(asked[1]))
-    if not asked:
+        return (int(sizes[0]), int(sizes[1]))
+    if not sizes:
         share = options["crop_pct"] if options["resize"] == "shortest" else 1
         return (int(size[0] / share), int(size[1] / share))
-    sides = (int(asked[0]), int(asked[-1]))
-    if len(asked) > 2 or sides[0] < size[0] or sides[1] < size[1] or options["resize"] == "pad":
+    sides = (int(sizes[0]), int(sizes[-1]))
+    if len(sizes) > 2 or sides[0] < size[0] or sides[1] < size[1] or options["resize"] == "pad":
         raise InvalidRequest(
-            f"parameter 'resize_to': {asked} must be one or two numbers, at least the size {size} that is cut out of it"
+            f"parameter 'resize_to': {sizes} must be one or two numbers, at least the size {size} that is cut out of it"
         )
     return sides
 

@@ -42,7 +42,7 @@ class Client(ModelClient):
         Parameter("labels", "", "file of labels; default: id2label in config.json"),
         *(setting for task in TASKS.values() for setting in task.settings),
     )
-    parameters = tuple({one.name: one for task in TASKS.values() for one in task.parameters}.values())  # of all tasks
+    parameters = tuple({value.name: value for task in TASKS.values() for value in task.parameters}.values())
 
     def __init__(self, model: Model) -> None:
         kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]

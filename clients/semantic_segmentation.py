@@ -71,8 +71,8 @@ class Client(ImageClient):
         if mismatch := self._mismatch(scores.shape[1]):
             raise InferenceFailed(mismatch)
         return [
-            self._prediction(one, image.size, parameters["map"] == "png")
-            for one, image in zip(scores, instances, strict=True)
+            self._prediction(score, image.size, parameters["map"] == "png")
+            for score, image in zip(scores, instances, strict=True)
         ]
 
     def _prediction(self, scores: NDArray[np.float32], size: tuple[int, int], with_map: bool) -> dict[str, Any]:

@@ -94,9 +94,9 @@ class Client(ModelClient):
 
     def _check_labels(self) -> None:
         shape = next((spec.shape for spec in self.model.outputs if spec.name == self.scores), ())
-        for what, names in (("labels", self.labels), ("classes", self.options["classes"])):
+        for setting, names in (("labels", self.labels), ("classes", self.options["classes"])):
             if names and shape and shape[-1] not in (-1, len(names)):
-                raise InvalidRequest(f"{len(names)} {what} for the {shape[-1]} columns of output '{self.scores}'")
+                raise InvalidRequest(f"{len(names)} {setting} for the {shape[-1]} columns of output '{self.scores}'")
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
         """Return the columns if the cells name some. pandas numbers columns without names 0, 1, 2 …: three or more such

@@ -108,10 +108,10 @@ class Client(ModelClient):
             return self.labels.index(name)
         if name.isdecimal() and (not self.labels or int(name) < len(self.labels)):
             return int(name)
-        known = ", ".join(self.labels[:100]) + (", …" if len(self.labels) > 100 else "")
+        labels = ", ".join(self.labels[:100]) + (", …" if len(self.labels) > 100 else "")
         raise InvalidRequest(
             f"parameter 'classes': '{name}' is neither a label nor a class id of model "
-            f"'{self.model.name}'; its labels are: {known or 'unknown, send class ids'}"
+            f"'{self.model.name}'; its labels are: {labels or 'unknown, send class ids'}"
         )
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:

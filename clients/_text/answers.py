@@ -80,8 +80,8 @@ class QuestionAnswering(Task):
             for first, last, score in _spans(starts, ends, top_k * 2 + 10 if aligned else top_k, parameters):
                 begin, behind = _characters(encoding, first, last, aligned)
                 text = context[begin:behind]
-                known = answers.setdefault(text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind})
-                known["score"] += score
+                answer = answers.setdefault(text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind})
+                answer["score"] += score
         candidates = list(answers.values())
         if parameters["handle_impossible_answer"]:
             candidates.append({"answer": "", "score": none, "start": 0, "end": 0})

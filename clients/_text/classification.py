@@ -57,8 +57,8 @@ class TextClassification(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """Return the likeliest classes from logits [n, labels]."""
-        asked = parameters["function_to_apply"]
-        scores = ACTIVATIONS[self.function if asked == "auto" else asked](self.read(outputs))
+        function = parameters["function_to_apply"]
+        scores = ACTIVATIONS[self.function if function == "auto" else function](self.read(outputs))
         return [
             {
                 "classes": [

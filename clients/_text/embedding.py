@@ -52,8 +52,8 @@ class Embedding(Task):
         if parameters["prompt"] or not name:
             return str(parameters["prompt"])
         if name not in self.prompts:
-            known = ", ".join(sorted(self.prompts)) or "none"
-            raise InvalidRequest(f"parameter 'prompt_name': model '{self.model.name}' has no '{name}'; it has: {known}")
+            names = ", ".join(sorted(self.prompts)) or "none"
+            raise InvalidRequest(f"parameter 'prompt_name': model '{self.model.name}' has no '{name}'; it has: {names}")
         return self.prompts[name]
 
     def predict(

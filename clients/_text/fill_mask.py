@@ -85,7 +85,7 @@ class FillMask(Task):
     ) -> list[dict[str, Any]]:
         """Return the likeliest tokens of one mask."""
         single = int((ids == self.tokenizer.mask_id).sum()) == 1
-        known = np.arange(len(scores)) if targets is None else targets
+        token_ids = np.arange(len(scores)) if targets is None else targets
         return [
             {
                 "token": self.tokenizer.decode([token], skip_special_tokens=False),
@@ -93,7 +93,7 @@ class FillMask(Task):
                 "score": score,
                 "sequence": self._sequence(ids, position, token, single),
             }
-            for token, score in ((int(known[at]), score) for at, score in best(scores[known], top_k))
+            for token, score in ((int(token_ids[at]), score) for at, score in best(scores[token_ids], top_k))
         ]
 
     def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:

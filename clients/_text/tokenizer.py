@@ -117,9 +117,9 @@ class TextTokenizer:
         """Count the tokens of a text that was truncated."""
         special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
         if isinstance(text, str):
-            return len(encoding) + sum(len(rest) - special for rest in encoding.overflowing)
-        parts = [self.tokenizer.encode(one, add_special_tokens=False) for one in text]  # those of the pair overlap
-        return special + sum(len(one) + sum(map(len, one.overflowing)) for one in parts)
+            return len(encoding) + sum(len(overflow) - special for overflow in encoding.overflowing)
+        parts = [self.tokenizer.encode(half, add_special_tokens=False) for half in text]  # those of the pair overlap
+        return special + sum(len(part) + sum(map(len, part.overflowing)) for part in parts)
 
     def _padded(
         self, rows: Sequence[tuple[list[int], list[int]]], owners: Sequence[int] | None, multiple: int, limit: int
@@ -177,7 +177,7 @@ class TextTokenizer:
         is_pair = len(texts) > 1
         with self._windows:
             self.tokenizer.no_truncation()
-            lengths = [len(self.tokenizer.encode(one, add_special_tokens=False)) for one in texts]
+            lengths = [len(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
             room = length - self.tokenizer.num_special_tokens_to_add(is_pair) - sum(lengths[:-1])
             _check_windows(lengths[-1], room, stride, MOST_ROWS if every else PORTION)
             strategy = "only_second" if is_pair else "longest_first"

@@ -81,7 +81,7 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
         """Raise a ServingError."""
         keys = {entry.key for entry in self._table.look().entries.values()}
-        for old in [each for each in list(self._locks) if each not in keys]:
+        for old in [locked for locked in list(self._locks) if locked not in keys]:
             self._locks.pop(old, None)
             if (unloaded := self.pop(old, None)) and unloaded.client:
                 forget(unloaded.client)
@@ -96,9 +96,9 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     config = gateway.config(triton_name)
     model, parts = describe_model(triton_name, folder, config), configs_of_parts(config, gateway.config)
     sequencing = None  # of an ensemble that of its first part that has one
-    for each in (config, *parts.values()):
-        if sequencing is None and (id_type := correlation_type(each)):
-            sequencing = Sequencing(id_type, sequence_idle_seconds(each))
+    for part in (config, *parts.values()):
+        if sequencing is None and (id_type := correlation_type(part)):
+            sequencing = Sequencing(id_type, sequence_idle_seconds(part))
     labels = {}
     for output in config.output:
         with suppress(InvalidRequest, OSError):  # as in Triton, but nothing outside of the folder
@@ -126,8 +126,8 @@ def describe_model(name: str, folder: Path, config: Any) -> Model:
 
     def specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
         return tuple(
-            TensorSpec(each.name, datatype_name(each.data_type), tuple(each.dims), getattr(each, "optional", False))
-            for each in tensors
+            TensorSpec(spec.name, datatype_name(spec.data_type), tuple(spec.dims), getattr(spec, "optional", False))
+            for spec in tensors
         )
 
     parameters = {key: value.string_value for key, value in config.parameters.items()}

@@ -98,12 +98,12 @@ class Models:
 
     def error(self, entry: Entry) -> ServingError | None:
         """Return why the model does not answer. Of an ensemble the parts come first, however deep."""
-        left, called = [entry], list[Entry]()
-        while left:
-            if (one := left.pop(0)) not in called:  # Triton does not load a circle
-                called.append(one)
-                left += [self.by_triton_name[part] for part in one.parts if part in self.by_triton_name]
-        return next((error for one in reversed(called) if (error := one.error())), None)
+        pending, called = [entry], list[Entry]()
+        while pending:
+            if (model := pending.pop(0)) not in called:  # Triton does not load a circle
+                called.append(model)
+                pending += [self.by_triton_name[part] for part in model.parts if part in self.by_triton_name]
+        return next((error for model in reversed(called) if (error := model.error())), None)
 
     @cached_property
     def ready(self) -> dict[str, Entry]:
@@ -115,14 +115,14 @@ class Models:
         reason to replace a container that was ready once and serves others: the next one would have the same model."""
         entries = self.current
         if not entries:
-            refused = "; ".join(reason for each in self.rejected for reason in each.reasons)
+            refused = "; ".join(reason for rejection in self.rejected for reason in rejection.reasons)
             return None if self.on_demand else ModelNotReady(f"no model is served{f': {refused}' if refused else ''}")
         errors = {name: error for name, entry in entries.items() if (error := self.error(entry))}
         troubles = {name: err for name, err in errors.items() if isinstance(err, (ModelRestarting, ModelRefused))}
         if troubles and (len(troubles) == len(entries) or not self.was_ready):
             return next(iter(troubles.values()))
-        if left := errors.keys() - troubles.keys():
-            return errors[min(left, key=lambda name: (not isinstance(errors[name], ModelFailed), name))]
+        if failed := errors.keys() - troubles.keys():
+            return errors[min(failed, key=lambda name: (not isinstance(errors[name], ModelFailed), name))]
         waiting = (entry for name, entry in entries.items() if not entry.answered and name not in errors)
         if entry := next(waiting, None):
             return ModelNotReady(f"model '{entry.name}': {entry.reason or 'its example is being asked'}")

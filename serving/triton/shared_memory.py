@@ -49,7 +49,7 @@ class SharedMemory:
     def __init__(self, prefix: str, limit: int, register: Callable[[str, int], None]) -> None:
         self._prefix, self._limit, self._register = prefix, limit, register
         self._lock = threading.Lock()
-        self._known: set[Region] = set()
+        self._regions: set[Region] = set()
         self._free: list[Region] = []
 
     def write(self, inputs: Sequence[Tensor]) -> dict[str, Region]:
@@ -66,15 +66,15 @@ class SharedMemory:
         """Free the regions for other calls. The pages of `late` ones, whose call was abandoned, stay, because Triton
         may still read them and would die if they were gone and /dev/shm were full."""
         with self._lock:
-            for region in self._known.intersection(regions):
+            for region in self._regions.intersection(regions):
                 region.late = region.late or late
                 self._free.append(region)
 
     def forget(self, regions: Iterable[Region]) -> None:
         """Drop all regions. Triton does not know these `regions`, so it was restarted."""
         with self._lock:
-            if not self._known.isdisjoint(regions):
-                self._known.clear()
+            if not self._regions.isdisjoint(regions):
+                self._regions.clear()
                 self._free.clear()
 
     def trim(self) -> None:
@@ -96,7 +96,7 @@ class SharedMemory:
         try:
             return self._reuse(size) or self._make(size)
         except FileNotFoundError:  # Triton has ended, and `serve` has removed its files
-            self.forget(set(self._known))
+            self.forget(set(self._regions))
         except (OSError, ServingError):
             pass
         return None
@@ -119,11 +119,11 @@ class SharedMemory:
         try:
             with self._lock:
                 self._back(region, size)
-                self._known.add(region)
+                self._regions.add(region)
             self._register(name, length)
         except (OSError, ServingError):
             with self._lock:
-                self._known.discard(region)
+                self._regions.discard(region)
             region.empty()
             (FOLDER / name).unlink(missing_ok=True)
             raise
@@ -133,7 +133,7 @@ class SharedMemory:
         """Reserve pages for `size` bytes. Writing without them could end the process (SIGBUS)."""
         if size <= region.backed:
             return
-        if sum(known.backed for known in self._known) - region.backed + size > self._limit:
+        if sum(other.backed for other in self._regions) - region.backed + size > self._limit:
             raise OSError(errno.ENOSPC, "regions have as many pages as they may")
         with (FOLDER / region.name).open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
