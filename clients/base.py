@@ -83,28 +83,28 @@ class ModelClient(ABC):
 
     def __init__(self, model: Model) -> None:
         """Read the model's folder once. Raise InvalidRequest or OSError when the folder is wrong."""
-        known, given = {each.name for each in (*self.settings, *self.parameters)}, model.parameters
-        for name in sorted(given.keys() - known):  # a backend's parameter, or a mistyped setting
-            if near := nearest(name, known):
+        names, texts = {value.name for value in (*self.settings, *self.parameters)}, model.parameters
+        for name in sorted(texts.keys() - names):  # a backend's parameter, or a mistyped setting
+            if near := nearest(name, names):
                 raise InvalidRequest(f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?")
         self.model = model
         self.options, self.defaults = (
-            {each.name: each.parse(given[each.name]) if each.name in given else each.default for each in values}
+            {value.name: value.parse(texts[value.name]) if value.name in texts else value.default for value in values}
             for values in (self.settings, self.parameters)
         )
 
     def check_keys(self, instance: Any) -> None:
         """Raise DecodingError for a JSON object with a key that nothing would read."""
-        known = self.codec.keys if self.keys is None else self.keys
-        if isinstance(instance, dict) and known is not None and (strange := instance.keys() - set(known)):
-            raise DecodingError(unknown("key", min(strange), known))
+        keys = self.codec.keys if self.keys is None else self.keys
+        if isinstance(instance, dict) and keys is not None and (strange := instance.keys() - set(keys)):
+            raise DecodingError(unknown("key", min(strange), keys))
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return every request parameter with its value. Raise InvalidRequest for an unknown name or a wrong value."""
-        known = {parameter.name: parameter for parameter in self.parameters}
-        if strange := values.keys() - known:
-            raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', min(strange), known)}")
-        return self.defaults | {name: known[name].parse(value) for name, value in values.items()}
+        parameters = {parameter.name: parameter for parameter in self.parameters}
+        if strange := values.keys() - parameters:
+            raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', min(strange), parameters)}")
+        return self.defaults | {name: parameters[name].parse(value) for name, value in values.items()}
 
     @abstractmethod
     def preprocess(self, instances: Sequence[Any]) -> Tensors:

@@ -196,5 +196,5 @@ def _width(spec: TensorSpec, named: int) -> int:
 
 
 def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(f"'{name[:100]}'" for name in names[:LISTED]) + rest
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(f"'{name[:100]}'" for name in names[:LISTED]) + more

@@ -194,10 +194,10 @@ class Client(ModelClient):
         if prototypes is not None and parameters["masks"] != "none":
             kind = parameters["masks"]
             masks = MASKS[kind](kept.boxes, kept.extras[:, : head.masks], prototypes, fit)
-            detections = [one | {kind: mask} for one, mask in zip(detections, masks, strict=True)]
+            detections = [entry | {kind: mask} for entry, mask in zip(detections, masks, strict=True)]
         if head.keypoints[0]:
             points = _points(kept.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
-            detections = [one | {"keypoints": keypoints} for one, keypoints in zip(detections, points, strict=True)]
+            detections = [entry | {"keypoints": keypoints} for entry, keypoints in zip(detections, points, strict=True)]
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: NDArray[Any]) -> None:

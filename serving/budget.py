@@ -70,8 +70,8 @@ def check_json(data: bytes) -> None:
         objects += int(np.count_nonzero(piece == ord("{")))
         lists += int(np.count_nonzero(piece == ord("[")))
         quotes += int(np.count_nonzero(piece == ord('"')))
-    what = "lists, objects and strings of JSON"
-    check_count(objects + lists + quotes // 2, MOST_JSON_PARTS, what, "send fewer at a time, or binary tensors")
+    parts = "lists, objects and strings of JSON"
+    check_count(objects + lists + quotes // 2, MOST_JSON_PARTS, parts, "send fewer at a time, or binary tensors")
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,13 @@ class Target:
         return cls(source, _agreed("name", targets), _agreed("version", targets))
 
 
-def _agreed(what: str, targets: Iterable[Target]) -> str | None:
-    said = [(value, target.source) for target in targets if (value := getattr(target, what)) is not None]
-    first, source = said[0] if said else (None, "")
-    for value, other in said:
+def _agreed(field: str, targets: Iterable[Target]) -> str | None:
+    named = [(value, target.source) for target in targets if (value := getattr(target, field)) is not None]
+    first, source = named[0] if named else (None, "")
+    for value, other in named:
         if value != first:
             raise InvalidRequest(
-                f"two model {what}s: {source} says '{first}' and {other} says '{value}'; send one of them"
+                f"two model {field}s: {source} says '{first}' and {other} says '{value}'; send one of them"
             )
     return first
 
@@ -225,10 +225,10 @@ class Job:
         name all of them in its answer, and gRPC cannot carry 10,000; and for a batch of no rows, which Triton
         never answers (quirks.py)."""
         served, request = self.served, self.request
-        known = {"inputs": len(served.model.inputs), "outputs": len(served.model.outputs)}
-        for what, count in (("inputs", len(batch.inputs)), ("outputs", len(batch.outputs))):
-            if count > known[what]:
-                raise InvalidRequest(f"model '{served.name}' has {known[what]} {what}, and the request names {count}")
+        most = {"inputs": len(served.model.inputs), "outputs": len(served.model.outputs)}
+        for kind, count in (("inputs", len(batch.inputs)), ("outputs", len(batch.outputs))):
+            if count > most[kind]:
+                raise InvalidRequest(f"model '{served.name}' has {most[kind]} {kind}, and the request names {count}")
         for tensor in batch.inputs if served.model.max_batch_size or served.batched_parts else ():
             if tensor.shape[:1] == NO_ROWS:
                 raise InvalidRequest(

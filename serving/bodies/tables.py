@@ -166,8 +166,8 @@ class TextOrForm:
 
     def _shape(self, client: ModelClient) -> Instances | CsvBody:
         if instance := self._instance(client):
-            rest = {key: value for key, value in self.parameters.items() if key not in instance}
-            return Instances([Item("form", value=instance)], rest, named=self.named)
+            parameters = {key: value for key, value in self.parameters.items() if key not in instance}
+            return Instances([Item("form", value=instance)], parameters, named=self.named)
         if not self.items:
             fields = f", or the fields {', '.join(keys)}" if (keys := _keys(client)) else ""
             raise InvalidRequest(f"the form has no file; send one or more (curl -F image=@picture.jpg){fields}")

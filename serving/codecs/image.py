@@ -64,8 +64,8 @@ class Header:
         except DecodingError:
             raise
         except UnidentifiedImageError:
-            known = "send JPEG, PNG, WebP, GIF, BMP or TIFF"
-            raise DecodingError(f"not an image in a known format ({len(data)} bytes, {data[:8]!r}…); {known}") from None
+            hint = "send JPEG, PNG, WebP, GIF, BMP or TIFF"
+            raise DecodingError(f"not an image in a known format ({len(data)} bytes, {data[:8]!r}…); {hint}") from None
         except Exception as err:
             raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
 

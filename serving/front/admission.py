@@ -83,15 +83,15 @@ class Slot:
                 free = admission.limit - leases.requests(ALL_MODELS)
                 free_bytes = admission.most_bytes - leases.bytes(ALL_MODELS)
                 admission.check(f" to model '{model}'", column, free, free_bytes)
-            for each in (column, ALL_MODELS):
-                leases.add(admission.row, each, 1, self._size)
+            for counter in (column, ALL_MODELS):
+                leases.add(admission.row, counter, 1, self._size)
             self._column = column
 
     def _release(self) -> None:
         """Give the model's slot back, if there is one."""
         if self._column >= 0:
-            for each in (self._column, ALL_MODELS):
-                self._admission.leases.add(self._admission.row, each, -1, -self._size)
+            for counter in (self._column, ALL_MODELS):
+                self._admission.leases.add(self._admission.row, counter, -1, -self._size)
             self._admission.leases.touch(self._column)
             self._column = -1
 

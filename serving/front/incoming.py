@@ -182,18 +182,18 @@ class Received(io.RawIOBase):
 
     def __init__(self, unreader: Any, length: int) -> None:
         super().__init__()
-        self._unreader, self._left = unreader, length
+        self._unreader, self._remaining = unreader, length
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        buffer = buffer[: self._left]
+        buffer = buffer[: self._remaining]
         if received := self._unreader.take_buffered():  # came with the headers
             size = min(len(received), len(buffer))
             buffer[:size] = received[:size]
             self._unreader.unread(received[size:])
         else:
             size = self._unreader.sock.recv_into(buffer)
-        self._left -= size
+        self._remaining -= size
         return size

@@ -94,7 +94,8 @@ def models() -> Response:
             described.append({"name": name, "versions": versions} | _describe(registry.get(name)))
         except ServingError as err:
             described.append({"name": name, "versions": versions, "error": str(err)})
-    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.table.look().rejected]
+    rejected = registry.table.look().rejected
+    refused = [{"models": sorted(rejection.folders), "reasons": rejection.reasons} for rejection in rejected]
     return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
 
 

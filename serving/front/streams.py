@@ -19,7 +19,7 @@ from serving.triton.connection import BackendDied
 from serving.triton.gateway import Responses, TritonGateway
 
 log = logging.getLogger(__name__)
-LEFT = 499  # as nginx has it in its log: the caller has gone, nobody reads this reply
+CALLER_LEFT = 499  # as nginx has it in its log: the caller has gone, nobody reads this reply
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # the first is nginx's
 # How the JSON of a response, and of an error, becomes a part of each stream.
 FORMATS = {EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"), JSON_LINES: (b"%b\n", b"%b\n")}
@@ -39,7 +39,7 @@ def stream_reply(source: Incoming, job: Job) -> Response:
         app.hang_ups.forget(connection)
         stream.close()
         if stream.cancelled:
-            return Response(status=LEFT)
+            return Response(status=CALLER_LEFT)
         raise
     source.version = stream.version
     headers = HEADERS | (job.session.headers() if job.session else {})

@@ -27,7 +27,7 @@ def dying_with_us(signal_name: str) -> tuple[str, ...]:
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
 
 
-def remove_made(pattern: str, program: str, since: float) -> None:
+def remove_leftovers(pattern: str, program: str, since: float) -> None:
     """Remove our user's folders that match the glob pattern and were made `since` then. Do nothing while `program` runs
     elsewhere, because the folders may belong to that process."""
     folders = glob.glob(pattern)  # noqa: PTH207

@@ -78,11 +78,11 @@ class Registry:
     def index(self) -> dict[str, list[IndexEntry]]:
         """Return Triton's entries of each model's versions, by the name that callers know."""
         models = self.table.look()
-        found: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
-        for each in self.gateway.index():
-            if entry := models.by_triton_name.get(each.name):
-                found[entry.name].append(each)
-        return found
+        versions: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
+        for version in self.gateway.index():
+            if entry := models.by_triton_name.get(version.name):
+                versions[entry.name].append(version)
+        return versions
 
     def get(self, name: str) -> ServedModel:
         """Return the model called `name`. The first call makes its client. Raise as `use`."""
@@ -94,7 +94,8 @@ class Registry:
             return entry
         if (entry := models.by_target.get(name)) and (error := models.error(entry)):
             raise error
-        if reasons := [reason for each in models.rejected if name in each.folders for reason in each.reasons]:
+        rejections = (rejection for rejection in models.rejected if name in rejection.folders)
+        if reasons := [reason for rejection in rejections for reason in rejection.reasons]:
             raise ModelFailed(name, "; ".join(reasons))
         if models.on_demand:
             raise ModelNotLoaded(name)
@@ -105,7 +106,7 @@ class Registry:
         if entry.target:  # an archive: its platform reads a 404 as "not loaded"
             return InvalidRequest(f"model '{name}' has no version '{version}'; leave it out for the latest")
         entries = self.index().get(name, [])
-        versions = ", ".join(sorted(each.version for each in entries if each.state == "READY")) or "none"
+        versions = ", ".join(sorted(item.version for item in entries if item.state == "READY")) or "none"
         return VersionNotFound(f"model '{name}' has no version '{version}'; its versions are: {versions}")
 
     def _only_name(self) -> str:

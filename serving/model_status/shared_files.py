@@ -40,8 +40,8 @@ class Table:
             with self.file.open("rb") as opened:
                 version, document = os.fstat(opened.fileno()).st_mtime_ns, json.load(opened)
             entries = document["entries"].items()
-            loads = {name: Entry(**each | {"parts": tuple(each["parts"])}) for name, each in entries}
-            rejected = tuple(Rejection(**each) for each in document["rejected"])
+            loads = {name: Entry(**fields | {"parts": tuple(fields["parts"])}) for name, fields in entries}
+            rejected = tuple(Rejection(**fields) for fields in document["rejected"])
             self._read = version, Models(**document | {"entries": loads, "rejected": rejected})
         return self._read[1]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from serving.errors import ModelFailed
 from serving.host import machine
 from serving.host.network import Address, get
-from serving.host.processes import dying_with_us, remove_made
+from serving.host.processes import dying_with_us, remove_leftovers
 from serving.pid1.log import OUTPUT_END_TIMEOUT, Output, Pump
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
@@ -163,7 +163,7 @@ class System:
                     for leftover in chain.from_iterable(map(glob.glob, running.process.leftovers)):
                         with contextlib.suppress(OSError):
                             Path(leftover).unlink()
-                    remove_made(running.process.leftover_folders, running.process.name, running.started)
+                    remove_leftovers(running.process.leftover_folders, running.process.name, running.started)
         return ended
 
     def signal(self, pid: int, number: signal.Signals) -> None:

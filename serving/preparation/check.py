@@ -29,7 +29,7 @@ from serving.clients import make_client
 from serving.codecs import Limits
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
-from serving.host.processes import describe_exit, dying_with_us, remove_made
+from serving.host.processes import describe_exit, dying_with_us, remove_leftovers
 from serving.model_status.served_model import ServedModel, describe_model, served_model
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
@@ -185,7 +185,7 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         process.wait()
         for path in Path("/dev/shm").glob(f"{prefix}*"):
             path.unlink(missing_ok=True)
-        remove_made(tritonserver.ENVIRONMENTS, "tritonserver", began)
+        remove_leftovers(tritonserver.ENVIRONMENTS, "tritonserver", began)
 
 
 def _wait_until_live(gateway: TritonGateway, process: subprocess.Popen[bytes], seconds: float, run_dir: Path) -> None:
