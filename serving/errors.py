@@ -30,8 +30,8 @@ TABLE = {
     "not_acceptable": Row(406, 0, "the model cannot give what `Accept` asks for", "ask for JSON, or as the text says"),
     "model_already_loaded": Row(409, 0, "multi-model mode: the model is loaded already", "call it, or unload it first"),
     "session_not_found": Row(410, 0, "the session has ended, was idle too long, or never began", "begin a new session"),
-    "payload_too_large": Row(413, 0, "the body, what it unpacks to, what is in it, or the answer is over a limit; or "
-        "the route or the method takes no body", "send less at a time; [Limits](#limits) has what can be raised"),
+    "payload_too_large": Row(413, 0, "the body, its unpacked size, its number of parts or the answer is over a limit; "
+        "or the route or the method takes no body", "send less at a time; [Limits](#limits) has what can be raised"),
     "unsupported_media_type": Row(415, 0, "the model does not take this Content-Type, or this Content-Encoding "
         "is unknown", "send one that the text lists"),
     "internal_error": Row(500, 0, "this program failed, or the disk (`/tmp`, `SERVE_RUN_DIR`) is full",
@@ -43,7 +43,7 @@ TABLE = {
     "model_restarting": Row(503, 2, "a process of the model died; the model alone is restarted", "retry"),
     "model_refused": Row(503, 300, "processes of the model died too often; `Retry-After` says when it is tried again",
         "find out which request ends the model; the log has how it died"),
-    "model_failed": Row(503, 0, "the model cannot be loaded, or its client cannot be made; a start ends with it",
+    "model_failed": Row(503, 0, "the model cannot be loaded, or its client cannot be made; at a start, `serve` ends",
         "retrying will not help: correct the model and start again"),
     "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
     "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),

@@ -20,8 +20,7 @@ def on_starting(server: Any) -> None:
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """Keep the garbage collector of the workers away from what the app imported: at their end it took 0.2 s of
-    processor time each."""
+    """Hide the imported modules from the workers' garbage collector, which took 0.2 s when a worker ended."""
     _services(server).admission.add_worker(worker.age)
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""What /ping and /metrics say: whether the container works, and what all workers have counted."""
+"""The answers of /ping and /metrics: whether the container works, and the counts of all workers."""
 
 import os
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class Monitoring:
         self.registry, self.status_file = registry, status_file
 
     def check(self) -> None:
-        """Raise TritonUnavailable, or why a model does not serve. Never wait long."""
+        """Raise TritonUnavailable, or the error that says why a model does not serve. Never wait long."""
         try:
             self.check_live(Deadline.after(ANSWER_SECONDS))
         except (TritonTimeout, TooLate) as err:
@@ -40,7 +40,7 @@ class Monitoring:
             raise TritonUnavailable("tritonserver answers but is not live")
 
     def describe_triton(self) -> str:
-        """Return what the supervisor says of tritonserver, in words; "" if it says nothing."""
+        """Return the supervisor's report about tritonserver in words; "" if there is none."""
         process = read_tritonserver(self.status_file)
         last = f", after it {process.last_exit}" if process.last_exit else ""
         is_known = process.state != "unknown"

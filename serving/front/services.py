@@ -1,4 +1,4 @@
-"""What the Flask app's routes use, made once per app."""
+"""The objects that the routes of the Flask app share, made once per app."""
 
 import ctypes
 import time
@@ -53,9 +53,9 @@ class Services:
         self.metrics = Metrics()
 
     def trim_when_idle(self) -> None:
-        """Give freed memory back to the system whenever the worker has been idle for a while: the target of a thread.
-        Until then the worker keeps the memory for the next request, because page faults took two fifths of its time
-        with images. After photos of 12 megapixels from 16 callers two idle workers hold 120 MB, without this 390 MB."""
+        """Return freed memory to the system whenever the worker has been idle for a while. Runs in a thread. Until then
+        the worker keeps the memory for the next request, because page faults took two fifths of its time with images.
+        After photos of 12 megapixels from 16 callers, two idle workers hold 120 MB; without this, 390 MB."""
         libc, trimmed = ctypes.CDLL(None), 0.0
         while True:
             time.sleep(IDLE_SECONDS)

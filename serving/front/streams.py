@@ -1,4 +1,4 @@
-"""Streamed replies: never buffered, and cancelled in Triton when their caller leaves."""
+"""Streamed replies: never buffered, and cancelled in Triton when the caller disconnects."""
 
 import logging
 import select
@@ -19,9 +19,9 @@ from serving.triton.connection import BackendDied
 from serving.triton.gateway import Responses, TritonGateway
 
 log = logging.getLogger(__name__)
-CALLER_LEFT = 499  # as nginx has it in its log: the caller has gone, nobody reads this reply
+CALLER_LEFT = 499  # as in nginx's log: the caller has disconnected, so nobody reads this reply
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # the first is nginx's
-# How the JSON of a response, and of an error, becomes a part of each stream.
+# For each type of stream: how the JSON of a response, and of an error, is written into it.
 FORMATS = {EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"), JSON_LINES: (b"%b\n", b"%b\n")}
 CONTENT_TYPES = {EVENT_STREAM: "text/event-stream; charset=utf-8", JSON_LINES: JSON_LINES}
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -90,7 +90,7 @@ class StreamedReply:
             responses.cancel()
 
     def cancel(self) -> None:
-        """Cancel the request in Triton: its caller has left."""
+        """Cancel the request in Triton, because its caller has disconnected."""
         self.cancelled = True
         if self._responses:
             self._responses.cancel()
@@ -105,7 +105,7 @@ class StreamedReply:
                 yield self._error_event % self._error(err)
 
     def _error(self, error: Exception) -> bytes:
-        """Return the JSON of the last event. The Flask request has ended, so name its id."""
+        """Return the JSON of the last event. The Flask request has ended, so its id is given here."""
         about = {"request_id": self._job.request.id}
         if isinstance(error, BackendDied):
             error = self._report(error)
@@ -117,13 +117,13 @@ class StreamedReply:
         return orjson.dumps(error.fields() | about)
 
     def close(self) -> None:
-        """End the stream, wherever it is."""
+        """End the stream at any point."""
         self._results.close()
 
 
 class HangUps:
-    """Notices when callers of streams leave, so that nothing more is computed for them. A thread that waits for Triton
-    does not see that its caller's connection has ended, so one thread per worker waits for the ends of all connections.
+    """Notices when callers of streams disconnect, so that nothing more is computed for them. A thread that waits for
+    Triton cannot see this, so one thread per worker watches all these connections.
 
     Safe to share between threads; starts its own thread at the first use, which is after gunicorn's fork.
     """
@@ -134,7 +134,7 @@ class HangUps:
         self._epoll: select.epoll | None = None
 
     def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back once when the other side ends the connection, until `forget`, which must come before its close."""
+        """Call back once if the other side ends the connection. Call `forget` before you close the connection."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
@@ -143,7 +143,7 @@ class HangUps:
             self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
 
     def forget(self, connection: socket.socket | None) -> None:
-        """Call back no more for this connection, if it was watched."""
+        """Stop watching this connection, if it was watched."""
         with self._lock:
             if connection and self._epoll and self._callbacks.pop(connection.fileno(), None):
                 self._epoll.unregister(connection.fileno())

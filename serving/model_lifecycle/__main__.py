@@ -48,7 +48,7 @@ class Server(ThreadingMixIn, UnixStreamServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """POST loads a model, DELETE unloads it, and by GET the supervisor asks whether this process lives."""
+    """Load a model (POST), unload it (DELETE), and answer the supervisor's health check (GET)."""
 
     server: Server
     timeout = 10.0
@@ -79,22 +79,22 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """nginx has a line for each call."""
+        """Log nothing, because nginx logs each call."""
 
 
 class Watch:
-    """Follows tritonserver from one start to the next, and its models' processes."""
+    """Watches tritonserver across its restarts, and the processes of its models."""
 
     def __init__(self, manager: Manager, policy: AtStart) -> None:
         self.manager, self.policy, self.recovery = manager, policy, Recovery(manager)
         self._pid, self._taken_up = manager.models().server, False
 
     def step(self) -> None:
-        """One look. tritonserver loads what it had at each of its starts; that is taken up once it answers."""
+        """Look once. After each start tritonserver loads its models again; once it answers, update the table."""
         pid = self.manager.pid()
         if pid != self._pid:
             if self._pid:
-                log.info("tritonserver has ended; its models are loaded again with the next one")
+                log.info("tritonserver has ended; the next one loads its models again")
             self.manager.write(partial(_of_server, pid, self._pid))
             self._pid, self._taken_up = pid, False
         if not pid:
@@ -109,7 +109,7 @@ class Watch:
 
 
 def _of_server(pid: int, before: int, models: Models) -> Models:
-    """Return the table of another tritonserver."""
+    """Return the table for a new tritonserver: all models are being loaded again."""
     new: dict[str, Any] = {"state": LOADING, "reason": "tritonserver was started again", "answered": models.on_demand}
     entries = {
         name: replace(entry, **new) if before and entry.state != UNLOADING else entry
@@ -119,14 +119,14 @@ def _of_server(pid: int, before: int, models: Models) -> Models:
 
 
 def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
-    """Call `step` for ever, with a pause of `seconds`. Log an error once while it stays the same."""
+    """Call `step` forever, with a pause of `seconds`. Log an error again only when it changes."""
     logged = ""
     while True:
         text = ""
         try:
             step()
         except (TritonUnavailable, TritonTimeout):
-            log.debug("tritonserver does not answer; the next look finds it")
+            log.debug("tritonserver does not answer; trying again")
         except Exception as err:
             if (text := f"{failure}: {type(err).__name__}: {err}") != logged:
                 log.error(text, exc_info=not isinstance(err, OSError))
@@ -145,7 +145,7 @@ def main() -> None:
     policy = POLICIES[settings.policy](manager)
     policy.begin()
     watch = Watch(manager, policy)
-    start(watch.step, PAUSE, "the models' processes cannot be looked at")
+    start(watch.step, PAUSE, "cannot look at the models' processes")
     Examples(manager, policy).start()
     settings.deaths_socket.unlink(missing_ok=True)
     heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -154,9 +154,9 @@ def main() -> None:
     def hear() -> None:
         watch.recovery.report(Report(**json.loads(heard.recv(64 * 1024))))
 
-    start(hear, 0.0, "a report of a dead process cannot be read")
+    start(hear, 0.0, "cannot read the report of a dead process")
     threading.Thread(target=Server(str(settings.manager_socket), policy).serve_forever, daemon=True).start()
-    repeat(policy.step, LOOK, "what is served stays, because the model folders cannot be looked at")
+    repeat(policy.step, LOOK, "cannot look at the model folders; what is served stays")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Asks each model's example through the container's own front, as a caller would.
+"""Tests each model with its example through the container's own front, like a caller.
 
-A worker asks, and not this process, because a model's client may import anything. The route is not open to callers. A
-model that is loaded by POST /models, or whose changed folder was checked, needs no answer.
+A worker makes the call, not this process, because a model's client may import anything. Callers cannot use the route. A
+model that POST /models loads, or whose changed folder was checked, is not tested.
 """
 
 import http.client
@@ -18,7 +18,7 @@ from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import READY, Entry, Models
 
 log = logging.getLogger(__name__)
-# Seconds until an example is asked again: if no worker answered, because gunicorn is being started, and if one did.
+# Seconds until an example is tried again: if no worker answered because gunicorn is starting, and if one answered.
 NO_WORKER, NO_VERDICT = 0.1, 1.0
 
 
@@ -33,7 +33,7 @@ class Examples(threading.Thread):
             try:
                 pause = self.step()
             except Exception:
-                log.exception("the examples cannot be asked; they are asked again")
+                log.exception("the examples cannot be tested; trying again")
                 pause = NO_VERDICT
             if pause:
                 time.sleep(pause)
@@ -41,7 +41,7 @@ class Examples(threading.Thread):
                 self.manager.changed.wait()
 
     def step(self) -> float:
-        """Ask each model that has not answered. Return after how many seconds to do that again; 0: after a change."""
+        """Test each model that has not answered. Return the seconds until the next test; 0: after a change."""
         models = self.manager.models()
         pending = [entry for entry in models.current.values() if entry.state == READY and not entry.answered]
         pauses = [self._settle(entry, models.server) for entry in pending]
@@ -50,7 +50,7 @@ class Examples(threading.Thread):
 
     def _settle(self, entry: Entry, server: int) -> float:
         def answered(models: Models) -> Models:
-            """Note the answer, unless the model or tritonserver is another one by now."""
+            """Note the answer, unless the model or tritonserver has been replaced."""
             if models.server != server or not self.manager.is_current(entry):
                 return models
             current = models.entries[entry.name]
@@ -73,7 +73,7 @@ class Examples(threading.Thread):
         return 0.0
 
     def _ask(self, name: str) -> None:
-        """Raise what the worker answers; OSError and HTTPException if none does."""
+        """Raise the error that the worker answers; OSError or HTTPException if no worker answers."""
         connection = LocalConnection(self.manager.settings.gunicorn_socket, self.manager.settings.request_timeout)
         try:
             connection.request("POST", f"/examples/{quote(name, safe='')}/answer", headers={"X-Request-Id": "example"})

@@ -1,4 +1,4 @@
-"""The table and Triton, for all that load and unload models."""
+"""Changes the table of the models, and makes Triton load and unload them, for all policies and for recovery."""
 
 import logging
 import os
@@ -26,11 +26,11 @@ from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
-UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; nobody waits any more for what a process still does then
+UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; after this time no caller waits any more, so the process may be killed
 
 
 class Manager:
-    """Safe to share between threads."""
+    """Loads and unloads models, and writes their table. Safe to share between threads."""
 
     def __init__(self, settings: Settings, gateway: TritonGateway) -> None:
         self.settings, self.gateway = settings, gateway
@@ -94,8 +94,8 @@ class Manager:
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
-        """Load, unload or recover a model alone. Wait `seconds` for that, by default the longest load. Raise
-        TritonTimeout."""
+        """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait `seconds` for the lock, by
+        default as long as the longest load. Raise TritonTimeout."""
         lock = self._changing.setdefault(name, threading.Lock())
         if not lock.acquire(timeout=self.settings.load_timeout if seconds is None else seconds):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
@@ -116,26 +116,26 @@ class Manager:
                 os.killpg(pid, signal.SIGKILL)
 
     def index(self) -> list[IndexEntry]:
-        """Return Triton's index, under the lock: Triton fails to make it while a staged folder comes or goes."""
+        """Return Triton's index. Hold the store's lock, because Triton fails if a staged folder changes meanwhile."""
         with self.store.lock:
             return self.gateway.index()
 
     def load(self, entry: Entry) -> None:
-        """Have Triton load what is staged. Raise a ServingError."""
+        """Make Triton load the staged model. Raise a ServingError."""
         self.gateway.load(entry.triton_name, self.settings.load_timeout)
 
     def reload(self, entry: Entry) -> None:
-        """Unload it first, because Triton takes a load of an unchanged model for done. Raise a ServingError."""
+        """Unload the model, then load it: Triton ignores a load of an unchanged model. Raise a ServingError."""
         self.gateway.unload(entry.triton_name)
         self.load(entry)
 
     def unload(self, entry: Entry) -> None:
-        """Wait for the calls that have begun, have Triton unload the model, and remove it. Raise TritonTimeout,
+        """Wait for the calls in flight, make Triton unload the model, and remove it. Raise TritonTimeout,
         TritonUnavailable.
 
-        An unload waits for a process that hangs, and for ever for one that has died: such a process is killed, new
-        instances are loaded beside it and unloaded in its place (recovery.py). An unload during a load waits for the
-        load, which fails when its process is killed."""
+        Triton's unload waits for a process that hangs, and never ends if the process has died. So the process is
+        killed, new instances are loaded beside it, and these are unloaded (recovery.py). An unload during a load waits
+        for the load; killing the process makes the load fail."""
         self.update(entry, state=UNLOADING)
         if not self._becomes(lambda: self.leases.requests(entry.column) == 0, self.settings.load_timeout):
             raise TritonTimeout(f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again")
@@ -147,7 +147,7 @@ class Manager:
                 raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
         self.gateway.unload(entry.triton_name)
         if not self._becomes(lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS):
-            log.warning("'%s' is not unloaded within %g s: its processes are killed", entry.name, UNLOAD_SECONDS)
+            log.warning("'%s' was not unloaded within %g s: killing its processes", entry.name, UNLOAD_SECONDS)
             self._kill_processes(entry)
             with suppress(ServingError):
                 self.reload(entry)
@@ -159,8 +159,8 @@ class Manager:
         self.remove(entry.name)
 
     def drop(self, entry: Entry) -> None:
-        """Remove a model that has failed: Triton keeps the parts that it loaded before their ensemble failed. What is
-        staged goes first: if tritonserver has ended, the next one must not load it."""
+        """Remove a model that failed to load, with the parts of its ensemble that Triton did load. Remove the staged
+        folders first, so that a new tritonserver does not load them."""
         self._unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
@@ -172,17 +172,17 @@ class Manager:
             self.store.remove(name)
 
     def staged_names(self, entry: Entry) -> list[str]:
-        """Return Triton's names of what is staged for the model: an archive brings its parts."""
+        """Return Triton's names of the model's staged folders: its own, and those of its parts if it is an archive."""
         return [entry.triton_name, *(entry.parts if entry.target else ())]
 
     def _states(self, entry: Entry) -> set[str]:
-        """Return the states of the versions of what is staged for the model; a part's READY does not count."""
+        """Return the states of all versions in the model's staged folders, except the READY of a part."""
         names = self.staged_names(entry)
         states = {(version.name, version.state) for version in self.index() if version.name in names}
         return {state for name, state in states if name == entry.triton_name or state != "READY"}
 
     def _kill_processes(self, entry: Entry) -> bool:
-        """Return whether there was one."""
+        """Kill the model's processes. Return whether there were any."""
         stubs, names = Stubs(), {entry.triton_name, *entry.parts}
         stubs.look(self.pid())
         targets = [stub for stub in stubs.all() if names & set(stub.file.parts)]
@@ -192,7 +192,7 @@ class Manager:
         return bool(targets)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it becomes true in time. Triton may answer late while it loads or unloads."""
+        """Wait for `condition`. Return False after `seconds`. Triton may answer late while it loads or unloads."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with suppress(TritonTimeout):
@@ -202,9 +202,9 @@ class Manager:
         return False
 
     def take_up(self) -> list[Entry]:
-        """Write which models are ready after a start of tritonserver, which loads all that is staged before it listens.
-        Return those that have failed. Remove staged models that the table does not have, left by a load that was broken
-        off. Raise TritonUnavailable, TritonTimeout."""
+        """Write which models are ready after a start of tritonserver, which loads all staged models before it listens.
+        Return the models that failed. Remove staged models that are not in the table: a load that was interrupted left
+        them. Raise TritonUnavailable, TritonTimeout."""
         index: dict[str, list[IndexEntry]] = {}
         for version in self.index():
             index.setdefault(version.name, []).append(version)
@@ -247,7 +247,7 @@ class Manager:
         return replace(entry, state=FAILED, reason=self.in_words(entry, "; ".join(reasons)))
 
     def in_words(self, entry: Entry, reason: str) -> str:
-        """Return what Triton said, with the author's folders in place of the staged ones, and a plan's remedies."""
+        """Return Triton's reason, with the author's folders instead of the staged ones, and the remedies for a plan."""
         folder = Path(entry.source or entry.folder)
         for name in (entry.triton_name, *entry.parts):
             part = name.removeprefix(f"{entry.triton_name}__")
@@ -257,17 +257,17 @@ class Manager:
 
 
 class AtStart:
-    """A policy: when models are loaded and unloaded. Of this one, only at the start (preparation/survey.py)."""
+    """The policy that loads models only at the start (preparation/survey.py). A policy says when models load."""
 
     def __init__(self, manager: Manager) -> None:
         self.manager, self.settings = manager, manager.settings
 
     def begin(self) -> None:
-        """Undo what the manager before has left half done."""
+        """Clean up what the previous manager left unfinished."""
 
     def step(self) -> None:
         """Look for changes. It is called every second."""
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Note that Triton cannot load the model at its start, or that it fails on its example. A first start ends."""
+        """Note that Triton did not load the model, or that its example failed. A first start ends then."""
         self.manager.update(entry, state=FAILED, reason=reason)

@@ -3,8 +3,8 @@
     every second: signatures -> settled -> copy -> `--check` of the copy in a tritonserver of its own -> staged in place
                                                                            -> Triton loads it while the old one serves
 
-A call in flight may meet the new model. Models that call each other are checked together, and loaded one after the
-other. What is rejected is tried again when its folder changes.
+A call in flight may reach the new model. Models that call each other are checked together, and loaded one after the
+other. A rejected folder is tried again when it changes.
 """
 
 import json
@@ -33,7 +33,7 @@ from serving.settings.table import Settings
 log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]
 SETTLED = 0.9  # seconds without a change
-KEPT = 60.0  # seconds that the copy of a model that was replaced stays: a worker may just be making its client from it
+KEPT = 60.0  # seconds that the copy of a replaced model is kept: a worker may still be making its client from it
 
 
 class Rejected(Exception):
@@ -51,7 +51,7 @@ class ModelFolder:
 
 
 class OnChange(AtStart):
-    """For one thread."""
+    """The policy that loads models when their folders change. One thread uses it."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
@@ -60,7 +60,7 @@ class OnChange(AtStart):
         self._old: list[tuple[float, Path]] = []
 
     def _look(self) -> dict[str, ModelFolder]:
-        """Return the models by name. Raise OSError: a repository that cannot be read has not lost its models."""
+        """Return the models by name. Raise OSError if a repository cannot be read: its models are not removed."""
         paths = [path for repository in self.settings.model_repositories for path in folders_in(repository)]
         folders = {}
         for path in reversed(paths):
@@ -108,13 +108,13 @@ class OnChange(AtStart):
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
             except CycleError:
-                circle = f"{', '.join(state)}: each calls the other; an ensemble calls models in one direction"
+                circle = f"{', '.join(state)}: these models call each other in a circle; remove one of the calls"
                 self._reject(state, [circle], "what was served before stays")
             except Rejected as err:
                 self._reject(state, err.args, "what was served before stays")
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
-        """Raise Rejected; TritonUnavailable if there is no tritonserver yet."""
+        """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable before Triton runs."""
         self.manager.gateway.is_live()
         graph = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
         order, load = list(TopologicalSorter(graph).static_order()), secrets.token_hex(8)
@@ -123,7 +123,7 @@ class OnChange(AtStart):
             repository = self.settings.model_repositories.index(model.folder.parent)
             copies[name] = self.settings.copies_folder / f"{load}-{repository}" / name
         if order:
-            log.info("%s: changed or new; looking at it", ", ".join(order))
+            log.info("%s: changed or new; checking it", ", ".join(order))
             try:
                 for name in order:
                     copy_model(folders[name].folder, copies[name], folders[name].clients)
@@ -151,10 +151,10 @@ class OnChange(AtStart):
                 with self.manager.changing(name):
                     self.manager.unload(gone)
                 self._old.append((time.monotonic(), Path(gone.folder)))
-                log.info("%s: its folder is gone, and it is served no more", name)
+                log.info("%s: its folder was removed, so it is no longer served", name)
 
     def _serve(self, name: str, source: ModelFolder, folder: Path, load: str) -> None:
-        """Load it in place of the one that is served, which stays if that fails. Raise Rejected."""
+        """Load the model in place of the one that is served. If that fails, the old one stays. Raise Rejected."""
         manager, old = self.manager, self.manager.get(name)
         with manager.changing(name):
             try:
@@ -169,13 +169,13 @@ class OnChange(AtStart):
                     manager.store.stage(Path(old.folder), name)
                 else:
                     manager.store.remove(name)
-                ended = "tritonserver ended while it was loaded; correct it, or touch a file in it to try it again"
+                ended = "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
                 raise Rejected(f"{name}: {ended if isinstance(err, TritonUnavailable) else err}") from err
             manager.put(entry)
             self._keep_rejected(lambda rejection: name not in rejection.folders)
         if old:
             self._old.append((time.monotonic(), Path(old.folder)))
-        log.info("%s: the model that lies in %s now is served", name, source.folder)
+        log.info("%s: the model in %s is now served", name, source.folder)
 
     def _reject(self, state: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
         for reason in reasons:
@@ -190,12 +190,12 @@ class OnChange(AtStart):
 
 
 def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
-    """Return the signature of each model, "" of one whose folder is gone."""
+    """Return the signature of each model, "" if its folder is gone."""
     return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
 
 
 def _remove(copied: Path) -> None:
-    """Remove the copy of a model; with the last one of a load also that of its clients/."""
+    """Remove the copy of a model. With the last model of a load, also remove the copy of its clients/."""
     shutil.rmtree(copied, ignore_errors=True)
     with suppress(OSError):
         if not any(path.name != CLIENTS for path in copied.parent.iterdir()):
@@ -203,7 +203,7 @@ def _remove(copied: Path) -> None:
 
 
 def _units(wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]) -> Iterator[set[str]]:
-    """Yield models that call each other and of which one has changed, came or went."""
+    """Yield each group of models that call each other if one of them is new, has changed or was removed."""
     names = wanted | served.keys()
     calls = [(name, part) for name in wanted for part in folders[name].parts]
     calls += [(name, part) for name, entry in served.items() for part in entry.parts]
@@ -219,7 +219,7 @@ def _units(wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping
 
 
 def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
-    """As at a start (preparation/survey.py): what is named and what that calls, or all."""
+    """Return the models that a start loads: those that the settings name, with all that they call, or all models."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
     pending, wanted = set(named or folders) & folders.keys(), set[str]()
     while pending:

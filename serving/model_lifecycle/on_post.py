@@ -36,8 +36,8 @@ from serving.triton.connection import is_out_of_memory
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 1024
-# What a model takes beside its weights, in bytes: a plain Python stub has 17 MB of its own, with numpy and ONNX
-# Runtime 30 MB, and 1 MB of shared memory per instance.
+# The memory of a model beside its weights, in bytes: a plain Python stub takes 17 MB, one with numpy and ONNX Runtime
+# 30 MB, and each instance 1 MB of shared memory.
 PER_MODEL = 32 * 1024 * 1024
 # Weights are read and then packed for the processor: a ResNet-50 of 102 MB takes 2 to 4 times that.
 PER_BYTE_OF_FILES = 2
@@ -59,7 +59,7 @@ class OnPost(AtStart):
                 self.manager.update(entry, state=UNLOADING)
 
     def step(self) -> None:
-        """End what has given up: a load of which Triton did not say how it ended, an unload that waited in vain."""
+        """Unload models again whose load or unload timed out, until Triton has unloaded them."""
         for entry in self.manager.models().entries.values():
             if entry.state == UNLOADING:
                 with suppress(TritonTimeout, TritonUnavailable), self.manager.changing(entry.name, 0.0):
@@ -67,13 +67,13 @@ class OnPost(AtStart):
                         self.manager.unload(entry)
 
     def load(self, name: str, url: str, target: str) -> None:
-        """Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest, TritonUnavailable, TritonTimeout."""
+        """Load an archive. Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest or a Triton error."""
         archive = _located(name, url, self.settings.model_repositories[0])
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
                 if loaded.state != UNLOADING:
                     raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
-                self.manager.unload(loaded)  # an unload that has given up: calls get 404 already
+                self.manager.unload(loaded)  # its unload timed out; calls get 404 already
             names = triton_names(archive, target, self.settings.namespaces)
             entry = self._admit(name, url, target, archive, names)
             try:
@@ -90,7 +90,7 @@ class OnPost(AtStart):
         log.info("loaded %s (%s) from %s", target, name, archive.folder)
 
     def unload(self, name: str) -> None:
-        """Return when its memory is free. Raise ModelNotLoaded, TritonTimeout, TritonUnavailable."""
+        """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout, TritonUnavailable."""
         with self.manager.changing(name):
             entry = self.manager.get(name)
             if entry is None:
@@ -124,7 +124,7 @@ class OnPost(AtStart):
         return entry
 
     def _check_free(self, names: set[str]) -> None:
-        """Without namespaces two archives may name a part alike. Raise LoadFailed."""
+        """Raise LoadFailed if another model has one of these names, which can happen without namespaces."""
         for other in self.manager.models().entries.values():
             if taken := names & {other.triton_name, *other.parts}:
                 raise LoadFailed(
@@ -133,7 +133,7 @@ class OnPost(AtStart):
                 )
 
     def _load(self, entry: Entry, names: Mapping[Path, str]) -> None:
-        """Stage its folders and have Triton load them."""
+        """Stage the archive's folders, and make Triton load them."""
         inner = {folder.name: name for folder, name in names.items() if name != entry.triton_name}
         try:
             for folder, name in names.items():
@@ -167,7 +167,7 @@ def estimate(weight: int, models: int) -> int:
 
 def _located(name: str, url: str, root: Path) -> Archive:
     if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
-        expected = f"1 to {LONGEST_NAME} printable characters, the first one no slash"
+        expected = f"1 to {LONGEST_NAME} printable characters, and not begin with a slash"
         raise InvalidRequest(f"'model_name' must be {expected}")
     try:
         return locate(url, root)
@@ -185,7 +185,7 @@ def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, 
 
 
 def triton_name(target: str) -> str:
-    """Return Triton's name of a model: the Target-Model. Triton's HTTP endpoint finds no name with a slash and its
-    Python backend none with a space, so other characters than these are replaced, and a digest keeps names apart."""
+    """Return Triton's name of a model: the Target-Model. Triton's HTTP endpoint finds no name with a slash, its Python
+    backend none with a space. So all characters but these are replaced, and a digest keeps names different."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100]
     return name if name == target else f"{name}-{digest(target)[:8]}"

@@ -1,10 +1,10 @@
-"""Starts models again whose processes have died, each alone; refuses those that die too often.
+"""Reloads each model whose process has died, without touching others; refuses models that die too often.
 
     a call reports a dead process, or a look finds one -> Triton unloads and loads that model -> it is served again
                                                        -> after too many deaths: it is unloaded, and tried again later
 
 Triton never ends the unload of an instance whose process has died (quirks.py). So a model is unloaded and loaded, and
-unloaded again if it shall be gone. After MOST_RELOADS of these tritonserver is restarted.
+to remove it, it is unloaded again. After MOST_RELOADS such reloads tritonserver is restarted.
 """
 
 import logging
@@ -24,15 +24,15 @@ from serving.triton.quirks import MOST_RELOADS
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0  # between two looks at all processes, each 20 ms with 1,000 models
 WINDOW = 60.0
-CRASHES_ALLOWED = 3  # within WINDOW: a request that kills its model may come a few times, as callers try again
-REFUSED_SECONDS = 300.0  # the first time; each further time twice as long
+CRASHES_ALLOWED = 3  # within WINDOW: callers retry, so a request that kills its model may come a few times
+REFUSED_SECONDS = 300.0  # the first time; twice as long each further time
 REFUSED_MOST = 24 * 3600.0
 IN_TROUBLE = (RESTARTING, REFUSED)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Triton's message to a call that `began` then (time.monotonic); Triton's names of the model and of its parts."""
+    """A crash that a call met: Triton's message, Triton's names of the model and its parts, when the call began."""
 
     models: list[str]
     details: str
@@ -43,12 +43,12 @@ class Report:
 class _History:
     crashes: deque[float] = field(default_factory=deque)
     refusals: int = 0
-    ended: float = 0.0  # of the last reload: a process that died before it is gone
+    ended: float = 0.0  # when the last reload ended: processes that died before are gone
     busy: bool = False
 
 
 class Recovery:
-    """For one thread, but for `report`."""
+    """Decides what happens to crashed models. Only `report` may be called by several threads."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
@@ -58,11 +58,11 @@ class Recovery:
         self._done: deque[tuple[Entry, bool, float]] = deque()  # a model, whether it serves, when its reload ended
 
     def report(self, report: Report) -> None:
-        """A call met a dead process."""
+        """Take the report of a call that met a dead process."""
         self._reports.append(report)
 
     def forget(self, pid: int) -> None:
-        """Begin with another tritonserver, which has loaded all models again."""
+        """Begin again with a new tritonserver, which has loaded all models."""
         self._pid, self._reloads, self._looked = pid, 0, 0.0
         loads = {(entry.load_id, entry.name) for entry in self._manager.models().entries.values()}
         self._histories = {load: history for load, history in self._histories.items() if load in loads}
@@ -72,14 +72,14 @@ class Recovery:
         done = [self._done.popleft() for _ in range(len(self._done))]
         if done or now > self._looked + LOOK_SECONDS:
             self._look(now)
-        for entry, serves, ended in done:  # only now, because the look has seen the new processes
+        for entry, serves, ended in done:  # only now, after the look has seen the new processes
             history = self._history(entry)
             history.busy, history.ended = False, ended
             if serves:
                 self._manager.update(entry, state=READY, reason="", until=0.0)
         while self._reports:
             report = self._reports.popleft()
-            for _ in range(2):  # the processes themselves say more of how they ended
+            for _ in range(2):  # the exit codes of the processes say more than Triton
                 self._look(time.monotonic())
             if owner := self._owner(report.models, report.details):
                 self._handle(owner, report.details, report.began)
@@ -95,14 +95,14 @@ class Recovery:
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the model of Triton's name, or the archive with a part of that name."""
+        """Return the model with this name in Triton, or the archive that has a part with this name."""
         models = self._manager.models()
         archives = (entry for entry in models.entries.values() if entry.target and name in entry.parts)
         return models.by_triton_name.get(name) or next(archives, None)
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
-        """Return the model whose process Triton named, or the part of it, as an ensemble has no process. Return None if
-        Triton named none: only a look at the processes tells then."""
+        """Return the model, for an ensemble its part, whose process Triton names in `details`. Return None if it names
+        no process: then only a look at the processes finds it."""
         if "'" not in details:
             return None
         called = names[1:] or names
@@ -111,7 +111,7 @@ class Recovery:
         return self._entry(next(named, called[0]))
 
     def _handle(self, entry: Entry, reason: str, began: float) -> None:
-        """Handle a crash that a call met which `began` then; before the last load it was that of an old process."""
+        """Handle a crash seen by a call that began at `began`. Ignore it if that was before the last load ended."""
         history = self._history(entry)
         if history.busy or began <= max(history.ended, entry.began) or entry.state not in (READY, *IN_TROUBLE):
             return
@@ -124,14 +124,14 @@ class Recovery:
             text = f"its processes died {times} times within {WINDOW:g} s, the last: {reason}"
             self._begin(self._refuse, entry, text)
         elif self._reloads >= MOST_RELOADS:
-            again = f"models had to be started again {self._reloads} times"
+            again = f"models had to be reloaded {self._reloads} times"
             self._manager.kill_server(f"model '{entry.name}': {reason}; {again}")
         else:
-            log.warning("model '%s' is started again: %s", entry.name, reason)
+            log.warning("reloading model '%s': %s", entry.name, reason)
             self._begin(self._reload, entry, reason)
 
     def _begin(self, work: Callable[[Entry, str], bool], entry: Entry, reason: str) -> None:
-        """Do the work in a thread, because a load may take long."""
+        """Run `work` in a thread, because a load may take long."""
         self._manager.update(entry, state=RESTARTING, reason=reason, until=0.0)
         self._history(entry).busy = True
         self._reloads += 1
@@ -143,28 +143,29 @@ class Recovery:
             with self._manager.changing(entry.name):
                 serves = self._manager.is_current(entry) and work(entry, reason)
         except TritonTimeout:
-            self._manager.kill_server(f"model '{entry.name}' cannot be started again: {reason}")
+            self._manager.kill_server(f"model '{entry.name}' cannot be reloaded: {reason}")
         except TritonUnavailable:
             log.info("model '%s': tritonserver has ended meanwhile", entry.name)
         except Exception:
-            log.exception("model '%s' cannot be started again", entry.name)
+            log.exception("model '%s' cannot be reloaded", entry.name)
         finally:
             self._done.append((entry, serves, time.monotonic()))
 
     def _reload(self, entry: Entry, reason: str) -> bool:
-        """Return whether it serves again."""
+        """Reload the model. Return whether it serves again."""
         began = time.monotonic()
         try:
             self._manager.reload(entry)
         except (TritonTimeout, TritonUnavailable):
             raise
         except ServingError as err:
-            return self._refuse(entry, f"it cannot be started again ({reason}): {err}")
+            return self._refuse(entry, f"it cannot be reloaded ({reason}): {err}")
         log.info("model '%s' serves again after %.1f s", entry.name, time.monotonic() - began)
         return True
 
     def _refuse(self, entry: Entry, reason: str) -> bool:
-        """Unload it for a while, after a load, because the unload of a dead process never ends. Return False."""
+        """Unload the model for a while. Reload it first, because the unload of a dead process never ends. Return
+        False."""
         history = self._history(entry)
         seconds = min(REFUSED_SECONDS * 2**history.refusals, REFUSED_MOST)
         history.refusals += 1

@@ -71,7 +71,7 @@ class ServedModel:
 
 
 class ServedModels(dict[tuple[str, str, str], ServedModel]):
-    """The models by Entry.key. A missing one is made, while only the requests to this model wait."""
+    """The models by Entry.key. A missing one is made; only the requests to this model wait for that."""
 
     def __init__(self, gateway: TritonGateway, table: Table) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         self._locks: dict[tuple[str, str, str], threading.Lock] = {}
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
-        """Raise a ServingError."""
+        """Make the model, and forget models that are no longer in the table. Raise a ServingError."""
         keys = {entry.key for entry in self._table.look().entries.values()}
         for old in [locked for locked in list(self._locks) if locked not in keys]:
             self._locks.pop(old, None)
@@ -95,13 +95,13 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     """Return the model that Triton serves by that name, with a client made from `folder`. Raise a ServingError."""
     config = gateway.config(triton_name)
     model, parts = describe_model(triton_name, folder, config), configs_of_parts(config, gateway.config)
-    sequencing = None  # of an ensemble that of its first part that has one
+    sequencing = None  # for an ensemble, that of the first part that has one
     for part in (config, *parts.values()):
         if sequencing is None and (id_type := correlation_type(part)):
             sequencing = Sequencing(id_type, sequence_idle_seconds(part))
     labels = {}
     for output in config.output:
-        with suppress(InvalidRequest, OSError):  # as in Triton, but nothing outside of the folder
+        with suppress(InvalidRequest, OSError):  # like Triton, but read no file outside of the folder
             if output.label_filename:
                 labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")
     served = ServedModel(
@@ -122,7 +122,7 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
 
 
 def describe_model(name: str, folder: Path, config: Any) -> Model:
-    """Return a ModelConfig as clients see it."""
+    """Return the Model that clients see, made from a ModelConfig."""
 
     def specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
         return tuple(

@@ -1,4 +1,4 @@
-"""The table of models: what is known of each, and why it does not answer. Standard library only."""
+"""The table of models: the state of each model, and why it does not answer. Standard library only."""
 
 import time
 from collections.abc import Mapping
@@ -14,12 +14,13 @@ LOADING, READY, RESTARTING, REFUSED, FAILED, UNLOADING = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A model. `name` is its callers' name for it (the platform's, in multi-model mode), `triton_name` Triton's.
+    """A model. Callers (in multi-model mode the platform) know it as `name`, Triton as `triton_name`.
 
-    Its client is made from `folder`. `load_id` tells its loads apart, `column` is that of its counter in the leases.
-    `parts` are Triton's names of the models that an ensemble calls. `reason` says why it is not ready; a refused one
-    is tried again at `until`, the load `began` then (time.monotonic). `answered` says that it has answered its example
-    since, or need not. An archive has a `target` and a `url`, a watched folder a `signature` and its `source`.
+    Its client is made from `folder`. `load_id` distinguishes its loads, `column` is that of its counter in the leases.
+    `parts` are Triton's names of the models that an ensemble calls. `reason` says why the model is not ready; a refused
+    model is tried again at `until`. `began` is when the load began (time.monotonic). `answered` says that the model has
+    answered its example since then, or need not. An archive has a `target` and a `url`, a watched folder a `signature`
+    and its `source`.
     """
 
     name: str
@@ -40,11 +41,11 @@ class Entry:
 
     @cached_property
     def key(self) -> tuple[str, str, str]:
-        """What the ServedModel of this load is made from."""
+        """Return what identifies this load: its ServedModel is made from this."""
         return self.load_id, self.triton_name, self.folder
 
     def error(self) -> ServingError | None:
-        """Return why it does not answer, None when it does."""
+        """Return why the model does not answer, None if it does."""
         if self.state == READY:
             return None
         if self.state == RESTARTING:
@@ -60,7 +61,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A change of these models' folders (name -> signature) that is not served; `reasons` has a line a mistake."""
+    """A change of model folders (name -> signature) that is not served; `reasons` has a line for each mistake."""
 
     folders: dict[str, str]
     reasons: list[str]
@@ -80,7 +81,7 @@ class Models:
 
     @cached_property
     def current(self) -> dict[str, Entry]:
-        """Without those that are being unloaded, which no call may begin to use."""
+        """Return the models that a call may begin to use: all but those that are being unloaded."""
         return {name: entry for name, entry in self.entries.items() if entry.state != UNLOADING}
 
     @cached_property
@@ -89,15 +90,15 @@ class Models:
 
     @cached_property
     def by_target(self) -> dict[str, Entry]:
-        """Archives by their Target-Model, or by the platform's name."""
+        """Return the archives by their Target-Model, or by the platform's name."""
         return {**self.current, **{entry.target: entry for entry in self.current.values() if entry.target}}
 
     def awaits_server(self, entry: Entry) -> bool:
-        """Return whether tritonserver loads the model while it starts, unlike one that POST /models has it load."""
+        """Return whether tritonserver loads the model while it starts; a model that POST /models loads comes later."""
         return entry.state == LOADING and bool(entry.reason or not self.on_demand)
 
     def error(self, entry: Entry) -> ServingError | None:
-        """Return why the model does not answer. Of an ensemble the parts come first, however deep."""
+        """Return why the model does not answer. In an ensemble, the reasons of its parts come first, at any depth."""
         pending, called = [entry], list[Entry]()
         while pending:
             if (model := pending.pop(0)) not in called:  # Triton does not load a circle
@@ -107,12 +108,12 @@ class Models:
 
     @cached_property
     def ready(self) -> dict[str, Entry]:
-        """The models that answer, by each name that a caller may use."""
+        """Return the models that answer, by each name that a caller may use."""
         return {name: entry for name, entry in self.by_target.items() if self.error(entry) is None}
 
     def unready(self) -> ServingError | None:
-        """Return why /ping is 503, None if all models that should serve do. A model that is restarted or refused is no
-        reason to replace a container that was ready once and serves others: the next one would have the same model."""
+        """Return why /ping is 503, None if all models that should serve do. A restarted or refused model is no reason
+        to replace a container that was ready once and serves others: a new container would have the same model."""
         entries = self.current
         if not entries:
             refused = "; ".join(reason for rejection in self.rejected for reason in rejection.reasons)
@@ -125,5 +126,5 @@ class Models:
             return errors[min(failed, key=lambda name: (not isinstance(errors[name], ModelFailed), name))]
         waiting = (entry for name, entry in entries.items() if not entry.answered and name not in errors)
         if entry := next(waiting, None):
-            return ModelNotReady(f"model '{entry.name}': {entry.reason or 'its example is being asked'}")
+            return ModelNotReady(f"model '{entry.name}': {entry.reason or 'its example is being tested'}")
         return None

@@ -14,7 +14,7 @@ LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the size of a pipe's buffer
 OUTPUT_END_TIMEOUT = 1.0
 OUTPUT_PATIENCE = 1.0  # seconds that a reader of the log may pause before lines are dropped
-# A caller must not write into a terminal or begin a line of the log. Escaped as in JSON, because most lines are JSON.
+# A caller must not be able to write to a terminal or begin a line of the log. Escape as in JSON, like most lines.
 ESCAPED = {code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)}
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
 LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical", "notice": "info", "warn": "warning"}
@@ -28,7 +28,7 @@ PREFIXES = (
 
 
 def as_json(process: str, line: str, level: str = "") -> str:
-    """Return the line as one JSON object; a line that is one stays as it is. `level` is guessed if it is ""."""
+    """Return the line as one JSON object; a line that is JSON already stays unchanged. If `level` is "", guess it."""
     if read_object(line):
         return line.translate(ESCAPED)
     level, logger, message = split_prefix(line, level)
@@ -38,7 +38,7 @@ def as_json(process: str, line: str, level: str = "") -> str:
 
 
 def as_text(process: str, line: str, level: str = "") -> str:
-    """Return the line for people: time, process, text. Of nginx's and gunicorn's entries the most important fields."""
+    """Return the line for people: time, process, text; of nginx's and gunicorn's entries the important fields."""
     entry = read_object(line)
     request = f"request {entry.get('request_id', '')}"
     if "status" in entry:
@@ -66,7 +66,7 @@ def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
 
 
 def read_object(line: str) -> dict[str, Any]:
-    """Return the JSON object that a line is, {} for other lines."""
+    """Return the line's JSON object, {} if the line is not one."""
     with contextlib.suppress(ValueError, RecursionError):
         if line.startswith('{"') and line.endswith("}"):
             return dict(json.loads(line))
@@ -74,8 +74,8 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 class Output:
-    """Writes whole lines from many threads to one file descriptor. A log that nobody reads must not stop the
-    supervisor: lines are then dropped, and counted once it is read again."""
+    """Writes whole lines from many threads to one file descriptor. A log that nobody reads must not block the
+    supervisor: lines are then dropped, and their number is logged when the log is read again."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -123,7 +123,7 @@ class Pump(threading.Thread):
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Yield the lines that have come, cut after 16 kB, undecodable bytes replaced."""
+    """Yield the lines that have arrived, cut after 16 kB, with undecodable bytes replaced."""
     rest = b""
     while data := os.read(stream.fileno(), CHUNK) or (rest and b"\n"):
         *whole, rest = (rest + data).split(b"\n")

@@ -29,7 +29,7 @@ def table(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
     """Return the processes in the order of their start. nginx inherits the listeners. Raise FileNotFoundError if a
     program is missing."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
+    # Without ORT_DISABLE_TELEMETRY, ONNX Runtime writes a database below HOME and contacts its maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     front = {**environ, **settings.environment(), **python, **quiet}
     common = {name: value for name, value in front.items() if name not in SECRETS}  # only the front needs them
@@ -57,14 +57,14 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
-        # Else it trusts SCRIPT_NAME and PATH_INFO: it takes the peer of a unix socket for a proxy that sets them.
+        # Otherwise it trusts headers SCRIPT_NAME and PATH_INFO, because it takes a unix socket's peer for a proxy.
         "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
     command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
     command += ["--permit-unconventional-http-method"]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    counts = settings.run_dir / "metrics"  # they begin at 0 with our start
+    counts = settings.run_dir / "metrics"  # counters begin at 0 when `serve` starts
     shutil.rmtree(counts, ignore_errors=True)
     counts.mkdir()
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
@@ -81,7 +81,7 @@ def find_agent(environ: Mapping[str, str]) -> str | None:
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """Return no process if none is asked for, or it is not installed (`serve` warns of that). Else write its
+    """Return no process if the agent is not asked for or not installed (`serve` warns of that). Otherwise write its
     configuration into the run folder: it scrapes /metrics and publishes the series that cloudwatch.json declares. With
     RUN_IN_CONTAINER it reads CW_CONFIG_CONTENT instead of a file below /etc."""
     program = find_agent(environ) if settings.cloudwatch else None
@@ -115,10 +115,10 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-EXIT_SECONDS = 5  # all requests are answered by then: tritonserver waits only for instances that hang or have died
+EXIT_SECONDS = 5  # all requests are answered before; tritonserver waits only for instances that hang or have died
 # Threads of OpenBLAS spin for 2^28 cycles, 0.1 s, after each product of large matrices (its blas_server.c); 2^16 are
-# some 25 µs. Those of OpenMP look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT), which is most
-# of what they do if others want the processors. 10,000 are enough between the operators of a network.
+# some 25 µs. Those of OpenMP look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT), which wastes
+# most of their time if other threads need the processors. 10,000 are enough between the operators of a network.
 OPENBLAS_SPINNING, SPINNING = "16", "10000"
 # Lines that are not logged: tables, empty lines, the countdown, and the library evhtp's about each connection on a Unix
 # socket; without a GPU, that none is found.
@@ -133,7 +133,7 @@ NO_GPU_NOISE = (
 
 
 def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """Return tritonserver's process. Its shared memory has a name of its own, so what a killed one leaves there can be
+    """Return tritonserver's process. Its shared memory has a unique name, so the files of a killed one can be
     removed."""
     backends = tritonserver.backend_directory()
     settings.triton_folder.mkdir(mode=0o700, exist_ok=True)
@@ -163,14 +163,14 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
 def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
     """Return the options of tritonserver itself, without those of its backends."""
     flags: dict[str, object] = {
-        # Whatever is staged when it starts is loaded before it listens; the model manager loads and unloads the rest.
+        # tritonserver loads all staged models before it listens; later the model manager loads and unloads models.
         "model-repository": settings.staged_folder,
         "model-control-mode": "explicit",
         "load-model": "*",
         "backend-directory": backends,
         "allow-metrics": "true",
         "strict-readiness": str(settings.policy.strict).lower(),
-        # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
+        # If a model cannot be loaded, tritonserver goes on, and /ping and /models name the model.
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
         "http-thread-count": settings.thread_count,
@@ -206,7 +206,7 @@ FEWEST_REQUESTS = 512
 USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
-# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet, which the supervisor logs itself.
+# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet; the supervisor logs that itself.
 NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',)
 
 
@@ -218,7 +218,7 @@ def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
+    # Otherwise nginx spends half of its time for a tensor of 600 kB on returning memory and requesting it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     inherited = {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
     environ = {**environ, **heap, **inherited}
@@ -231,7 +231,7 @@ def nginx_configuration(settings: Settings) -> str:
     roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {
-        # As root nginx would give its workers to another user, who cannot enter the run folder.
+        # Without this, nginx as root runs its workers as another user, who cannot enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",
         "nginx_workers": min(4, math.ceil(cpu_quota())),
         "connections": connections,

@@ -6,9 +6,9 @@
 A process that dies is started again after a growing pause. A process whose health check (`Process.answers_at`) does not
 answer for `hang_timeout` is killed, which counts as a death.
 
-Everything ends, with the reason in the log, after more than five deaths of one process in a minute (not counting those
-for lack of memory, of which its callers are the cause), and after a start that is not ready in time or whose /ping says
-that waiting will not help. Tests replay histories with a fake System.
+Everything ends, with the reason in the log, after more than five deaths of one process in a minute (deaths for lack of
+memory do not count, because callers cause them), and after a start that is not ready in time or whose /ping says that
+waiting will not help. Tests replay histories with a fake System.
 """
 
 import math
@@ -28,7 +28,7 @@ BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1  # while a process or readiness is awaited
 IDLE_INTERVAL = 1.0  # otherwise
 REPORT_INTERVAL = 5.0  # between two lines that say why a start is not ready yet
-STOP_BEFORE_READY = 3.0  # no request is in flight then, and a tritonserver that loads models ignores a stop
+STOP_BEFORE_READY = 3.0  # no request is in flight then, and a tritonserver that is loading models ignores a stop
 
 
 class Failure(Exception):
@@ -47,8 +47,8 @@ class _Child:
 
 
 class Supervisor:
-    """Runs `processes` until a signal or a failure; they are stopped last to first. `when_ready` are lines for the log
-    when everything is ready for the first time."""
+    """Runs `processes` until a signal or a failure, then stops them, the last first. Logs the lines `when_ready` when
+    everything is ready for the first time."""
 
     def __init__(
         self, processes: Sequence[Process], system: System, settings: Settings, when_ready: Sequence[str] = ()
@@ -98,12 +98,12 @@ class Supervisor:
         return [(child, ended[child.pid]) for child in self._children if child.pid in ended]
 
     def _handle_death(self, child: _Child, code: int) -> None:
-        """Have the process started again after a pause, or give it up."""
+        """Plan to start the process again after a pause, or give it up."""
         now, name, times = self._system.now(), child.process.name, child.deaths
         before, self._oom_kills = self._oom_kills, self._system.oom_kills()
         counted = before is not None and self._oom_kills is not None
         short_of_memory = code == -signal.SIGKILL and counted and self._oom_kills != before
-        certain = "out of memory" if short_of_memory else "not for want of memory"
+        certain = "out of memory" if short_of_memory else "not out of memory"
         cause = certain if counted else "perhaps out of memory"
         hang = f"was killed because it did not answer for {self._settings.hang_timeout:g} s"
         child.last_exit = hang if child.hangs else describe_exit(code, cause if code == -signal.SIGKILL else "")
@@ -160,7 +160,7 @@ class Supervisor:
         """Stop the processes one after the other, the last first, under one deadline, then kill what is left."""
         self._stage = "stopping"
         self._write_status()
-        # Callers may have seen a 200 of /ping that this loop has not seen yet.
+        # Callers may have got a 200 from /ping that this loop has not seen yet.
         serves = self._has_been_ready or not self._system.ping()
         timeout = self._settings.stop_timeout
         deadline = self._system.now() + (timeout if serves else min(STOP_BEFORE_READY, timeout))

@@ -60,15 +60,15 @@ class Process:
 
 
 class PermanentFailure(str):
-    """A reason that waiting does not remove."""
+    """A reason for which waiting does not help."""
 
     __slots__ = ()
 
 
 class HealthCheck(threading.Thread):
-    """Asks a server for its health again and again, each time on a new connection, until `ended` is set. `silence`
-    counts the seconds of attempts that failed since the last answer, 0.0 before the first answer; of each at most its
-    timeout, because the whole container may have been paused."""
+    """Asks a server for its health repeatedly, each time on a new connection, until `ended` is set. `silence` is the
+    time in seconds of all failed attempts since the last answer, 0.0 before the first answer. An attempt counts for at
+    most its timeout, because the whole container may have been paused."""
 
     def __init__(self, address: Address, path: str, timeout: float) -> None:
         super().__init__(name=f"health-{path}", daemon=True)
@@ -99,7 +99,7 @@ class _Running:
 
 
 class System:
-    """What the supervisor needs of the world. `ping_address` is nginx's; a `hang_timeout` of 0 asks for no health."""
+    """The supervisor's access to Linux. `ping_address` is nginx's; with a `hang_timeout` of 0 no health is checked."""
 
     def __init__(self, ping_address: Address, output: Output, hang_timeout: float = 0.0) -> None:
         self._ping_address, self._output, self._hang_timeout = ping_address, output, hang_timeout
@@ -109,12 +109,12 @@ class System:
         self._prefix = dying_with_us("TERM")  # nginx, gunicorn and Triton end their own children then
 
     def catch_signals(self) -> None:
-        """From now on signals are only queued; the supervisor's loop acts on them."""
+        """Queue all signals from now on; the supervisor's loop acts on them."""
         for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._signals.put(received))
 
     def now(self) -> float:
-        """Return the seconds of a clock that never goes back."""
+        """Return the time in seconds of a clock that never goes back."""
         return time.monotonic()
 
     def wait(self, timeout: float) -> int | None:
@@ -148,11 +148,11 @@ class System:
         return child.pid
 
     def reap(self) -> list[tuple[int, int]]:
-        """Return (pid, exit code) of all that ended, inherited orphans too; kill what is left of their groups."""
+        """Return (pid, exit code) of all processes that ended, inherited orphans too; kill the rest of their groups."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if child.si_pid in self._running:  # until the wait no other process or group can get its number
+                if child.si_pid in self._running:  # no other process or group can get this number before the wait
                     self.kill_group(child.si_pid)
                 _, status = os.waitpid(child.si_pid, 0)
                 ended.append((child.si_pid, os.waitstatus_to_exitcode(status)))
@@ -184,7 +184,7 @@ class System:
         return check.silence if check else 0.0
 
     def oom_kills(self) -> int | None:
-        """Return how many of our processes the kernel has killed for lack of memory, None if it does not say."""
+        """Return how many of our processes the kernel has killed for lack of memory, None if that is unknown."""
         return machine.oom_kills()
 
     def last_error(self, process: Process) -> str:
@@ -211,7 +211,7 @@ class System:
         self._output.write("serve", text, level=level)
 
     def drain(self) -> None:
-        """Wait a little until all that the processes wrote is in the log."""
+        """Wait briefly until all output of the processes is in the log."""
         deadline = self.now() + OUTPUT_END_TIMEOUT
         for pump in self._pumps.values():
             pump.join(max(0.0, deadline - self.now()))
@@ -232,8 +232,8 @@ def raise_file_limit(max_concurrency: int) -> int:
 
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
-    """Yield a listening socket for each port that others reach, which nginx inherits: while nginx is started again,
-    callers wait. Raise SettingsError that names the ports that cannot be had."""
+    """Yield a listening socket for each public port. nginx inherits them, so callers wait while nginx is restarted.
+    Raise SettingsError that names the ports that cannot be used."""
     wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
     wanted |= {"SAGEMAKER_TRITON_GRPC_PORT": settings.grpc_port} if settings.allow_grpc else {}
     wanted |= {"SAGEMAKER_TRITON_METRICS_PORT": settings.metrics_port} if settings.allow_metrics else {}
@@ -254,14 +254,14 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
 
 
 def new_prefix() -> str:
-    """Return what the names of all that one `serve` makes in /dev/shm begin with."""
+    """Return the prefix of all names that one `serve` makes in /dev/shm."""
     return f"serve-{secrets.token_hex(8)}"
 
 
 @contextlib.contextmanager
 def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
-    """Remove what a killed `serve` left in /dev/shm, which may outlive a container (a pod's volume, the host's own).
-    Hold a lock for as long as this one lives, so that others leave its files alone."""
+    """Remove the files that a killed `serve` left in /dev/shm, which may outlive a container (a pod's volume, the
+    host's own). Hold a lock while this `serve` lives, so that others leave its files alone."""
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

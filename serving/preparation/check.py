@@ -2,8 +2,8 @@
 
     config.pbtxt --protobuf--> configuration --client--> example --preprocess--> the tensors that the inputs take
 
-Settings and layout are checked before. The configuration of the other device is checked too. Models without a mistake
-are then loaded into a tritonserver of their own, which listens on no port, and asked their examples:
+Settings and layout were checked before. The configuration for the other device is checked too. Models without a mistake
+are then loaded into a separate tritonserver, which listens on no port, and tested with their examples:
 
     model folders -> links in a temporary folder -> tritonserver on Unix sockets there -> load -> example
 
@@ -106,15 +106,15 @@ def _mistakes_of_client(model: Model, limits: Limits) -> Iterator[str]:
     for spec in model.inputs:
         if spec.name not in tensors:
             if not spec.optional:
-                yield f"{makes} no tensor '{spec.name}', which is an input"
+                yield f"{makes} no tensor for the input '{spec.name}'"
             continue
         array = tensors[spec.name]
         row = array.shape[1:]
         strings = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
         if len(row) != len(spec.shape) or any(size not in (-1, got) for size, got in zip(spec.shape, row, strict=True)):
-            yield f"{makes} '{spec.name}' {list(row)}, and the input is {list(spec.shape)}"
+            yield f"{makes} '{spec.name}' with shape {list(row)}, but the input has {list(spec.shape)}"
         elif not strings and spec.datatype != "BF16" and array.dtype != numpy_dtype(spec.datatype):
-            yield f"{makes} '{spec.name}' of {array.dtype}, and the input is {spec.datatype}"
+            yield f"{makes} '{spec.name}' as {array.dtype}, but the input is {spec.datatype}"
 
 
 def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -138,7 +138,7 @@ def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[
                         gateway.load(name, settings.start_timeout)
                         ask_example(gateway, decoder, served_model(gateway, name, folders[name]))
                     except TritonUnavailable as err:
-                        reason = f"tritonserver ended while '{name}' was tried: {_last_line(run_dir)}"
+                        reason = f"tritonserver ended while it tested '{name}': {_last_line(run_dir)}"
                         raise TritonUnavailable(reason) from err
                     except ServingError as err:
                         yield name, PREFACE.sub("", str(err).replace(str(store.path(name)), str(folders[name])))
@@ -149,8 +149,8 @@ def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[
 
 @contextmanager
 def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
-    """Give a gateway to a tritonserver that serves no model yet. Raise TritonUnavailable if it does not start. At the
-    end remove what it and its stubs leave in /dev/shm and /tmp."""
+    """Yield a gateway to a tritonserver that serves no model yet. Raise TritonUnavailable if it does not start. At the
+    end remove the files that it and its stubs leave in /dev/shm and /tmp."""
     prefix, began = f"check-{secrets.token_hex(8)}", time.time()
     socket, backends = run_dir / f"grpc.sock:{GRPC_PORT}", tritonserver.backend_directory()
     flags: dict[str, object] = {

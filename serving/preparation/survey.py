@@ -65,9 +65,9 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
 
 @dataclass(frozen=True)
 class Served:
-    """What is served: the repositories' final folders, and by name the folder and the configuration of each model that
-    is loaded. `default` answers requests that name no model ("": none does); `unreadable` says why a configuration
-    cannot be used."""
+    """The models to serve: the final folders of the repositories; by name the folder and the configuration of each
+    model; the `default` for requests that name no model ("": none); and why each `unreadable` configuration is of no
+    use."""
 
     folders: tuple[Path, ...]
     models: Mapping[str, Path]
@@ -78,9 +78,9 @@ class Served:
 
 
 def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
-    """Stage every model that is not `unreadable`, and write the first table. tritonserver loads all that is staged at
-    each of its starts; from then on only the model manager changes it. Add models that cannot be staged to
-    `unreadable`. Raise OSError."""
+    """Stage every model that is not `unreadable`, and write the first table. tritonserver loads them whenever it
+    starts; later only the model manager changes them. Add to `unreadable` the models that cannot be staged. Raise
+    OSError."""
     store, entries, signatures = Store(settings.staged_folder, settings, backends), dict[str, Entry](), dict[str, str]()
     for column, (name, folder) in enumerate(chosen.models.items()):
         load, copied, config = secrets.token_hex(8), folder, chosen.configs[name]
@@ -90,7 +90,7 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
             continue
         if settings.policy.copied:
             copy_model(folder, copied := settings.copies_folder / load / name, clients)
-            config = None  # the copy's is read: the folder may have changed
+            config = None  # read the copy's configuration, because the folder may have changed
         try:
             store.stage(copied, name, config=config)
         except ConfigError as err:
@@ -105,13 +105,13 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
 
 
 def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = "") -> Served:
-    """Return what is served from `folders`: the models that `default` and `load` name, with the parts of their
-    ensembles; all if these name none. Raise LayoutError with every mistake."""
+    """Return the models to serve from `folders`: those that `default` and `load` name, with the parts of their
+    ensembles; all models if these name none. Raise LayoutError with every mistake."""
     _refuse(_mistakes_of_permission(folders))
     warnings: list[str] = []
     final = tuple(_entered(folder, warnings) for folder in folders)
     example = (
-        "a model repository has a folder for each model, and in that one for each version:\n"
+        "a model repository has a folder for each model, which has a folder for each version:\n"
         f"  {final[0]}/\n    resnet/\n      {CONFIG}\n      1/\n        model.onnx\n"
         "a model.tar.gz of it: tar czf model.tar.gz -C REPOSITORY resnet"
     )
@@ -122,9 +122,7 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
     _refuse(f"{variables[name]} names '{name}', and {where}" for name in dict.fromkeys(named) if name not in models)
     if not default and len(models) == 1:
         default = next(iter(models))
-        warnings.append(
-            f"no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: '{default}', the only model, answers what names none"
-        )
+        warnings.append(f"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is not set: '{default}', the only model, is the default")
     mistakes, unreadable, configs = list[str](), dict[str, str](), dict[str, Any]()
     pending = [(name, "") for name in named or sorted(models)]
     while pending:
@@ -132,7 +130,7 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
         if name in configs:
             continue
         if name not in models:
-            mistakes.append(f"the model '{user}' calls '{name}', and there is no such model; there are {_list(models)}")
+            mistakes.append(f"the model '{user}' calls '{name}', which does not exist; the models are: {_list(models)}")
             continue
         try:
             configs[name] = read_config(models[name], device)
@@ -153,7 +151,7 @@ def _refuse(mistakes: Iterable[str], *example: str) -> None:
 
 
 def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
-    """Files that may not be read: an image's process is not root's, and an archive keeps its files' permissions."""
+    """Yield the files that this user may not read: the image does not run as root, and archives keep permissions."""
     for folder in folders:
         paths = [folder, *folder.rglob("*")] if folder.exists() else []
         if closed := [
@@ -167,7 +165,7 @@ def _entered(folder: Path, warnings: list[str]) -> Path:
     with suppress(OSError):  # _collect reports it
         inner = folders_in(folder)
         if not is_model(folder) and len(inner) == 1 and not is_model(inner[0]) and has_a_model(inner[0]):
-            warnings.append(f"{folder} has no model but the folder '{inner[0].name}' of them: that is served")
+            warnings.append(f"{folder} has only the folder '{inner[0].name}', which contains models: serving these")
             return inner[0]
     return folder
 
@@ -202,8 +200,8 @@ def _mistake_at_root(folder: Path) -> str:
         name = read_config(folder, "").name or name
     files = " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
     return (
-        f"a model lies at the root of the model repository {folder} (found {_contents(folder)}), and it must be in "
-        f"a folder of its own, whose name is the model's: mkdir {name} && mv {files} {name}/"
+        f"a model is at the root of the model repository {folder} (found {_contents(folder)}), but it must be in "
+        f"a folder with the model's name: mkdir {name} && mv {files} {name}/"
     )
 
 

@@ -53,7 +53,7 @@ class SharedMemory:
         self._free: list[Region] = []
 
     def write(self, inputs: Sequence[Tensor]) -> dict[str, Region]:
-        """Write each large input into a region, as far as there is room. Return the regions by the inputs' names."""
+        """Write each large input into a region while there is room. Return the regions by the inputs' names."""
         written = {}
         for tensor in inputs:
             size = len(tensor.data)
@@ -63,8 +63,8 @@ class SharedMemory:
         return written
 
     def give_back(self, regions: Iterable[Region], late: bool = False) -> None:
-        """Free the regions for other calls. The pages of `late` ones, whose call was abandoned, stay, because Triton
-        may still read them and would die if they were gone and /dev/shm were full."""
+        """Free the regions for other calls. If `late`, their call was abandoned: their pages stay, because Triton may
+        still read them, and would die if they were gone and /dev/shm were full."""
         with self._lock:
             for region in self._regions.intersection(regions):
                 region.late = region.late or late

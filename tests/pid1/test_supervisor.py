@@ -358,7 +358,7 @@ def test_exit_codes_are_told_in_words(code: int, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kills", "words"), [(4, "out of memory"), (3, "not for want of memory"), (None, "perhaps out of memory")]
+    ("kills", "words"), [(4, "out of memory"), (3, "not out of memory"), (None, "perhaps out of memory")]
 )
 def test_blame_memory_for_a_sigkill(supervisor: Supervisor, system: FakeSystem, kills: int | None, words: str) -> None:
     def killed() -> int:
