@@ -1,17 +1,21 @@
 """What gunicorn takes from --config python:serving.front.gunicorn_config: its hooks, by their names."""
 
 import gc
+import os
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
 from serving.front.incoming import pre_request as pre_request
 from serving.front.logs import JsonLogger
-from serving.front.metrics import reserve_files
+from serving.front.monitoring import MULTIPROCESS
 from serving.front.services import Services
 
 logger_class = JsonLogger
+RESERVED = 64 * 1024  # bytes of each file of counts, enough for some ten models
 
 
 def on_starting(server: Any) -> None:
@@ -26,7 +30,7 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    reserve_files()
+    _reserve_files()
     threading.Thread(target=_services(worker).trim_when_idle, name="idle-trim", daemon=True).start()
 
 
@@ -35,6 +39,15 @@ def child_exit(server: Any, worker: Any) -> None:
     _services(server).admission.remove_worker(worker.age)
     _services(server).gateway.shared_memory.remove_files(worker.pid)
     mark_process_dead(worker.pid)
+
+
+def _reserve_files() -> None:
+    """Reserve disk space for this worker's counts. prometheus_client maps its files into memory, and the kernel kills a
+    process that writes to a mapped page for which the disk has no room."""
+    for kind in ("counter", "histogram"):
+        path = Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db")
+        with suppress(OSError), path.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVED)
 
 
 def _services(process: Any) -> Services:

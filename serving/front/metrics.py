@@ -2,11 +2,8 @@
 PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens at the first use after the fork; without it, in memory.
 """
 
-import os
 import threading
-from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 
 from flask import Response
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -15,8 +12,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from serving.front.incoming import Incoming
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
-RESERVED = 64 * 1024  # bytes of each file, enough for some ten models
 OTHER = "(other)"
 MOST_MODELS = 100  # more (model, version) pairs than these share OTHER: a series is memory and time of every scrape
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -60,12 +55,3 @@ class Metrics:
         self._received.observe(source.content_length or 0)
         if not response.is_streamed:
             self._sent.observe(response.calculate_content_length() or 0)
-
-
-def reserve_files() -> None:
-    """Reserve disk space for this worker's counts. prometheus_client maps its files into memory, and the kernel kills a
-    process that writes to a mapped page for which the disk has no room."""
-    for kind in ("counter", "histogram"):
-        path = Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db")
-        with suppress(OSError), path.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, RESERVED)

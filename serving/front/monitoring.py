@@ -12,10 +12,11 @@ from prometheus_client.registry import Collector
 
 from serving.budget import NEVER, Deadline
 from serving.errors import TooLate, TritonTimeout, TritonUnavailable
-from serving.front.metrics import MOST_MODELS, MULTIPROCESS
+from serving.front.metrics import MOST_MODELS
 from serving.host.files import read_status, read_tritonserver
 from serving.model_status.registry import Registry
 
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
 
 

@@ -30,13 +30,12 @@ class Tensor:
     def array(self) -> Array:
         """Return the data as an array: BYTES as objects, BF16 as float32."""
         if self.datatype == "BYTES":
-            flat = deserialize_bytes_tensor(bytes(self.data))
+            flat: Array = deserialize_bytes_tensor(bytes(self.data))
         elif self.datatype == "BF16":  # the upper half of a float32; numpy has no such type
             flat = (np.frombuffer(self.data, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
             flat = np.frombuffer(self.data, dtype=numpy_dtype(self.datatype))
-        shaped: Array = flat.reshape(self.shape)
-        return shaped
+        return flat.reshape(self.shape)
 
 
 @dataclass(slots=True)
