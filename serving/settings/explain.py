@@ -11,9 +11,9 @@ PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
 PAGE = """# Settings
 
-Environment variables, read once; a wrong value stops the start with a message that names it. Of several variables in a
-row the first that is set counts. `./serve --help` prints this table, `./serve --print-config` each value and where it
-came from.
+Environment variables, read once at the start; a wrong value ends it with a message that names it. If a row has several
+variables, the first that is set counts. `./serve --help` prints this table, `./serve --print-config` each value
+and its source.
 
 | Variable | Default | Allowed | Meaning |
 |---|---|---|---|
@@ -51,7 +51,7 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
-    """Return a warning for each variable that is named as ours are, and is none of them."""
+    """Return a warning for each variable that is named like a setting, but is not one."""
     names = [name for row in TABLE for name in row.variables]
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
     hints = [

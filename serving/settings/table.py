@@ -49,9 +49,9 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class LoadPolicy:
-    """When models are loaded, and what this means for the rest. Models whose folders may change are `copied`. While one
-    is tried, the others are ready, so readiness is not `strict`. 0 threads: Triton's default, which for a Python model
-    is 32, too many for 1,000 models."""
+    """When models are loaded, and what follows from that. If model folders may change, they are `copied`, and readiness
+    is not `strict`, because the others are ready while one is tried. 0 threads: Triton's default, which is 32 for a
+    Python model, too many for 1,000 models."""
 
     name: str
     copied: bool = False
@@ -97,21 +97,21 @@ class Settings:
     """The table's values. Timeouts are in seconds, sizes in MB of 1024*1024 bytes."""
 
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
-    max_image_pixels: ClassVar[int] = 89_000_000  # Pillow's limit for a picture that is no decompression bomb
+    max_image_pixels: ClassVar[int] = 89_000_000  # above it, Pillow takes a picture for a decompression bomb
 
     port: int = _setting("SAGEMAKER_BIND_TO_PORT PORT", 8080, within=(1, 65535), help="port that nginx listens on")
     host: str = _setting("SERVE_HOST", "0.0.0.0", help="address that nginx listens on")
     safe_port_range: tuple[int, ...] = _setting("SAGEMAKER_SAFE_PORT_RANGE", (), form="LOW-HIGH, two ports",
         parser=parse_port_range, formatter=lambda ports: "-".join(map(str, ports)),
-        help="the range, ends included, for the ports of gRPC and Triton's metrics where they are open to others")
+        help="the range, ends included, for the public ports of gRPC and Triton's metrics")
     model_repositories: tuple[Path, ...] = _setting("SERVE_MODEL_REPOSITORY", (AUTO,), parser=parse_paths,
         formatter=lambda paths: ":".join(map(str, paths)), form="a folder, or several with : between them",
-        help="folders of the model folders, one over another; auto: /opt/ml/model if it holds models, else the "
+        help="folders with model folders; all of them are served. auto: /opt/ml/model if it holds models, else the "
              "built-in model_repository. In multi-model mode the archives' folder, ID/model; auto: /opt/ml/models")
     default_model: str = _setting("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "",
-        help="model of requests that name none; only it and its ensemble's parts are loaded")
+        help="model for requests that name none; only this model and its ensemble's parts are loaded")
     load_models: tuple[str, ...] = _setting("SERVE_LOAD_MODELS", Names(), form="names with , between them",
-        help="models that are loaded, with what their ensembles call; without it the default model alone, else all")
+        help="models to load, with those that their ensembles call; none: the default model alone, or else all")
     ping_mode: str = _choice("SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE", "auto", "ready", "live",
         help="what /ping asks. ready: every model answers its example; live: Triton lives; auto: live in multi-model "
              "mode, else ready")
@@ -121,57 +121,57 @@ class Settings:
         help="whether a model repository may bring clients (a model's client.py, or clients/ beside the models); "
              "false: a model that has one is refused")
     device: str = _choice("SERVE_DEVICE", "auto", "cpu", "gpu",
-        help="which configuration of a model Triton takes; auto: gpu where one is found")
+        help="which configuration of a model Triton takes; auto: gpu if there is one, else cpu")
     cpu_engine: str = _choice("SERVE_CPU_ENGINE", "auto", "onnxruntime", "openvino",
-        help="which engine runs ONNX models on the processor, unless config.pbtxt says it by its parameter cpu_engine; "
+        help="which engine runs ONNX models on the processor, unless the parameter cpu_engine in config.pbtxt says it; "
              "auto: OpenVINO on processors with BF16 (AMX, AVX512-BF16) if the model allows it, else ONNX Runtime")
     request_timeout: float = _setting("SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT", 60.0,
-        within=(1, 3600), help="seconds until a caller gets 504; a stream may last 480, or this if it is more")
+        within=(1, 3600), help="seconds until a caller gets 504; a stream may last 480 s, or this time if it is longer")
     multi_model: bool = _setting("SAGEMAKER_MULTI_MODEL", False,
-        help="archives that POST /models loads and DELETE /models/NAME unloads are served")
+        help="serve archives, which POST /models loads and DELETE /models/NAME unloads")
     namespaces: bool = _setting("SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING", True,
         help="in multi-model mode, whether Triton knows the parts of an archive as TARGET__PART, so that archives may "
              "hold parts of the same name (the variable's name says the opposite, as in NVIDIA's image); false: parts "
              "keep their names, so that a Python model can call another by its name")
     model_memory_share: float = _setting("SERVE_MODEL_MEMORY_SHARE", 0.8, within=(0, 1),
         help="share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
-             "beyond it is answered 507")
+             "that would exceed it gets 507")
     start_timeout: float = _setting("SERVE_START_TIMEOUT", 300.0, within=(1, 86400),
         help="seconds that a start may take until everything is ready")
     stop_timeout: float = _setting("SERVE_STOP_TIMEOUT", 25.0, within=(0, 3600),
-        help="seconds that a stop may take until what is left is killed")
+        help="seconds that a stop may take; processes that still run are then killed")
     hang_timeout: float = _setting("SERVE_HANG_TIMEOUT", 15.0, within=(0, 3600),
-        help="seconds after which a process that hangs is killed and started again; 0: never, for a debugger")
+        help="seconds after which a process that hangs is killed and restarted; 0: never, for a debugger")
     max_body_mb: float = _setting("SERVE_MAX_BODY_MB", 25.0, within=(0, 1024),
         help="largest request body in MB; 0: 1024; at least SAGEMAKER_MAX_PAYLOAD_IN_MB")
     batch: bool = _setting("SAGEMAKER_BATCH", False,
-        help="set by batch transform; the default of SERVE_REQUEST_TIMEOUT is 600 then")
+        help="set by batch transform; SERVE_REQUEST_TIMEOUT is then 600 by default")
     batch_payload_mb: int = _setting("SAGEMAKER_MAX_PAYLOAD_IN_MB", -1, within=(-1, 100),
         help="what /execution-parameters tells batch transform to send at a time, in MB; 0: any, in chunks; -1: 6, or "
              "as much as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave")
     batch_concurrency: int = _setting("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS", 0, within=(0, 65536),
-        help="how many requests /execution-parameters tells batch transform to send at once; 0: two per worker, so "
-             "that with their payload they are no more than 100 MB")
+        help="how many requests /execution-parameters tells batch transform to send at once; 0: two per worker, but "
+             "with their payload at most 100 MB in all")
     batch_strategy: str = _choice("SAGEMAKER_BATCH_STRATEGY", "MULTI_RECORD", "SINGLE_RECORD",
         help="whether /execution-parameters tells batch transform to send many lines in a request, or one")
     workers: int = _setting("SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS", 0, within=(0, 256),
-        help="gunicorn's worker processes; 0: one per processor, as far as memory goes (500 MB each), at most 16")
+        help="gunicorn's worker processes; 0: one per processor, but at most one per 500 MB of memory, and at most 16")
     inference_threads: int = _setting("SERVE_INFERENCE_THREADS", 0, within=(0, 1024),
         help="threads of one model instance; 0: one per processor")
     max_concurrency: int = _setting("SERVE_MAX_CONCURRENCY", 0, within=(0, 65536),
-        help="requests in progress at once; more get 503. Of several models each may use at most as many as are free; "
+        help="requests in flight at once; more get 503. If there are several models, one may use as many as are free; "
              "0: 64 per worker, from 128 to 1024")
     log_level: str = _setting("SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL", "info", choices=tuple(LOG_LEVELS),
         parser=parse_log_level, help="how much is logged, by name or by number (20)")
     management_secret: str = _setting("SERVE_MANAGEMENT_SECRET", "", secret=True, form="HEADER=VALUE",
         parser=parse_header_secret,
-        help="a header and its value, without which nobody loads, unloads or lists models; none: everybody may")
+        help="only calls with this header and value may load, unload and list models; none: all calls may")
     kserve: str = _switch("SERVE_KSERVE", "auto", "true", "false", "trusted",
         help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable "
-             "on the port; auto: when no variable is set whose name begins with SAGEMAKER_; trusted: infer calls go to "
+             "on the port; auto: if no variable is set whose name begins with SAGEMAKER_; trusted: infer calls go to "
              "Triton unchecked, which is faster, but a hostile body can stop Triton")
     page: str = _switch("SERVE_PAGE", "false", "auto", "true",
-        help="whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: when "
+        help="whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: if "
              "no variable is set whose name begins with SAGEMAKER_")
     reload: str = _switch("SERVE_RELOAD", "false", "auto", "true",
         help="whether a model folder that is changed, added or removed is served without a restart; auto, which "
@@ -185,13 +185,13 @@ class Settings:
     run_dir: Path = _setting("SERVE_RUN_DIR", AUTO,  # noqa: RUF009
         help="folder of sockets and temporary files; auto: a new one, removed at the end")
     allow_grpc: bool = _setting("SAGEMAKER_TRITON_ALLOW_GRPC", False,
-        help="nginx opens Triton's gRPC to others, on SERVE_HOST: what infers and what asks about models")
+        help="nginx makes Triton's gRPC public on SERVE_HOST: inference, and questions about models")
     grpc_port: int = _setting("SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535),
-        help="Triton's gRPC port where it is open to others")
+        help="public port of Triton's gRPC")
     allow_metrics: bool = _setting("SAGEMAKER_TRITON_ALLOW_METRICS", False,
-        help="nginx opens Triton's own metrics to others, on SERVE_HOST")
+        help="nginx makes Triton's own metrics public on SERVE_HOST")
     metrics_port: int = _setting("SAGEMAKER_TRITON_METRICS_PORT", 8002, within=(1, 65535),
-        help="port of these metrics where they are open to others")
+        help="public port of these metrics")
     thread_count: int = _setting("SAGEMAKER_TRITON_THREAD_COUNT", 8, within=(1, 1024),
         help="threads of Triton's HTTP endpoint")
     buffer_manager_thread_count: int = _setting("SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT", 0, within=(0, 1024),
@@ -207,11 +207,11 @@ class Settings:
         help="bytes of /dev/shm that an instance of a Python-based backend takes at its start (16777216 in NVIDIA's "
              "image)")
     shm_growth_byte_size: int = _setting("SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE", MEGABYTE, within=(4096, 2**36),
-        help="bytes by which that grows")
+        help="bytes by which this memory grows")
     tensorflow_version: int = _setting("SAGEMAKER_TRITON_TENSORFLOW_VERSION", 2, within=(1, 2),
-        help="TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)")
+        help="TensorFlow version of Triton's C++ backend, if Triton has one (up to 25.02)")
     model_load_gpu_limit: float = _setting("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", 0.0, within=(0, 1),
-        help="share of each GPU's memory above which no model is loaded any more; 0: no limit")
+        help="share of each GPU's memory above which no more models are loaded; 0: no limit")
     additional_arguments: tuple[str, ...] = _setting("SAGEMAKER_TRITON_ADDITIONAL_ARGS", (),
         parser=lambda text: tuple(shlex.split(text)), formatter=shlex.join,
         form="tritonserver's options, quoted as for a shell",
@@ -322,7 +322,7 @@ class Settings:
 
 
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
-# What models' code does not get, with the variable that is a mistake without them.
+# Variables that the code of models does not get.
 SECRETS = {variable for setting in TABLE if setting.secret for variable in setting.variables}
 
 
