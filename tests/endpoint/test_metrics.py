@@ -178,6 +178,7 @@ def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work
 
 
 def test_metrics_of_the_front_are_given_while_triton_is_down(server: Server) -> None:
+    assert call(server).status_code == 200
     assert value(scrape(server), "serve_triton_up") == 1
     starts = value(scrape(server), "serve_process_starts_total", process="tritonserver")
     with server.unattended():  # who would end what stands still for long
