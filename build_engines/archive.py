@@ -1,4 +1,5 @@
-"""`archive`: a model as SageMaker takes it, NAME.tar.gz with the folder NAME in it, an ensemble with all its parts.
+"""`archive`: write a model as SageMaker takes it, NAME.tar.gz with the folder NAME in it; an ensemble with all its
+parts.
 
 The same model gives the same bytes: entries are sorted, without times and owners. Copies are for multi-model endpoints:
 each has its own name, and so have its parts, because two loaded ensembles cannot share a part by name.
@@ -76,8 +77,9 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
-    """Return the config.pbtxt of model `name` for its copy: with the new names of itself and of its steps, and with the
-    client that the old name selected: one of this project, or, if it `shares` one, of its repository."""
+    """Return the config.pbtxt for the copy of model `name`. It has the new names of the model and of its steps, and
+    names the client that the old name selected: one of this project, or, if the model `shares` one, of its
+    repository."""
     config = parse_config(text)
     if config.name:
         config.name = names[name]

@@ -115,8 +115,8 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
 
 
 def compare_with_fp32(folder: Path, reference: Path, request: Request) -> None:
-    """Print how alike the engine and fp32 answer samples that calibration did not see, or `verify`'s without samples.
-    Raise BuildError if a limit fails."""
+    """Print how alike the answers of the engine and of fp32 are on samples that calibration did not see, or, without
+    samples, on those of `verify`. Raise BuildError if a limit fails."""
     stored = open_model(folder.name, folder.parent, "")
     model, client = stored.model, stored.client()
     samples = request.calibration if model.parameters.get("client") in comparison.SAMPLED else None
@@ -156,7 +156,7 @@ def _up_to_date(request: Request, asked: Mapping[str, Any]) -> Path | None:
 
 
 def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
-    """Fill the folder with the fp32 model and what belongs to it."""
+    """Fill the folder with the fp32 model and its other files."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     if client := onnx_file.client_of(request):
         check_settings(client, request.settings)
@@ -180,7 +180,8 @@ def _exported(request: Request, weights: Path | None, folder: Path) -> ModelSpec
 
 
 def _family(request: Request, weights: Path | None, kind: str) -> str:
-    """Return whose weights these are: the recipe's or the flag's client, else the one that config.json names."""
+    """Return the client that serves these weights: that of the recipe or the flag, else the one that config.json
+    names."""
     name = request.recipe.client if request.recipe else onnx_file.client_of(request)
     if not name and kind == "checkpoint" and weights:
         config = json.loads((weights / "config.json").read_text(encoding="utf-8"))

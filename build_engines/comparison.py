@@ -32,7 +32,7 @@ from serving.model_status.served_model import ServedModel
 TEXTS_CLIENT, TABLES_CLIENT = "bert", "table"
 SAMPLED = (TEXTS_CLIENT, "resnet", "yolov5")  # clients whose engines are calibrated on samples
 TENSOR_COSINE, OVERLAP = 0.99, 0.5
-SECONDS, LEAST_RUNS = 1.0, 3  # of timed runs, for the engine and for fp32
+SECONDS, LEAST_RUNS = 1.0, 3  # of the timed runs of the engine, and of fp32
 HELD_OUT, LEAST = 4, 8  # INT8 is compared on each 4th sample and calibrated on the others, of at least 8
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (

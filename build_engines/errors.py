@@ -1,4 +1,4 @@
-"""What a command fails with."""
+"""The errors with which a command fails."""
 
 from typing import ClassVar
 
@@ -24,5 +24,5 @@ def brief(err: Exception) -> str:
 
 
 def first_line(err: Exception) -> str:
-    """The first line of another library's error, or its type if it has no text; for messages of one line."""
+    """Return the first line of another library's error, or its type if it has no text, for messages of one line."""
     return (str(err).strip().splitlines() or [type(err).__name__])[0]

@@ -2,8 +2,8 @@
 
     weights --family--> ModelSpec --engine--> 1/model.onnx or 1/model.plan --> config.pbtxt, labels.txt, build.json
 
-config.pbtxt goes through Triton's own protobuf: what can be written there is what Triton can read. A folder is made in
-a scratch folder, which is renamed when it is complete.
+config.pbtxt is written through Triton's own protobuf, so Triton can read it. A folder is made in a scratch folder,
+which is renamed when it is complete.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ SCRATCH, STALE = ".build-", 86400  # seconds
 
 
 def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
-    """The tensor's shape with `batch` in front, 0 for none, and `length` where a dimension varies."""
+    """Return the tensor's shape with `batch` in front, 0 for none, and `length` for each dimension that varies."""
     return (*([batch] if batch else []), *(length if size == -1 else size for size in tensor.shape))
 
 
@@ -80,12 +80,12 @@ class ModelSpec:
 
     @property
     def cpu_instances(self) -> int:
-        """Instances on a CPU: 1 where the backend merges waiting requests into runs on all processors."""
+        """Return the instances on a CPU: 1 if the backend merges waiting requests into runs on all processors."""
         return 1 if self.platform == ONNX and self.max_batch_size else 2
 
     @property
     def file(self) -> str:
-        """The name of the model's file."""
+        """Return the name of the model's file."""
         return MODEL_FILES[self.platform]
 
     def profile(self) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -99,9 +99,9 @@ class ModelSpec:
 class Engine:
     """The engine that was built from 1/model.onnx.
 
-    `bound_to` is what the engine is bound to, "engine" in build.json. `cpu_only`: it is for a CPU wherever it runs.
-    `cpu_parameters` go into the configuration for a CPU, `accelerator` are the parameters of ONNX Runtime's TensorRT
-    provider in the one for a GPU.
+    `bound_to` says on which GPU and versions the engine depends, "engine" in build.json. `cpu_only`: it always runs on
+    a CPU. `cpu_parameters` go into the configuration for a CPU; `accelerator` are the parameters of ONNX Runtime's
+    TensorRT provider in the configuration for a GPU.
     """
 
     platform: str
@@ -114,7 +114,7 @@ class Engine:
 
 
 def model_config(model_spec: ModelSpec, platform: str, kind: str, count: int, request: Request) -> Any:
-    """The ModelConfig of the model on `platform`, `count` instances on `kind` (KIND_CPU, KIND_GPU)."""
+    """Return the ModelConfig of the model on `platform`, with `count` instances on `kind` (KIND_CPU, KIND_GPU)."""
     config = model_config_pb2.ModelConfig(platform=platform, max_batch_size=model_spec.max_batch_size)
     for spec in model_spec.inputs:
         _tensor(config.input.add(), spec, model_spec.max_batch_size)
@@ -141,19 +141,20 @@ def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
 
 
 def data_type(datatype: str) -> int:
-    """Triton's enum of a datatype: FP32, INT64, BYTES …"""
+    """Return Triton's enum of a datatype: FP32, INT64, BYTES …"""
     return int(model_config_pb2.DataType.Value(f"TYPE_{datatype.replace('BYTES', 'STRING')}"))
 
 
 def render(config: Any, note: str = "") -> str:
-    """A ModelConfig as a config.pbtxt, `note` as a comment at its top."""
+    """Return a ModelConfig as the text of a config.pbtxt, with `note` as a comment at its top."""
     comment = "".join(f"# {line}\n" for line in note.splitlines())
     text: str = text_format.MessageToString(config, use_short_repeated_primitives=True)
     return HEADER + comment + text
 
 
 def difference(base: Any, other: Any) -> Any:
-    """What a configs/NAME.pbtxt says so that `serve` makes `other` of config.pbtxt, `base`: what differs, or all."""
+    """Return the configs/NAME.pbtxt with which `serve` turns config.pbtxt, `base`, into `other`: the differences, or
+    all."""
     own = model_config_pb2.ModelConfig()
     for each, value in other.ListFields():
         there = getattr(base, each.name)
@@ -166,17 +167,17 @@ def difference(base: Any, other: Any) -> Any:
 
 
 def read_config(folder: Path) -> Any:
-    """A model folder's config.pbtxt as a ModelConfig."""
+    """Return a model folder's config.pbtxt as a ModelConfig."""
     return parse_config((folder / "config.pbtxt").read_text(encoding="utf-8"))
 
 
 def specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    """A ModelConfig's inputs or outputs."""
+    """Return a ModelConfig's inputs or outputs."""
     return tuple(TensorSpec(each.name, datatype_name(each.data_type), tuple(each.dims)) for each in tensors)
 
 
 def parameters_of(config: Any) -> dict[str, str]:
-    """A ModelConfig's `parameters`."""
+    """Return a ModelConfig's `parameters`."""
     return {key: value.string_value for key, value in config.parameters.items()}
 
 
@@ -194,7 +195,7 @@ def cache_folder() -> Path:
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines that are not empty; OSError or UnicodeDecodeError when it is no text file."""
+    """Return the lines that are not empty. Raise OSError or UnicodeDecodeError if it is not a text file."""
     return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
@@ -268,8 +269,8 @@ def check(folder: Path, name: str) -> None:
 
 
 def load(folder: Path, target: Path) -> None:
-    """Load the finished folder, which is to become `target`, into a tritonserver, and ask its example. Raise BuildError
-    if it would not be served. Print why it was not loaded."""
+    """Load the finished folder, which will become `target`, into a tritonserver, and test it with its example. Raise
+    BuildError if it would not be served. If it was not loaded, print why."""
     settings, others = Settings.from_env({}), target.parent
     try:
         backends = {path.name for path in backend_directory().iterdir()}
@@ -319,7 +320,7 @@ def reference_folder(source: str) -> Path:
 
 
 def keep_reference(folder: Path) -> None:
-    """Copies the folder's version 1, which is still in fp32."""
+    """Copy the folder's version 1, which is still in fp32."""
     target = reference_folder(digest(folder / "1" / "model.onnx"))
     if not target.is_dir():
         with scratch_folder(target.parent) as scratch:
@@ -359,7 +360,7 @@ class StoredModel:
         return path
 
     def client(self) -> ModelClient | None:
-        """Its client, if any; BuildError when it cannot be made."""
+        """Return the model's client, if any. Raise BuildError if it cannot be made."""
         try:
             return make_client(self.model)
         except Exception as err:  # a client's code may raise anything
@@ -367,7 +368,7 @@ class StoredModel:
 
 
 def open_model(name: str, repository: Path, config_name: str | None = None) -> StoredModel:
-    """The model of that name; BuildError when it is not there or its configuration cannot be read.
+    """Return the model of that name. Raise BuildError if it does not exist or its configuration cannot be read.
 
     `config_name` is Triton's --model-config-name; None: "cpu" on a machine without a GPU.
     """

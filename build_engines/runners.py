@@ -28,7 +28,7 @@ LEVELS = {"b": 2, "u": 256}  # of a Boolean, of a pixel
 
 
 def onnx_runner(path: Path) -> Runner:
-    """Run an ONNX file by ONNX Runtime on the CPU; BuildError if it cannot be loaded."""
+    """Run an ONNX file by ONNX Runtime on the CPU. Raise BuildError if it cannot be loaded."""
     try:
         session = onnx_session.load(path, onnx_session.SessionSettings.from_config({}))
     except (ValueError, FileNotFoundError) as err:
@@ -66,7 +66,7 @@ def _compiled(path: Path, parameters: tuple[tuple[str, str], ...]) -> Any:
 
 
 def _infer_by_openvino(path: Path, parameters: tuple[tuple[str, str], ...], feed: Tensors) -> Tensors:
-    """Start a run and wait for it: openvino_engine.py says why not by `infer`."""
+    """Start a run and wait for it. openvino_engine.py says why `infer` is not used."""
     compiled = _compiled(path, parameters)
     request = compiled.create_infer_request()
     inputs = {name for port in compiled.inputs for name in port.names}

@@ -19,7 +19,7 @@ NO_FP16 = "fp16 is no faster than fp32 on a CPU (ONNX Runtime computes it in fp3
 
 
 def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Leave 1/model.onnx in the precision that is asked for."""
+    """Write 1/model.onnx in the requested precision."""
     if request.precision == "fp16":
         raise UsageError(NO_FP16)
     if model_spec.platform == TORCHSCRIPT:

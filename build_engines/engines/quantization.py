@@ -1,10 +1,11 @@
 """INT8 for a CPU, by ONNX Runtime's quantiser.
 
 Images: static INT8 (QDQ, per channel, calibrated) of the convolutions. A detector's last convolutions and the decoding
-behind them stay in fp32: boxes and scores share one tensor there, and one scale for both costs 0.05 of mAP50-95.
-What lies between the convolutions is INT8 too for ONNX Runtime, and must not be for OpenVINO: that joins a convolution,
-the activation behind it and the rounding for the next one to one step, unless something is rounded between them.
-Texts: dynamic INT8 of the matrices for ONNX Runtime. OpenVINO has no fast kernel for that: static INT8, calibrated.
+after them stay in fp32, because boxes and scores share one tensor there, and one scale for both costs 0.05 of mAP50-95.
+For ONNX Runtime the operators between the convolutions are INT8 too. For OpenVINO they must not be: it fuses a
+convolution, the activation after it and the rounding for the next one into one step, unless something between them is
+rounded. Texts: dynamic INT8 of the matrices for ONNX Runtime. OpenVINO has no fast kernel for that: static INT8,
+calibrated.
 """
 
 import logging
@@ -37,7 +38,7 @@ KEEPS_HEAD = {"yolov5"}  # clients whose models' last convolutions stay in fp32
 
 
 def quantized(model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME) -> Path:
-    """1/model.int8.ENGINE.onnx, made from 1/model.onnx."""
+    """Write 1/model.int8.ENGINE.onnx, made from 1/model.onnx."""
     source, target = folder / "1" / "model.onnx", folder / "1" / f"model.int8.{engine}.onnx"
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared = Path(scratch) / "prepared.onnx"
@@ -59,7 +60,7 @@ def quantized(model_spec: ModelSpec, folder: Path, request: Request, engine: str
 def _static(
     source: Path, target: Path, batches: CalibrationDataReader, keeps_head: bool, operators: Sequence[str]
 ) -> None:
-    """Of one kind of operators alone only the inputs are rounded."""
+    """Quantize statically. If only one kind of operator is named, only the inputs of these operators are rounded."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
         what = "an image model is that of its convolutions" if operators[0] == "Conv" else "texts is that of matrices"
@@ -79,12 +80,14 @@ def _static(
 
 
 def preparation(graph: Any, first: str = "Conv") -> list[str]:
-    """The names of the nodes before the first convolution, which normalize pixels: they are cheap, and would round."""
+    """Return the names of the nodes before the first convolution. They normalize pixels: INT8 would save nothing there,
+    and would round."""
     return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
 def heads(graph: Any) -> list[str]:
-    """The names of the last convolutions (no other follows them) and of all nodes computed from them."""
+    """Return the names of the last convolutions (no other follows them) and of all nodes that are computed from
+    them."""
     consumers: dict[str, list[Any]] = {}
     for node in graph.node:
         for name in node.input:
@@ -110,7 +113,7 @@ def _dynamic(source: Path, target: Path) -> None:
 
 
 def _untie(path: Path) -> None:
-    """Gives each Gemm its own matrix, because the quantiser transposes it in place although other nodes may read it.
+    """Give each Gemm its own matrix, because the quantiser transposes it in place although other nodes may read it.
 
     BERT's word embeddings, for example, are also its language model's last matrix.
     """
@@ -127,7 +130,7 @@ def _untie(path: Path) -> None:
 
 
 def _tidy(path: Path) -> None:
-    """Removes the operator sets that no node uses, so that older runtimes need not know them."""
+    """Remove the operator sets that no node uses, so that older runtimes need not know them."""
     model = onnx.load(path)
     used = {node.domain for node in model.graph.node} | {""}
     kept = [entry for entry in model.opset_import if entry.domain in used]
@@ -138,7 +141,7 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the quantiser's advice (on the root logger) to prepare the model, because it is prepared."""
+    """Hide the quantiser's advice (on the root logger) to prepare the model, because it is prepared already."""
     logging.disable(logging.WARNING)
     try:
         yield
@@ -160,7 +163,7 @@ def _model_of(model_spec: ModelSpec, folder: Path) -> Model:
 
 
 def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
-    """Return the model's client with the files in the folder; BuildError if they do not fit together."""
+    """Return the model's client with the files in the folder. Raise BuildError if they do not fit together."""
     try:
         return make_client(_model_of(model_spec, folder)) if model_spec.client else None
     except Exception as err:  # a client's code may raise anything
@@ -178,6 +181,6 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calibration_batches(client: ModelClient, family: str, request: Request) -> Batches:
-    """Return what the client makes of the files of --calibration, without those on which the engine is compared."""
+    """Return the client's tensors of the files of --calibration, without those on which the engine is compared."""
     held_out = False if request.compare else None
     return Batches(comparison.for_calibration(client, family, request.calibration, held_out))

@@ -1,7 +1,7 @@
 """Folders of transformers whose network takes one image -> model folders.
 
-What config.json and the image processor say becomes settings of the client; that the client then prepares images as the
-processor does is tried on some. What needs torch or transformers is imported late.
+config.json and the image processor decide the client's settings. The build checks on some images that the client
+prepares them like the processor. Modules that need torch or transformers are imported late.
 """
 
 import json
@@ -36,12 +36,12 @@ OTHERS = {"ForMaskedImageModeling": "its encoder can be exported to ONNX and bui
 
 
 def is_image(checkpoint: Path) -> bool:
-    """Whether the folder is of a network that sees images."""
+    """Return whether the folder's network takes images."""
     return any((checkpoint / name).is_file() for name in PROCESSORS)
 
 
 def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
-    """The model folder's files; BuildError where the folder is of another network, or not all of one."""
+    """Write the model folder's files. Raise BuildError if the checkpoint is of another network, or not complete."""
     if path is None or not path.is_dir():
         raise BuildError(f"{path} is neither a folder as save_pretrained writes it nor an ONNX file")
     config, client = check_architecture(path, request.client)
@@ -73,8 +73,8 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
 
 
 def check_architecture(checkpoint: Path, asked: str) -> tuple[Mapping[str, Any], str]:
-    """config.json, and the client of the network that it says; BuildError where none serves it, or another is asked
-    for."""
+    """Return config.json, and the client of the network that it names. Raise BuildError if no client serves it, or if
+    another client is asked for."""
     config: Mapping[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     name = str((config.get("architectures") or [config.get("model_type", "network of no name")])[0])
     image = is_image(checkpoint)  # many a network is called …Model
@@ -91,14 +91,14 @@ def check_architecture(checkpoint: Path, asked: str) -> tuple[Mapping[str, Any],
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """None where the names are those that transformers makes up."""
+    """Return the labels, None if transformers made up their names."""
     names = {int(key): str(value) for key, value in (config.get("id2label") or {}).items()}
     labels = tuple(names[index] for index in sorted(names))
     return () if "LABEL_0" in labels else labels
 
 
 def activation_of(config: Mapping[str, Any]) -> str:
-    """What transformers' pipeline turns logits into scores with."""
+    """Return the function by which transformers' pipeline turns logits into scores."""
     kind = config.get("problem_type")
     if kind == "regression":
         return "none"

@@ -35,9 +35,14 @@ from serving.errors import InvalidRequest
 INPUT = "input"
 OUTPUT = "logits"
 CLOSE = 1e-3
-FREE = {"batch": 2, "height": 96, "width": 160}  # dimensions that may be free, and what they are while it is traced
-STRANGE_BOXES = 0.05  # the share of a detector's boxes that may be others
-TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))  # widths and heights that processor and client are compared on
+FREE = {"batch": 2, "height": 96, "width": 160}  # dimensions that may be free, and their values during tracing
+STRANGE_BOXES = 0.05  # the share of a detector's boxes that may differ
+TRIED = (
+    (311, 207),
+    (190, 333),
+    (640, 640),
+    (60, 47),
+)  # widths and heights of the images on which processor and client are compared
 ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))  # the same where each image keeps its proportions
 FIXED = 'to serve it at one size set "size": {"height": 640, "width": 640} in preprocessor_config.json'
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
@@ -45,8 +50,8 @@ NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 @dataclass(frozen=True)
 class Head:
-    """How a client's networks are loaded, the outputs that they are given, what of their result these are, and whether
-    two results are the same."""
+    """For a client's networks: how they are loaded, the names of their outputs, how to get these from the result, and
+    how to compare two results."""
 
     loader: Any
     outputs: tuple[str, ...]
@@ -95,8 +100,8 @@ HEADS = {
 
 
 def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dict[str, str]:
-    """input UINT8 [N,3,height,width] -> what the client `kind` reads, and that client's settings; BuildError. Where
-    each image keeps its proportions, height and width are free."""
+    """Write the network: input UINT8 [N,3,height,width] -> the outputs that the client `kind` reads. Return the
+    client's settings. If each image keeps its proportions, height and width are free. Raise BuildError."""
     processor = _processor(checkpoint)
     settings = settings_of(processor)
     check_same(processor, client_of(processor, settings))
@@ -130,7 +135,7 @@ def _processor(checkpoint: Path) -> Any:
 
 
 def settings_of(processor: Any) -> dict[str, str]:
-    """The client's settings that stand for a processor; BuildError where none do."""
+    """Return the client's settings that equal the processor. Raise BuildError if there are none."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
     order = {"channel_order": "bgr"} if getattr(processor, "do_flip_channel_order", False) else {}
     resample = int(getattr(processor, "resample", None) or 0)
@@ -144,7 +149,7 @@ def settings_of(processor: Any) -> dict[str, str]:
 
 
 def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
-    """[channels, height, width] as the network gets it."""
+    """Return the image as the network gets it, [channels, height, width]."""
     try:
         pixels: NDArray[np.float32] = np.asarray(processor(images=image, return_tensors="np")["pixel_values"])[0]
     except Exception as err:  # each processor raises its own
@@ -159,7 +164,7 @@ def _name(processor: Any) -> str:
 
 
 def _geometry(processor: Any, height: int, width: int) -> dict[str, str]:
-    """How it resizes and cuts; `check_same` finds what is not said here."""
+    """Return how the processor resizes and cuts; `check_same` finds what this misses."""
     size, kind, shortest = {"size": f"{height},{width}"}, type(processor).__name__, _edge(processor, "shortest_edge")
     if "ConvNext" in kind and shortest < 384:
         return size | {"resize": "shortest", "resize_to": str(int(shortest / processor.crop_pct))}
@@ -177,7 +182,7 @@ def _edge(processor: Any, name: str) -> int:
 
 
 def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
-    """The same of one that keeps the proportions; BuildError where it does not say how."""
+    """Return the same for a processor that keeps the proportions. Raise BuildError if it does not say how."""
     shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
     if not shortest or not longest:
         raise BuildError(
@@ -189,7 +194,7 @@ def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
 
 
 def _normalization(processor: Any) -> dict[str, str]:
-    """mean and std behind the usual scale of 1/255, from what becomes of black and of white."""
+    """Return mean and std after the usual scale of 1/255, computed from a black and a white image."""
     black, white = (prepared(processor, Image.new("RGB", (512, 512), colour)) for colour in ("black", "white"))
     offset = black.mean((1, 2), np.float64)
     std = 1 / (white.mean((1, 2), np.float64) - offset)
@@ -201,7 +206,7 @@ def _joined(values: NDArray[np.float64]) -> str:
 
 
 def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
-    """The client of the network alone, which takes images that are normalized."""
+    """Return the client of the network alone, which takes normalized images."""
     size = settings.get("size", "-1")
     height, width = map(int, size.split(",")) if "," in size else [int(size)] * 2
     inputs = (TensorSpec("images", "FP32", (3, height, width)),)
@@ -213,8 +218,8 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
 
 
 def _scores(processor: Any) -> dict[str, str]:
-    """The settings of a detector's client, from what the processor keeps of a box with two equally good classes, and of
-    300 good boxes."""
+    """Return the settings of a detector's client. They follow from what the processor keeps of a box with two equally
+    good classes, and of 300 good boxes."""
     try:
         logits = torch.full((1, 300, 3), 9.0)
         outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
@@ -226,7 +231,7 @@ def _scores(processor: Any) -> dict[str, str]:
 
 
 def check_same(processor: Any, client: ImageClient) -> None:
-    """BuildError unless the client prepares images as the processor does."""
+    """Raise BuildError unless the client prepares images like the processor."""
     rng = np.random.default_rng(0)
     for width, height in ANY_SIZE if keeps_ratio(client.options) else TRIED:
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))

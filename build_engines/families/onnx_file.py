@@ -37,7 +37,7 @@ DETECTOR, SIDE = "yolov5", 224  # pixels of a classifier's free sides
 FEW_BOXES, LEAST_PIXELS = 1000, 32
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 TEXTS = "bert"  # the client that reads a tokenizer
-# Clients, and tasks of texts, that make scores of logits -> whether they have the setting `activation`.
+# Clients, and tasks of texts, that turn logits into scores -> whether they have the setting `activation`.
 OF_LOGITS = {
     **dict.fromkeys(("resnet", "text-classification", "text-ranking"), True),
     **dict.fromkeys(("zero-shot-classification", "token-classification", "fill-mask", "question-answering"), False),
@@ -46,7 +46,7 @@ OF_LOGITS = {
 
 
 def export(request: Request, path: Path, folder: Path) -> ModelSpec:
-    """Copies the file, and the files with its weights, as 1/model.onnx."""
+    """Copy the file as 1/model.onnx, with the files that hold its weights."""
     model = onnx_files.read(path)
     shutil.copyfile(path, folder / "1" / "model.onnx")
     for file in onnx_files.external_files(model, path.parent):
@@ -87,8 +87,8 @@ def _check_boxes(load: Callable[[], Runner], spec: ModelSpec) -> None:
 
 
 def _mixes_rows(load: Callable[[], Runner], spec: ModelSpec) -> bool:
-    """Return whether random rows answer otherwise together than alone: then the first dimension, though it varies, is
-    no batch, but time, say. What does not run on them is not judged."""
+    """Return whether random rows get other answers together than alone: then the first dimension is not a batch,
+    although it varies, but time, for example. Return False if the file does not run on them."""
     for length in LENGTHS:
         with suppress(Exception):  # ONNX Runtime's and torch's have no common base class
             feed = _random_feed(spec, ROWS, length)
@@ -150,8 +150,8 @@ def _with_scores(request: Request, folder: Path, graph: onnx.ModelProto, spec: M
 
 
 def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> ModelSpec:
-    """Writes the labels, where no flag names any those of a detector's file, a text client's tokenizer and the client's
-    example; the ModelSpec, still without tensors."""
+    """Write the labels (of the flag, else of a detector's file), a text client's tokenizer and the client's example.
+    Return the ModelSpec, still without tensors."""
     client = client_of(request)
     _copy_tokenizer(request, client, folder)
     labels = write_labels(folder / LABELS, names if client == DETECTOR else (), request.labels)
@@ -167,8 +167,8 @@ def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> 
 
 
 def _copy_tokenizer(request: Request, client: str, folder: Path) -> None:
-    """The folder that --tokenizer names, as the model's own, and an example; UsageError where it is missing or not
-    wanted."""
+    """Copy the folder that --tokenizer names into the model's, and write an example. Raise UsageError if the flag is
+    missing or not allowed."""
     if client != TEXTS:
         if request.tokenizer:
             raise UsageError(f"--tokenizer is for --client {TEXTS}")
@@ -182,7 +182,7 @@ def _copy_tokenizer(request: Request, client: str, folder: Path) -> None:
 
 
 def client_of(request: Request) -> str:
-    """The client of the flag, else of the recipe, else none; UsageError for an unknown one."""
+    """Return the client of the flag, else of the recipe, else none. Raise UsageError for an unknown one."""
     client = request.client or (request.recipe.client if request.recipe else "")
     if client and client not in families():
         raise UsageError(
@@ -192,7 +192,7 @@ def client_of(request: Request) -> str:
 
 
 def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> ModelSpec:
-    """The ModelSpec with the tensors of its 1/model.onnx, and its batching.
+    """Return the ModelSpec with the tensors of its 1/model.onnx, and its batching.
 
     A model takes batches when the first dimension of all its tensors is variable; `max_batch_size` is the request's,
     else the ModelSpec's. Other models take no batches.
@@ -214,7 +214,7 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
 
 
 def export_torchscript(request: Request, path: Path, folder: Path) -> ModelSpec:
-    """Copies the file as 1/model.pt; the inputs come from flags, the outputs from a run on zeros."""
+    """Copy the file as 1/model.pt. The inputs come from flags, the outputs from a run on zeros."""
     batch = MAX_BATCH_SIZE if request.max_batch_size < 0 else request.max_batch_size
     module = _read_torchscript(path)
     inputs = parse_inputs(request.inputs)
@@ -259,8 +259,8 @@ def _torch_outputs(module: Any, feed: Tensors) -> Tensors:
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """The inputs from [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a variable dimension; without a NAME,
-    Triton's INPUT__0 …"""
+    """Return the inputs that are written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a variable
+    dimension; without a NAME they are Triton's INPUT__0 …"""
     if not texts:
         raise UsageError(
             "a TorchScript file does not say what it takes: add --input FP32:3,224,224 for each input "
@@ -300,7 +300,8 @@ def _read_torchscript(path: Path) -> Any:
 
 
 def _run_torchscript(path: Path, module: Any, inputs: Sequence[TensorSpec], batching: bool) -> tuple[TensorSpec, ...]:
-    """The outputs as OUTPUT__0 …; a dimension is variable if it differs between two runs with different sizes."""
+    """Return the outputs as OUTPUT__0 …. A dimension is variable if it differs between two runs with different
+    sizes."""
     import torch
 
     shapes = []

@@ -1,6 +1,6 @@
 """Models of scikit-learn, XGBoost and LightGBM, and their ONNX files, as model folders for the client `table`.
 
-Their graphs are mended: Triton knows tensors with a batch dimension, and nothing else.
+Their graphs are changed, because Triton serves only tensors with a batch dimension.
 """
 
 import json
@@ -38,13 +38,13 @@ NUMPY_2 = (
 COLUMNS, LABELS = "columns.txt", "labels.txt"
 ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
-ROWS = (2, 3)  # of the runs that tell which dimensions vary
+ROWS = (2, 3)  # of the runs that show which dimensions vary
 Class = int | str
 Feed = Mapping[str, Any]
 
 
 def is_table(request: Request, path: Path | None) -> bool:
-    """Whether the weights are a table's model: by the flag, else by what the file holds."""
+    """Return whether the weights are a table model: the flag says so, else the file's content."""
     if path is None or path.is_dir() or request.client not in ("", CLIENT):
         return False
     if path.suffix == ".onnx":
@@ -53,7 +53,7 @@ def is_table(request: Request, path: Path | None) -> bool:
 
 
 def export(request: Request, path: Path, folder: Path) -> ModelSpec:
-    """Writes 1/model.onnx, columns.txt and labels.txt."""
+    """Write 1/model.onnx, columns.txt and labels.txt."""
     if request.precision not in ("fp32", "auto"):
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
@@ -73,7 +73,7 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
 
 
 def _converted(request: Request, path: Path, folder: Path) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str]]:
-    """The graph, the classes and the settings; writes columns.txt."""
+    """Return the graph, the classes and the settings. Write columns.txt."""
     estimator = read(path, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
@@ -84,8 +84,8 @@ def _converted(request: Request, path: Path, folder: Path) -> tuple[onnx.ModelPr
 
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
-    """Writes labels.txt of the user's names, else of classes that are texts; other numbers than 0, 1, 2 … are a
-    setting."""
+    """Write labels.txt from the user's names, else from classes that are texts. Return the setting for numbers other
+    than 0, 1, 2 …."""
     texts = [name for name in classes if isinstance(name, str)]
     if texts and request.labels:
         raise UsageError(f"--labels {request.labels}: the model has names of its classes: {', '.join(texts[:5])} …")
@@ -106,7 +106,7 @@ def kind(path: Path) -> str:
 
 
 def read(path: Path, allow_pickle: bool) -> Any:
-    """The model: an estimator of scikit-learn's kind, or a Booster. Raises UsageError, BuildError."""
+    """Return the model, an estimator like scikit-learn's or a Booster. Raise UsageError, BuildError."""
     try:
         return {"pickle": _pickle, "xgboost": _xgboost, "lightgbm": _lightgbm}[kind(path)](path, allow_pickle)
     except (BuildError, ModuleNotFoundError):
@@ -116,7 +116,7 @@ def read(path: Path, allow_pickle: bool) -> Any:
 
 
 def _pickle(path: Path, allow_pickle: bool) -> Any:
-    """A model that another version of scikit-learn saved is refused: it may answer otherwise."""
+    """Return the pickled model. Refuse one that another version of scikit-learn saved: it may answer differently."""
     if not allow_pickle:
         raise UsageError(
             f"{path} is a pickle: to read it is to run the code that is in it (docs/security.md). If you trust who "
@@ -185,14 +185,14 @@ def _lightgbm(path: Path, _: bool) -> Any:
 
 
 def has_operators(model: onnx.ModelProto) -> bool:
-    """Whether it is a model as skl2onnx and onnxmltools write it."""
+    """Return whether skl2onnx or onnxmltools wrote the model."""
     return any(node.domain == ML for node in model.graph.node)
 
 
 def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
-    """Cuts ZipMap off and makes the first dimension of every tensor the batch's; the classes that ZipMap named, in the
-    order of the probabilities. `rows` are at least three that the model knows. Raises UsageError where a model does not
-    run on several rows."""
+    """Cut ZipMap off, and make the first dimension of every tensor the batch. Return the classes that ZipMap named, in
+    the order of the probabilities. `rows` are at least three rows like those of training. Raise UsageError if the model
+    does not run on several rows."""
     classes = _cut_zip_map(model.graph)
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -221,7 +221,7 @@ def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
 
 
 def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
-    """A ZipMap makes dictionaries of the probabilities, which are no tensors: its input takes its output's name."""
+    """Cut off a ZipMap, which turns probabilities into dictionaries, not tensors: its input gets its output's name."""
     zip_map = next((node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None)
     if zip_map is None:
         return []
@@ -237,7 +237,7 @@ def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
 
 
 def rename_output(model: onnx.ModelProto, part: str, name: str) -> None:
-    """Gives the output whose name has that part another name."""
+    """Rename the output whose name contains this part."""
     for value in model.graph.output:
         if part in value.name:
             _rename(model.graph, value.name, name)
@@ -251,7 +251,8 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
-    """The types and shapes of the outputs as runs have them: converters leave them out, or write those of one row."""
+    """Set the types and shapes of the outputs from runs, because converters leave them out or write those of one
+    row."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")
@@ -299,7 +300,7 @@ def run(model: onnx.ModelProto, feed: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def check_tensors(model: onnx.ModelProto) -> None:
-    """BuildError for an output that is no tensor, such as the dictionaries of a classifier of several labels."""
+    """Raise BuildError if an output is not a tensor, such as the dictionaries of a classifier with several labels."""
     for value in model.graph.output:
         if not value.type.HasField("tensor_type"):
             raise BuildError(

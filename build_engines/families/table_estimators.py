@@ -38,8 +38,8 @@ BOOLEANS = (False, True)
 
 @dataclass(frozen=True)
 class Converted:
-    """The mended graph, the columns' names (none where they have none), the classes, the setting `missing` ("" for
-    none), and a row that the model knows."""
+    """The mended graph, the columns' names (if they have any), the classes, the setting `missing` ("" for none), and a
+    row like those of training."""
 
     model: onnx.ModelProto
     columns: tuple[str, ...]
@@ -49,8 +49,8 @@ class Converted:
 
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None = None) -> Converted:
-    """Convert with the columns `inputs`; without them they follow from the model. Raise BuildError if the ONNX file
-    does not answer as the model does, for rows where the model lives and for those of the file `data`."""
+    """Convert with the columns `inputs`, by default those of the model. Raise BuildError if the ONNX file answers
+    differently from the model, for rows near the values that it learned or for those of the file `data`."""
     library = type(estimator).__module__.partition(".")[0]
     _check_kind(estimator, library)
     estimator = _best(estimator)
@@ -353,12 +353,12 @@ def are_apart(columns: Sequence[Column], estimator: Any) -> bool:
 
 
 def _first(estimator: Any) -> Any:
-    """The first step of a pipeline."""
+    """Return the first step of a pipeline."""
     return estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
 
 
 def booster_of(estimator: Any) -> Any:
-    """Return XGBoost's or LightGBM's inner Booster, or another estimator itself."""
+    """Return XGBoost's or LightGBM's inner Booster, or any other estimator itself."""
     if hasattr(estimator, "get_booster"):
         return estimator.get_booster()
     return getattr(estimator, "booster_", estimator)

@@ -87,7 +87,8 @@ def sample(estimator: Any, columns: Sequence[Column]) -> list[Array]:
 
 
 def _points(estimator: Any, count: int, read: Reader) -> list[list[float]]:
-    """Return the `known` values; none of a model that cannot be read so, whose rows then have numbers of all sizes."""
+    """Return the `known` values; none if they cannot be read from the model: its rows then have numbers of all
+    sizes."""
     try:
         return known(estimator, count, read)
     except Exception:  # of any library
@@ -338,7 +339,7 @@ def feed(model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Colum
 
 
 def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> Mapping[str, Any]:
-    """The model's own."""
+    """Return the answers of the model itself."""
     matrix = np.stack(cells, axis=1)
     if hasattr(estimator, "inplace_predict"):
         objective = json.loads(estimator.save_config())["learner"]["objective"]["name"]
@@ -355,7 +356,7 @@ def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -
 
 
 def _of_booster(values: Array, objective: str) -> Mapping[str, Any]:
-    """A Booster has one answer, which its objective names."""
+    """Return a Booster's only answer, under the name that its objective gives it."""
     word = objective.partition(" ")[0]
     return {PROBABILITIES if word in _PROBABLE else PREDICTIONS: values}
 
@@ -364,7 +365,7 @@ _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multi
 
 
 def _alike(wanted: Array, got: Array) -> float:
-    """The share of rows that are the same."""
+    """Return the share of rows that are the same."""
     if got.dtype.kind in "OSU":
         return float(np.mean(wanted.astype(str).ravel() == got.astype(str).ravel()))
     if wanted.ndim == 1 and got.ndim == 2 and got.shape[1] == 2:

@@ -1,4 +1,4 @@
-"""What a folder of transformers, or of sentence-transformers, says of itself: its task, its pooling, its tokenizer."""
+"""Reads a folder of transformers or sentence-transformers: its task, its pooling, its tokenizer."""
 
 import json
 import shutil
@@ -46,18 +46,18 @@ EXAMPLES: dict[str, Any] = {
 
 
 def read_json(path: Path) -> Any:
-    """The file's value; {} where there is no file."""
+    """Return the file's value, {} if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def is_text(checkpoint: Path) -> bool:
-    """Whether the folder is of a network that reads tokens."""
+    """Return whether the folder's network reads tokens."""
     names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", MODULES)
     return any((checkpoint / name).is_file() for name in names)
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
-    """The task asked for, else that of the network that config.json names; BuildError where they differ."""
+    """Return the task that is asked for, else that of the network in config.json. Raise BuildError if they differ."""
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is none of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["Model"])[0])
@@ -94,8 +94,8 @@ def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def sentence_settings(checkpoint: Path) -> dict[str, str]:
-    """The client's settings for a folder of sentence-transformers, without its pooling, which is the network's;
-    BuildError for a module that is not known."""
+    """Return the client's settings for a folder of sentence-transformers, without the pooling, which is in the network.
+    Raise BuildError for an unknown module."""
     modules = modules_of(checkpoint)
     if strange := [module for module in modules if module not in KNOWN_MODULES]:
         raise BuildError(f"{MODULES} has {strange[0]}; the modules known are {', '.join(sorted(KNOWN_MODULES))}")
@@ -127,7 +127,7 @@ def pooling_of(checkpoint: Path) -> str:
 
 
 def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
-    """The folder of the first module of that kind."""
+    """Return the folder of the first module of this kind."""
     modules = read_json(checkpoint / MODULES) or ()
     paths = [module.get("path", "") for module in modules if str(module["type"]).endswith(f".{kind}")]
     return checkpoint / (paths[0] if paths else usual)
@@ -149,7 +149,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
-    """The tokenizer in a model's folder; BuildError where it does not fit the network."""
+    """Return the tokenizer in a model's folder. Raise BuildError if it does not fit the network."""
     try:
         tokenizer = TextTokenizer(folder, 0)
     except ConfigError as err:
@@ -164,7 +164,7 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
 
 
 def write_example(folder: Path, task: str) -> None:
-    """example.txt, or example.json where an instance is more than a text."""
+    """Write example.txt, or example.json if an instance is more than a text."""
     example = EXAMPLES[task]
     if isinstance(example, str):
         mask = TextTokenizer(folder / "tokenizer", 0).mask

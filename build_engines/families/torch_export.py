@@ -1,6 +1,6 @@
 """A network of torch -> one ONNX file, in opset 17, which Triton 24.10 reads; and networks of transformers' folders.
 
-The tracer takes some sizes and values for constants, so what it writes is compared with the network on other shapes.
+The tracer turns some sizes and values into constants, so its file is compared with the network on other shapes.
 """
 
 import re
@@ -25,8 +25,9 @@ Example = Mapping[str, torch.Tensor]  # the inputs by name
 
 
 def load(loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER) -> Any:
-    """Return the network of a folder, in FP32. Raise BuildError if a weight is missing, which transformers would make
-    up, unless `unused` matches its name, or is left over, unless `spare` does. `purpose` is for the message."""
+    """Return the network of a folder, in FP32. Raise BuildError if a weight is missing, because transformers would make
+    it up (unless `unused` matches its name), or if one is left over (unless `spare` does). `purpose` is for the
+    message."""
     try:
         network, info = loader.from_pretrained(
             checkpoint,
