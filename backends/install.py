@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 def install(destination: Path) -> list[str]:
-    """Brings `destination` up to date; returns the names of the backends that it wrote.
+    """Bring `destination` up to date. Return the names of the backends that it wrote.
 
-    FileNotFoundError when the package or its stub for this Python is missing, OSError when the folder
-    cannot be written.
+    Raise FileNotFoundError if the package or its stub for this Python is missing, OSError if the folder cannot be
+    written.
     """
     backends = {"python": python_backend(), **own_backends()}
     destination.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def install(destination: Path) -> list[str]:
 
 
 def python_backend() -> dict[str, Path]:
-    """File name -> source of Triton's Python backend, from the installed package."""
+    """Return {file name: source} of Triton's Python backend, from the installed package."""
     package = tritonserver.package()
     folder = package / "backends" / "python"
     files = {name: folder / name for name in (LIBRARY, UTILITIES)}
@@ -70,13 +70,13 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def own_backends(folder: Path = OURS) -> dict[str, dict[str, Path]]:
-    """Backend name -> its files, for every folder here with a model.py."""
+    """Return {backend: its files} for every folder here with a model.py."""
     models, shared = sorted(folder.glob("*/model.py")), _files(folder / SHARED)
     return {model.parent.name: shared | _files(model.parent) for model in models}
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """{path relative to `folder`: path} of its files, without bytecode."""
+    """Return {path relative to `folder`: path} of its files, without bytecode."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): p for p in paths if "__pycache__" not in p.parts}
 
@@ -106,7 +106,7 @@ def _replace(folder: Path, files: Mapping[str, Path]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns 0, or 1 after logging what failed."""
+    """Run the command line. Return 0, or 1 after logging what failed."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m backends.install", description="Installs the backends.")
     parser.add_argument("destination", nargs="?", type=Path, default=tritonserver.backend_directory())

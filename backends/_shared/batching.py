@@ -2,7 +2,7 @@
 
     requests --read--> calls --key--> groups --run--> arrays of each call --> responses
 
-When a run fails, each of its requests runs again alone, so that one bad request does not fail the others.
+If a run fails, each of its requests runs again alone, so that one bad request does not fail the others.
 `backends.install` copies this file into every backend's folder.
 """
 
@@ -122,7 +122,7 @@ def run_at_once(
 
 
 def respond(arrays: Arrays) -> Any:
-    """Arrays -> Triton's response. A scalar gets the shape [1], because config.pbtxt allows no empty dims."""
+    """Return arrays as Triton's response. A scalar gets the shape [1], because config.pbtxt allows no empty dims."""
     tensors = [pb_utils.Tensor(name, array if array.ndim else array.reshape(1)) for name, array in arrays.items()]
     return pb_utils.InferenceResponse(output_tensors=tensors)
 

@@ -43,12 +43,12 @@ def parse_bool(text: str) -> bool:
 
 
 def version_folder(args: Mapping[str, str]) -> Path:
-    """The folder with the version's files; `args` is what Triton passes to initialize."""
+    """Return the folder with the version's files. `args` are those that Triton passes to initialize."""
     return Path(args["model_repository"]) / args["model_version"]
 
 
 def stub_model_path() -> Path:
-    """The path of the model's file while the configuration is completed; the file may be missing.
+    """Return the path of the model's file while the configuration is completed; the file may be missing.
 
     Triton's stub passes it on the command line and nowhere else. serving/repository/staging.py passes it
     in COMPLETED_MODEL.

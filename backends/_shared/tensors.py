@@ -42,7 +42,7 @@ class Tensor:
 
 
 def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Fills inputs, outputs and max_batch_size in place, by the rules of NVIDIA's backend.
+    """Fill inputs, outputs and max_batch_size in place, by the rules of NVIDIA's backend.
 
     A model can be batched when the first dimension of each of its tensors is variable. max_batch_size is then
     Triton's default, unless config.pbtxt sets it.
@@ -62,7 +62,7 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
 
 
 def completed(tensor: Tensor, batching: bool) -> Config:
-    """The tensor's entry in config.pbtxt. dims cannot be empty there, so callers send a scalar as [1].
+    """Return the tensor's entry in config.pbtxt. dims cannot be empty there, so callers send a scalar as [1].
 
     Triton allows an empty `reshape` only for a model with batches; for others the backend reshapes.
     """
@@ -72,8 +72,8 @@ def completed(tensor: Tensor, batching: bool) -> Config:
 
 
 def default_max_batch_size() -> int:
-    """--backend-config=default-max-batch-size from the server's command line (the parent process) or from the options
-    that `serve` passes to it; Triton's default is 4."""
+    """Return --backend-config=default-max-batch-size from the server's command line (the parent process) or from the
+    options that `serve` passes to it; Triton's default is 4."""
     command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
     values = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
@@ -104,7 +104,7 @@ def check(
 
 
 def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str, Tensor], batch: int = -1) -> None:
-    """Checks one input or output of config.pbtxt against those in the file."""
+    """Check one input or output of config.pbtxt against those in the file."""
     label = f"model '{config['name']}', {side} '{entry['name']}'"
     tensor = tensors.get(entry["name"])
     if tensor is None:

@@ -19,15 +19,15 @@ class Runner:
     """Runs a pipeline on at most `batch_size` samples; `device` is a GPU's number, or None for the CPU."""
 
     def __init__(self, serialized: bytes, batch_size: int, threads: int, device: int | None) -> None:
-        """ValueError when DALI cannot build the pipeline on this machine."""
+        """Raise ValueError if DALI cannot build the pipeline on this machine."""
         self._serialized = serialized
         self._options = {"batch_size": batch_size, "num_threads": threads, "device_id": device}
         self._pipeline = self._build()
 
     def run(self, inputs: Mapping[str, Samples]) -> list[list[NDArray[Any]]]:
-        """{external source: samples} -> the samples of each output of the pipeline; their shapes may differ.
+        """Run {external source: samples}. Return the samples of each output; their shapes may differ.
 
-        InvalidInput with DALI's reason when it fails. A failed pipeline cannot run again, so it is rebuilt.
+        Raise InvalidInput with DALI's reason if it fails. A failed pipeline cannot run again, so it is rebuilt.
         """
         try:
             for name, samples in inputs.items():
@@ -49,14 +49,14 @@ class Runner:
 
 
 def _samples(output: Any) -> Iterator[NDArray[Any]]:
-    """Copies of the samples, because DALI reuses its memory."""
+    """Copy the samples, because DALI reuses its memory."""
     on_processor = output.as_cpu()
     return (np.array(on_processor.at(index)) for index in range(len(on_processor)))
 
 
 def serialized(folder: Path, filename: str, batch_size: int, threads: int, device: int | None) -> bytes:
-    """The serialized pipeline of a version's folder, found as NVIDIA's backend finds it: the file, else the function
-    in dali.py marked with @autoserialize. FileNotFoundError, ValueError."""
+    """Return the serialized pipeline of a version's folder. Like NVIDIA's backend, take the file, else the function in
+    dali.py with @autoserialize. Raise FileNotFoundError, ValueError."""
     file, source = folder / (filename or SERIALIZED), folder / SOURCE
     if file.is_file():
         return file.read_bytes()
@@ -80,7 +80,7 @@ def _module(path: Path) -> Any:
 
 
 def reason(message: str) -> str:
-    """DALI's message without the traceback of the pipeline's definition: the operator and its error."""
+    """Return DALI's message without the traceback of the pipeline's definition: the operator and its error."""
     operator = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`", message)
     met = re.search(r"encountered:\s*(.+?)\s*(?:Current pipeline object|$)", message, re.DOTALL)
     text = " ".join((met[1] if met else message).split())

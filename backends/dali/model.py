@@ -25,7 +25,8 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """ValueError when config.pbtxt has no inputs or outputs, because a serialized pipeline does not name them."""
+        """Raise ValueError if config.pbtxt has no inputs or outputs, because a serialized pipeline does not name
+        them."""
         config = auto_complete_model_config.as_dict()
         for side in ("input", "output"):
             if not config[side]:
@@ -36,7 +37,7 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """ValueError or FileNotFoundError, or ModuleNotFoundError without DALI, fails the load."""
+        """Make the pipeline. ValueError, FileNotFoundError, or ModuleNotFoundError without DALI, fails the load."""
         with instance.needs("the backend dali needs NVIDIA DALI", REMEDY):
             import dali_pipeline  # type: ignore[import-not-found]
         config = json.loads(args["model_config"])
@@ -52,12 +53,12 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """The requests that the dynamic batcher merged -> one response per request, in the same order."""
+        """Answer the requests that the dynamic batcher merged: one response per request, in the same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 
     def finalize(self) -> None:
-        """Frees the pipeline's memory before the process ends."""
+        """Free the pipeline's memory before the process ends."""
         del self.runner
 
     def _threads(self, config: Mapping[str, Any]) -> int:
@@ -70,7 +71,7 @@ class TritonPythonModel:
         return feed, tuple(name for name in self.outputs if name in wanted)
 
     def _run(self, calls: Sequence[Call]) -> list[Arrays]:
-        """Runs the pipeline once on the samples of all calls; they may have different lengths."""
+        """Run the pipeline once on the samples of all calls; they may have different lengths."""
         rows = [list(self._samples(next(iter(call.feed.values())))) for call in calls]
         ends = np.cumsum([len(each) for each in rows])
         inputs = {

@@ -36,7 +36,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Fills what is missing in config.pbtxt from the ONNX file; does not change a complete one."""
+        """Fill the missing fields of config.pbtxt from the ONNX file. Do not change a complete one."""
         config = auto_complete_model_config.as_dict()
         if not (config["input"] and config["output"]):
             complete(config, load(instance.stub_model_path(), UNOPTIMIZED))
@@ -45,7 +45,7 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Creates the session and checks config.pbtxt against the file; ValueError fails the load."""
+        """Create the session, and check config.pbtxt against the file. ValueError fails the load."""
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
         path = instance.version_folder(args) / (config.get("default_model_filename") or "model.onnx")
@@ -62,12 +62,12 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """The requests that the dynamic batcher merged -> one response per request, in the same order."""
+        """Answer the requests that the dynamic batcher merged: one response per request, in the same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 
     def finalize(self) -> None:
-        """Frees the sessions' memory before the process ends."""
+        """Free the sessions' memory before the process ends."""
         self.runs.close()
         del self.session
 
@@ -104,7 +104,7 @@ class Runs:
         return self.load(replace(self.settings, intra_op_threads=1))
 
     def run(self, calls: Sequence[Call]) -> list[Arrays]:
-        """The outputs of each call, in order."""
+        """Return the outputs of each call, in order."""
         if self.pool and len(calls) >= self.settings.intra_op_threads:
             outputs: list[Arrays] = run_at_once(partial(self._run, self.single), self.pool, calls)
         else:
@@ -112,7 +112,7 @@ class Runs:
         return outputs
 
     def close(self) -> None:
-        """Frees the sessions' memory."""
+        """Free the sessions' memory."""
         if self.pool:
             self.pool.shutdown()
         self.__dict__.pop("single", None)
@@ -123,17 +123,17 @@ class Runs:
 
 
 def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
-    """The session's inputs or outputs by name."""
+    """Return the session's inputs or outputs by name."""
     shapes = {n.name: tuple(size if isinstance(size, int) else -1 for size in n.shape) for n in nodes}
     return {n.name: table.Tensor(n.name, n.type, shapes[n.name], DATATYPES) for n in nodes}
 
 
 def complete(config: Config, session: Any) -> None:
-    """Fills inputs, outputs and max_batch_size in place; ValueError when the file does not allow it."""
+    """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the file does not allow it."""
     table.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
 
 
 def check(config: Config, session: Any) -> None:
-    """ValueError when config.pbtxt and the ONNX file disagree."""
+    """Raise ValueError if config.pbtxt and the ONNX file disagree."""
     optional = tensors(session.get_overridable_initializers())
     table.check(config, tensors(session.get_inputs()), tensors(session.get_outputs()), optional)

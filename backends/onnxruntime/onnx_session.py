@@ -51,7 +51,7 @@ class SessionSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SessionSettings":
-        """ValueError names a parameter with a wrong value."""
+        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value."""
         parameters = given_parameters(config)
         threads = read(parameters, "intra_op_thread_count", int, 0)
         threads = threads if threads > 0 else default_threads()
@@ -67,7 +67,7 @@ class SessionSettings:
         )
 
     def options(self) -> ort.SessionOptions:
-        """ONNX Runtime's options. Waiting threads spin only briefly, because models share the processors."""
+        """Return ONNX Runtime's options. Waiting threads spin only briefly, because models share the processors."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.intra_op_threads
         if self.parallel:
@@ -84,16 +84,17 @@ class SessionSettings:
         return options
 
     def describe(self) -> str:
-        """The settings in words, for the log."""
+        """Return the settings in words, for the log."""
         mode = "parallel" if self.parallel else "sequential"
         separate = ", merged requests run at the same time on one thread each" if self.separate_runs else ""
         return f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level {self.level}{separate}"
 
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
-    """Whether merged requests run separately at the same time: the parameter, else whether a row exceeds the cache.
+    """Return whether merged requests run separately at the same time: the parameter, else whether a row exceeds the
+    cache.
 
-    False when the batcher merges no requests or fewer than there are threads, and on a GPU.
+    Return False on a GPU, and if the batcher merges no requests or fewer than there are threads.
     """
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     gpu = any(group["kind"] == "KIND_GPU" for group in config.get("instance_group", ()))
@@ -102,7 +103,7 @@ def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], thre
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:
-    """Bytes of one row of an input in config.pbtxt, in FP32; a variable dimension counts as 1."""
+    """Return the bytes of one row of an input in config.pbtxt, in FP32; a variable dimension counts as 1."""
     return VALUE_BYTES * math.prod(abs(int(size)) for size in entry["dims"])
 
 
@@ -110,14 +111,14 @@ UNOPTIMIZED = SessionSettings(level=DISABLED)
 
 
 def run_options() -> ort.RunOptions:
-    """Options for every run: errors go to the caller, so they are not logged too."""
+    """Return the options for every run: errors go to the caller, so they are not logged too."""
     options = ort.RunOptions()
     options.log_severity_level = FATAL
     return options
 
 
 def providers(args: Mapping[str, str]) -> list[Any]:
-    """CUDA first for an instance on a GPU, if this onnxruntime has it; the CPU otherwise."""
+    """Return CUDA first for an instance on a GPU, if this onnxruntime has it; otherwise the CPU."""
     if args["model_instance_kind"] == "GPU" and "CUDAExecutionProvider" in ort.get_available_providers():
         cuda = ("CUDAExecutionProvider", {"device_id": args["model_instance_device_id"]})
         return [cuda, *CPU]
@@ -125,7 +126,7 @@ def providers(args: Mapping[str, str]) -> list[Any]:
 
 
 def load(path: Path, settings: SessionSettings, execution_providers: Sequence[Any] = CPU) -> Any:
-    """The session; ValueError or FileNotFoundError says what is wrong with the file."""
+    """Return the session. Raise ValueError or FileNotFoundError that says what is wrong with the file."""
     file = path / "model.onnx" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"unable to find '{file}'")

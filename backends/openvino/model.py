@@ -26,7 +26,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Fills what is missing in config.pbtxt from the model; does not change a complete one."""
+        """Fill the missing fields of config.pbtxt from the model. Do not change a complete one."""
         config = auto_complete_model_config.as_dict()
         if not (config["input"] and config["output"]):
             with instance.needs(NEEDS, REMEDY):
@@ -39,7 +39,7 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Compiles the model and checks config.pbtxt against it.
+        """Compile the model, and check config.pbtxt against it.
 
         ValueError or FileNotFoundError, or ModuleNotFoundError without OpenVINO, fails the load.
         """
@@ -61,12 +61,12 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {compiled.describe()}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """The requests that the dynamic batcher merged -> one response per request, in the same order."""
+        """Answer the requests that the dynamic batcher merged: one response per request, in the same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 
     def finalize(self) -> None:
-        """Frees the model's memory before the process ends."""
+        """Free the model's memory before the process ends."""
         self.runs.close()
 
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:

@@ -31,7 +31,7 @@ DATATYPES = {
 }
 DATATYPES |= {"boolean": "TYPE_BOOL", "f16": "TYPE_FP16", "f32": "TYPE_FP32", "f64": "TYPE_FP64"}
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
-CONVERTED = {*DATATYPES, "bf16"}  # between these datatypes the compiled model converts
+CONVERTED = {*DATATYPES, "bf16"}  # the compiled model converts between these datatypes
 VIRTUAL = ("AUTO", "MULTI", "HETERO", "BATCH")  # OpenVINO's devices that choose among others
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")  # OpenVINO's errors that the request caused
 WIDE = ("i8", "u8", "u4")  # NumPy's integers that may not fit into int32, with which OpenVINO computes
@@ -39,7 +39,7 @@ INT32 = np.iinfo(np.int32)
 
 
 def read(file: Path, settings: OpenvinoSettings) -> Any:
-    """The model in the file; ValueError or FileNotFoundError says what is wrong with it."""
+    """Return the model in the file. Raise ValueError or FileNotFoundError that says what is wrong with it."""
     if not file.exists():
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
@@ -140,7 +140,7 @@ def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any,
 
 
 def complete(config: Config, file: Path) -> None:
-    """Fills inputs, outputs and max_batch_size in place; ValueError when the model does not allow it."""
+    """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the model does not allow it."""
     settings = replace(OpenvinoSettings.from_config(config), fixed_batch=False)
     model = read(file, settings)
     fit(model, config, settings)
@@ -209,14 +209,14 @@ class Runs:
         self.pool = ThreadPoolExecutor(self.streams) if self.streams > 1 else None
 
     def run(self, calls: Sequence[Call]) -> list[Arrays]:
-        """The outputs of each call, in order."""
+        """Return the outputs of each call, in order."""
         size = math.ceil(len(calls) / self.streams)
         parts = [calls[start : start + size] for start in range(0, len(calls), size)]
         outputs = self.pool.map(self._part, parts) if self.pool and len(parts) > 1 else map(self._part, parts)
         return [arrays for part in outputs for arrays in part]
 
     def close(self) -> None:
-        """Frees the model's memory."""
+        """Free the model's memory."""
         if self.pool:
             self.pool.shutdown()
         del self.idle, self.compiled

@@ -1,6 +1,6 @@
 """config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (openvino_backend, README.md).
 
-INFERENCE_PRECISION_HINT is OpenVINO's own property, and no parameter of NVIDIA's backend. OpenVINO is not imported.
+INFERENCE_PRECISION_HINT is OpenVINO's own property, not a parameter of NVIDIA's backend. OpenVINO is not imported.
 
 OpenVINO finds a compiled model in the cache folder by the model, the properties, the processor and its own version, and
 compiles again when the file is incomplete. A compiled model is code, so it is kept only in folders that nobody else may
@@ -30,7 +30,7 @@ READ = (
     *("CPU_EXTENSION_PATH", "ENABLE_BATCH_PADDING", "HINT_BF16", "INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT"),
     *("NUM_STREAMS", "PERFORMANCE_HINT", "RESHAPE_IO_LAYERS", "SKIP_OV_DYNAMIC_BATCHSIZE", "TARGET_DEVICE"),
 )
-LIMIT_BYTES = 4 << 30  # of all models: in multi-model mode they come and go for as long as the container lives
+LIMIT_BYTES = 4 << 30  # of all models: in multi-model mode models come and go during the container's life
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # of the Python backend, on which this one runs
 
 
@@ -51,7 +51,7 @@ class OpenvinoSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "OpenvinoSettings":
-        """ValueError names a parameter with a wrong value, and the allowed values."""
+        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the allowed values."""
         parameters = given_parameters(config)
         threads = read(parameters, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default")
         return cls(

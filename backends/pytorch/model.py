@@ -20,7 +20,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Checks config.pbtxt, which must be complete: a TorchScript file has neither shapes nor datatypes.
+        """Check config.pbtxt, which must be complete: a TorchScript file has neither shapes nor datatypes.
 
         Triton starts a process just for this call, so it must not import PyTorch, which takes seconds.
         """
@@ -28,16 +28,16 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """ValueError, or ModuleNotFoundError without PyTorch, fails the load."""
+        """Load the module. ValueError, or ModuleNotFoundError without PyTorch, fails the load."""
         with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
             from torch_instance import TorchInstance  # type: ignore[import-not-found]
         self.instance = TorchInstance(json.loads(args["model_config"]), args)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """The requests that the dynamic batcher merged -> one response per request, in the same order."""
+        """Answer the requests that the dynamic batcher merged: one response per request, in the same order."""
         responses: list[Any] = self.instance.batcher.answer(requests)
         return responses
 
     def finalize(self) -> None:
-        """Frees the weights before the process ends."""
+        """Free the weights before the process ends."""
         del self.instance

@@ -47,13 +47,13 @@ def _by_index(names: Sequence[str]) -> dict[str, int]:
 
 
 def input_names(config: Config) -> list[str]:
-    """The inputs of config.pbtxt and the control tensors of its sequence batching."""
+    """Return the names of config.pbtxt's inputs and of the control tensors of its sequence batching."""
     controls = config.get("sequence_batching", {}).get("control_input", [])
     return [entry["name"] for entry in (*config["input"], *controls)]
 
 
 def check(config: Config) -> None:
-    """ValueError when config.pbtxt has no inputs or outputs, or one of a type that PyTorch does not have."""
+    """Raise ValueError if config.pbtxt has no inputs or outputs, or one of a type that PyTorch does not have."""
     for side in ("input", "output"):
         if not config[side]:
             raise ValueError(

@@ -21,7 +21,7 @@ SUPPORTED = "one dictionary of tensors, or tensors and lists of strings"
 
 
 class TorchInstance:
-    """Loads the file and checks config.pbtxt against its forward(); ValueError when they disagree."""
+    """Loads the file, and checks config.pbtxt against its forward(). Raises ValueError if they disagree."""
 
     def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
         self.settings = TorchSettings.from_config(config)
@@ -45,7 +45,7 @@ class TorchInstance:
         self.datatypes = {entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])}
 
     def _share(self, path: Path) -> str:
-        """Applies ENABLE_WEIGHT_SHARING; returns a note for the log.
+        """Apply ENABLE_WEIGHT_SHARING. Return a note for the log.
 
         Instances are processes: they can share the pages of a file, but no memory on a GPU.
         """
@@ -81,11 +81,11 @@ class TorchInstance:
         return result if isinstance(result, tuple) else (result,)
 
     def _value(self, array: NDArray[Any]) -> Any:
-        """A tensor on the instance's device, or a list of strings."""
+        """Return a tensor on the instance's device, or a list of strings."""
         return array.tolist() if array.dtype == np.object_ else torch.from_numpy(array).to(self.device)
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
-        """The output with that name; ValueError when forward() did not return what config.pbtxt says."""
+        """Return the output with that name. Raise ValueError if forward() did not return what config.pbtxt says."""
         index = self.outputs[name]
         if index >= len(results):
             raise ValueError(f"output '{name}' is result {index} of the model, but the model returned {len(results)}")
@@ -118,14 +118,14 @@ def device_of(args: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class Forward:
-    """The arguments of forward(); `takes_dictionary` when its one argument is a dictionary of tensors."""
+    """The arguments of forward(). `takes_dictionary`: its only argument is a dictionary of tensors."""
 
     arguments: tuple[str, ...]
     takes_dictionary: bool
 
     @classmethod
     def of(cls, module: Any) -> "Forward":
-        """ValueError when an argument's type does not exist in Triton."""
+        """Read them. Raise ValueError if an argument's type does not exist in Triton."""
         arguments = module.forward.schema.arguments[1:]  # the first is self
         kinds = [argument.type.kind() for argument in arguments]
         if kinds == ["DictType"]:
@@ -139,7 +139,7 @@ class Forward:
 
 
 def load(path: Path, device: Any) -> Any:
-    """The saved module, in the mode it was saved in; ValueError or FileNotFoundError says what is wrong."""
+    """Return the saved module, in the mode in which it was saved. Raise ValueError or FileNotFoundError."""
     if not path.is_file():
         raise FileNotFoundError(f"unable to find '{path}'")
     try:
@@ -185,7 +185,7 @@ def _move(tensor: Any, pages: Any, start: int) -> bool:
 
 
 def _records(path: Path) -> Iterator[tuple[int, int]]:
-    """(first byte, size) of each uncompressed file in the archive; PyTorch writes weights uncompressed."""
+    """Yield (first byte, size) of each uncompressed file in the archive; PyTorch writes weights uncompressed."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         for info in archive.infolist():
             if info.compress_type == zipfile.ZIP_STORED and info.file_size:

@@ -31,7 +31,7 @@ class TorchSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
-        """ValueError names a parameter with a wrong value, and the allowed values."""
+        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the allowed values."""
         parameters = given_parameters(config)
         threads = _threads(parameters, "INTRA_OP_THREAD_COUNT")
         return cls(
@@ -46,7 +46,7 @@ class TorchSettings:
         )
 
     def apply(self) -> None:
-        """Applies the settings to this process, which serves one instance; call it before the first run."""
+        """Apply the settings to this process, which serves one instance. Call it before the first run."""
         torch.set_num_threads(self.intra_op_threads)
         if self.inter_op_threads:
             torch.set_num_interop_threads(self.inter_op_threads)
@@ -56,13 +56,13 @@ class TorchSettings:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The context of each run."""
+        """Return the context of each run."""
         without_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
         with without_gradients, torch.jit.optimized_execution(self.optimized_execution):
             yield
 
     def describe(self) -> str:
-        """The settings in words, for the log."""
+        """Return the settings in words, for the log."""
         mode = "inference mode" if self.inference_mode else "no inference mode"
         optimized = "optimized" if self.optimized_execution else "not optimized"
         switches = "".join(f", {name}={str(value).lower()}" for name, value in self.switches)
