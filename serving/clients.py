@@ -22,7 +22,7 @@ from clients.base import Model, ModelClient
 from serving.errors import ConfigError
 from serving.repository.layout import CLIENT, CLIENTS, own_client
 
-# another name of a client: the task of its models
+# other names of clients: the tasks of their models
 TASKS = {"image_classification": "resnet", "object_detection": "yolov5", "text": "bert"}
 OWN_PACKAGE = "_model_clients_"  # and a number: the package of a client from a model repository
 _numbers = count()
@@ -31,7 +31,7 @@ _numbers = count()
 def make_client(model: Model) -> ModelClient | None:
     """Make the model's client; return None if it has none. Raise what the client's code raises, or ConfigError."""
     named = model.parameters.get("client", "")
-    if file := own_client(model.path, named):  # imported in a package of its own, in which it finds its neighbours
+    if file := own_client(model.path, named):  # imported in a package of its own, so that it can import its neighbours
         spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]
         sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -42,7 +42,7 @@ def make_client(model: Model) -> ModelClient | None:
     if named and family_name(named) not in families():
         expected = f"the clients are {', '.join([*families(), *TASKS])}; one of your own is {CLIENTS}/NAME.py beside "
         raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
-    # an archive's folder has another name than Triton's model
+    # the name of an archive's folder differs from that of Triton's model
     names = [family_name(named)] if named else [model.name, model.path.name]
     return next((family(name)(model) for name in names if name in families()), None)
 
@@ -81,7 +81,7 @@ def family(name: str) -> type[ModelClient]:
 
 
 class _Source(SourceFileLoader):
-    """Compile the source each time: another archive's file may have the path, second and size of cached bytecode."""
+    """Compile the source each time: another archive's file may have the path, time and size of cached bytecode."""
 
     def path_stats(self, path: str) -> dict[str, object]:
         """Say that the file has no time, so that Python neither reads nor writes bytecode."""

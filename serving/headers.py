@@ -1,4 +1,4 @@
-"""SageMaker's names of headers, what Accept asks for, and sticky sessions as sequences of Triton.
+"""SageMaker's header names, what Accept asks for, and sticky sessions, which are sequences in Triton.
 
     X-Amzn-SageMaker-Session-Id: NEW_SESSION  -> a new id; Triton gets sequence_start
     X-Amzn-SageMaker-Session-Id: ID           -> the next step; Triton refuses an unknown sequence

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 INT64 = range(-(2**63), 2**63)
-ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
+ALIKE = 0.75  # difflib's ratio: names that are less alike are not typing mistakes
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return the known name that was probably meant, "" if none is like it."""
+    """Return the known name that was probably meant, "" if none is similar."""
     import difflib  # takes time, and few names are wrong
 
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=ALIKE)), "")
@@ -129,7 +129,7 @@ def _parse_names(value: Any) -> Names:
     return Names(name for name in names if name)
 
 
-# For each type of the default how a value is read, its words, and its type in JSON Schema (of an item of a list).
+# For each type of default: how to read a value, its name in messages, and its type in JSON Schema (of a list's item).
 _TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
     bool: (_parse_bool, "true or false", "boolean"),
     int: (_parse_int, "a whole number", "integer"),

@@ -1,6 +1,6 @@
-"""How one instance is read: an image, a text, a row of a table, or any JSON value. Only this package decodes.
+"""Reads one instance: an image, a text, a row of a table, or any JSON value. Only this package decodes.
 
-Clients name what they take by IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or derive a codec of their own.
+A client names its codec: IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or a codec of its own.
 """
 
 from serving.codecs.base import FORM, Codec, JsonCodec, Limits, RowCodec, TextCodec, decode_base64, describe, read_cells

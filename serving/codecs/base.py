@@ -1,4 +1,4 @@
-"""What a codec is, and those of a text, a row of a table and any JSON value."""
+"""The base of all codecs, and the codecs of a text, a row of a table and any JSON value."""
 
 import binascii
 import csv
@@ -20,7 +20,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of an image. `side` is how many pixels each side keeps if it may be decoded smaller, 0 if it may not."""
+    """Bounds of an image. `side`: a JPEG may be decoded smaller if each side keeps this many pixels; 0: it may not."""
 
     max_image_pixels: int = 89_000_000
     side: int = 0
@@ -45,18 +45,18 @@ class Codec(ABC):
 
     @abstractmethod
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Return what `load` makes the instance of, from raw bytes: a body or a part of a form."""
+        """Open raw bytes, a body or a part of a form. Return the object from which `load` makes the instance."""
 
     @abstractmethod
     def open_json(self, value: Any, limits: Limits) -> Any:
-        """Return the same for a value of a JSON body."""
+        """Open a value of a JSON body, and return the same."""
 
     def load(self, opened: Any) -> Any:
         """Return the instance."""
         return opened
 
     def memory(self, opened: Any) -> int:
-        """Return the bytes that an image takes at most while it is loaded, and as the instance; 0 if it is no image."""
+        """Return the most bytes that an image takes while it is loaded, and as the instance; 0 for others."""
         return 0
 
 
@@ -147,5 +147,5 @@ def read_cells(row: bytes) -> list[str]:
         if next(rows, None) is not None:
             raise DecodingError("expected one row of CSV: send several with Content-Type: text/csv")
     except (UnicodeDecodeError, csv.Error) as err:
-        raise DecodingError(f"the row is no CSV in UTF-8: {err}") from err
+        raise DecodingError(f"the row is not CSV in UTF-8: {err}") from err
     return cells

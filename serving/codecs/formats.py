@@ -1,4 +1,4 @@
-"""What differs between formats of images: the memory of their decoders, modes other than RGB, and how they are
+"""The differences between image formats: the memory of their decoders, modes other than RGB, and how they are
 written."""
 
 from io import BytesIO
@@ -10,7 +10,7 @@ from serving.errors import DecodingError
 
 PIXEL = 4  # bytes of one in Pillow's largest modes, RGB among them
 WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB
-SCANS = 16  # of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a walk over all
+SCANS = 16  # of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a pass over all
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
 STRIP_PIXELS = 2**20  # converted at a time, because a pixel takes up to 16 bytes on its way
 LONGEST_JPEG = 65_500  # libjpeg's JPEG_MAX_DIMENSION
@@ -23,7 +23,7 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     JPEG data. Raise DecodingError for a file that takes too much work or has several frames."""
     pixels, tags = image.width * image.height, None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
-        tags, side = image.tag_v2, max(image.size)  # a turned image has its sides exchanged
+        tags, side = image.tag_v2, max(image.size)  # a rotated image has its sides exchanged
         rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
         width, length = tags.get(TiffImagePlugin.TILEWIDTH), tags.get(TiffImagePlugin.TILELENGTH)
         # libtiff unpacks one strip or tile at a time, which may be larger than its image.

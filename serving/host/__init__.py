@@ -1,1 +1,1 @@
-"""What this machine offers: processors, memory, a GPU, Triton's server. Standard library only; run by everybody."""
+"""The machine: processors, memory, a GPU, Triton's server. Standard library only, because all processes use it."""

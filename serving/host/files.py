@@ -37,7 +37,7 @@ class ProcessStatus:
 
 
 def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus]) -> None:
-    """Raise OSError."""
+    """Write the processes' status. Raise OSError."""
     status = {"stage": stage, "processes": {name: asdict(process) for name, process in processes.items()}}
     replace_file(file, json.dumps(status).encode())
 

@@ -47,7 +47,7 @@ def has_gpu(root: Path = ROOT) -> bool:
 
 
 def processor_features(root: Path = ROOT) -> frozenset[str]:
-    """Return the instruction sets of this processor as Linux names them (avx512f, amx_bf16); none if it does not."""
+    """Return the instruction sets of this processor by Linux's names (avx512f, amx_bf16); none if Linux lists none."""
     with contextlib.suppress(OSError), (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
         for line in file:  # of the first processor: the others are equal
             name, _, words = line.partition(":")

@@ -20,7 +20,7 @@ class LocalConnection(http.client.HTTPConnection):
         self._unix_socket = address if isinstance(address, Path) else None
 
     def connect(self) -> None:
-        """Raise OSError."""
+        """Connect to the server. Raise OSError."""
         if self._unix_socket is None:
             super().connect()
             return

@@ -22,14 +22,14 @@ STATE, PARENT, EXIT_CODE = 0, 1, 49  # of /proc/PID/stat, counted from the state
 
 
 def dying_with_us(signal_name: str) -> tuple[str, ...]:
-    """Return what stands before a command whose process the kernel signals when ours ends, however it ends; nothing if
-    util-linux is missing. (preexec_fn could do it too, but is not safe beside threads.)"""
+    """Return the words before a command that make the kernel signal its process when ours ends, however it ends; none
+    if util-linux is missing. (preexec_fn could do it too, but is not safe beside threads.)"""
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
 
 
 def remove_leftovers(pattern: str, program: str, since: float) -> None:
-    """Remove our user's folders that match the glob pattern and were made `since` then. Do nothing while `program` runs
-    elsewhere, because the folders may belong to that process."""
+    """Remove our user's folders that match the glob pattern and were made after `since`. Do nothing while another
+    `program` runs, because the folders may belong to it."""
     folders = glob.glob(pattern)  # noqa: PTH207
     if folders and any(_read(file) == f"{program}\n".encode() for file in PROC.glob("[0-9]*/comm")):
         return
@@ -95,16 +95,16 @@ class Stub:
 
 
 class Stubs:
-    """Those of one tritonserver after another, as far as they were seen alive. One that tritonserver has not ended
-    itself stays a zombie until tritonserver's end."""
+    """The stubs of one tritonserver after another that were seen alive. A stub that tritonserver has not ended itself
+    stays a zombie until tritonserver ends."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Stub] = {}
         self._zombies: set[int] = set()
 
     def look(self, server: int) -> list[tuple[Stub, str]]:
-        """Return those that have died since the last call, and how. A process counts as dead if two looks find it dead,
-        because tritonserver may just be reaping it."""
+        """Return the stubs that have died since the last call, and how. A process counts as dead if two looks find it
+        dead, because tritonserver may just be reaping it."""
         seen, before, dead = self._seen, self._zombies, list[tuple[Stub, str]]()
         self._seen, self._zombies = {}, set()
         for pid in sorted(tree(server)):
@@ -123,5 +123,5 @@ class Stubs:
         return dead
 
     def all(self) -> list[Stub]:
-        """Return them as the last look saw them."""
+        """Return the stubs that the last look saw."""
         return list(self._seen.values())

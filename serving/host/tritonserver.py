@@ -53,12 +53,12 @@ def python_backends(folder: Path) -> list[str]:
 
 
 def only_python_backends(folder: Path) -> bool:
-    """Return whether it holds no other."""
+    """Return whether the folder has no other backends."""
     return {backend.name for backend in folder.glob("*/")} <= {*python_backends(folder)}
 
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
-    """Return a command line. The names of what the Python backends make in /dev/shm begin with `prefix`."""
+    """Return a command line. The files of the Python backends in /dev/shm have names that begin with `prefix`."""
     words = [str(binary()), *(f"--{name}={value}" for name, value in flags.items())]
     if only_python_backends(backends):  # what is staged is complete
         words.append("--disable-auto-complete-config")
@@ -66,9 +66,9 @@ def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[st
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` with what tritonserver and its Python stubs need; untouched for NVIDIA's image. A stub ignores
-    PYTHONPATH and takes the environment of the first `python3` on PATH. Raise FileNotFoundError if the package or the
-    shared library of this Python is missing."""
+    """Return `base` with the variables that tritonserver and its Python stubs need; unchanged in NVIDIA's image. A stub
+    ignores PYTHONPATH and takes the environment of the first `python3` on PATH. Raise FileNotFoundError if the package
+    or the shared library of this Python is missing."""
     if is_nvidia_image():
         return dict(base)
     libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
@@ -88,7 +88,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def version() -> str:
-    """Return the version of the tritonserver here, such as "2.51.0". "" when nothing says it."""
+    """Return the version of the tritonserver here, such as "2.51.0"; "" if it is unknown."""
     if not is_nvidia_image():
         with contextlib.suppress(metadata.PackageNotFoundError):
             return TRITON_IN_PACKAGE.get(metadata.version(DISTRIBUTION), "")

@@ -1,8 +1,7 @@
-"""The folders of a model repository: which are models, which versions, which configuration; and what the survey found.
-Standard library only.
+"""The folders of a model repository: models, versions, configurations; and the survey's result. Standard library only.
 
-A repository is a folder of model folders; several are served as one. serve never writes to one: Triton is shown links
-to it (repository/staging.py).
+A repository is a folder of model folders; several are served as one. serve never writes to a repository: Triton gets
+links to its files (repository/staging.py).
 """
 
 import re
@@ -39,7 +38,8 @@ class LayoutError(Exception):
 
 
 def is_model(folder: Path) -> bool:
-    """Return whether it has a configuration, a version or weights. Another container's code/ has none of them."""
+    """Return whether the folder has a configuration, a version or weights. Another container's code/ has none of
+    them."""
     named = any((folder / name).exists() for name in (CONFIG, *WEIGHTS))
     return named or bool(versions(folder)) or any(folder.glob("configs/*.pbtxt"))
 
@@ -63,13 +63,13 @@ def final_folders(folders: Sequence[Path], platform_models: Path = PLATFORM_MODE
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return its folders by name, except hidden ones and names that no model may have."""
+    """Return the folders in it, sorted by name, except hidden ones and those with a name that no model may have."""
     children = (path for path in folder.iterdir() if path.is_dir())
     return sorted(path for path in children if not path.name.startswith((".", "__")) and not path.name.isdigit())
 
 
 def versions(model: Path) -> list[Path]:
-    """Return the folders that Triton takes for versions, the lowest number first."""
+    """Return the folders that Triton regards as versions, the lowest number first."""
     numbered = (path for path in model.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir())
     return sorted(numbered, key=lambda path: int(path.name))
 
@@ -83,7 +83,7 @@ def own_client(model: Path, named: str = "") -> Path | None:
 
 
 def config_file(model: Path, device: str) -> Path:
-    """Return the file that counts on the `device`. One that is not whole is merged into config.pbtxt."""
+    """Return the configuration file for the `device`. If it is not whole, it is merged into config.pbtxt."""
     cpu_config = model / "configs/cpu.pbtxt"
     return cpu_config if device == "cpu" and cpu_config.is_file() else model / CONFIG
 

@@ -1,4 +1,4 @@
-"""Read config.pbtxt as Triton's ModelConfig, answer questions about one, and choose the engine of an ONNX model on the
+"""Read config.pbtxt as Triton's ModelConfig, answer questions about it, and choose the engine of an ONNX model on the
 processor: ONNX Runtime, or OpenVINO if that computes in BF16. PID 1 does not have protobuf.
 
     cpu_engine in config.pbtxt: onnxruntime, openvino ------------------> that one
@@ -49,7 +49,7 @@ PARAMETER = "cpu_engine"  # of config.pbtxt
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # Linux's word -> its makers', the faster first
 THREADS = {"intra_op_thread_count": "INFERENCE_NUM_THREADS"}  # ONNX Runtime's parameter -> OpenVINO's
-if MESSAGES not in sys.modules:  # without its package, which imports grpc: that takes half a second
+if MESSAGES not in sys.modules:  # load it without its package, which imports grpc and so takes half a second
     _package: Any = importlib.util.find_spec("tritonclient")
     _spec: Any = PathFinder.find_spec(MESSAGES, [f"{path}/grpc" for path in _package.submodule_search_locations])
     sys.modules[MESSAGES] = importlib.util.module_from_spec(_spec)
@@ -95,7 +95,7 @@ def read_merged(model: Path, file: Path) -> Any:
 
 
 def is_whole(config: Any) -> bool:
-    """Return whether it names tensors: then it replaces config.pbtxt, as in Triton; else it overrides fields of it."""
+    """Return whether the file names tensors: then it replaces config.pbtxt, as in Triton; else it overrides fields."""
     return bool(config.input or config.output)
 
 
@@ -187,8 +187,8 @@ def datatype_name(data_type: int) -> str:
 
 
 def is_complete(model: Path, config: Any) -> bool:
-    """Return whether Triton need not complete it: it names a backend and all tensors with type and dimensions, and the
-    model has no auto_complete_config of its own."""
+    """Return whether the configuration is complete: it names a backend and all tensors with type and dimensions, and
+    the model has no auto_complete_config of its own."""
     typed = all(tensor.name and tensor.data_type and tensor.dims for tensor in (*config.input, *config.output))
     declared = bool((config.backend or config.platform) and config.input and config.output and typed)
     return declared and not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))
@@ -222,7 +222,7 @@ def mistake_of_packages(model: Path, config: Any) -> str:
 
 
 def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
-    """Return what is wrong with files: their names, and the targets of those that are links, otherwise ""."""
+    """Return what is wrong with the files of `links`: the names, and the targets of those that are links (else "")."""
     if "bin/activate" not in links:
         return "it has no bin/activate; make it with conda-pack or venv-pack"
     matches = [match for match in map(_PYTHON.match, links) if match]
@@ -276,7 +276,7 @@ def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
     if not bf16:
         return Choice(ONNX_RUNTIME, f"this processor has neither {' nor '.join(BF16.values())}")
     if processor.obstacle or not processor.has_own_backend:
-        reason = processor.obstacle or "NVIDIA's backend of OpenVINO is taken only where it is asked for"
+        reason = processor.obstacle or "NVIDIA's backend of OpenVINO is used only if it is asked for"
         return Choice(ONNX_RUNTIME, reason)
     return Choice(OPENVINO, f"this processor computes in BF16 ({bf16})")
 
@@ -306,7 +306,7 @@ def fitted(model: Path, settings: Settings, processor: Processor, config: Any = 
 
 
 def engine_of(config: Any) -> str:
-    """Return what config.pbtxt says of the engine; "" if nothing. Raise ConfigError."""
+    """Return the engine that config.pbtxt asks for; "" if it asks for none. Raise ConfigError."""
     engine = str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
     if engine not in ("", AUTO, *NAMES):
         raise ConfigError(f"parameter '{PARAMETER}'", f"is '{engine}'; it must be {AUTO}, {' or '.join(NAMES)}")
@@ -314,7 +314,7 @@ def engine_of(config: Any) -> str:
 
 
 def this_processor(backends: Path) -> Processor:
-    """Ask Linux and Python's packages for this machine's; import nothing."""
+    """Return this machine's processor: ask Linux and Python's packages, without importing them."""
     folder = backends / OPENVINO
     has_own_backend = (folder / "model.py").is_file()
     obstacle = "" if folder.is_dir() else f"there is no backend '{OPENVINO}'"

@@ -1,4 +1,4 @@
-"""What Triton reads, in every mode: `run/models/NAME/`, links to a model's files and the config.pbtxt that is served.
+"""The folder that Triton reads: `run/models/NAME/`, links to a model's files and the config.pbtxt that is served.
 
     model folder --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
 
@@ -39,7 +39,7 @@ from serving.repository.model_config import (
 from serving.settings.table import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, as it may be as large as the disk
+LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, because it may be as large as the disk
 
 
 class Store:
@@ -50,7 +50,7 @@ class Store:
         self.root, self.settings, self.backends = root, settings, backends
         self._processor = this_processor(backends)
         self._completes = only_python_backends(backends)
-        self.lock = threading.Lock()  # held while a staged folder comes or goes
+        self.lock = threading.Lock()  # held while a staged folder appears or disappears
 
     def path(self, triton_name: str) -> Path:
         return self.root / triton_name
@@ -58,9 +58,9 @@ class Store:
     def stage(
         self, folder: Path, triton_name: str, names: Mapping[str, str] | None = None, config: Any = None
     ) -> Choice | None:
-        """Show the model in `folder` to Triton by that name; `names` are Triton's for the models that an ensemble
-        calls. `config` is the model's for this machine, None: it is read from the folder. Return why an engine was
-        chosen then, None if there was no choice. Raise ConfigError."""
+        """Stage the model in `folder` as `triton_name`; `names` are Triton's names of the models that an ensemble
+        calls. `config` is the model's for this machine; if it is None, read it from the folder, and return why an
+        engine was chosen, None if there was no choice. Raise ConfigError."""
         shown = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(shown, ignore_errors=True)
         shown.mkdir(parents=True)

@@ -1,1 +1,1 @@
-"""What the operator says: environment variables, read and checked. Standard library only; run by everybody."""
+"""The operator's environment variables, read and checked. Standard library only, because all processes use it."""

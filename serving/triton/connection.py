@@ -42,7 +42,7 @@ CHANNEL_OPTIONS = [
 ]
 METRICS_SECONDS = 1.0  # a scraper waits for 2
 NOWHERE = Path("/nonexistent")
-ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all others mean InferenceFailed
+ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all other codes mean InferenceFailed
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
@@ -115,7 +115,7 @@ class Connection:
     def repeat(self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
         """Repeat a call that failed with `error` if it could not be sent. Wait `seconds` for a connection first: after
         a failed attempt to connect gRPC pauses, and fails all calls in between, although Triton may just have come up.
-        Raise what the failure is translated to."""
+        Raise the translated error."""
         if error.code() is not grpc.StatusCode.UNAVAILABLE or "failed to connect" not in str(error.details()).lower():
             raise translated(error) from error
         with contextlib.suppress(grpc.FutureTimeoutError):
@@ -198,7 +198,7 @@ def translated_text(message: str) -> Exception:
 
 
 def _by_text(details: str, kind: type[ServingError]) -> Exception:
-    """Return an error of that kind, or of the kind that the text says. If the model failed, the text may say that
+    """Return an error of this kind, or of the kind that the text shows. If the model failed, the text may say that
     memory or /dev/shm was short, or that the request's tensors do not fit."""
     if details.startswith(quirks.UNKNOWN_MODEL):
         return ModelNotReady(details)

@@ -1,4 +1,4 @@
-r"""What serving/ does only because Triton misbehaves. Read this file first when you upgrade Triton.
+r"""Workarounds for Triton's faults. If you upgrade Triton, read this file first.
 
 An entry says what Triton does, what works around it, and when that may go: the test that it names must hold without the
 workaround, with tritonserver 2.51.0 (24.10, of nvidia-pytriton 0.7.0) and with the later one of NVIDIA's image.
@@ -6,12 +6,12 @@ workaround, with tritonserver 2.51.0 (24.10, of nvidia-pytriton 0.7.0) and with 
 Quirks without a text or number of their own:
 
 - An unload of an instance whose process has died never ends, and keeps about 36 threads and 1 MB of /dev/shm. A load
-  goes on beside it, and its new instances can be unloaded. So model_lifecycle/recovery.py unloads, loads, and unloads
-  again a model that shall be gone; so does Manager.unload. Goes when tests/model_lifecycle/test_crashes.py holds.
+  goes on beside it, and its new instances can be unloaded. So to remove a model, model_lifecycle/recovery.py unloads,
+  loads and unloads it again; so does Manager.unload. Goes when tests/model_lifecycle/test_crashes.py holds.
 - A load of an unchanged model whose process has died does nothing. Manager.reload unloads it first. Goes with the
   above.
-- The index of models fails ("failed to stat file") while a staged folder comes or goes. Manager.index and Store share a
-  lock. Goes when tests/model_lifecycle/test_multimodel.py holds.
+- The index of models fails ("failed to stat file") while a staged folder changes. Manager.index and Store share a lock.
+  Goes when tests/model_lifecycle/test_multimodel.py holds.
 - An unload of a model that is being loaded waits until the load has ended, and so does the next load. Manager.unload
   kills the model's process first. Goes when tests/model_lifecycle/test_broken_off_loads.py holds.
 - An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds it. Goes when
