@@ -27,9 +27,9 @@ def model(
         [helper.make_tensor_value_info(name, *spec) for name, spec in outputs.items()],
         list(constants),
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    onnx.checker.check_model(made)
-    return bytes(made.SerializeToString())
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.checker.check_model(proto)
+    return bytes(proto.SerializeToString())
 
 
 def arithmetic(shape: Shape) -> bytes:

@@ -92,13 +92,13 @@ def infer(client: Client, model: str, images: NDArray[Any], name: str = "DALI_IN
 
 
 def reference(images: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
-    made = pipeline()
-    made.feed_input("DALI_INPUT_0", images)
-    return [output.as_array() for output in made.run()]
+    pipe = pipeline()
+    pipe.feed_input("DALI_INPUT_0", images)
+    return [output.as_array() for output in pipe.run()]
 
 
-def assert_equal(found: list[NDArray[Any]], expected: list[NDArray[Any]]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_equal(outputs: list[NDArray[Any]], expected: list[NDArray[Any]]) -> None:
+    for ours, theirs in zip(outputs, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 

@@ -57,7 +57,7 @@ def test_what_was_freed_below_what_is_in_use_goes_back_to_the_system() -> None:
 
 
 def test_the_options_are_those_of_the_configuration() -> None:
-    given = {
+    texts = {
         "intra_op_thread_count": "3",
         "inter_op_thread_count": "2",
         "execution_mode": "1",
@@ -66,7 +66,7 @@ def test_the_options_are_those_of_the_configuration() -> None:
         "session.intra_op.allow_spinning": "1",
         "session.intra_op.spin_duration_us": "5",
     }
-    parameters = {name: {"string_value": value} for name, value in given.items()}
+    parameters = {name: {"string_value": value} for name, value in texts.items()}
     options = SessionSettings.from_config({"parameters": parameters}).options()
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
     assert not options.enable_cpu_mem_arena

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.stack
 RANDOM = np.random.default_rng(0)
 
 
-def assert_equal(found: Arrays, expected: Arrays) -> None:
-    assert found.keys() == expected.keys()
+def assert_equal(outputs: Arrays, expected: Arrays) -> None:
+    assert outputs.keys() == expected.keys()
     for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert outputs[name].dtype == array.dtype
+        np.testing.assert_array_equal(outputs[name], array)
 
 
 def floats(*shape: int) -> NDArray[np.float32]:
@@ -43,8 +43,8 @@ def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(client: Cl
     feeds = [{"index": np.array(rows, dtype=np.int64).reshape(-1, 1)} for rows in ([0], [1, 2], [3], [4, 0], [2])]
     for feed, answer in zip(feeds, answered_together(client, "at_once", feeds, most=4), strict=True):
         assert_equal(answer, reference(SERVED["at_once"][0], feed))
-    said = "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph level 0, merged"
-    assert said in server.text()
+    line = "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph level 0, merged"
+    assert line in server.text()
 
 
 def test_bytes_that_are_not_utf8_are_the_callers_fault(client: Client) -> None:
@@ -97,23 +97,23 @@ def test_a_model_without_batches_takes_its_shape_as_it_is(client: Client) -> Non
 
 
 def test_a_model_without_config_gets_one_from_its_file(client: Client) -> None:
-    made = config(client, "without_config")
-    assert made["max_batch_size"] == 6  # the server's --backend-config=default-max-batch-size
-    assert "dynamic_batching" in made
-    assert made["platform"] == "onnxruntime_onnx"
-    assert [each["name"] for each in made["input"]] == ["x", "y"]
-    assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3", "-1"]) for each in made["input"])
-    assert [o["name"] for o in made["output"]] == ["sum", "product"]
+    generated = config(client, "without_config")
+    assert generated["max_batch_size"] == 6  # the server's --backend-config=default-max-batch-size
+    assert "dynamic_batching" in generated
+    assert generated["platform"] == "onnxruntime_onnx"
+    assert [each["name"] for each in generated["input"]] == ["x", "y"]
+    assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3", "-1"]) for each in generated["input"])
+    assert [o["name"] for o in generated["output"]] == ["sum", "product"]
     feed = {"x": floats(2, 3, 6), "y": floats(2, 3, 6)}
     assert_equal(infer(client, "without_config", feed), reference(SERVED["without_config"][0], feed))
 
 
 def test_a_minimal_config_stays_and_a_fixed_shape_is_not_batched(client: Client) -> None:
-    made, fixed = config(client, "minimal_config"), config(client, "fixed_shape")
-    assert (made["max_batch_size"], "dynamic_batching" in made) == (16, True)
+    minimal, fixed = config(client, "minimal_config"), config(client, "fixed_shape")
+    assert (minimal["max_batch_size"], "dynamic_batching" in minimal) == (16, True)
     assert (fixed.get("max_batch_size", 0), "dynamic_batching" in fixed) == (0, False)
-    assert (made["input"][0]["dims"], fixed["input"][0]["dims"]) == (["3"], ["2", "3"])
-    assert made["instance_group"][0]["count"] == 1
+    assert (minimal["input"][0]["dims"], fixed["input"][0]["dims"]) == (["3"], ["2", "3"])
+    assert minimal["instance_group"][0]["count"] == 1
 
 
 @pytest.mark.parametrize("model", ["vector", "scalar"])

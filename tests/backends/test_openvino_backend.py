@@ -40,20 +40,20 @@ def server(folder: Path, backends: Path) -> Iterator[Server]:
         yield running
 
 
-def assert_close(found: Arrays, expected: Arrays, tolerance: float = FP32) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(outputs: Arrays, expected: Arrays, tolerance: float = FP32) -> None:
+    assert outputs.keys() == expected.keys()
     for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        assert np.abs(found[name] - array).max(initial=0) <= tolerance * np.abs(array).max(initial=0)
+        assert (outputs[name].dtype, outputs[name].shape) == (array.dtype, array.shape)
+        assert np.abs(outputs[name] - array).max(initial=0) <= tolerance * np.abs(array).max(initial=0)
 
 
-def assert_rows_close(found: Any, expected: Any, tolerance: float) -> None:
+def assert_rows_close(rows: Any, expected: Any, tolerance: float) -> None:
     """Check for each image that its best 20 boxes are among those found, in any order."""
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert (rows.dtype, rows.shape) == (expected.dtype, expected.shape)
     scales = tolerance * np.abs(expected).max(axis=(0, 1))
     for image, boxes in enumerate(expected):
         best = boxes[np.argsort(-boxes[:, 4])[:20]]
-        assert all((np.abs(found[image] - box) <= scales).all(axis=1).any() for box in best)
+        assert all((np.abs(rows[image] - box) <= scales).all(axis=1).any() for box in best)
 
 
 def assert_served(client: Client, model: str, feed: Arrays, tolerance: float = BF16) -> None:
@@ -155,15 +155,15 @@ def test_a_model_that_was_warmed_up_is_served(client: Client) -> None:
 
 
 def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None:
-    made = config(client, "own_format")
-    assert made["backend"] == "openvino"
-    assert made["max_batch_size"] == 4  # Triton's default
-    assert "dynamic_batching" in made
-    assert [each["name"] for each in made["input"]] == ["x", "y"]
-    assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3"]) for each in made["input"])
+    generated = config(client, "own_format")
+    assert generated["backend"] == "openvino"
+    assert generated["max_batch_size"] == 4  # Triton's default
+    assert "dynamic_batching" in generated
+    assert [each["name"] for each in generated["input"]] == ["x", "y"]
+    assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3"]) for each in generated["input"])
     feed = pair(2, 3)
-    found = infer(client, "own_format", feed)
-    named = {name.removesuffix("_too"): array for name, array in found.items()}
+    outputs = infer(client, "own_format", feed)
+    named = {name.removesuffix("_too"): array for name, array in outputs.items()}
     assert_close(named, reference(SERVED["minimal"][0], feed), BF16)
 
 
@@ -212,14 +212,14 @@ def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(
 
 
 def test_a_second_start_compiles_nothing(server: Server, folder: Path, backends: Path) -> None:
-    made = {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")}
+    inodes = {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")}
     assert "bert_0_0: OpenVINO" in server.text()
     options = ["--model-control-mode=explicit", "--load-model=bert", "--load-model=two_instances"]
     cache = str(folder / "cache")
     with serving(folder / "models", backends, folder / "second", *options, TMPDIR=cache) as second:
         wait_until(lambda: second.text().count("taken from the cache in") == 3, second.text)
         assert "compiled in" not in second.text()
-    assert {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")} == made
+    assert {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")} == inodes
 
 
 def test_a_compiled_model_that_was_cut_off_is_compiled_again(folder: Path, backends: Path, tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ WITH_BF16, WITHOUT = ["FP32", "INT8", "BF16"], ["FP32", "INT8"]
 
 
 def settings(**parameters: str) -> OpenvinoSettings:
-    given = {name: {"string_value": text} for name, text in parameters.items()}
-    return OpenvinoSettings.from_config({"max_batch_size": 8, "parameters": given})
+    entries = {name: {"string_value": text} for name, text in parameters.items()}
+    return OpenvinoSettings.from_config({"max_batch_size": 8, "parameters": entries})
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("parameters", "expected"),
     [
         ({"PERFORMANCE_HINT": "throughput"}, {"PERFORMANCE_HINT": "THROUGHPUT"}),
         ({"NUM_STREAMS": "auto"}, {"NUM_STREAMS": "AUTO"}),
@@ -33,9 +33,9 @@ def settings(**parameters: str) -> OpenvinoSettings:
         ({"HINT_BF16": "YES", "INFERENCE_PRECISION_HINT": "f32"}, {"INFERENCE_PRECISION_HINT": "f32"}),
     ],
 )
-def test_parameters_are_properties(given: dict[str, str], found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_are_properties(parameters: dict[str, str], expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "7")
-    assert settings(**given).properties(WITH_BF16).items() >= found.items()
+    assert settings(**parameters).properties(WITH_BF16).items() >= expected.items()
 
 
 @pytest.mark.parametrize("parameters", [{"HINT_BF16": "YES"}, {"INFERENCE_PRECISION_HINT": "f16"}])

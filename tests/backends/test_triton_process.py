@@ -25,14 +25,14 @@ NVIDIAS = (
 
 def test_the_environment_gives_the_stub_this_python_and_its_library() -> None:
     base = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/lib", "HOME": "/root"}
-    made = tritonserver.environment(base)
-    assert made["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
-    assert made["HOME"] == "/root"
-    libraries = made["LD_LIBRARY_PATH"].split(":")
+    variables = tritonserver.environment(base)
+    assert variables["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+    assert variables["HOME"] == "/root"
+    libraries = variables["LD_LIBRARY_PATH"].split(":")
     assert libraries[-1] == "/opt/lib"
     assert list(Path(libraries[0]).glob("libtritonserver*.so"))
     assert base["PATH"] == "/usr/bin"
-    assert tritonserver.environment(made) == made
+    assert tritonserver.environment(variables) == variables
 
 
 def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:

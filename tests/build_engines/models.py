@@ -20,7 +20,7 @@ from tests.support.digits import held_out, held_out_pages
 Dims = Sequence[str | int]
 
 
-def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
+def build_own(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
     """Build the model folder `own` of a file; return it."""
     build(Request("own", str(file), repository=tmp_path / "models", **options))
     return open_model("own", tmp_path / "models")

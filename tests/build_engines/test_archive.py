@@ -104,9 +104,9 @@ def test_a_copy_keeps_the_client_that_its_name_meant_and_the_comments(repository
         (repository / name / "config.pbtxt").write_text(f"# a comment\nmax_batch_size: 1\n{text}")
         (path,) = archive(name, repository, tmp_path, 1)
         with tarfile.open(path) as tar:
-            found = tar.extractfile(f"{name}_0/config.pbtxt").read().decode()  # type: ignore[union-attr]
-        assert parse_config(found).parameters["client"].string_value == (client or "resnet")
-        assert found.startswith("# a comment\n")
+            config = tar.extractfile(f"{name}_0/config.pbtxt").read().decode()  # type: ignore[union-attr]
+        assert parse_config(config).parameters["client"].string_value == (client or "resnet")
+        assert config.startswith("# a comment\n")
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_build_is_repeated_only_after_a_change(tmp_path: Path) -> None:
-    folder, made = build(request(tmp_path))
-    assert (folder, made) == (tmp_path / "models/own", True)
+    folder, is_new = build(request(tmp_path))
+    assert (folder, is_new) == (tmp_path / "models/own", True)
     assert build(request(tmp_path)) == (folder, False)
     assert build(request(tmp_path, max_batch_size=4))[1]
     save_scale(tmp_path / "scale.onnx", ("batch", 5))

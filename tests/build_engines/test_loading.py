@@ -64,8 +64,8 @@ def test_a_model_that_fails_on_its_example_is_not_built(tmp_path: Path, capsys: 
     file = save_matrix(tmp_path / "own.onnx", "n", 48, [3, "h", "w"])
     words = ("--client", "image-classification", "--set", "size=8")
     assert build(tmp_path, file, *words) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and ".build-" not in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1 and ".build-" not in errors
     assert not (tmp_path / "models").exists()
     assert build(tmp_path, file, *words, "--no-load") == 0
 

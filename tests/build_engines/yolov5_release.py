@@ -99,14 +99,14 @@ class Release(nn.Module):
 
 
 def rows(maps: Tensor, anchors: Tensor, stride: int) -> Tensor:
-    found = []
+    boxes = []
     for part, anchor in zip(maps.chunk(3, 1), anchors, strict=True):
         for j in range(maps.shape[2]):
             for i in range(maps.shape[3]):
                 v = part[:, :, j, i]
                 xy = (v[:, :2] * 2 - 0.5 + torch.tensor([i, j])) * stride
-                found.append(torch.cat([xy, (v[:, 2:4] * 2) ** 2 * anchor * stride, v[:, 4:]], 1))
-    return torch.stack(found, 1)
+                boxes.append(torch.cat([xy, (v[:, 2:4] * 2) ** 2 * anchor * stride, v[:, 4:]], 1))
+    return torch.stack(boxes, 1)
 
 
 def random_release(classes: int) -> Release:

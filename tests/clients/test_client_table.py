@@ -130,8 +130,8 @@ def test_classes_have_the_names_of_the_folder(tmp_path: Path) -> None:
     named = client_of(folder=written(tmp_path, labels="no\nyes\n"))
     assert answers(named, **outputs)[0] == {"prediction": "yes", "probabilities": {"no": 0.25, "yes": 0.75}}
     numbered = client_of(folder=tmp_path, classes="3,7")
-    found = answers(numbered, label=[[7], [3]], probabilities=[[0, 1], [1, 0]])
-    assert [each["prediction"] for each in found] == ["yes", "no"]
+    predictions = answers(numbered, label=[[7], [3]], probabilities=[[0, 1], [1, 0]])
+    assert [each["prediction"] for each in predictions] == ["yes", "no"]
 
 
 def test_further_outputs_keep_their_names() -> None:

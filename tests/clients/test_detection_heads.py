@@ -158,8 +158,8 @@ def test_keypoints_are_in_pixels_of_the_image(values: int, final: bool, tmp_path
     row = np.concatenate((box, points.reshape(-1)))
     table = np.tile(row, (3, 1)) if final else np.tile(row[:, None], (1, 100))
     (detection, *_) = detect(client_of(tmp_path, table.shape, keypoints=f"2,{values}"), table)
-    places = [(point["x"], point["y"]) for point in detection["keypoints"]]
-    np.testing.assert_allclose(places, [(50, 0), (250, 187.5)], atol=0.01)
+    pixels = [(point["x"], point["y"]) for point in detection["keypoints"]]
+    np.testing.assert_allclose(pixels, [(50, 0), (250, 187.5)], atol=0.01)
     scores = [round(point["score"], 3) for point in detection["keypoints"] if "score" in point]
     assert scores == ([0.9, 0.2] if values == 3 else [])
     sheet = Image.new("RGB", SIZE, "white")

@@ -228,8 +228,8 @@ def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts
     scores = np.zeros((3, 2, 4))
     scores[2, :, 1:] = 1
     prediction = map_answer(segmenter_of(tmp_path, 3, 2, 4), scores, Image.new("RGB", (4, 2)))
-    found = [(each["label"], each["class_id"], each["share"]) for each in prediction["segments"]]
-    assert found == [("2", 2, 0.75), ("0", 0, 0.25)]
+    shares = [(each["label"], each["class_id"], each["share"]) for each in prediction["segments"]]
+    assert shares == [("2", 2, 0.75), ("0", 0, 0.25)]
     assert map_of(prediction).tolist() == [[0, 2, 2, 2]] * 2
 
 

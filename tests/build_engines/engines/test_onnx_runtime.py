@@ -60,8 +60,8 @@ def size(stored: StoredModel) -> int:
 def test_bundled_models_answer_alike(
     name: str, samples: str, megabytes: int, repository: Path, references: None
 ) -> None:
-    found = scores(repository, f"{name}_int8", repository.parent / samples if samples else None)
-    assert all(score.passed for score in found.values()), found
+    results = scores(repository, f"{name}_int8", repository.parent / samples if samples else None)
+    assert all(score.passed for score in results.values()), results
     assert size(open_model(f"{name}_int8", repository)) < megabytes * 1e6
 
 
@@ -148,8 +148,8 @@ def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
     folder = tmp_path / "models/own_int8"
     stored = open_model(folder.name, tmp_path / "models")
     assert stored.model.inputs == (TensorSpec("images", "FP32", (3, 16, 16)),)
-    found = verify(stored, None, images, 1)
-    assert found[0].value == 1.0
+    results = verify(stored, None, images, 1)
+    assert results[0].value == 1.0
 
 
 def test_int8_that_differs_on_other_samples_is_not_built(tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ def build(out: Path, environ: Mapping[str, str], *arguments: str) -> Done:
     """Run the command in this process; an exception that would be a traceback fails the test."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        redirect_stdout(io.StringIO()) as said,
+        redirect_stdout(io.StringIO()) as printed,
         redirect_stderr(io.StringIO()) as failed,
     ):
         for name, value in environ.items():
             patch.setenv(name, value)
         code = main(["build", *arguments, "--for", "tensorrt", "--out", str(out)])
-    return Done(code, said.getvalue(), failed.getvalue())
+    return Done(code, printed.getvalue(), failed.getvalue())
 
 
 @pytest.fixture
@@ -230,15 +230,15 @@ def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) ->
     onnx.save(model, tmp_path / "small.onnx")
     rng = np.random.default_rng(0)
     batches: list[dict[str, Any]] = [{"x": rng.normal(0, 5, (2, 4)).astype(np.float32)} for _ in range(5)]
-    found = activation_ranges(tmp_path / "small.onnx", Batches(batches))
+    ranges = activation_ranges(tmp_path / "small.onnx", Batches(batches))
     for name in ("shifted", "positive"):
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     for name in names:
         largest = max(float(np.abs(session.run([name], batch)[0]).max()) for batch in batches)
-        assert found[name] == pytest.approx(largest, rel=1e-6), name
-    assert found["x"] == pytest.approx(max(float(np.abs(batch["x"]).max()) for batch in batches), rel=1e-6)
+        assert ranges[name] == pytest.approx(largest, rel=1e-6), name
+    assert ranges["x"] == pytest.approx(max(float(np.abs(batch["x"]).max()) for batch in batches), rel=1e-6)
 
 
 def test_a_scale_is_written_as_the_bytes_of_its_float() -> None:

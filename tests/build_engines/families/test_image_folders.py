@@ -25,7 +25,7 @@ from tests.clients.vision_models import CLASSIFIERS, LABELS, image_processor_of,
 pytestmark = pytest.mark.full
 
 
-def made(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClient, Path]:
+def build_own(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClient, Path]:
     built, _ = build(Request("own", str(checkpoint), repository=folder / "models", **options))
     client = open_model("own", folder / "models").client()
     assert client
@@ -35,8 +35,8 @@ def made(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClient, P
 def answers(client: ModelClient, folder: Path, pictures: list[Image.Image]) -> list[dict[str, float]]:
     inputs = client.preprocess(pictures)
     (logits,) = session(folder / "1/model.onnx").run(["logits"], inputs)
-    found = client.postprocess({"logits": logits}, inputs, pictures, client.read_parameters({}))
-    return [{each["label"]: each["score"] for each in one["classes"]} for one in found]
+    predictions = client.postprocess({"logits": logits}, inputs, pictures, client.read_parameters({}))
+    return [{each["label"]: each["score"] for each in one["classes"]} for one in predictions]
 
 
 def of_the_pipeline(checkpoint: Path, processor: str, pictures: list[Image.Image]) -> list[dict[str, float]]:
@@ -50,7 +50,7 @@ def of_the_pipeline(checkpoint: Path, processor: str, pictures: list[Image.Image
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_folder_answers_as_transformers_pipeline(name: str, tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", name)
-    client, folder = made(tmp_path, checkpoint)
+    client, folder = build_own(tmp_path, checkpoint)
     ours, wanted = answers(client, folder, images()), of_the_pipeline(checkpoint, CLASSIFIERS[name][1], images())
     assert len({round(each["cat"], 4) for each in wanted}) > 1  # the network tells the images apart
     for one, other in zip(ours, wanted, strict=True):
@@ -60,7 +60,7 @@ def test_a_folder_answers_as_transformers_pipeline(name: str, tmp_path: Path) ->
 
 def test_classes_that_do_not_exclude_each_other_have_scores_of_their_own(tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", "vit", problem_type="multi_label_classification")
-    client, folder = made(tmp_path, checkpoint, client="resnet")
+    client, folder = build_own(tmp_path, checkpoint, client="resnet")
     (ours,), (wanted,) = (answers(client, folder, images()[:1]), of_the_pipeline(checkpoint, "ViT", images()[:1]))
     assert ours == pytest.approx(wanted, abs=1e-4)
     assert sum(ours.values()) != pytest.approx(1, abs=0.01)
@@ -118,7 +118,7 @@ def test_refuse_other_folders(
     checkpoint = save_vision(tmp_path / "checkpoint", name)
     change(checkpoint)
     with pytest.raises(BuildError, match=named):
-        made(tmp_path, checkpoint, **options)
+        build_own(tmp_path, checkpoint, **options)
     assert not (tmp_path / "models").exists()
 
 
@@ -135,11 +135,11 @@ def test_boxes_are_compared_as_sets() -> None:
 
 def test_a_network_of_any_size_is_timed_at_its_shorter_side_and_runs_on_openvino(tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", "detr")
-    _, folder = made(tmp_path, checkpoint)
+    _, folder = build_own(tmp_path, checkpoint)
     feed = example_feed(open_model("own", folder.parent).model, 1)
     assert feed["input"].shape == (1, 3, 64, 64)
     file = folder / "1/model.onnx"
     onnx, openvino = onnx_runner(file), openvino_runner(file, {"INFERENCE_PRECISION_HINT": "f32"})
     for feeds in (feed, {"input": feed["input"][:, :, :40]}):
-        wanted, found = onnx(feeds), openvino(feeds)
-        assert all(np.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
+        wanted, served = onnx(feeds), openvino(feeds)
+        assert all(np.allclose(served[name], wanted[name], atol=1e-4) for name in wanted)

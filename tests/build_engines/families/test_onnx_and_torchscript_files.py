@@ -19,7 +19,7 @@ from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
 from tests.build_engines.models import (
-    made,
+    build_own,
     parsed,
     save,
     save_classifier,
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.full
 
 
 def test_a_free_first_dimension_makes_batches(tmp_path: Path) -> None:
-    stored = made(tmp_path, save_scale(tmp_path / "scale.onnx"))
+    stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx"))
     assert stored.model.max_batch_size == 8
     assert stored.model.inputs == (TensorSpec("x", "FP32", (4,)),)
     assert stored.config.HasField("dynamic_batching")
@@ -43,7 +43,7 @@ def test_a_free_first_dimension_makes_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("shape", "dims"), [((1, 4), (1, 4)), ((3, "n"), (3, -1)), ((2,), (2,))])
 def test_a_fixed_first_dimension_makes_none(shape: Any, dims: tuple[int, ...], tmp_path: Path) -> None:
-    stored = made(tmp_path, save_scale(tmp_path / "scale.onnx", shape))
+    stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", shape))
     assert stored.model.max_batch_size == 0
     assert stored.model.inputs == (TensorSpec("x", "FP32", dims),)
     assert not stored.config.HasField("dynamic_batching")
@@ -51,22 +51,22 @@ def test_a_fixed_first_dimension_makes_none(shape: Any, dims: tuple[int, ...], t
 
 def test_the_batch_size_is_the_flags(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
-    assert made(tmp_path, file, max_batch_size=64).model.max_batch_size == 64
-    assert made(tmp_path, file, max_batch_size=0).model.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
+    assert build_own(tmp_path, file, max_batch_size=64).model.max_batch_size == 64
+    assert build_own(tmp_path, file, max_batch_size=0).model.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
     with pytest.raises(UsageError, match="--max-batch-size 2"):
-        made(tmp_path, save_scale(tmp_path / "fixed.onnx", (1, 4)), max_batch_size=2)
+        build_own(tmp_path, save_scale(tmp_path / "fixed.onnx", (1, 4)), max_batch_size=2)
 
 
 @pytest.mark.parametrize("kind", [k for k in DATATYPES if k not in (TensorProto.STRING, TensorProto.BOOL)])
 def test_every_datatype_is_tritons(kind: int, tmp_path: Path) -> None:
-    stored = made(tmp_path, save_scale(tmp_path / "scale.onnx", kind=kind))
+    stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", kind=kind))
     assert stored.model.inputs[0].datatype == DATATYPES[kind]
     if DATATYPES[kind] != "BF16":
         assert helper.tensor_dtype_to_np_dtype(kind) == numpy_dtype(DATATYPES[kind])
 
 
 def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
-    stored = made(tmp_path, save_scale(tmp_path / "source/scale.onnx", external=True))
+    stored = build_own(tmp_path, save_scale(tmp_path / "source/scale.onnx", external=True))
     assert sorted(path.name for path in stored.version.iterdir()) == ["model.onnx", "weights.bin"]
     assert runner_of(stored)({"x": np.ones((1, 4), np.float32)})["y"].tolist() == [[2.0] * 4]
 
@@ -75,19 +75,19 @@ def test_weights_that_are_missing_or_lie_elsewhere_are_refused(tmp_path: Path) -
     file = save_scale(tmp_path / "source/scale.onnx", external=True)
     (tmp_path / "source/weights.bin").rename(tmp_path / "weights.bin")
     with pytest.raises(BuildError, match=r"weights\.bin"):
-        made(tmp_path, file)
+        build_own(tmp_path, file)
     model = onnx.load(file, load_external_data=False)
     model.graph.initializer[0].external_data[0].value = "../weights.bin"
     file.write_bytes(model.SerializeToString())
     with pytest.raises(BuildError, match=r"\.\./weights\.bin"):
-        made(tmp_path, file)
+        build_own(tmp_path, file)
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\x08\x08"])
 def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(content)
     with pytest.raises(BuildError, match=r"bad\.onnx"):
-        made(tmp_path, tmp_path / "bad.onnx")
+        build_own(tmp_path, tmp_path / "bad.onnx")
     assert not (tmp_path / "models").exists()
 
 
@@ -95,7 +95,7 @@ def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
     (tmp_path / "names").write_text("cat\ndog\n\nfox\n")
     own = {"mean": "0", "std": "1"}
     file, labels = save_classifier(tmp_path / "c.onnx"), tmp_path / "names"
-    stored = made(tmp_path, file, client="resnet", labels=labels, settings=own)
+    stored = build_own(tmp_path, file, client="resnet", labels=labels, settings=own)
     client = stored.client()
     assert client
     assert client.labels == ["cat", "dog", "fox"]  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
 )
 def test_what_would_not_be_served_is_not_built(options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=message):
-        made(tmp_path, save_classifier(tmp_path / "c.onnx"), **options)
+        build_own(tmp_path, save_classifier(tmp_path / "c.onnx"), **options)
     assert not (tmp_path / "models").exists() or list((tmp_path / "models").iterdir()) == []
 
 
@@ -136,10 +136,10 @@ HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("outputs", "names", "told"), HEADS)
-def test_a_head_of_no_client_is_named(outputs: dict[str, Any], names: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=told):
-        made(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
+@pytest.mark.parametrize(("outputs", "names", "message"), HEADS)
+def test_a_head_of_no_client_is_named(outputs: dict[str, Any], names: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=message):
+        build_own(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_head_of_no_client_is_named(outputs: dict[str, Any], names: str, told:
     ],
 )
 def test_a_head_gets_its_file_s_labels(outputs: dict[str, Any], names: str, classes: int, tmp_path: Path) -> None:
-    stored = made(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
+    stored = build_own(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
     client = stored.client()
     assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]
 
@@ -166,10 +166,10 @@ def test_refuse_boxes_not_in_pixels(shape: tuple[int, int], largest: float, is_b
     values = np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)
     file = save_constants(tmp_path / "net.onnx", {"output0": values})
     if is_built:
-        assert made(tmp_path, file, client="yolov5").client()
+        assert build_own(tmp_path, file, client="yolov5").client()
     else:
         with pytest.raises(BuildError, match="pixels"):
-            made(tmp_path, file, client="yolov5")
+            build_own(tmp_path, file, client="yolov5")
 
 
 def test_a_pose_file_says_its_keypoints(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_pose_file_says_its_keypoints(tmp_path: Path) -> None:
     model = onnx.load(file)
     model.metadata_props.add(key="kpt_shape", value="[17, 3]")
     onnx.save(model, file)
-    client = made(tmp_path, file, client="yolov5").client()
+    client = build_own(tmp_path, file, client="yolov5").client()
     assert (client.options["keypoints"], client.labels) == ((17, 3), ["person"])  # type: ignore[union-attr]
 
 
@@ -203,7 +203,7 @@ def save_free_detector(path: Path, metadata: dict[str, str]) -> Path:
 def test_a_detector_of_a_free_size_gets_the_size_of_its_file_or_of_the_flag(
     metadata: dict[str, str], options: dict[str, int], side: int, tmp_path: Path
 ) -> None:
-    stored = made(tmp_path, save_free_detector(tmp_path / "d.onnx", metadata), client="yolov5", **options)
+    stored = build_own(tmp_path, save_free_detector(tmp_path / "d.onnx", metadata), client="yolov5", **options)
     client = stored.client()
     assert client
     (images,) = client.preprocess([picture().resize((800, 800))]).values()
@@ -231,15 +231,15 @@ def scores_of(stored: StoredModel) -> dict[int, float]:
     client = stored.client()
     assert client
     inputs = client.preprocess([picture()])
-    (found,) = client.postprocess(runner_of(stored)(inputs), inputs, [picture()], client.read_parameters({}))
-    return {each["class_id"]: each["score"] for each in found["classes"]}
+    (prediction,) = client.postprocess(runner_of(stored)(inputs), inputs, [picture()], client.read_parameters({}))
+    return {each["class_id"]: each["score"] for each in prediction["classes"]}
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("behind", [(), ("Identity",), ("Reshape",), ("Identity", "Reshape", "Flatten")])
 def test_scores_of_the_file_are_not_computed_again(function: str, behind: tuple[str, ...], tmp_path: Path) -> None:
     file = save_with_ending(tmp_path / "c.onnx", function.capitalize(), *behind)
-    stored = made(tmp_path, file, client="resnet")
+    stored = build_own(tmp_path, file, client="resnet")
     client = stored.client()
     assert client
     network = session(save_classifier(tmp_path / "logits.onnx"))
@@ -256,18 +256,18 @@ def test_powers_divided_by_their_sum_are_a_softmax(tmp_path: Path) -> None:
     model.graph.node[-1].CopyFrom(helper.make_node("Div", ["end0", "sum"], ["scores"]))
     model.graph.node.insert(len(model.graph.node) - 1, sums)
     onnx.save(model, file)
-    assert sum(scores_of(made(tmp_path, file, client="resnet")).values()) == pytest.approx(1)
-    assert made(tmp_path, file, client="resnet").model.parameters["activation"] == "none"
+    assert sum(scores_of(build_own(tmp_path, file, client="resnet")).values()) == pytest.approx(1)
+    assert build_own(tmp_path, file, client="resnet").model.parameters["activation"] == "none"
 
 
 def test_a_hard_sigmoid_makes_scores_too(tmp_path: Path) -> None:
-    stored = made(tmp_path, save_with_ending(tmp_path / "c.onnx", "HardSigmoid"), client="resnet")
+    stored = build_own(tmp_path, save_with_ending(tmp_path / "c.onnx", "HardSigmoid"), client="resnet")
     assert stored.model.parameters["activation"] == "none"
 
 
 def test_an_activation_that_is_named_is_kept(tmp_path: Path) -> None:
     file = save_with_ending(tmp_path / "c.onnx", "Softmax")
-    stored = made(tmp_path, file, client="resnet", settings={"activation": "sigmoid"})
+    stored = build_own(tmp_path, file, client="resnet", settings={"activation": "sigmoid"})
     assert stored.model.parameters["activation"] == "sigmoid"
 
 
@@ -286,14 +286,14 @@ def save_two_outputs(path: Path, second: str = "logits") -> Path:
 def test_of_two_outputs_the_one_with_the_classes_is_read(second: str, labels: str, tmp_path: Path) -> None:
     file = save_two_outputs(tmp_path / "two.onnx", second)
     (tmp_path / "names").write_text(labels)
-    stored = made(tmp_path, file, client="resnet", **({"labels": tmp_path / "names"} if labels else {}))
+    stored = build_own(tmp_path, file, client="resnet", **({"labels": tmp_path / "names"} if labels else {}))
     assert stored.config.output[0].name == second
-    assert scores_of(stored) == scores_of(made(tmp_path, save_classifier(tmp_path / "c.onnx"), client="resnet"))
+    assert scores_of(stored) == scores_of(build_own(tmp_path, save_classifier(tmp_path / "c.onnx"), client="resnet"))
 
 
 def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="--labels"):
-        made(tmp_path, save_two_outputs(tmp_path / "two.onnx", "y"), client="resnet")
+        build_own(tmp_path, save_two_outputs(tmp_path / "two.onnx", "y"), client="resnet")
 
 
 @pytest.mark.parametrize(
@@ -310,10 +310,10 @@ def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: P
 )
 def test_a_first_dimension_that_is_no_batch_is_not_batched(text: str, is_batch: bool, tmp_path: Path) -> None:
     file = save(parsed(f"net ({text} }}").graph, tmp_path / "net.onnx")
-    assert made(tmp_path, file).model.max_batch_size == (8 if is_batch else 0)
+    assert build_own(tmp_path, file).model.max_batch_size == (8 if is_batch else 0)
     if not is_batch:
         with pytest.raises(UsageError, match="--max-batch-size"):
-            made(tmp_path, file, max_batch_size=4)
+            build_own(tmp_path, file, max_batch_size=4)
 
 
 # --- TorchScript ---
@@ -332,7 +332,7 @@ def script(path: Path) -> Path:
 
 
 def test_torchscripts_outputs_are_found_by_running_it(tmp_path: Path) -> None:
-    stored = made(tmp_path, script(tmp_path / "twice.pt"), inputs=("FP32:-1", "FP32:3"))
+    stored = build_own(tmp_path, script(tmp_path / "twice.pt"), inputs=("FP32:-1", "FP32:3"))
     assert stored.config.platform == "pytorch_libtorch"
     assert stored.model.inputs == (TensorSpec("INPUT__0", "FP32", (-1,)), TensorSpec("INPUT__1", "FP32", (3,)))
     assert stored.model.outputs == (TensorSpec("OUTPUT__0", "FP32", (-1,)), TensorSpec("OUTPUT__1", "FP32", (1,)))
@@ -342,11 +342,11 @@ def test_torchscripts_outputs_are_found_by_running_it(tmp_path: Path) -> None:
 def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
     file = script(tmp_path / "twice.pt")
     with pytest.raises(UsageError, match="--input FP32:3,224,224"):
-        made(tmp_path, file)
+        build_own(tmp_path, file)
     with pytest.raises(BuildError, match="FP32:3"):
-        made(tmp_path, file, inputs=("FP32:3",))
+        build_own(tmp_path, file, inputs=("FP32:3",))
     with pytest.raises(UsageError, match="ONNX"):
-        made(tmp_path, file, inputs=("FP32:3", "FP32:3"), precision="int8")
+        build_own(tmp_path, file, inputs=("FP32:3", "FP32:3"), precision="int8")
 
 
 class Summed(torch.nn.Module):
@@ -363,15 +363,15 @@ def test_torchscript_s_own_scores_are_kept(last: torch.nn.Module, activation: st
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4), last)
     torch.jit.script(network).save(str(tmp_path / "c.pt"))
-    stored = made(tmp_path, tmp_path / "c.pt", inputs=("FP32:3,8,8",), client="resnet")
+    stored = build_own(tmp_path, tmp_path / "c.pt", inputs=("FP32:3,8,8",), client="resnet")
     assert stored.model.parameters.get("activation") == activation
 
 
 def test_a_torchscript_file_whose_first_dimension_is_no_batch_takes_none(tmp_path: Path) -> None:
     torch.jit.script(Summed()).save(str(tmp_path / "summed.pt"))
     with pytest.raises(BuildError, match="--max-batch-size 0"):
-        made(tmp_path, tmp_path / "summed.pt", inputs=("FP32:2",))
-    stored = made(tmp_path, tmp_path / "summed.pt", inputs=("FP32:-1,2",), max_batch_size=0)
+        build_own(tmp_path, tmp_path / "summed.pt", inputs=("FP32:2",))
+    stored = build_own(tmp_path, tmp_path / "summed.pt", inputs=("FP32:-1,2",), max_batch_size=0)
     assert stored.model.outputs == (TensorSpec("OUTPUT__0", "FP32", (-1, 2)),)
 
 
@@ -386,7 +386,7 @@ class Rated(torch.nn.Module):
 def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(inputs: tuple[str, ...], tmp_path: Path) -> None:
     torch.jit.script(Rated()).save(str(tmp_path / "rated.jit"))
     with pytest.raises(BuildError, match="'rate'"):
-        made(tmp_path, tmp_path / "rated.jit", inputs=inputs)
+        build_own(tmp_path, tmp_path / "rated.jit", inputs=inputs)
 
 
 @pytest.mark.parametrize("text", ["", "FP32", "FP99:3", "FP32:0", "FP32:3,,4", "FP32:-2", "a:b:c:d"])

@@ -52,10 +52,10 @@ def test_yolov4_tiny_gives_the_boxes_of_opencv() -> None:
     for image in pixels(416):
         network.setInput(image[None].astype(np.float32) / 255)
         expected = np.concatenate([rows(head) for head in network.forward(network.getUnconnectedOutLayersNames())])
-        found = onnx_output("yolov4_tiny", image[None])[0]
-        assert np.abs(found[:, :4] / 416 - expected[:, :4]).max() < 1e-4
-        assert np.abs(found[:, 4] - expected[:, 4]).max() < 1e-3
-        scores = found[:, 5:] * found[:, 4:5]
+        output = onnx_output("yolov4_tiny", image[None])[0]
+        assert np.abs(output[:, :4] / 416 - expected[:, :4]).max() < 1e-4
+        assert np.abs(output[:, 4] - expected[:, 4]).max() < 1e-3
+        scores = output[:, 5:] * output[:, 4:5]
         kept = expected[:, 5:] > 0  # OpenCV sets scores below the .cfg file's threshold to 0
         assert kept.any() and np.abs(scores - expected[:, 5:])[kept].max() < 1e-3
 

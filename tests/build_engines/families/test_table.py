@@ -45,8 +45,8 @@ from tests.build_engines.models import parsed, save_scale
 pytestmark = pytest.mark.unit
 
 
-def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
-    return models.made(tmp_path, file, **({"allow_pickle": True} | options))
+def build_own(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
+    return models.build_own(tmp_path, file, **({"allow_pickle": True} | options))
 
 
 def columns(stored: StoredModel) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def columns(stored: StoredModel) -> tuple[str, ...]:
 
 
 def test_a_pipeline_has_an_input_for_each_column_that_it_uses(tmp_path: Path) -> None:
-    stored = made(tmp_path, trained.mixed(tmp_path).file)
+    stored = build_own(tmp_path, trained.mixed(tmp_path).file)
     assert [(spec.datatype, spec.shape) for spec in stored.model.inputs] == [
         ("FP32", (1,)),
         ("BYTES", (1,)),
@@ -72,7 +72,7 @@ def test_a_pipeline_has_an_input_for_each_column_that_it_uses(tmp_path: Path) ->
 
 
 def test_a_matrix_has_one_input_and_the_names_of_its_columns(tmp_path: Path) -> None:
-    stored = made(tmp_path, trained.forest(tmp_path).file)
+    stored = build_own(tmp_path, trained.forest(tmp_path).file)
     assert stored.model.inputs == (TensorSpec("X", "FP32", (4,)),)
     assert columns(stored)[0] == "sepal length (cm)"
     assert [spec.shape for spec in stored.model.outputs] == [(1,), (3,)]
@@ -81,14 +81,14 @@ def test_a_matrix_has_one_input_and_the_names_of_its_columns(tmp_path: Path) -> 
 
 def test_classes_that_are_numbers_are_kept_and_can_be_named(tmp_path: Path) -> None:
     model = trained.odd_classes(tmp_path)
-    assert made(tmp_path, model.file).model.parameters["classes"] == "1,3,5"
+    assert build_own(tmp_path, model.file).model.parameters["classes"] == "1,3,5"
     (tmp_path / "names").write_text("a\nb\nc\n")
-    client = made(tmp_path, model.file, labels=tmp_path / "names").client()
+    client = build_own(tmp_path, model.file, labels=tmp_path / "names").client()
     assert client and client.labels == ["a", "b", "c"]  # type: ignore[attr-defined]
 
 
 def test_models_that_were_trained_with_empty_cells_take_them(tmp_path: Path) -> None:
-    stored = made(tmp_path, trained.xgboosts(tmp_path).file)
+    stored = build_own(tmp_path, trained.xgboosts(tmp_path).file)
     assert stored.model.parameters["missing"] == "nan"
     assert columns(stored)[0] == "sepal length (cm)"
 
@@ -97,10 +97,10 @@ def test_a_pickle_is_read_only_where_it_is_allowed(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     joblib.dump(trained.Code(), tmp_path / "model.joblib")
     with pytest.raises(UsageError, match="--allow-pickle"):
-        made(tmp_path, tmp_path / "model.joblib", allow_pickle=False)
+        build_own(tmp_path, tmp_path / "model.joblib", allow_pickle=False)
     assert not Path(trained.CODE).exists()
     with pytest.raises(UsageError, match="int"):
-        made(tmp_path, tmp_path / "model.joblib")
+        build_own(tmp_path, tmp_path / "model.joblib")
     assert Path(trained.CODE).exists()
 
 
@@ -110,7 +110,7 @@ def test_a_model_of_another_scikit_learn_is_refused(tmp_path: Path, monkeypatch:
         patched.setattr("sklearn.base.__version__", "1.0")
         joblib.dump(model.model, tmp_path / "old.joblib")
     with pytest.raises(BuildError, match=r"1\.0"):
-        made(tmp_path, tmp_path / "old.joblib")
+        build_own(tmp_path, tmp_path / "old.joblib")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_what_is_no_trained_model_is_refused(content: Any, name: str, message: s
     else:
         joblib.dump(content, tmp_path / name)
     with pytest.raises(BuildError, match=message):
-        made(tmp_path, tmp_path / name)
+        build_own(tmp_path, tmp_path / name)
 
 
 def export(tmp_path: Path, batch: int | None = None, **options: Any) -> Path:
@@ -141,7 +141,7 @@ def export(tmp_path: Path, batch: int | None = None, **options: Any) -> Path:
 
 @pytest.mark.parametrize("options", [{}, {"options": {"zipmap": False}}, {"batch": 1}])
 def test_an_onnx_file_of_scikit_learn_needs_no_flag_and_loses_its_zipmap(options: Any, tmp_path: Path) -> None:
-    stored = made(tmp_path, export(tmp_path, **options))
+    stored = build_own(tmp_path, export(tmp_path, **options))
     nodes = onnx.load(stored.file).graph.node
     assert "ZipMap" not in {node.op_type for node in nodes}
     assert [(spec.datatype, spec.shape) for spec in stored.model.outputs] == [("INT64", (1,)), ("FP32", (3,))]
@@ -152,21 +152,21 @@ def test_an_onnx_file_of_scikit_learn_needs_no_flag_and_loses_its_zipmap(options
 def test_a_table_is_served_in_fp32_and_names_of_classes_are_not_given_twice(tmp_path: Path) -> None:
     model = trained.forest(tmp_path)
     with pytest.raises(UsageError, match="fp32"):
-        made(tmp_path, model.file, precision="int8")
+        build_own(tmp_path, model.file, precision="int8")
     with pytest.raises(UsageError, match="setosa"):
-        made(tmp_path, model.file, labels=model.file)
+        build_own(tmp_path, model.file, labels=model.file)
 
 
 def test_an_onnx_file_without_these_operators_stays_one_of_tensors(tmp_path: Path) -> None:
-    assert made(tmp_path, save_scale(tmp_path / "scale.onnx")).client() is None
-    assert columns(made(tmp_path, save_scale(tmp_path / "scale.onnx"), client="table")) == ()
+    assert build_own(tmp_path, save_scale(tmp_path / "scale.onnx")).client() is None
+    assert columns(build_own(tmp_path, save_scale(tmp_path / "scale.onnx"), client="table")) == ()
 
 
 def test_outputs_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
     model = parsed("sequence (float[batch, 4] x) => (seq(float[batch, 4]) y) { y = SequenceConstruct (x) }")
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(BuildError, match="'y'"):
-        made(tmp_path, tmp_path / "model.onnx", client="table")
+        build_own(tmp_path, tmp_path / "model.onnx", client="table")
 
 
 RNG = np.random.default_rng(0)
@@ -239,10 +239,10 @@ def as_json(rows: Any) -> list[list[Any]]:
 )
 def test_a_classifier_answers_as_scikit_learn_does(model: Any, rows: Any, classes: Any, tmp_path: Path) -> None:
     model.fit(rows, classes)
-    found = answered(made(tmp_path, dumped(tmp_path, model)), as_json(rows))
-    assert [each["prediction"] for each in found] == model.predict(rows).tolist()
-    assert list(found[0]["probabilities"]) == list(map(str, model.classes_))
-    scores = [list(each["probabilities"].values()) for each in found]
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(rows))
+    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
+    assert list(predictions[0]["probabilities"]) == list(map(str, model.classes_))
+    scores = [list(each["probabilities"].values()) for each in predictions]
     np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-5)
 
 
@@ -253,10 +253,10 @@ def test_a_classifier_answers_as_scikit_learn_does(model: Any, rows: Any, classe
 )
 def test_a_column_that_fp32_cannot_hold_is_served_in_fp64(model: Any, rows: Any, tmp_path: Path) -> None:
     model.fit(rows, (rows.a - 1e9) / 10 + rows.b)
-    stored = made(tmp_path, dumped(tmp_path, model))
+    stored = build_own(tmp_path, dumped(tmp_path, model))
     assert stored.model.inputs[0].datatype == "FP64"
-    found = [each["prediction"] for each in answered(stored, as_json(rows))]
-    np.testing.assert_allclose(found, model.predict(rows), atol=1e-4)
+    predicted = [each["prediction"] for each in answered(stored, as_json(rows))]
+    np.testing.assert_allclose(predicted, model.predict(rows), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_a_column_that_fp32_cannot_hold_is_served_in_fp64(model: Any, rows: Any,
 )
 def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: Any, tmp_path: Path) -> None:
     model.fit(NUMBERS, KIND)
-    found = answered(made(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
-    assert [each["prediction"] for each in found] == model.predict(NUMBERS).tolist()
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_refuse_other_models_in_a_short_line(model: Any, rows: Any, answers: Any, name: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=name) as caught:
-        made(tmp_path, dumped(tmp_path, model.fit(rows, answers)))
+        build_own(tmp_path, dumped(tmp_path, model.fit(rows, answers)))
     assert len(str(caught.value)) < 300
     assert not (tmp_path / "models").exists()
 
@@ -312,16 +312,16 @@ def test_the_margins_of_a_booster_s_classes_are_no_probabilities(tmp_path: Path)
     model = xgboost.XGBClassifier(objective="multi:softmax", n_estimators=3)
     model.fit(NUMBERS, np.digitize(NUMBERS[:, 0], [-0.5, 0.5]))
     model.save_model(tmp_path / "model.json")
-    found = answered(made(tmp_path, tmp_path / "model.json"), as_json(NUMBERS))
-    assert [each["prediction"] for each in found] == model.predict(NUMBERS).tolist()
+    predictions = answered(build_own(tmp_path, tmp_path / "model.json"), as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
     margins = model.predict(NUMBERS, output_margin=True)
-    np.testing.assert_allclose([list(each["scores"]) for each in found], margins, atol=1e-5)
-    assert "probabilities" not in found[0]
+    np.testing.assert_allclose([list(each["scores"]) for each in predictions], margins, atol=1e-5)
+    assert "probabilities" not in predictions[0]
 
 
 def test_an_example_is_a_row_that_the_model_knows(tmp_path: Path) -> None:
     model = encoded(OneHotEncoder(), LogisticRegression()).fit(FILLED, LETTER)
-    stored = made(tmp_path, dumped(tmp_path, model))
+    stored = build_own(tmp_path, dumped(tmp_path, model))
     row = json.loads((stored.folder / "example.json").read_text())
     assert answered(stored, [row])[0]["prediction"] == model.predict(pd.DataFrame([row], columns=["c", "v"]))[0]
 
@@ -341,18 +341,18 @@ def test_a_model_that_was_saved_under_numpy_2_is_read(tmp_path: Path) -> None:
     Numpy2(buffer).dump(model)
     file = tmp_path / "model.pkl"
     file.write_bytes(buffer.getvalue())
-    found = answered(made(tmp_path, file), as_json(NUMBERS))
-    assert [each["prediction"] for each in found] == model.predict(NUMBERS).tolist()
+    predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
 
 
 def test_rows_of_a_file_are_compared_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(FILLED[["c"]], LETTER)
     (tmp_path / "rows.csv").write_text("c\np\nq\n")
-    made(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
+    build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
     assert "2 rows of rows.csv" in capsys.readouterr().out
     (tmp_path / "rows.csv").write_text("p,1,2\nq,1,2\n")
     with pytest.raises(UsageError, match=r"rows\.csv"):
-        made(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
+        build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
 
 
 def test_a_comparison_that_fails_ends_the_command_with_1_and_builds_nothing(tmp_path: Path) -> None:

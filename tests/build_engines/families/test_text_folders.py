@@ -26,13 +26,13 @@ pytestmark = pytest.mark.full
 
 
 def change(path: Path, **values: Any) -> None:
-    given = json.loads(path.read_text()) if path.exists() else {}
+    content = json.loads(path.read_text()) if path.exists() else {}
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(given | values))
+    path.write_text(json.dumps(content | values))
 
 
-def built(checkpoint: Path, folder: Path, **given: Any) -> ModelSpec:
-    return export(Request("own", **given), checkpoint, folder)
+def built(checkpoint: Path, folder: Path, **options: Any) -> ModelSpec:
+    return export(Request("own", **options), checkpoint, folder)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
 
 
 @pytest.mark.parametrize(
-    ("task", "spoil", "asked", "told"),
+    ("task", "spoil", "asked", "message"),
     [
         ("text-classification", lambda folder: drop(folder, "layer.1.output.dense.weight"), "", "layer.1.output"),
         ("text-classification", lambda folder: drop(folder, "classifier"), "", "classifier"),
@@ -129,11 +129,11 @@ WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
     ],
 )
 def test_refuse_incomplete_folders(
-    task: str, spoil: Callable[[Path], Any], asked: str, told: str, tmp_path: Path
+    task: str, spoil: Callable[[Path], Any], asked: str, message: str, tmp_path: Path
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", task, "roberta")
     spoil(checkpoint)
-    with pytest.raises(BuildError, match=told):
+    with pytest.raises(BuildError, match=message):
         built(checkpoint, tmp_path / "model", task=asked)
 
 
@@ -182,16 +182,16 @@ def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
     file = tmp_path / "whole" / "1" / "model.onnx"
-    given: dict[str, Any] = {"weights": str(file), "client": "bert", "task": "text-classification"}
-    given["repository"] = tmp_path / "repository"
-    folder, _ = build(Request("own", **given, tokenizer=checkpoint))
+    options: dict[str, Any] = {"weights": str(file), "client": "bert", "task": "text-classification"}
+    options["repository"] = tmp_path / "repository"
+    folder, _ = build(Request("own", **options, tokenizer=checkpoint))
     assert (folder / "tokenizer" / "tokenizer.json").is_file()
     ours, wanted = Served(folder, task="text-classification"), Served(tmp_path / "whole", **whole.settings)
     assert ours.predict(TEXTS[:1]) == wanted.predict(TEXTS[:1])
     with pytest.raises(UsageError, match="--tokenizer"):
-        build(Request("own", **given))
+        build(Request("own", **options))
     with pytest.raises(UsageError, match="--client bert"):
-        build(Request("own", **(given | {"client": ""}), tokenizer=checkpoint))
+        build(Request("own", **(options | {"client": ""}), tokenizer=checkpoint))
 
 
 def file_with_scores(checkpoint: Path, folder: Path, operator: str) -> Path:
@@ -212,8 +212,8 @@ def test_scores_of_texts_that_the_file_computes_are_not_computed_again(function:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     file = file_with_scores(checkpoint, tmp_path / "whole", function.capitalize())
     task = "text-classification"
-    given: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
-    folder, _ = build(Request("own", **given, task=task, repository=tmp_path / "repository"))
+    options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
+    folder, _ = build(Request("own", **options, task=task, repository=tmp_path / "repository"))
     parameters = read_config(folder).parameters
     ours = Served(folder, **{name: value.string_value for name, value in parameters.items()}).predict(TEXTS)
     pipeline = transformers.pipeline(task, str(checkpoint), top_k=3, function_to_apply=function)
@@ -226,9 +226,9 @@ def test_scores_of_texts_that_the_file_computes_are_not_computed_again(function:
 def test_a_task_that_needs_logits_takes_no_file_that_ends_in_softmax(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "token-classification", num_labels=3)
     file = file_with_scores(checkpoint, tmp_path / "whole", "Softmax")
-    given: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
+    options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
     with pytest.raises(BuildError, match="Softmax"):
-        build(Request("own", **given, task="token-classification", repository=tmp_path / "repository"))
+        build(Request("own", **options, task="token-classification", repository=tmp_path / "repository"))
 
 
 def test_positions_that_begin_behind_the_padding_shorten_the_texts(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(tm
     for count in (1, 3):
         (output,) = session.run(["output0"], {"images": pixels[:count].numpy()})
         assert output.shape == (count, 1000, 8)
-        found = torch.from_numpy(output[..., 4]).sort().values
-        torch.testing.assert_close(found, expected[:count], rtol=1e-3, atol=1e-3)
+        scores = torch.from_numpy(output[..., 4]).sort().values
+        torch.testing.assert_close(scores, expected[:count], rtol=1e-3, atol=1e-3)
 
 
 def test_the_moving_average_goes_first(tmp_path: Path) -> None:
@@ -79,14 +79,14 @@ class Bomb:
 
 @pytest.mark.parametrize("function", [os.mkdir, os.system, open])
 def test_code_in_a_checkpoint_does_not_run(function: Any, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    words = {os.mkdir: [str(made)], os.system: [f"touch {made}"], open: [str(made), "w"]}[function]
+    trace = tmp_path / "made"
+    words = {os.mkdir: [str(trace)], os.system: [f"touch {trace}"], open: [str(trace), "w"]}[function]
     torch.save({"model": Bomb(function, *words)}, tmp_path / "bomb.pt")
     with pytest.raises(BuildError):
         read(tmp_path / "bomb.pt")
-    assert not made.exists()
+    assert not trace.exists()
     torch.load(tmp_path / "bomb.pt", weights_only=False)
-    assert made.exists()  # so it would
+    assert trace.exists()  # so it would
 
 
 def test_another_structure_is_refused_with_the_export_command(tmp_path: Path) -> None:
