@@ -40,7 +40,7 @@ pytestmark = pytest.mark.unit
 
 DEEP = [b"[" * deep + b"]" * deep for deep in (800, 1015)]
 DEEP += [b'{"a":' * deep + b"1" + b"}" * deep for deep in (800, 1015)]
-PLACES = (
+TEMPLATES = (
     b'{"inputs":[%b],"parameters":{"sequence_end":%%b}}' % ONE,
     b'{"inputs":[%b],"parameters":{"other":%%b}}' % ONE,
     b'{"inputs":[%b],"parameters":%%b}' % ONE,
@@ -59,9 +59,9 @@ def answer(served: ServedModel, body: Body, request: Request = Request("id")) ->
 
 @pytest.mark.parametrize("deep", DEEP, ids=["lists", "deeper lists", "objects", "deeper objects"])
 def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
-    for place in PLACES:
+    for template in TEMPLATES:
         with pytest.raises(InvalidRequest):
-            answer(NUMBERS, read_body(JSON_TYPE, place % deep, generates=True))
+            answer(NUMBERS, read_body(JSON_TYPE, template % deep, generates=True))
     for parameter in CLIENT.require_client().parameters:
         text = b'{"instances":[1],"parameters":{"%b":%b}}' % (parameter.name.encode(), deep)
         with pytest.raises(InvalidRequest):

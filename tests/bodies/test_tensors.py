@@ -119,12 +119,12 @@ def test_raw_input_takes_the_shape_that_its_bytes_fill() -> None:
 
 def test_a_flat_body_is_inputs_and_parameters() -> None:
     document = {"text": "a", "scale": [1, 2], "top": 3, "parameters": {"deep": True}, "id": "mine", "model_name": "m"}
-    found = batch(FlatBody(document, generates=True))
-    assert [(t.name, t.shape, bytes(t.data)) for t in found.inputs] == [
+    flat = batch(FlatBody(document, generates=True))
+    assert [(t.name, t.shape, bytes(t.data)) for t in flat.inputs] == [
         ("text", (1,), b"\1\0\0\0a"),
         ("scale", (2,), np.array([1, 2], dtype="<f4").tobytes()),
     ]
-    assert found.parameters == {"top": 3, "deep": True}
+    assert flat.parameters == {"top": 3, "deep": True}
 
 
 @pytest.mark.parametrize("digits", [25, 400])
@@ -140,8 +140,8 @@ def test_a_flat_value_of_very_many_digits_is_a_number_or_refused(digits: int) ->
 def test_a_flat_value_takes_the_shape_that_is_declared() -> None:
     """NVIDIA's own tests ask their large language models like this."""
     model = served(TensorSpec("PROMPT", "BYTES", (1, 1)), TensorSpec("STREAM", "BOOL", (1, 1)))
-    found = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}, generates=True), model)
-    assert [tensor.shape for tensor in found.inputs] == [(1, 1), (1, 1)]
+    flat = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}, generates=True), model)
+    assert [tensor.shape for tensor in flat.inputs] == [(1, 1), (1, 1)]
 
 
 def reply(*outputs: Tensor, **parameters: bool) -> InferReply:

@@ -39,7 +39,7 @@ def test_every_parameter_of_a_client_stands_in_its_rows(name: str) -> None:
     page = (ROOT / "docs/calling.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith(f"| `{name}`")]
     client = import_module(f"clients.{name}").Client
-    assert {found for row in rows for found in re.findall(r"`(\w+)`", row.split("|")[2])} == {
+    assert {word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[2])} == {
         parameter.name for parameter in client.parameters
     }
 
@@ -72,8 +72,8 @@ def test_the_readme_lists_every_page_once() -> None:
 @pytest.mark.parametrize(("page", "block"), SHELL, ids=[f"{page}: {block.section}" for page, block in SHELL])
 def test_every_block_of_commands_is_executed_or_says_what_it_needs(page: str, block: Block) -> None:
     if block.marker.startswith(EXECUTED_BY):
-        place = ROOT / block.marker.removeprefix(EXECUTED_BY)
-        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        path = ROOT / block.marker.removeprefix(EXECUTED_BY)
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         text = "".join(file.read_text() for file in files)
         called = f'commands("{block.section}")' if page == README else f'commands("{block.section}", "{page}")'
         assert called in text or all(command in text for command in block.commands)

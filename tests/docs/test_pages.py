@@ -17,13 +17,13 @@ from tests.support.readme import AWS, GPU, Block, Reader, blocks, fresh_checkout
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]  # the first test of a guide follows all of it
 
-GUIDES = {title: list(found) for title, found in groupby(blocks("docs/guides.md"), lambda block: block.section)}
+GUIDES = {title: list(group) for title, group in groupby(blocks("docs/guides.md"), lambda block: block.section)}
 
 
 @pytest.fixture(scope="module", params=GUIDES.values(), ids=list(GUIDES))
 def guide(request: pytest.FixtureRequest) -> list[Block]:
-    found: list[Block] = request.param
-    return found
+    parts: list[Block] = request.param
+    return parts
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ TO_FOLLOW = [(page, block) for page, block in SHELL if not block.marker and page
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Reader]]:
     pages = {page for page, _ in TO_FOLLOW}
-    made = {page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader")), blocks(page)) for page in sorted(pages)}
-    yield made
-    for reader in made.values():
+    by_page = {page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader")), blocks(page)) for page in sorted(pages)}
+    yield by_page
+    for reader in by_page.values():
         reader.leave()
 
 

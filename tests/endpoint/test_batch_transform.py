@@ -111,9 +111,9 @@ def picture(colour: str) -> dict[str, str]:
 
 
 def test_each_line_gives_a_line_in_batches_of_the_largest_size(server: Server) -> None:
-    found = lines(send(server, [[n, 1] for n in range(100)]))
-    assert [line["sum"] for line in found] == [n + 1 for n in range(100)]
-    assert [line["together"] for line in found] == [BATCH] * 96 + [4] * 4
+    rows = lines(send(server, [[n, 1] for n in range(100)]))
+    assert [line["sum"] for line in rows] == [n + 1 for n in range(100)]
+    assert [line["together"] for line in rows] == [BATCH] * 96 + [4] * 4
 
 
 @pytest.mark.parametrize("kind", [LINES, "application/x-jsonlines", "application/x-ndjson", f"{LINES}; charset=utf-8"])
@@ -142,9 +142,9 @@ def test_lines_that_are_wrong_in_every_way_spoil_no_other(server: Server) -> Non
     }
     records = [(f"[{n}, 1]".encode(), n + 1) for n in range(60)] + list(wrong.items()) * 3
     random.Random(1).shuffle(records)
-    found = lines(send(server, b"\n".join(line for line, _ in records), params={"model_version": "1"}))
-    assert len(found) == len(records)
-    for line, (_, expected) in zip(found, records, strict=True):
+    rows = lines(send(server, b"\n".join(line for line, _ in records), params={"model_version": "1"}))
+    assert len(rows) == len(records)
+    for line, (_, expected) in zip(rows, records, strict=True):
         if isinstance(expected, int):
             assert line["sum"] == expected
         else:
@@ -160,12 +160,12 @@ def test_a_record_may_be_a_request_and_is_answered_as_one(server: Server) -> Non
         {"modelname": "summer", "payload": [5, 6]},
         [7, 8],
     ]
-    found = lines(send(server, records))
-    assert found[0]["predictions"][0]["sum"] == 30
-    assert [each["sum"] for each in found[1]["predictions"]] == [3, 7]
-    assert (found[1]["model_name"], found[1]["model_version"]) == ("summer", "1")
-    assert (found[2]["modelname"], found[2]["result"]["sum"]) == ("summer", 11)
-    assert found[3]["sum"] == 15
+    rows = lines(send(server, records))
+    assert rows[0]["predictions"][0]["sum"] == 30
+    assert [each["sum"] for each in rows[1]["predictions"]] == [3, 7]
+    assert (rows[1]["model_name"], rows[1]["model_version"]) == ("summer", "1")
+    assert (rows[2]["modelname"], rows[2]["result"]["sum"]) == ("summer", 11)
+    assert rows[3]["sum"] == 15
 
 
 def test_parameters_of_the_request_hold_for_every_line(server: Server) -> None:
@@ -184,9 +184,9 @@ def test_a_wrong_parameter_of_the_request_is_a_400(server: Server) -> None:
 def test_images_are_decoded_line_by_line(server: Server) -> None:
     huge = b64(png_that_claims(100_000, 100_000))
     records = [picture("white"), {"b64": "!"}, b64(b"text"), huge, picture("black"), 5]
-    found = lines(send(server, records, "resnet", params={"top_k": "2"}))
-    assert [len(found[n]["classes"]) for n in (0, 4)] == [2, 2]
-    assert [found[n]["code"] for n in (1, 2, 3, 5)] == ["decoding_error"] * 4
+    rows = lines(send(server, records, "resnet", params={"top_k": "2"}))
+    assert [len(rows[n]["classes"]) for n in (0, 4)] == [2, 2]
+    assert [rows[n]["code"] for n in (1, 2, 3, 5)] == ["decoding_error"] * 4
 
 
 def tensor(values: list[float], **more: Any) -> dict[str, Any]:
@@ -196,15 +196,15 @@ def tensor(values: list[float], **more: Any) -> dict[str, Any]:
 def test_tensor_models_take_a_kserve_request_per_line(server: Server) -> None:
     short = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1.0]}]}
     binary = tensor([1.0], parameters={"binary_data_output": True})
-    found = lines(send(server, [tensor([1.0]), short, {"inputs": 5}, binary, [1.0], tensor([2.0, 3.0])], "scale"))
-    assert [found[n]["outputs"][0]["data"] for n in (0, 5)] == [[3.0], [6.0, 9.0]]
-    assert [found[n]["code"] for n in (1, 2, 4)] == ["invalid_request"] * 3
-    assert found[3]["code"] == "not_acceptable"
+    rows = lines(send(server, [tensor([1.0]), short, {"inputs": 5}, binary, [1.0], tensor([2.0, 3.0])], "scale"))
+    assert [rows[n]["outputs"][0]["data"] for n in (0, 5)] == [[3.0], [6.0, 9.0]]
+    assert [rows[n]["code"] for n in (1, 2, 4)] == ["invalid_request"] * 3
+    assert rows[3]["code"] == "not_acceptable"
 
 
 def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
-    found = lines(send(server, [tensor([1.0]), tensor([1.0], model_version="1")], "scale", params={"model_version": 1}))
-    assert [line["outputs"][0]["data"] for line in found] == [[2.0], [2.0]]
+    rows = lines(send(server, [tensor([1.0]), tensor([1.0], model_version="1")], "scale", params={"model_version": 1}))
+    assert [line["outputs"][0]["data"] for line in rows] == [[2.0], [2.0]]
 
 
 @pytest.mark.parametrize(

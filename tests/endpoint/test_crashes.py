@@ -72,8 +72,8 @@ def stub(server: Server) -> int:
 
 
 def crashes(server: Server) -> float:
-    found = re.search(r'^serve_model_crashes_total{model="ends"} (\S+)$', server.get("/metrics").text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    match = re.search(r'^serve_model_crashes_total{model="ends"} (\S+)$', server.get("/metrics").text, re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 def new_worker(server: Server) -> Registry:

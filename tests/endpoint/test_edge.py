@@ -88,8 +88,8 @@ def test_an_ambiguous_or_broken_request_gets_our_error_and_the_connection_ends(s
     status, request = REFUSED[name]
     statuses, body = answers(server, request)
     assert statuses == [status]
-    found = json.loads(body)
-    assert (set(found), found["code"]) == ({"error", "code", "request_id"}, CODES.get(status, "invalid_request"))
+    document = json.loads(body)
+    assert (set(document), document["code"]) == ({"error", "code", "request_id"}, CODES.get(status, "invalid_request"))
     assert server.ping() == 200
 
 

@@ -86,8 +86,8 @@ def test_many_callers_with_texts_of_different_lengths_get_their_own_answers(trit
     texts = [" ".join(["word"] * count) for count in range(1, 17)]
     expected = infer(triton, "text_embedding", {"INPUT0": strings(*texts)})["finaloutput"]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: infer(triton, "text_embedding", {"INPUT0": strings(text)}), texts))
-    for row, answer in zip(expected, found, strict=True):
+        answers = list(pool.map(lambda text: infer(triton, "text_embedding", {"INPUT0": strings(text)}), texts))
+    for row, answer in zip(expected, answers, strict=True):
         np.testing.assert_allclose(answer["finaloutput"][0], row, atol=1e-5)
 
 

@@ -85,10 +85,10 @@ def send(server: Server, model: str, data: bytes, kind: str = JSON_TYPE, encodin
 def expect(reply: requests.Response, *statuses: int) -> str:
     """The text of an error that says what was wrong, not that we failed."""
     assert reply.status_code in statuses, reply.text[:500]
-    found = reply.json()
-    assert set(found) == {"error", "code", "request_id"}
-    assert len(found["error"]) < 500
-    return str(found["error"])
+    document = reply.json()
+    assert set(document) == {"error", "code", "request_id"}
+    assert len(document["error"]) < 500
+    return str(document["error"])
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,8 @@ REPOSITORY = ROOT / "model_repository"
 
 def predictions(reply: requests.Response) -> list[Any]:
     assert reply.status_code == 200, reply.text
-    found: list[Any] = reply.json()["predictions"]
-    return found
+    results: list[Any] = reply.json()["predictions"]
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,11 @@ def test_many_instances_come_back_in_order_past_max_batch_size(server: Server, d
 
 def test_several_files_of_a_form_are_several_instances(server: Server, digits: list[tuple[bytes, str]]) -> None:
     files = [("image", (f"{n}.png", digits[n][0], "image/png")) for n in range(3)]
-    found = predictions(server.post(params={"model_name": "resnet"}, files=files, data={"top_k": "1"}))
+    several = predictions(server.post(params={"model_name": "resnet"}, files=files, data={"top_k": "1"}))
     named = {"model_name": "resnet"}
     single = [predictions(server.post(params=named, data=digits[n][0], headers=PNG))[0] for n in range(3)]
-    assert [top(p) for p in found] == [top(p) for p in single]
-    assert [len(p["classes"]) for p in found] == [1, 1, 1]
+    assert [top(p) for p in several] == [top(p) for p in single]
+    assert [len(p["classes"]) for p in several] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_npy_goes_in_and_json_or_npy_comes_out_as_accept_asks(server: Server, ar
 
 
 @pytest.mark.parametrize(
-    "place",
+    "source",
     [
         {"headers": {ATTRIBUTES: "model_name=bert;model_version=1"}},
         {"headers": {ATTRIBUTES: "trace=7, model_name=bert, model_version=1"}},
@@ -108,12 +108,12 @@ def test_npy_goes_in_and_json_or_npy_comes_out_as_accept_asks(server: Server, ar
         {"params": {"model_name": "bert", "model_version": "1"}},
     ],
 )
-def test_a_model_is_named_in_any_of_the_places(server: Server, place: dict[str, Any]) -> None:
-    headers = {"Content-Type": "text/plain", **place.get("headers", {})}
-    reply = server.post(data=TEXT, params=place.get("params"), headers=headers)
+def test_a_model_is_named_in_any_of_the_places(server: Server, source: dict[str, Any]) -> None:
+    headers = {"Content-Type": "text/plain", **source.get("headers", {})}
+    reply = server.post(data=TEXT, params=source.get("params"), headers=headers)
     assert reply.status_code == 200, reply.text
     assert (reply.headers["X-Model-Name"], reply.headers["X-Model-Version"]) == ("bert", "1")
-    assert reply.headers.get(ATTRIBUTES) == place.get("headers", {}).get(ATTRIBUTES)
+    assert reply.headers.get(ATTRIBUTES) == source.get("headers", {}).get(ATTRIBUTES)
     assert (reply.json()["model_name"], reply.json()["model_version"]) == ("bert", "1")
 
 
@@ -145,7 +145,7 @@ def overlap(a: dict[str, float], b: NDArray[Any]) -> float:
 
 
 def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(server: Server) -> None:
-    pages, found, detections = list(islice(held_out_pages(100), 20)), 0, 0
+    pages, hits, detections = list(islice(held_out_pages(100), 20)), 0, 0
     for first in range(0, len(pages), 5):
         body = {"model_name": "yolov5", "instances": [b64(encoded(page.image)) for page in pages[first : first + 5]]}
         for page, prediction in zip(pages[first : first + 5], predictions(server.post(json=body)), strict=True):
@@ -153,10 +153,10 @@ def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(se
             detections += len(prediction["detections"])
             for box, label in zip(page.boxes, page.labels, strict=True):
                 matches = (d for d in prediction["detections"] if d["label"] == str(label))
-                found += any(overlap(each["box"], box) > 0.5 for each in matches)
+                hits += any(overlap(each["box"], box) > 0.5 for each in matches)
     total = sum(len(page.labels) for page in pages)
     assert len({page.image.size for page in pages}) > 1
-    assert found >= 0.9 * total > 180, f"{found} of {total}"
+    assert hits >= 0.9 * total > 180, f"{hits} of {total}"
     assert detections <= 1.1 * total
 
 

@@ -148,11 +148,11 @@ def test_without_a_process_every_route_is_a_503_that_says_so_and_they_come_back(
 
 
 def ping_that_names(server: Server, process: str) -> requests.Response:
-    found: list[requests.Response] = []
+    replies: list[requests.Response] = []
 
     def names() -> bool:
-        found.append(server.get("/ping"))
-        return found[-1].status_code == 503 and process in found[-1].json()["error"]
+        replies.append(server.get("/ping"))
+        return replies[-1].status_code == 503 and process in replies[-1].json()["error"]
 
     wait_until(names, f"/ping names {process}")
-    return found[-1]
+    return replies[-1]

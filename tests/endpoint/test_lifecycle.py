@@ -90,6 +90,6 @@ def checked_out() -> Iterator[Path]:
     """Yield all files but those of tools, and of the bench and the image's build, whose tests may run meanwhile."""
     tools = {".git", ".venv", "__pycache__", ".cache", "dist"}
     tools |= {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
-    for place, folders, names in os.walk(ROOT):
+    for parent, folders, names in os.walk(ROOT):
         folders[:] = set(folders) - tools
-        yield from (Path(place, name) for name in names)
+        yield from (Path(parent, name) for name in names)

@@ -88,11 +88,11 @@ def send(server: Server, path: str = "/invocations", /, **request: Any) -> tuple
 def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[dict[str, Any]]:
     """Those of one request; waits for nginx's, which comes after the reply, and for the process' own."""
 
-    def found() -> list[dict[str, Any]]:
+    def lines() -> list[dict[str, Any]]:
         return [line for line in server.entries() if line.get("request_id") == request_id]
 
-    wait_until(lambda: {"nginx", process} <= {line["process"] for line in found()}, f"the lines of {request_id}")
-    return [line for line in found() if line["process"] == process]
+    wait_until(lambda: {"nginx", process} <= {line["process"] for line in lines()}, f"the lines of {request_id}")
+    return [line for line in lines() if line["process"] == process]
 
 
 def test_one_line_says_everything_of_a_request(server: Server) -> None:

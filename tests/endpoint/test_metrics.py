@@ -95,8 +95,8 @@ def call(server: Server, seconds: float = 0) -> requests.Response:
 
 def with_example(server: Server) -> dict[str, Metric]:
     """Return what is counted once the sleeper's example is."""
-    found = scrape(server)
-    return found if value(found, IN_TRITON, model="sleeper") else {}
+    metrics = scrape(server)
+    return metrics if value(metrics, IN_TRITON, model="sleeper") else {}
 
 
 def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -> None:

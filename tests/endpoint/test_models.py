@@ -41,7 +41,7 @@ class Row:
     reply: str
 
 
-ROWS = [Row(*map(str.strip, found.groups())) for found in _ROW.finditer(PAGE)]
+ROWS = [Row(*map(str.strip, match.groups())) for match in _ROW.finditer(PAGE)]
 README = commands("Add your model")
 BUILD = ".venv/bin/python -m build_engines "
 CALLS = [line for line in README if line.startswith("curl ")]
@@ -85,17 +85,17 @@ def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path
         file = folder / row.model / row.body
         answer = server.post(path, data=file.read_bytes(), headers={"Content-Type": TYPES[file.suffix]})
     assert answer.status_code == 200, answer.text
-    found = answer.json()
+    document = answer.json()
     shown = json.loads(row.reply.replace("…", f'"{CUT}"'))
-    assert (found.pop("model_name"), found.pop("model_version")) == (row.model, "1")
-    assert shape(found) == shape(shown)
+    assert (document.pop("model_name"), document.pop("model_version")) == (row.model, "1")
+    assert shape(document) == shape(shown)
 
 
 @pytest.mark.parametrize("command", CALLS)
 def test_each_call_of_the_readme_is_answered(command: str, server: Server, folder: Path) -> None:
-    here = command.replace("http://localhost:8080", server.url)
+    local = command.replace("http://localhost:8080", server.url)
     model = re.findall(r"model_name=(\w+)", command)[0]
-    done = subprocess.run(["bash", "-ec", here], cwd=folder / model, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(["bash", "-ec", local], cwd=folder / model, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert {"predictions", "outputs"} & json.loads(done.stdout).keys(), done.stdout
 
@@ -103,8 +103,8 @@ def test_each_call_of_the_readme_is_answered(command: str, server: Server, folde
 def test_images_of_several_sizes_in_one_request_get_the_boxes_of_transformers(server: Server, folder: Path) -> None:
     whole = pipeline("object-detection", folder / "animals" / FOLDER, "yolos")
     body = {"instances": [b64(encoded(each)) for each in images()], "parameters": {"confidence": 0.1}}
-    found = ask(server, "animals", body)
-    for picture, prediction in zip(images(), found, strict=True):
+    predictions = ask(server, "animals", body)
+    for picture, prediction in zip(images(), predictions, strict=True):
         assert_detections(prediction, picture, whole(picture, threshold=0.1))
 
 

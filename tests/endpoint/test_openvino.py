@@ -65,8 +65,8 @@ def test_a_model_without_a_config_takes_tensors(server: Server) -> None:
     body = {"inputs": [{"name": name, **tensor} for name in ("x", "y")]}
     reply = server.post("/invocations?model_name=sums", json=body)
     assert reply.status_code == 200, reply.text
-    found = {output["name"].removesuffix("_too"): output["data"] for output in reply.json()["outputs"]}
-    assert found == {"sum": [2, 4, 6, 8, 10, 12], "product": [1, 4, 9, 16, 25, 36]}
+    outputs = {output["name"].removesuffix("_too"): output["data"] for output in reply.json()["outputs"]}
+    assert outputs == {"sum": [2, 4, 6, 8, 10, 12], "product": [1, 4, 9, 16, 25, 36]}
 
 
 def test_the_check_finds_nothing_wrong_with_them(repository: Path) -> None:

@@ -68,10 +68,10 @@ def ask(server: Server, number: int) -> requests.Response:
 
 def counted(server: Server) -> Counter[str]:
     """Return the requests by status, as /metrics has them."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for code, number in re.findall(r'^serve_requests_total{code="(\d+)".*} (\S+)$', server.get("/metrics").text, re.M):
-        found[code] += int(float(number))
-    return found
+        counts[code] += int(float(number))
+    return counts
 
 
 def test_requests_beyond_the_limit_are_refused_counted_and_logged(running: Server) -> None:

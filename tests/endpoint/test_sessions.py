@@ -42,8 +42,8 @@ def opened(reply: requests.Response) -> str:
 
 def total(reply: requests.Response) -> float:
     assert reply.status_code == 200, reply.text
-    (found,) = (output["data"][0] for output in reply.json()["outputs"] if output["name"] == "total")
-    return float(found)
+    (value,) = (output["data"][0] for output in reply.json()["outputs"] if output["name"] == "total")
+    return float(value)
 
 
 STATEFUL = ["summer", "direct_summer", "brief_summer"]
@@ -80,9 +80,9 @@ def test_an_unknown_id_is_an_error_and_opens_nothing(server: Server, model: str,
 def test_a_session_opened_and_ended_at_once_has_both_headers(server: Server) -> None:
     before = datetime.now(UTC)
     reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end=True))
-    found = re.fullmatch(r"\d+; Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", reply.headers[SESSION])
-    assert found
-    expires = datetime.strptime(found[1], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    match = re.fullmatch(r"\d+; Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", reply.headers[SESSION])
+    assert match
+    expires = datetime.strptime(match[1], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     assert before + timedelta(seconds=29) <= expires <= datetime.now(UTC) + timedelta(seconds=30)
     assert reply.headers[CLOSED] == opened(reply)
 
@@ -111,10 +111,10 @@ ENDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("request_", ENDS.values(), ids=ENDS)
 def test_a_session_can_be_ended_in_each_of_these_places(server: Server, request_: dict[str, Any]) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", {"instances": [1]}))
-    given = dict(request_)
-    given["headers"] = {SESSION: session, **given.get("headers", {})}
-    given["params"] = {"model_name": "summer", **given.get("params", {})}
-    reply = server.post(**given)
+    arguments = dict(request_)
+    arguments["headers"] = {SESSION: session, **arguments.get("headers", {})}
+    arguments["params"] = {"model_name": "summer", **arguments.get("params", {})}
+    reply = server.post(**arguments)
     assert reply.status_code == 200, reply.text
     assert reply.headers[CLOSED] == session
     assert_is_gone(call(server, "summer", session, tensors(1)), session)
@@ -182,8 +182,8 @@ def test_many_callers_sessions_keep_apart(server: Server) -> None:
         return totals
 
     with ThreadPoolExecutor(24) as pool:
-        found = list(pool.map(caller, range(1, 25)))
-    assert found == [[number * step for step in range(1, 11)] for number in range(1, 25)]
+        by_caller = list(pool.map(caller, range(1, 25)))
+    assert by_caller == [[number * step for step in range(1, 11)] for number in range(1, 25)]
 
 
 @pytest.mark.parametrize("session", ["NEW_SESSION", "1234"])

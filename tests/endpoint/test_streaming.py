@@ -59,11 +59,11 @@ def events(reply: requests.Response) -> list[tuple[str, Any]]:
 
 
 def parsed(text: str) -> list[tuple[str, Any]]:
-    found = []
+    pairs = []
     for part in text.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in part.splitlines())
-        found.append((fields.get("event", "message"), json.loads(fields["data"])))
-    return found
+        pairs.append((fields.get("event", "message"), json.loads(fields["data"])))
+    return pairs
 
 
 def cancelled(server: Server) -> int:
@@ -77,8 +77,8 @@ def wait_cancelled(server: Server, count: int) -> None:
 
 def seconds(server: Server) -> float:
     """Return the seconds of all requests so far, as /metrics has them."""
-    found = re.findall(r"^serve_request_seconds_sum.* (\S+)$", server.get("/metrics").text, re.MULTILINE)
-    return sum(map(float, found))
+    durations = re.findall(r"^serve_request_seconds_sum.* (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    return sum(map(float, durations))
 
 
 def test_a_flat_body_gives_an_event_per_response(server: Server) -> None:
@@ -87,8 +87,8 @@ def test_a_flat_body_gives_an_event_per_response(server: Server) -> None:
     assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
     assert reply.headers["X-Model-Name"] == "teller"
     assert reply.headers["X-Model-Version"] == "1"
-    told = {"id": "mine", "model_name": "teller", "model_version": "1", "about": [3.0, 0.5]}
-    assert events(reply) == [("message", told | {"text_output": word}) for word in ("one", "two")]
+    fields = {"id": "mine", "model_name": "teller", "model_version": "1", "about": [3.0, 0.5]}
+    assert events(reply) == [("message", fields | {"text_output": word}) for word in ("one", "two")]
     wait_until(lambda: seconds(server) - before >= 1, "the whole stream is counted")
 
 
@@ -150,8 +150,8 @@ def test_a_deadline_ends_a_stream_with_an_event(server: Server, tmp_path: Path) 
     patient.extensions["serving"].gateway.stream_timeout = 2.0
     body = {"text_input": f"a b {tmp_path / 'never'}"}
     reply = patient.test_client().post("/invocations?model_name=teller", json=body, headers=EVENTS)
-    *told, (name, last) = parsed(reply.text)
-    assert [each["text_output"] for _, each in told] == ["a", "b"]
+    *messages, (name, last) = parsed(reply.text)
+    assert [each["text_output"] for _, each in messages] == ["a", "b"]
     assert (name, last["code"]) == ("error", "triton_timeout")
 
 

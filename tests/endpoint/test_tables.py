@@ -49,8 +49,8 @@ def server(models: Mapping[str, Trained], tmp_path_factory: pytest.TempPathFacto
 
 def predictions(reply: requests.Response) -> list[dict[str, Any]]:
     assert reply.status_code == 200, reply.text
-    found: list[dict[str, Any]] = reply.json()["predictions"]
-    return found
+    results: list[dict[str, Any]] = reply.json()["predictions"]
+    return results
 
 
 def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Response:
@@ -70,17 +70,17 @@ def test_classes_and_probabilities_are_the_model_s(model: str, server: Server, m
     trained_model, rows = models[model].model, models[model].rows
     wanted = models[model].own_rows
     for body in (text_of(rows), {"instances": models[model].lists}):
-        found = predictions(ask(server, model, body))
-        assert [each["prediction"] for each in found] == trained_model.predict(wanted).tolist()
-        assert [list(each["probabilities"]) for each in found] == [[str(c) for c in trained_model.classes_]] * len(rows)
-        scores = [list(each["probabilities"].values()) for each in found]
+        results = predictions(ask(server, model, body))
+        assert [each["prediction"] for each in results] == trained_model.predict(wanted).tolist()
+        assert [list(p["probabilities"]) for p in results] == [[str(c) for c in trained_model.classes_]] * len(rows)
+        scores = [list(each["probabilities"].values()) for each in results]
         np.testing.assert_allclose(scores, trained_model.predict_proba(wanted), atol=1e-5)
 
 
 def test_a_regression_is_a_number(server: Server, models: Mapping[str, Trained]) -> None:
     model = models["lgbm"]
-    found = [each["prediction"] for each in predictions(ask(server, "lgbm", text_of(model.rows)))]
-    np.testing.assert_allclose(found, model.model.predict(model.rows.to_numpy()), rtol=1e-5)
+    predicted = [each["prediction"] for each in predictions(ask(server, "lgbm", text_of(model.rows)))]
+    np.testing.assert_allclose(predicted, model.model.predict(model.rows.to_numpy()), rtol=1e-5)
 
 
 def test_columns_by_name_come_in_any_order(server: Server, models: Mapping[str, Trained]) -> None:
@@ -123,9 +123,9 @@ def test_the_answer_can_be_csv(server: Server, models: Mapping[str, Trained]) ->
     reply = ask(server, "mixed", rows, Accept="text/csv")
     assert reply.headers["Content-Type"] == "text/csv; charset=utf-8"
     lines = list(csv.reader(io.StringIO(reply.text)))
-    found = predictions(ask(server, "mixed", rows))
+    results = predictions(ask(server, "mixed", rows))
     assert len(lines) == 3000
-    wanted = [[each["prediction"], *each["probabilities"].values()] for each in found]
+    wanted = [[each["prediction"], *each["probabilities"].values()] for each in results]
     assert [[line[0], *map(float, line[1:])] for line in lines] == wanted
 
 

@@ -71,8 +71,8 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.mark.parametrize("is_attribute", [False, True])
 def test_triton_s_spans_are_in_the_caller_s_trace(server: Server, collector: Collector, is_attribute: bool) -> None:
     trace, parent = uuid.uuid4().hex, uuid.uuid4().hex[:16]
-    given = f"00-{trace}-{parent}-01"
-    header = {"X-Amzn-SageMaker-Custom-Attributes": f"traceparent={given}"} if is_attribute else {"traceparent": given}
+    value = f"00-{trace}-{parent}-01"
+    header = {"X-Amzn-SageMaker-Custom-Attributes": f"traceparent={value}"} if is_attribute else {"traceparent": value}
 
     def spans() -> list[dict[str, Any]]:
         assert server.post(json=TENSORS, headers=header).status_code == 200
@@ -88,8 +88,8 @@ def test_only_a_well_formed_and_sampled_traceparent_goes_on(server: Server, coll
     malformed = (f"00-{silent}-{'1' * 15}-01", f"00-{silent}\xe9-01", "00-none-of-this")
 
     def spans() -> list[dict[str, Any]]:
-        for given in (unsampled, *malformed, f"00-{last}-{'2' * 16}-01"):
-            reply = server.post(json=TENSORS, headers={"traceparent": given.encode("latin-1")})
+        for traceparent in (unsampled, *malformed, f"00-{last}-{'2' * 16}-01"):
+            reply = server.post(json=TENSORS, headers={"traceparent": traceparent.encode("latin-1")})
             assert reply.status_code == 200
         return collector.of(last)
 

@@ -79,5 +79,5 @@ LOADS = Entry("loads", "loads", "", "", 0, LOADING)
 def test_a_model_that_was_refused_is_no_reason_for_503_once_all_were_ready_and_others_serve(
     entries: Sequence[Entry], was_ready: bool, on_demand: bool, error: type[ServingError] | None
 ) -> None:
-    found = Models({each.name: each for each in entries}, was_ready=was_ready, on_demand=on_demand).unready()
-    assert (type(found) if found else None) is error
+    unready = Models({each.name: each for each in entries}, was_ready=was_ready, on_demand=on_demand).unready()
+    assert (type(unready) if unready else None) is error

@@ -86,11 +86,11 @@ def opened(
 
 
 def rectangle(element: Locator) -> dict[str, float]:
-    found = element.evaluate(
+    bounds = element.evaluate(
         "each => { const {x, y, width, height} = each.getBoundingClientRect(); return {x, y, width, height}; }"
     )
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(bounds, dict)
+    return bounds
 
 
 def choose(page: Page, model: str) -> None:

@@ -35,8 +35,8 @@ server = module_server(make_repository, SERVE_PAGE="true")
 
 @pytest.fixture
 def page(browser: Browser, server: Server) -> Iterator[Page]:
-    with opened(browser, server.url) as found:
-        yield found
+    with opened(browser, server.url) as tab:
+        yield tab
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,12 @@ def test_an_own_picture_has_boxes_at_the_right_places(browser: Browser, server: 
         image = picture_of(page)
         assert image["x"] >= 0 and image["x"] + image["width"] <= width
         for box, detection in zip(page.locator(".box").all(), expected["detections"], strict=True):
-            place, corners = rectangle(box), detection["box"]
+            bounds, corners = rectangle(box), detection["box"]
             scale = image["width"] / expected["image"]["width"]
-            assert place["x"] - image["x"] == pytest.approx(scale * corners["xmin"], abs=1)
-            assert place["y"] - image["y"] == pytest.approx(scale * corners["ymin"], abs=1)
-            assert place["width"] == pytest.approx(scale * (corners["xmax"] - corners["xmin"]), abs=1)
-            assert place["height"] == pytest.approx(scale * (corners["ymax"] - corners["ymin"]), abs=1)
+            assert bounds["x"] - image["x"] == pytest.approx(scale * corners["xmin"], abs=1)
+            assert bounds["y"] - image["y"] == pytest.approx(scale * corners["ymin"], abs=1)
+            assert bounds["width"] == pytest.approx(scale * (corners["xmax"] - corners["xmin"]), abs=1)
+            assert bounds["height"] == pytest.approx(scale * (corners["ymax"] - corners["ymin"]), abs=1)
             assert box.inner_text() == detection["label"]
 
 
@@ -100,10 +100,10 @@ def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server
     drawn = zip(page.locator(".shapes g").all(), reversed(expected["detections"]), strict=True)
     for shape, detection in drawn:  # the best one is drawn last, and lies on top
         [polygon] = detection["polygons"]
-        place = rectangle(shape.locator("polygon"))
-        assert place["x"] - image["x"] == pytest.approx(scale * min(polygon[::2]), abs=2)
-        assert place["y"] - image["y"] == pytest.approx(scale * min(polygon[1::2]), abs=2)
-        assert place["width"] == pytest.approx(scale * (max(polygon[::2]) - min(polygon[::2])), abs=3)
+        bounds = rectangle(shape.locator("polygon"))
+        assert bounds["x"] - image["x"] == pytest.approx(scale * min(polygon[::2]), abs=2)
+        assert bounds["y"] - image["y"] == pytest.approx(scale * min(polygon[1::2]), abs=2)
+        assert bounds["width"] == pytest.approx(scale * (max(polygon[::2]) - min(polygon[::2])), abs=3)
         seen, unseen = detection["keypoints"]
         assert seen["score"] > 0.5 > unseen["score"]
         circle = rectangle(shape.locator("circle"))
@@ -219,12 +219,12 @@ SHOWN: dict[str, tuple[Any, str, list[str]]] = {
 @pytest.mark.parametrize("kind", SHOWN)
 def test_each_kind_of_prediction_has_its_view(page: Page, kind: str) -> None:
     """The models of these kinds take minutes to make, so their replies are written here."""
-    prediction, place, texts = SHOWN[kind]
+    prediction, selector, texts = SHOWN[kind]
     page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [prediction]}))
     choose(page, "bert")
     page.get_by_role("textbox", name="Text 1").fill("\N{GRINNING FACE} is Ada <b>here</b>")
     page.get_by_role("button", name="Run").click()
-    expect(page.locator(place)).to_have_text(texts)
+    expect(page.locator(selector)).to_have_text(texts)
 
 
 def test_an_answer_is_marked_in_its_passage(page: Page) -> None:
@@ -323,8 +323,8 @@ def test_axe_finds_nothing_serious(browser: Browser, server: Server, width: int,
 
 
 def check(page: Page) -> None:
-    found = Axe().run(page).response["violations"]
-    serious = [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")]
+    problems = Axe().run(page).response["violations"]
+    serious = [(each["id"], each["nodes"][0]["html"]) for each in problems if each["impact"] in ("serious", "critical")]
     assert serious == []
 
 
@@ -336,18 +336,18 @@ def test_the_policy_of_the_page_allows_its_own_server_alone(server: Server) -> N
 def test_the_api_s_page_lists_every_route(browser: Browser, server: Server) -> None:
     described = server.get("/openapi.json").json()["paths"]
     operations = {(method.upper(), path) for path, methods in described.items() for method in methods}
-    with opened(browser, server.url, path="/docs", awaited=".opblock") as found:
-        expect(found.locator(".opblock")).to_have_count(len(operations))
+    with opened(browser, server.url, path="/docs", awaited=".opblock") as tab:
+        expect(tab.locator(".opblock")).to_have_count(len(operations))
         shown = {
             (
                 block.locator(".opblock-summary-method").inner_text(),
                 block.locator("[data-path]").get_attribute("data-path"),
             )
-            for block in found.locator(".opblock").all()
+            for block in tab.locator(".opblock").all()
         }
         assert shown == operations
-        found.locator(".opblock", has=found.locator('[data-path="/invocations"]')).first.click()
-        expect(found.get_by_text("Request body").first).to_be_visible()
+        tab.locator(".opblock", has=tab.locator('[data-path="/invocations"]')).first.click()
+        expect(tab.get_by_text("Request body").first).to_be_visible()
 
 
 def test_a_killed_triton_is_seen_and_so_is_its_return(page: Page, server: Server) -> None:

@@ -71,8 +71,8 @@ def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(simulation
     reply = invoke(simulation, model, body, kind, InferenceId="mine")
     whole = predictions(reply["Body"].read())
     assert len(whole) == 1
-    found = [reply[name] for name in ("ContentType", "InvokedProductionVariant", "CustomAttributes")]
-    assert found == ["application/json", "AllTraffic", f"model_name={model}"]
+    fields = [reply[name] for name in ("ContentType", "InvokedProductionVariant", "CustomAttributes")]
+    assert fields == ["application/json", "AllTraffic", f"model_name={model}"]
 
     named = {"EndpointName": "desk", "ContentType": kind, "CustomAttributes": f"model_name={model}"}
     reply = simulation.client.invoke_endpoint_with_response_stream(Body=body, **named)
