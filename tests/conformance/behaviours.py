@@ -47,9 +47,9 @@ class Row:
     improvement: str = ""
 
 
-def rows(section: str, *given: tuple[str, Ask] | tuple[str, Ask, str]) -> list[Row]:
+def rows(section: str, *entries: tuple[str, Ask] | tuple[str, Ask, str]) -> list[Row]:
     """Make rows of one section from titles, requests and improvements."""
-    return [Row(section, *each) for each in given]
+    return [Row(section, *each) for each in entries]
 
 
 @dataclass(frozen=True)

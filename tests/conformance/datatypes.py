@@ -35,8 +35,8 @@ def _asked(name: str, as_json: bool, answer_binary: bool) -> Ask:
 
 def _with(name: str, values: list[object]) -> Ask:
     inputs = [
-        tensor(f"in_{other}", other, [1, 2], values if other == name else given)
-        for other, given in IDENTITY_VALUES.items()
+        tensor(f"in_{other}", other, [1, 2], values if other == name else default)
+        for other, default in IDENTITY_VALUES.items()
         if other != "FP16"
     ]
     half = tensor("in_FP16", "FP16", [1, 2], binary_data_size=4)

@@ -23,8 +23,8 @@ HEADER = compact(
 
 def framing(answer: Answer) -> str:
     names = ("content-type", "content-length", "content-encoding", "transfer-encoding")
-    found = [f"{name}: {answer.headers[name]}" for name in names if name in answer.headers]
-    return ", ".join([str(answer.status), *found])
+    fields = [f"{name}: {answer.headers[name]}" for name in names if name in answer.headers]
+    return ", ".join([str(answer.status), *fields])
 
 
 def status(answer: Answer) -> str:
@@ -73,8 +73,8 @@ def pipelined(side: Side) -> str:
     one = wire.request("POST", side.path, body=compact(ONE))
     data = one + wire.request("GET", "/ping") + one
     answers = wire.exchange(side.port, data, "POST", "GET", "POST", seconds=PATIENCE)
-    said = [f"{answer.status} with {'a' if answer.body else 'no'} body" for answer in answers]
-    return ", ".join([*said, *["nothing"] * (3 - len(said))])
+    replies = [f"{answer.status} with {'a' if answer.body else 'no'} body" for answer in answers]
+    return ", ".join([*replies, *["nothing"] * (3 - len(replies))])
 
 
 def closing(side: Side) -> str:

@@ -73,7 +73,7 @@ def _multi(folder: Path) -> Iterator[tuple[Side, Side]]:
 @contextmanager
 def _archives(folder: Path) -> Iterator[Path]:
     """/opt/ml/models, or another folder if this user cannot make it."""
-    made = [path for path in (PLATFORM.parent, PLATFORM) if not path.exists()]
+    created = [path for path in (PLATFORM.parent, PLATFORM) if not path.exists()]
     try:
         PLATFORM.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -81,7 +81,7 @@ def _archives(folder: Path) -> Iterator[Path]:
         yield folder / "archives"
         return
     yield PLATFORM
-    for path in reversed(made):
+    for path in reversed(created):
         with suppress(OSError):
             path.rmdir()
 

@@ -39,8 +39,8 @@ def _observe(folder: Path, fill: Fill, words: tuple[str, ...], variables: dict[s
 
 
 def _describe(server: Server, words: tuple[str, ...]) -> str:
-    said = server.output()
-    missing = [word for word in words if word not in said]
+    output = server.output()
+    missing = [word for word in words if word not in output]
     if server.process.poll() is None:
         served = server.get("/models").json()["models"]
         names = [m["name"] for m in served if any(v["state"] == "READY" for v in m["versions"])]

@@ -26,10 +26,10 @@ class Answer:
 
 def request(method: str, path: str, headers: Headers | None = None, body: bytes = b"") -> bytes:
     """The bytes of a request, its Content-Length included unless the headers say how long it is."""
-    given = {"Host": "localhost", **(headers or {})}
-    if not {"Content-Length", "Transfer-Encoding"} & given.keys() and (body or method in ("POST", "PUT")):
-        given["Content-Length"] = str(len(body))
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+    fields = {"Host": "localhost", **(headers or {})}
+    if not {"Content-Length", "Transfer-Encoding"} & fields.keys() and (body or method in ("POST", "PUT")):
+        fields["Content-Length"] = str(len(body))
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

@@ -56,8 +56,8 @@ def test_create_replaces_a_failed_endpoint_only(aws: Account, capsys: pytest.Cap
     assert aws.deploy(*CREATE) == 0
     assert aws.deploy(*CREATE, "--instances", "2") == 1
     assert "'update'" in capsys.readouterr().err
-    found = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
-    aws.scripted["DescribeEndpoint"] = [{**found, "EndpointStatus": "Failed"}]
+    reply = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
+    aws.scripted["DescribeEndpoint"] = [{**reply, "EndpointStatus": "Failed"}]
     aws.calls.clear()
     assert aws.deploy(*CREATE) == 0
     assert [name for _, name, _ in aws.writes()] == ["DeleteEndpoint", "CreateEndpoint"]
@@ -114,8 +114,8 @@ def test_update_keeps_what_is_not_named_and_deletes_the_old_model(aws: Account) 
 
 def test_update_refuses_an_endpoint_that_is_changing(aws: Account) -> None:
     assert aws.deploy(*CREATE) == 0
-    found = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
-    aws.scripted["DescribeEndpoint"] = [{**found, "EndpointStatus": "Updating"}]
+    reply = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
+    aws.scripted["DescribeEndpoint"] = [{**reply, "EndpointStatus": "Updating"}]
     assert aws.deploy("update", "--image", IMAGE + "1") == 1
     assert aws.described()[1]["PrimaryContainer"]["Image"] == IMAGE
 
@@ -131,9 +131,9 @@ def test_a_failed_endpoint_is_an_error_with_reason_and_log(aws: Account, capsys:
 
 def test_a_rolled_back_update_fails_and_keeps_the_old_model(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
     assert aws.deploy(*CREATE) == 0
-    found = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
-    rolled_back = {**found, "FailureReason": "alarm"}
-    aws.scripted["DescribeEndpoint"] = [found, {**found, "EndpointStatus": "RollingBack"}, rolled_back, rolled_back]
+    reply = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
+    rolled_back = {**reply, "FailureReason": "alarm"}
+    aws.scripted["DescribeEndpoint"] = [reply, {**reply, "EndpointStatus": "RollingBack"}, rolled_back, rolled_back]
     assert aws.deploy("update", "--image", IMAGE + "1") == 1
     assert "alarm" in capsys.readouterr().err
     assert len(aws.inventory()["models"]) == 2

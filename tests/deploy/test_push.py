@@ -58,10 +58,10 @@ def test_a_missing_repository_is_made_and_a_dry_run_only_says_so(aws: Account, e
     assert aws.inventory() == before
     assert not engine.exists()
     assert aws.deploy(*words) == 0
-    (made,) = [r for r in aws.client("ecr").describe_repositories()["repositories"] if r["repositoryName"] == "other"]
-    tags = aws.client("ecr").list_tags_for_resource(resourceArn=made["repositoryArn"])["tags"]
+    (other,) = [r for r in aws.client("ecr").describe_repositories()["repositories"] if r["repositoryName"] == "other"]
+    tags = aws.client("ecr").list_tags_for_resource(resourceArn=other["repositoryArn"])["tags"]
     assert tags == [{"Key": "created-by", "Value": "triton-multi-model"}]
-    assert made["imageScanningConfiguration"] == {"scanOnPush": True}
+    assert other["imageScanningConfiguration"] == {"scanOnPush": True}
 
 
 @pytest.mark.parametrize(("kind", "warned"), [("oci.image", True), ("docker.distribution", False)])

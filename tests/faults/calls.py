@@ -88,8 +88,8 @@ def _tensor(kind: str, path: str, numbers: Sequence[float], factor: float) -> Ca
     tensor = {"name": "x", "shape": [1, len(numbers)], "datatype": "FP32", "data": list(numbers)}
 
     def right(reply: requests.Response) -> bool:
-        found: list[float] = reply.json()["outputs"][0]["data"]
-        return found == [factor * each for each in numbers]
+        outputs: list[float] = reply.json()["outputs"][0]["data"]
+        return outputs == [factor * each for each in numbers]
 
     return Call(kind, path, {"Content-Type": "application/json"}, json.dumps({"inputs": [tensor]}).encode(), right)
 

@@ -80,10 +80,10 @@ class Callers:
 
     def all_right_since(self, when: float, times: int = 2) -> bool:
         """Whether all that ended after that time was right, so often of each kind that began after it."""
-        found = self.since(when)
-        counts = Counter(answer.kind for answer in found if answer.began >= when)
+        answers = self.since(when)
+        counts = Counter(answer.kind for answer in answers if answer.began >= when)
         enough = len(counts) == len(self.makers) and min(counts.values()) >= times
-        return enough and all(answer.verdict == RIGHT for answer in found)
+        return enough and all(answer.verdict == RIGHT for answer in answers)
 
     def _call(self) -> None:
         while not self._stop.is_set():

@@ -37,7 +37,7 @@ def callers(server: Confined) -> Iterator[Callers]:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_request_is_answered_despite_a_fault(fault: Fault, server: Confined, callers: Callers) -> None:
-    found = trial.run(fault, server, callers)
-    assert found.mistakes == ()
-    assert found.verdicts[RIGHT] > 0
-    assert found.verdicts[CUT] <= 2 * callers.callers, "one that each had in work, and one that each had begun"
+    outcome = trial.run(fault, server, callers)
+    assert outcome.mistakes == ()
+    assert outcome.verdicts[RIGHT] > 0
+    assert outcome.verdicts[CUT] <= 2 * callers.callers, "one that each had in work, and one that each had begun"

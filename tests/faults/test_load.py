@@ -17,14 +17,14 @@ FAULT = Fault("nobody", lambda _: lambda: True)
 
 
 def reply(status: int, body: object, request_id: str = "load-1") -> requests.Response:
-    made = requests.Response()
-    made.status_code, made._content = status, json.dumps(body).encode()
-    made.headers["X-Request-Id"] = request_id
-    return made
+    response = requests.Response()
+    response.status_code, response._content = status, json.dumps(body).encode()
+    response.headers["X-Request-Id"] = request_id
+    return response
 
 
 @pytest.mark.parametrize(
-    ("given", "verdict"),
+    ("response", "verdict"),
     [
         (reply(200, {"y": 3}), "right"),
         (reply(200, {"y": 4}), "wrong: 200"),
@@ -36,8 +36,8 @@ def reply(status: int, body: object, request_id: str = "load-1") -> requests.Res
         (reply(502, "<html>"), "wrong: 502"),
     ],
 )
-def test_a_reply_is_right_or_an_honest_error_or_wrong(given: requests.Response, verdict: str) -> None:
-    assert judge(CALL, given, "load-1").startswith(verdict)
+def test_a_reply_is_right_or_an_honest_error_or_wrong(response: requests.Response, verdict: str) -> None:
+    assert judge(CALL, response, "load-1").startswith(verdict)
 
 
 def answers(*verdicts: str) -> list[Answer]:
@@ -46,7 +46,7 @@ def answers(*verdicts: str) -> list[Answer]:
 
 
 def test_wrong_late_and_cut_answers_are_named() -> None:
-    found = [*mistakes_in(FAULT, answers(RIGHT, "503 overloaded", LATE, CUT, REFUSED, "wrong: 200"))]
-    assert [line.partition(" ")[0] for line in found] == ["load-2", "load-3", "load-4", "load-5"]
+    mistakes = [*mistakes_in(FAULT, answers(RIGHT, "503 overloaded", LATE, CUT, REFUSED, "wrong: 200"))]
+    assert [line.partition(" ")[0] for line in mistakes] == ["load-2", "load-3", "load-4", "load-5"]
     ends = Fault("nginx", FAULT.strike, cuts=True)
     assert [line.partition(" ")[0] for line in mistakes_in(ends, answers(CUT, REFUSED))] == ["load-1"]

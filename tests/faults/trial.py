@@ -71,7 +71,7 @@ def logged_twice(log: Path, name: str) -> list[str]:
 
 def _json(line: str) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads(line)
+        entry: dict[str, str] = json.loads(line)
     except ValueError:  # a killed one was writing it
         return {}
-    return found
+    return entry

@@ -30,17 +30,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="inputs that reach new code are added to the corpus")
     parser.add_argument("--input", type=Path, help="run this one file")
-    given = parser.parse_args()
-    if unknown := set(given.targets) - set(TARGETS):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.targets) - set(TARGETS):
         parser.error(f"no target {', '.join(sorted(unknown))}: {', '.join(TARGETS)}")
-    targets = given.targets or list(TARGETS)
-    failed = [target for target in targets if not fuzz(target, given.executions // len(targets), given)]
+    targets = arguments.targets or list(TARGETS)
+    failed = [target for target in targets if not fuzz(target, arguments.executions // len(targets), arguments)]
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
 
 
-def fuzz(target: str, executions: int, given: argparse.Namespace) -> bool:
+def fuzz(target: str, executions: int, arguments: argparse.Namespace) -> bool:
     """Fuzz the target in a process of its own, which libFuzzer ends; return whether nothing failed."""
     with contextlib.redirect_stderr(io.StringIO()):  # a line for each module that is instrumented
         from tests.fuzz import guided, targets
@@ -49,22 +49,22 @@ def fuzz(target: str, executions: int, given: argparse.Namespace) -> bool:
         new, known = Path(folder, "new"), Path(folder, "known")
         new.mkdir()
         targets.write_corpus(target, known)
-        places = [str(given.input)] if given.input else [str(new), str(known)]
+        folders = [str(arguments.input)] if arguments.input else [str(new), str(known)]
         artifacts = Path(tempfile.gettempdir()) / f"fuzz-{target}-"
-        options = [f"-runs={executions}", f"-seed={given.seed}", f"-artifact_prefix={artifacts}", *LIBFUZZER]
+        options = [f"-runs={executions}", f"-seed={arguments.seed}", f"-artifact_prefix={artifacts}", *LIBFUZZER]
         begun = time.monotonic()
-        failed, said = _libfuzzer(guided.fuzz, target, *options, *places)
-        rate = int(_figure("number_of_executed_units", said)) / (time.monotonic() - begun)
+        failed, output = _libfuzzer(guided.fuzz, target, *options, *folders)
+        rate = int(_figure("number_of_executed_units", output)) / (time.monotonic() - begun)
         if failed:
-            print(said, f"{target}: failed with --seed {given.seed}; the input lies at {artifacts}*", sep="\n")
-        elif given.keep:
+            print(output, f"{target}: failed with --seed {arguments.seed}; the input lies at {artifacts}*", sep="\n")
+        elif arguments.keep:
             _libfuzzer(guided.fuzz, target, "-merge=1", *LIBFUZZER, str(known), str(new))
             (targets.CORPUS / target).mkdir(exist_ok=True)
             for file in {path.name for path in known.iterdir()} - targets.corpus(target).keys():
                 shutil.copy(known / file, targets.CORPUS / target)
         print(
-            f"{target}: {_figure('number_of_executed_units', said)} inputs, "
-            f"{rate:.0f} a second, {_figure('peak_rss_mb', said)} MB",
+            f"{target}: {_figure('number_of_executed_units', output)} inputs, "
+            f"{rate:.0f} a second, {_figure('peak_rss_mb', output)} MB",
             flush=True,
         )
         return not failed
@@ -90,9 +90,9 @@ def _into(output: int, fuzz: Callable[..., None], *arguments: str) -> None:
         ctypes.CDLL(None).exit(end.code)
 
 
-def _figure(name: str, said: str) -> str:
-    found = re.search(rf"stat::{name}:\s*(\d+)", said)
-    return found[1] if found else "0"
+def _figure(name: str, output: str) -> str:
+    match = re.search(rf"stat::{name}:\s*(\d+)", output)
+    return match[1] if match else "0"
 
 
 if __name__ == "__main__":

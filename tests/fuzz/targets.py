@@ -142,8 +142,8 @@ def headers(data: bytes) -> None:
     Target.within("the header", pairs)
     triton_name(session)
     for datatype in ("UINT64", "INT32", "STRING"):
-        if found := Session.of(Sequencing(datatype, 1.0), session, [pairs]):
-            found.parameters()
+        if parsed := Session.of(Sequencing(datatype, 1.0), session, [pairs]):
+            parsed.parameters()
 
 
 def form(data: bytes) -> None:
@@ -165,20 +165,20 @@ def form(data: bytes) -> None:
 
 
 def config(data: bytes) -> None:
-    found = parse_config(data.decode("utf-8", "replace"))
-    backend_of(found)
-    parts_of(found)
-    is_complete(Path("/nowhere"), found)
-    describe_model("m", Path("m"), found)
+    parsed = parse_config(data.decode("utf-8", "replace"))
+    backend_of(parsed)
+    parts_of(parsed)
+    is_complete(Path("/nowhere"), parsed)
+    describe_model("m", Path("m"), parsed)
 
 
 def archive(data: bytes) -> None:
     """A url, and the config.pbtxt of two folders of an archive, with an empty line between them."""
     url, _, rest = data.partition(b"\n")
     for folder, content in zip(("a", "b"), rest.split(b"\n\n", 1), strict=False):
-        place = _root() / "1" / "model" / folder
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "config.pbtxt").write_bytes(content)
+        model = _root() / "1" / "model" / folder
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.pbtxt").write_bytes(content)
     locate(str(_root()) + url.decode(TEXT), _root()).weight()
 
 

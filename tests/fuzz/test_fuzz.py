@@ -49,9 +49,9 @@ def fuzzed() -> str:
 @pytest.mark.parametrize("target", TARGETS)
 def test_new_inputs_are_answered_or_refused(target: str, fuzzed: str) -> None:
     assert f"{target}: failed" not in fuzzed, fuzzed
-    found = re.search(rf"^{target}: (\d+) inputs", fuzzed, re.MULTILINE)
-    assert found, fuzzed
-    assert int(found[1]) >= EXECUTIONS  # libFuzzer may count a few files of the corpus twice
+    match = re.search(rf"^{target}: (\d+) inputs", fuzzed, re.MULTILINE)
+    assert match, fuzzed
+    assert int(match[1]) >= EXECUTIONS  # libFuzzer may count a few files of the corpus twice
 
 
 def _with_type(target: str, data: bytes) -> tuple[dict[str, str], bytes]:
@@ -75,8 +75,8 @@ EDITS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "doub
 
 
 def changed(data: bytes, edits: list[tuple[float, str, bytes]]) -> bytes:
-    for place, kind, new in edits:
-        at = int(place * len(data))
+    for position, kind, new in edits:
+        at = int(position * len(data))
         if kind == "set":
             data = data[:at] + new + data[at + len(new) :]
         elif kind == "insert":

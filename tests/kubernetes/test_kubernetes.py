@@ -24,8 +24,8 @@ UNITS = {"Mi": 2**20, "Gi": 2**30}
 
 
 def container(kind: str) -> dict[str, Any]:
-    (found,) = PODS[kind]["containers"]
-    return dict(found)
+    (spec,) = PODS[kind]["containers"]
+    return dict(spec)
 
 
 def settings(kind: str) -> Settings:
@@ -54,22 +54,22 @@ def test_the_serving_runtime_is_valid(version: str) -> None:
 
 @pytest.mark.parametrize("kind", PODS)
 def test_the_probes_and_the_grace_period_outlast_the_settings(kind: str) -> None:
-    found, set_to = container(kind), settings(kind)
-    startup = found["startupProbe"]
+    spec, set_to = container(kind), settings(kind)
+    startup = spec["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > set_to.start_timeout
-    pause = int(found["lifecycle"]["preStop"]["exec"]["command"][1])
+    pause = int(spec["lifecycle"]["preStop"]["exec"]["command"][1])
     assert PODS[kind].get("terminationGracePeriodSeconds", 40) > pause + set_to.stop_timeout
-    (port,) = found["ports"]
+    (port,) = spec["ports"]
     assert port["containerPort"] == 8080
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert found[probe]["httpGet"]["path"] == "/ping"
-        assert found[probe]["httpGet"]["port"] in (port["name"], port["containerPort"])
+        assert spec[probe]["httpGet"]["path"] == "/ping"
+        assert spec[probe]["httpGet"]["port"] in (port["name"], port["containerPort"])
 
 
 @pytest.mark.parametrize("kind", PODS)
 def test_the_container_satisfies_the_restricted_pod_security_standard(kind: str) -> None:
-    found = container(kind)
-    context = {**PODS[kind].get("securityContext", {}), **found["securityContext"]}
+    spec = container(kind)
+    context = {**PODS[kind].get("securityContext", {}), **spec["securityContext"]}
     assert context["runAsNonRoot"]
     assert context["readOnlyRootFilesystem"]
     assert not context["allowPrivilegeEscalation"]

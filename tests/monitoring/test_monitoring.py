@@ -70,8 +70,8 @@ def test_prometheus_takes_the_alerts() -> None:
 
 def test_prometheus_takes_the_dashboard_s_expressions(tmp_path: Path) -> None:
     dashboard = json.loads((FOLDER / "dashboard.json").read_text())
-    given = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    plain = [each.replace("$__rate_interval", "1m").replace("$instance", ".*") for each in given]
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    plain = [each.replace("$__rate_interval", "1m").replace("$instance", ".*") for each in queries]
     rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(plain)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     done = promtool(tmp_path / "rules.yaml")

@@ -36,10 +36,10 @@ class Made(Server):
 
 def test_what_it_serves_stops_with_it(tmp_path: Path) -> None:
     make_scale(tmp_path / "repository")
-    made = Made(tmp_path, tmp_path / "repository").wait_ready()
-    made.stop()
-    made.wait_gone()
-    assert made.entries("serve")[-1]["message"] == "stopped"
+    server = Made(tmp_path, tmp_path / "repository").wait_ready()
+    server.stop()
+    server.wait_gone()
+    assert server.entries("serve")[-1]["message"] == "stopped"
 
 
 def locked(name: str) -> dict[str, str]:
@@ -85,8 +85,8 @@ def test_pip_installs_what_uv_cannot(tmp_path: Path) -> None:
 
 
 def test_pip_installs_uv_alone_with_its_hash_before_everything_else(tmp_path: Path) -> None:
-    made = "cp .venv/uv.txt installed; printf '#!/bin/sh\\necho uv >> calls' > .venv/bin/uv; chmod +x .venv/bin/uv"
-    calls = install(tmp_path, pip=made)
+    script = "cp .venv/uv.txt installed; printf '#!/bin/sh\\necho uv >> calls' > .venv/bin/uv; chmod +x .venv/bin/uv"
+    calls = install(tmp_path, pip=script)
     assert [call.split()[0] for call in calls] == ["pip", "uv"]
     assert calls[0].endswith("--require-hashes -r .venv/uv.txt")
     pins = re.findall(r"^(\S+)==", (tmp_path / "installed").read_text(), re.MULTILINE)

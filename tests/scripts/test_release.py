@@ -93,20 +93,20 @@ TRITON = "nvcr.io/nvidia/tritonserver:26.05-py3"
 
 
 @pytest.mark.parametrize(
-    ("given", "known", "base", "digest"),
+    ("image", "known", "base", "digest"),
     [("", KNOWN, TRITON, KNOWN), ("", "", TRITON, ""), (f"triton@{GIVEN}", KNOWN, "triton", GIVEN)],
 )
-def test_labels_name_the_base_and_its_digest(tmp_path: Path, given: str, known: str, base: str, digest: str) -> None:
+def test_labels_name_the_base_and_its_digest(tmp_path: Path, image: str, known: str, base: str, digest: str) -> None:
     engine = tmp_path / "podman"
     engine.write_text(ENGINE)
     engine.chmod(0o755)
     environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ENGINE": "podman", "KNOWN": known}
     command = [sys.executable, str(ROOT / "scripts/image/build.py"), "gpu"]
-    done = subprocess.run(command, env=environ | {"TRITON_IMAGE": given}, capture_output=True, text=True)
+    done = subprocess.run(command, env=environ | {"TRITON_IMAGE": image}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    told = done.stdout.splitlines()
+    arguments = done.stdout.splitlines()
     labels = [f"--label=org.opencontainers.image.base.name={base}"]
     labels += [f"--label=org.opencontainers.image.base.digest={digest}"] if digest else []
-    assert [word for word in told if word.startswith("--label=")] == labels
-    assert f"TRITON_IMAGE={given or TRITON}" in told
-    assert "triton-multi-model:gpu" in told
+    assert [word for word in arguments if word.startswith("--label=")] == labels
+    assert f"TRITON_IMAGE={image or TRITON}" in arguments
+    assert "triton-multi-model:gpu" in arguments
