@@ -45,13 +45,13 @@ def files(package: str) -> list[Path]:
 @cache
 def imported(path: Path) -> set[str]:
     """Return the names of the modules in a file's import statements."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            names |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
-    return found
+            names |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return names
 
 
 @cache

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.unit
 def test_two_pickers_never_pick_the_same() -> None:
     """Two programs on one network pick ports before their servers listen."""
     first, second = PortPicker(), PortPicker()
-    found = first.pick(25)
-    assert len({*found, *second.pick(25)}) == 50
-    socket.create_server(("127.0.0.1", found[0])).close()
+    ports = first.pick(25)
+    assert len({*ports, *second.pick(25)}) == 50
+    socket.create_server(("127.0.0.1", ports[0])).close()
     for picker in (first, second):
         picker.close()

@@ -30,9 +30,9 @@ def policy(tmp_path: Path) -> Iterator[OnPost]:
     log = tmp_path / "log"
     with serving(settings.staged_folder, tritonserver.backend_directory(), log, *options) as server:
         write_status(settings.status_file, "ready", {"tritonserver": ProcessStatus(server.process.pid, 1)})
-        made = OnPost(Manager(settings, TritonGateway(f"127.0.0.1:{server.grpc}", 5)))
-        made.begin()
-        yield made
+        on_post = OnPost(Manager(settings, TritonGateway(f"127.0.0.1:{server.grpc}", 5)))
+        on_post.begin()
+        yield on_post
 
 
 def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:

@@ -87,9 +87,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    kill(made.server)
+    new = World(tmp_path)
+    yield new
+    kill(new.server)
 
 
 def test_a_model_that_died_is_loaded_again_and_served(world: World) -> None:

@@ -83,8 +83,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = tmp_path_factory.mktemp("serve")
-    running = Server(made, folder, SERVE_RELOAD="true", SERVE_WORKERS="2").wait_ready()
+    run_dir = tmp_path_factory.mktemp("serve")
+    running = Server(run_dir, folder, SERVE_RELOAD="true", SERVE_WORKERS="2").wait_ready()
     yield running
     assert running.stop() == 0
     running.wait_gone()
@@ -106,14 +106,14 @@ def described(server: Server) -> dict[str, Any]:
 
 def listed(server: Server) -> dict[str, Any]:
     """Return GET /models; on a busy machine Triton may not answer in time."""
-    found: dict[str, Any] = wait_until(lambda: server.get("/models"), "GET /models is 200").json()
-    return found
+    document: dict[str, Any] = wait_until(lambda: server.get("/models"), "GET /models is 200").json()
+    return document
 
 
 def refused(server: Server) -> dict[str, str]:
     """Return the changes that are not served, as GET /models lists them: models -> reasons."""
-    found = listed(server).get("refused", [])
-    return {",".join(each["models"]): "\n".join(each["reasons"]) for each in found}
+    entries = listed(server).get("refused", [])
+    return {",".join(each["models"]): "\n".join(each["reasons"]) for each in entries}
 
 
 def wait_for_calls(answers: list[Any], number: int) -> None:
@@ -129,8 +129,8 @@ def wait_for_refusal(server: Server, model: str, reason: str) -> None:
 
 
 def errors(server: Server, pattern: str) -> list[str]:
-    said = [str(entry["message"]) for entry in server.entries("manager", level="error")]
-    return [message for message in said if re.search(pattern, message)]
+    messages = [str(entry["message"]) for entry in server.entries("manager", level="error")]
+    return [message for message in messages if re.search(pattern, message)]
 
 
 def wait_tidy(server: Server) -> None:
@@ -299,9 +299,9 @@ def test_a_touched_file_has_a_refused_folder_tried_again(server: Server, folder:
     wait_until(lambda: "again" in refused(server), server.output)
     reply = server.post(params={"model_name": "again"}, json={"instances": [1]})
     assert (reply.status_code, reply.json()["code"]) == (503, "model_failed")
-    said = len(wait_until(lambda: errors(server, "^again: "), server.output))
+    count = len(wait_until(lambda: errors(server, "^again: "), server.output))
     (model / "config.pbtxt").touch()
-    wait_until(lambda: len(errors(server, "^again: ")) > said, server.output)
+    wait_until(lambda: len(errors(server, "^again: ")) > count, server.output)
     shutil.rmtree(model)
     wait_until(lambda: not refused(server), "what is gone is refused no more")
 

@@ -48,27 +48,27 @@ def test_an_archive_is_found_by_its_target_and_by_its_name_until_it_is_unloaded(
 def test_an_ensemble_does_not_answer_while_a_part_does_not(state: str, error: type[Exception]) -> None:
     broken = replace(PART, state=state, reason="its reason", until=time.monotonic() + 60)
     table = models(broken, WHOLE, ARCHIVE)
-    found = table.error(WHOLE)
-    assert isinstance(found, error) and "'part'" in str(found)
-    assert state == LOADING or "its reason" in str(found)
+    unready = table.error(WHOLE)
+    assert isinstance(unready, error) and "'part'" in str(unready)
+    assert state == LOADING or "its reason" in str(unready)
     assert table.error(ARCHIVE) is None
 
 
 def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[None, None, None]:
     """A call in the steps of Registry.use: look, count, look again, use, end."""
-    found = table.look().current.get("part")
+    entry = table.look().current.get("part")
     yield
-    if found is None:
+    if entry is None:
         return
-    leases.add(row, found.column, 1, 9)
+    leases.add(row, entry.column, 1, 9)
     yield
     again = table.look().current.get("part")
     yield
-    if again is not None and again.load_id == found.load_id:
+    if again is not None and again.load_id == entry.load_id:
         used.append(row)
         yield
         used.remove(row)
-    leases.add(row, found.column, -1, -9)
+    leases.add(row, entry.column, -1, -9)
 
 
 def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:

@@ -82,9 +82,9 @@ def test_grpc_and_metrics_answer_on_their_ports_when_they_are_allowed(pair: tupl
 
 def test_a_grpc_that_others_reach_infers_and_manages_nothing(pair: tuple[Server, Server, range]) -> None:
     client = triton.InferenceServerClient(f"127.0.0.1:{pair[2][8]}")
-    given = triton.InferInput("x", [1, 1], "FP32")
-    given.set_data_from_numpy(np.array([[2]], np.float32))
-    assert client.infer("scale", [given]).as_numpy("y").tolist() == [[6]]
+    tensor = triton.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.array([[2]], np.float32))
+    assert client.infer("scale", [tensor]).as_numpy("y").tolist() == [[6]]
     for call in (
         client.get_model_repository_index,
         client.get_system_shared_memory_status,

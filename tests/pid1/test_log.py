@@ -79,10 +79,10 @@ def messages(data: bytes) -> list[str]:
     ],
 )
 def test_a_line_becomes_an_object_with_level_and_message(line: str, expected: tuple[str, str, str | None]) -> None:
-    [found] = objects(f"{line}\n".encode())
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found["time"])
-    assert found["process"] == "triton"
-    assert (found["level"], found["message"], found.get("logger")) == expected
+    [entry] = objects(f"{line}\n".encode())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", entry["time"])
+    assert entry["process"] == "triton"
+    assert (entry["level"], entry["message"], entry.get("logger")) == expected
 
 
 def test_a_line_that_is_json_stays_as_it_is() -> None:

@@ -210,17 +210,17 @@ def test_a_question_takes_nothing_of_the_callers_to_triton_but_its_path(edge: Ed
     assert (seen["path"], seen["bytes"], set(seen["headers"])) == ("/v2/models/m/config", 0, {"Host"})
 
 
-@pytest.mark.parametrize("given", ["order-7", "a.b_c:D-9", "x" * 64])
-def test_the_callers_id_is_the_request_id_once(edge: Edge, given: str) -> None:
-    headers = {"X-Amzn-SageMaker-Inference-Id": given, "X-Request-Id": "forged"}
+@pytest.mark.parametrize("sent_id", ["order-7", "a.b_c:D-9", "x" * 64])
+def test_the_callers_id_is_the_request_id_once(edge: Edge, sent_id: str) -> None:
+    headers = {"X-Amzn-SageMaker-Inference-Id": sent_id, "X-Request-Id": "forged"}
     response = requests.post(f"{edge.url}/invocations", headers=headers, timeout=PATIENCE)
-    assert response.json()["headers"]["X-Request-Id"] == given
-    assert response.headers["X-Request-Id"] == given  # requests would join two with a comma
+    assert response.json()["headers"]["X-Request-Id"] == sent_id
+    assert response.headers["X-Request-Id"] == sent_id  # requests would join two with a comma
 
 
-@pytest.mark.parametrize("given", ["", "x" * 65, "two words", 'quote"', "semi;colon", "ü".encode().decode("latin-1")])
-def test_an_id_that_is_none_is_replaced(edge: Edge, given: str) -> None:
-    response = requests.post(f"{edge.url}/x", headers={"X-Amzn-SageMaker-Inference-Id": given}, timeout=PATIENCE)
+@pytest.mark.parametrize("sent_id", ["", "x" * 65, "two words", 'quote"', "semi;colon", "ü".encode().decode("latin-1")])
+def test_an_id_that_is_none_is_replaced(edge: Edge, sent_id: str) -> None:
+    response = requests.post(f"{edge.url}/x", headers={"X-Amzn-SageMaker-Inference-Id": sent_id}, timeout=PATIENCE)
     assert len(response.headers["X-Request-Id"]) == 32
     assert response.json()["headers"]["X-Request-Id"] == response.headers["X-Request-Id"]
 
@@ -281,12 +281,12 @@ def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge:
     requests.get(f"{edge.url}/ping", timeout=PATIENCE)
     for path, name in (("/ping:x/invocations", "not-hidden"), ("/a%22b?0", "log-me")):
         requests.get(edge.url + path, headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=PATIENCE)
-    found = {str(line["request_id"]): line for line in edge.lines(until="log-me")}
-    line = found["log-me"]
+    by_id = {str(line["request_id"]): line for line in edge.lines(until="log-me")}
+    line = by_id["log-me"]
     assert (line["method"], line["path"], line["status"], line["model"]) == ("GET", "/a%22b", 200, "echo")
     assert {"time", "bytes_in", "bytes_out", "seconds", "upstream_seconds"} < set(line)
-    assert found["not-hidden"]["path"] == "/ping:x/invocations"
-    assert "/ping" not in {each["path"] for each in found.values()}
+    assert by_id["not-hidden"]["path"] == "/ping:x/invocations"
+    assert "/ping" not in {each["path"] for each in by_id.values()}
 
 
 def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(edge_alone: Edge) -> None:

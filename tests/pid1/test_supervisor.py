@@ -30,7 +30,7 @@ class FakeSystem(System):
         self.hung: dict[str, float] = {}
         self.pids: dict[str, int] = {}
         self.history: list[tuple[float, str, str]] = []
-        self.said: list[str] = []
+        self.logged: list[str] = []
         self.deaf: set[str] = set()
         self.missing: set[str] = set()
         self.down: Callable[[], str] = lambda: ""
@@ -123,18 +123,18 @@ class FakeSystem(System):
         return self.down()
 
     def drain(self) -> None:
-        self.said.append("(drained)")
+        self.logged.append("(drained)")
 
     def say(self, text: str, level: str = "info") -> None:
-        self.said.append(text)
+        self.logged.append(text)
 
-    def told(self, *words: str) -> bool:
+    def has_message(self, *words: str) -> bool:
         """Return whether one line has all of the words."""
-        return any(all(word in line for word in words) for line in self.said)
+        return any(all(word in line for word in words) for line in self.logged)
 
-    def told_last(self, *words: str) -> bool:
+    def last_message_has(self, *words: str) -> bool:
         """Return whether the last line has all of the words."""
-        return all(word in self.said[-1] for word in words)
+        return all(word in self.logged[-1] for word in words)
 
     def starts(self, name: str) -> list[float]:
         return [when for when, what, who in self.history if (what, who) == ("start", name)]
@@ -179,7 +179,7 @@ def test_starts_all_in_the_order_of_the_table_and_says_when_ready(supervisor: Su
     system.down = lambda: "/ping: 503 loading" if system.clock < 2 else ""
     run_until(5, supervisor, system)
     assert [who for _, what, who in system.history if what == "start"] == ["tritonserver", "gunicorn", "nginx"]
-    assert len(system.said) == 3 and "2.0 s" in system.said[0] and system.said[1:] == ["(drained)", "stopped"]
+    assert len(system.logged) == 3 and "2.0 s" in system.logged[0] and system.logged[1:] == ["(drained)", "stopped"]
 
 
 def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -188,7 +188,7 @@ def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: 
     run_until(60, supervisor, system)
     pauses = [round(start % 10, 2) for start in system.starts("gunicorn")[1:]]
     assert pauses == pytest.approx([0.25, 0.5, 1, 2], abs=0.11)
-    assert system.told("gunicorn", "status 3", "0.25 s")
+    assert system.has_message("gunicorn", "status 3", "0.25 s")
     assert len(system.starts("tritonserver")) == len(system.starts("nginx")) == 1
 
 
@@ -196,7 +196,7 @@ def test_the_pause_is_short_again_after_a_minute_of_peace(supervisor: Supervisor
     for when in (10, 20, 100):
         system.at(when, system.die("nginx", 1))
     run_until(110, supervisor, system)
-    assert "0.25 s" in system.said[-4]
+    assert "0.25 s" in system.logged[-4]
 
 
 def test_the_sixth_death_in_a_minute_ends_everything(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -204,7 +204,7 @@ def test_the_sixth_death_in_a_minute_ends_everything(supervisor: Supervisor, sys
         system.at(when, system.die("tritonserver", -SIGKILL))
     assert supervisor.run() == 1
     assert system.stops() == IN_ORDER[:2]
-    assert system.told_last("tritonserver", "6 times", "SIGKILL", "tritonserver's last words")
+    assert system.last_message_has("tritonserver", "6 times", "SIGKILL", "tritonserver's last words")
 
 
 def test_a_process_that_runs_out_of_memory_is_always_restarted(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -232,14 +232,14 @@ def test_a_start_that_is_not_ready_in_time_ends_everything(supervisor: Superviso
     assert supervisor.run() == 1
     assert 30 < system.clock < 31
     assert system.stops() == IN_ORDER
-    assert system.told_last("30 s", "503 model 'resnet'")
+    assert system.last_message_has("30 s", "503 model 'resnet'")
 
 
 def test_a_start_that_failed_for_good_ends_everything_at_once(supervisor: Supervisor, system: FakeSystem) -> None:
     system.down = lambda: PermanentFailure("/ping: 503 a damaged model") if system.clock > 5 else "/ping: 503 loading"
     assert supervisor.run() == 1
     assert 5 < system.clock < 6
-    assert system.told_last("503 a damaged model")
+    assert system.last_message_has("503 a damaged model")
 
 
 def test_a_restart_is_given_its_time_even_if_ping_reports_a_failure(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -261,7 +261,7 @@ def test_deaths_while_starting_do_not_extend_the_time_of_the_start(supervisor: S
         system.at(when, system.die("tritonserver", 1))
     assert supervisor.run() == 1
     assert system.clock < 31
-    assert system.told_last("30 s", "tritonserver", "status 1")
+    assert system.last_message_has("30 s", "tritonserver", "status 1")
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGQUIT])
@@ -271,7 +271,7 @@ def test_a_signal_stops_all_in_order(supervisor: Supervisor, system: FakeSystem,
     system.at(5, system.send(number))
     assert supervisor.run() == 0
     assert system.stops() == IN_ORDER
-    assert system.said[-1] == "stopped"
+    assert system.logged[-1] == "stopped"
     assert system.clock < 6
 
 
@@ -312,7 +312,7 @@ def test_a_program_that_is_not_there_ends_everything(supervisor: Supervisor, sys
     system.missing = {"nginx"}
     assert supervisor.run() == 1
     assert system.stops() == IN_ORDER[1:]
-    assert system.told_last("nginx", "[Errno 2]")
+    assert system.last_message_has("nginx", "[Errno 2]")
 
 
 def test_the_end_of_an_orphan_is_ignored(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -346,7 +346,7 @@ def test_an_unwritable_status_file_is_ignored(supervisor: Supervisor, system: Fa
     status_file.mkdir()
     run_until(5, supervisor, system)
     assert system.stops() == IN_ORDER
-    assert "[Errno 21]" in system.said[0]
+    assert "[Errno 21]" in system.logged[0]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_blame_memory_for_a_sigkill(supervisor: Supervisor, system: FakeSystem, 
 
     system.at(10, killed)
     run_until(20, supervisor, system)
-    assert system.told("gunicorn", f"SIGKILL ({words})")
+    assert system.has_message("gunicorn", f"SIGKILL ({words})")
 
 
 def test_a_process_that_hangs_is_killed_after_its_time(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -375,7 +375,7 @@ def test_a_process_that_hangs_is_killed_after_its_time(supervisor: Supervisor, s
     run_until(130, supervisor, system)
     assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
     assert 115 <= system.starts("tritonserver")[1] <= 118
-    assert system.told("tritonserver", "15 s", "0.25 s")
+    assert system.has_message("tritonserver", "15 s", "0.25 s")
 
 
 def test_an_answer_between_two_silences_restarts_the_count(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -412,8 +412,8 @@ def test_an_optional_process_is_given_up(with_agent: Supervisor, system: FakeSys
     system.at(199, look)
     run_until(200, with_agent, system)
     assert len(system.starts("agent")) == 6
-    assert len([line for line in system.said if line.startswith("ready")]) == 1
-    assert system.told("agent", "6 times", "status 3", "agent's last words")
+    assert len([line for line in system.logged if line.startswith("ready")]) == 1
+    assert system.has_message("agent", "6 times", "status 3", "agent's last words")
     assert seen == ["ready"]
 
 
@@ -421,10 +421,10 @@ def test_an_optional_process_is_restarted_and_not_waited_for(with_agent: Supervi
     system.at(50, system.die("agent", 1))
     run_until(100, with_agent, system)
     assert system.starts("agent")[1] == pytest.approx(50.25, abs=0.11)
-    assert len([line for line in system.said if line.startswith("ready")]) == 1
+    assert len([line for line in system.logged if line.startswith("ready")]) == 1
 
 
 def test_an_optional_process_that_cannot_start_is_no_failure(with_agent: Supervisor, system: FakeSystem) -> None:
     system.missing = {"agent"}
     run_until(10, with_agent, system)
-    assert "agent" in system.said[0]
+    assert "agent" in system.logged[0]

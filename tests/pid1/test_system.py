@@ -77,14 +77,14 @@ class Supervised:
         """Wait for a message with all of the words."""
 
         def is_said() -> bool:
-            return any(all(word in said for word in words) for said in self.entries(process))
+            return any(all(word in message for word in words) for message in self.entries(process))
 
         wait_until(is_said, lambda: f"{words} in {self.lines()}")
 
     def number(self, process: str, text: str) -> int:
         """Wait for the number that the process prints behind that text."""
         self.says(text, process=process)
-        return next(int(said.partition(text)[2]) for said in self.entries(process) if text in said)
+        return next(int(message.partition(text)[2]) for message in self.entries(process) if text in message)
 
     def pid(self, name: str) -> int:
         """Return the process id, 0 if the process does not run."""
@@ -229,15 +229,15 @@ def test_a_group_of_the_terminal_is_not_the_childrens(supervise: Start) -> None:
 )
 def test_ping_tells_why_it_is_not_200(status: int, body: bytes, reason: str) -> None:
     with answering(status, body) as port:
-        said = System(("127.0.0.1", port), Output(1)).ping()
-    assert (said, isinstance(said, PermanentFailure)) == (reason, "damaged" in reason)
+        answer = System(("127.0.0.1", port), Output(1)).ping()
+    assert (answer, isinstance(answer, PermanentFailure)) == (reason, "damaged" in reason)
 
 
 def test_ping_without_a_listener_tells_so() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # so that nobody else listens there
-        said = System(("127.0.0.1", silent.getsockname()[1]), Output(1)).ping()
-    assert "[Errno 111]" in said
+        answer = System(("127.0.0.1", silent.getsockname()[1]), Output(1)).ping()
+    assert "[Errno 111]" in answer
 
 
 def test_a_health_check_counts_no_time_in_which_the_container_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:

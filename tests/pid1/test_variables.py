@@ -109,8 +109,8 @@ def test_values_that_contradict_each_other_are_named(environ: dict[str, str], na
 
 
 def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
-    found = unknown_variables(["SAGEMAKER_TRITON_THREADCOUNT", "SERVE_WORKER", "SAGEMAKER_REGION", "SERVER", "PORT"])
-    assert [(line.split()[0], line.split()[-1]) for line in found] == [
+    lines = unknown_variables(["SAGEMAKER_TRITON_THREADCOUNT", "SERVE_WORKER", "SAGEMAKER_REGION", "SERVER", "PORT"])
+    assert [(line.split()[0], line.split()[-1]) for line in lines] == [
         ("SAGEMAKER_TRITON_THREADCOUNT", "SAGEMAKER_TRITON_THREAD_COUNT?"),
         ("SERVE_WORKER", "SERVE_WORKERS?"),
     ]

@@ -138,9 +138,9 @@ def test_a_model_that_triton_refuses_or_that_fails_on_its_example_is_found(repos
     with tempfile.TemporaryDirectory() as scratch:  # a short path, which a socket's must be
         done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu", TMPDIR=scratch)
         assert not list(Path(scratch).glob("serve-check-*"))
-    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert done.returncode == 1 and said["resnet"] == "loads and answers"
-    assert "FP64" in said["scale"] and "division by zero" in said["sleeper"]
+    verdicts = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert done.returncode == 1 and verdicts["resnet"] == "loads and answers"
+    assert "FP64" in verdicts["scale"] and "division by zero" in verdicts["sleeper"]
 
 
 def test_archives_of_multi_model_mode_are_not_checked() -> None:

@@ -95,48 +95,48 @@ def test_urls_outside_of_the_platform_s_folder_are_refused(tmp_path: Path, url: 
 OUT = ["/proc/self", "/etc/passwd", "../../../../../../outside"]
 
 
-@pytest.mark.parametrize("place", ["1", "1/model.onnx", "deep/er/labels.txt"])
+@pytest.mark.parametrize("name", ["1", "1/model.onnx", "deep/er/labels.txt"])
 @pytest.mark.parametrize("target", OUT)
-def test_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, place: str, target: str) -> None:
+def test_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, name: str, target: str) -> None:
     root = tmp_path / "root"
-    link = Path(lay_out(root, config=MODEL)) / place
+    link = Path(lay_out(root, config=MODEL)) / name
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(target)
-    with pytest.raises((ConfigError, InvalidRequest), match=place):
+    with pytest.raises((ConfigError, InvalidRequest), match=name):
         locate(str(root / "abc/model"), root)
 
 
-@pytest.mark.parametrize("place", ["abc", "abc/model"])
-def test_a_folder_that_is_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("name", ["abc", "abc/model"])
+def test_a_folder_that_is_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"
     lay_out(tmp_path / "outside", config=MODEL)
-    (root / place).parent.mkdir(parents=True)
-    (root / place).symlink_to(tmp_path / "outside" / place)
+    (root / name).parent.mkdir(parents=True)
+    (root / name).symlink_to(tmp_path / "outside" / name)
     with pytest.raises((ConfigError, InvalidRequest), match="abc/model"):
         locate(str(root / "abc/model"), root)
 
 
-def make_socket(place: Path) -> None:
+def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(place))
+        listener.bind(str(path))
 
 
-def make_device(place: Path) -> None:
+def make_device(path: Path) -> None:
     try:
-        os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
     except PermissionError:
         pytest.skip("only root may make a device")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, make_socket, make_device])
-@pytest.mark.parametrize("place", ["1/model.onnx", "pipe"])
+@pytest.mark.parametrize("name", ["1/model.onnx", "pipe"])
 def test_an_archive_with_anything_but_files_and_folders_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], name: str
 ) -> None:
     folder = Path(lay_out(tmp_path, config=MODEL, **{"1__labels.txt": "x"}))
     monkeypatch.chdir(folder)  # the name of a socket may not be long
-    make(Path(place))
-    with pytest.raises((ConfigError, InvalidRequest), match=place):
+    make(Path(name))
+    with pytest.raises((ConfigError, InvalidRequest), match=name):
         locate(str(folder), tmp_path)
 
 

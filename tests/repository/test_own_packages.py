@@ -68,8 +68,8 @@ def write(folder: Path, packed: Path | None = None) -> None:
 def answer(server: Server, path: str) -> list[str]:
     reply = server.post(path, json=CALL)
     assert reply.status_code == 200, reply.text
-    found: list[str] = reply.json()["outputs"][0]["data"]
-    return found
+    data: list[str] = reply.json()["outputs"][0]["data"]
+    return data
 
 
 @pytest.mark.stack

@@ -47,8 +47,8 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def loaded(found: Served) -> tuple[str, ...]:
-    return tuple(found.models)
+def loaded(result: Served) -> tuple[str, ...]:
+    return tuple(result.models)
 
 
 def mistake(*folders: Path, default: str = "", load: tuple[str, ...] = ()) -> str:
@@ -90,17 +90,17 @@ def test_comments_are_not_read_and_parts_are_named_once() -> None:
 
 
 def test_one_folder_around_the_models_is_entered_and_the_log_says_so(tmp_path: Path, repository: Path) -> None:
-    found = served([tmp_path])
-    assert (found.folders, loaded(found)) == ((repository,), ("a", "b"))
-    assert names(*found.warnings, tmp_path, "'models'")
+    result = served([tmp_path])
+    assert (result.folders, loaded(result)) == ((repository,), ("a", "b"))
+    assert names(*result.warnings, tmp_path, "'models'")
 
 
 def test_folders_that_are_no_models_are_left_alone(repository: Path) -> None:
     for name in ("code", ".git", "__MACOSX"):
         (repository / name / "deep").mkdir(parents=True)
-    found = served([repository])
-    assert loaded(found) == ("a", "b")
-    assert names(*found.warnings, repository / "code")
+    result = served([repository])
+    assert loaded(result) == ("a", "b")
+    assert names(*result.warnings, repository / "code")
 
 
 def test_a_name_in_two_repositories_is_refused(tmp_path: Path, repository: Path) -> None:
@@ -164,9 +164,9 @@ def test_other_files_are_ignored_and_a_named_repository_is_used(tmp_path: Path) 
     (tmp_path / "code").mkdir()
     (tmp_path / "code/inference.py").touch()
     assert not holds_models(tmp_path)
-    for found in (tmp_path, tmp_path / "absent"):
-        assert final_folders([AUTO], found) == (BUILT_IN_MODELS,)
-        assert final_folders([tmp_path / "named", AUTO], found) == (tmp_path / "named", BUILT_IN_MODELS)
+    for folder in (tmp_path, tmp_path / "absent"):
+        assert final_folders([AUTO], folder) == (BUILT_IN_MODELS,)
+        assert final_folders([tmp_path / "named", AUTO], folder) == (tmp_path / "named", BUILT_IN_MODELS)
 
 
 def test_a_configuration_that_cannot_be_read_stops_the_start_with_its_place(repository: Path) -> None:

@@ -41,14 +41,14 @@ def store(folder: Path, **variables: str) -> Store:
     ("engine", "backend"), [("openvino", ("", "openvino")), ("onnxruntime", ("onnxruntime_onnx", ""))]
 )
 def test_a_model_is_staged_with_this_machine_s_engine(engine: str, backend: tuple[str, str], tmp_path: Path) -> None:
-    made = store(tmp_path, SERVE_CPU_ENGINE=engine)
-    choice = made.stage(RESNET, "net")
+    models = store(tmp_path, SERVE_CPU_ENGINE=engine)
+    choice = models.stage(RESNET, "net")
     assert choice and choice.engine == engine and "SERVE_CPU_ENGINE" in choice.reason
     config = read_file(tmp_path / "staged/net/config.pbtxt")
     assert (config.platform, config.backend) == backend
     assert (config.input, config.parameters["client"].string_value) == (read_config(RESNET, "gpu").input, "resnet")
     assert (tmp_path / "staged/net/1").resolve() == RESNET / "1"
-    made.remove("net")
+    models.remove("net")
     assert not list((tmp_path / "staged").iterdir())
 
 
@@ -84,9 +84,9 @@ def rewrite(folder: Path) -> None:
 
 def replace_file(folder: Path) -> None:
     """Replace a file with one of the same size and time."""
-    file, found = folder / "config.pbtxt", (folder / "config.pbtxt").stat()
+    file, before = folder / "config.pbtxt", (folder / "config.pbtxt").stat()
     (folder / "new").write_text("of equal l.")
-    os.utime(folder / "new", ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(folder / "new", ns=(before.st_atime_ns, before.st_mtime_ns))
     (folder / "new").replace(file)
 
 
@@ -138,8 +138,8 @@ NVIDIAS = replace(SAPPHIRE_RAPIDS, has_own_backend=False)
 SETTINGS = {"SERVE_DEVICE": "cpu"}
 
 
-def fit(model: Path, here: Processor = CASCADE_LAKE, config: Any = None, **more: str) -> tuple[Any, Choice | None]:
-    return fitted(model, Settings.from_env(SETTINGS | more), here, config)
+def fit(model: Path, processor: Processor = CASCADE_LAKE, config: Any = None, **more: str) -> tuple[Any, Choice | None]:
+    return fitted(model, Settings.from_env(SETTINGS | more), processor, config)
 
 
 def parameter(value: str, name: str = "cpu_engine") -> str:
@@ -147,7 +147,7 @@ def parameter(value: str, name: str = "cpu_engine") -> str:
 
 
 @pytest.mark.parametrize(
-    ("here", "engine", "why"),
+    ("processor", "engine", "why"),
     [
         (SAPPHIRE_RAPIDS, "openvino", "AMX"),
         (ZEN_4, "openvino", "AVX512-BF16"),
@@ -157,18 +157,18 @@ def parameter(value: str, name: str = "cpu_engine") -> str:
         (NVIDIAS, "onnxruntime", "NVIDIA"),
     ],
 )
-def test_a_model_that_leaves_it_open_gets_what_fits_the_processor(here: Processor, engine: str, why: str) -> None:
-    choice = choose("auto", "auto", here)
+def test_a_model_that_leaves_it_open_gets_what_fits_the_processor(processor: Processor, engine: str, why: str) -> None:
+    choice = choose("auto", "auto", processor)
     assert choice and choice.engine == engine and why in choice.reason
 
 
-@pytest.mark.parametrize("here", [SAPPHIRE_RAPIDS, CASCADE_LAKE, NVIDIAS])
-def test_either_is_forced_by_the_setting_and_before_it_by_the_configuration(here: Processor) -> None:
+@pytest.mark.parametrize("processor", [SAPPHIRE_RAPIDS, CASCADE_LAKE, NVIDIAS])
+def test_either_is_forced_by_the_setting_and_before_it_by_the_configuration(processor: Processor) -> None:
     for engine, other in (("openvino", "onnxruntime"), ("onnxruntime", "openvino")):
         for asked in ("", "auto"):
-            choice = choose(asked, engine, here)
+            choice = choose(asked, engine, processor)
             assert choice and choice.engine == engine and "SERVE_CPU_ENGINE" in choice.reason
-        choice = choose(engine, other, here)
+        choice = choose(engine, other, processor)
         assert choice and choice.engine == engine and "cpu_engine" in choice.reason
 
 
@@ -177,7 +177,7 @@ def test_a_model_that_says_nothing_is_left_to_onnx_runtime_on_every_processor() 
 
 
 def test_the_log_has_a_line_for_each_choice_and_not_for_each_model() -> None:
-    choices = {name: choose("auto", "auto", here) for name, here in (("b", ZEN_4), ("a", ZEN_4), ("c", CASCADE_LAKE))}
+    choices = {name: choose("auto", "auto", cpu) for name, cpu in (("b", ZEN_4), ("a", ZEN_4), ("c", CASCADE_LAKE))}
     lines = choice_lines({name: choice for name, choice in choices.items() if choice}, refused=False)
     assert [line.partition(":")[0] for line in lines] == ["a, b", "c"]
     refused = {"a": choose("openvino", "auto", BARE), "b": choose("", "openvino", BARE)}
@@ -187,20 +187,20 @@ def test_the_log_has_a_line_for_each_choice_and_not_for_each_model() -> None:
 
 def test_openvino_gets_the_same_file_and_the_same_threads(tmp_path: Path) -> None:
     config = f"{ONNX} {X} {Y} {parameter('auto')} {parameter('3', 'intra_op_thread_count')}"
-    made, _ = fit(write(tmp_path / "net", config), SAPPHIRE_RAPIDS)
-    assert (made.platform, made.backend, made.default_model_filename) == ("", "openvino", "model.onnx")
-    assert made.parameters["INFERENCE_NUM_THREADS"].string_value == "3"
-    assert made.parameters["cpu_engine_reason"].string_value.endswith("(AMX)")
-    given = parse_config(config)
-    assert (made.input, made.output) == (given.input, given.output)
+    adapted, _ = fit(write(tmp_path / "net", config), SAPPHIRE_RAPIDS)
+    assert (adapted.platform, adapted.backend, adapted.default_model_filename) == ("", "openvino", "model.onnx")
+    assert adapted.parameters["INFERENCE_NUM_THREADS"].string_value == "3"
+    assert adapted.parameters["cpu_engine_reason"].string_value.endswith("(AMX)")
+    original = parse_config(config)
+    assert (adapted.input, adapted.output) == (original.input, original.output)
 
 
 def test_a_file_of_another_name_stays_and_so_do_openvinos_own_threads(tmp_path: Path) -> None:
     own = f"{parameter('2', 'INFERENCE_NUM_THREADS')} {parameter('3', 'intra_op_thread_count')}"
     config = parse_config(f'{ONNX} default_model_filename: "net.onnx" {own}')
-    made, _ = fit(tmp_path, config=config, SERVE_CPU_ENGINE="openvino")
-    assert made.default_model_filename == "net.onnx"
-    assert made.parameters["INFERENCE_NUM_THREADS"].string_value == "2"
+    adapted, _ = fit(tmp_path, config=config, SERVE_CPU_ENGINE="openvino")
+    assert adapted.default_model_filename == "net.onnx"
+    assert adapted.parameters["INFERENCE_NUM_THREADS"].string_value == "2"
 
 
 @pytest.mark.parametrize("backend", ['backend: "python"', 'platform: "pytorch_libtorch"', 'backend: "openvino"', ""])
@@ -221,9 +221,9 @@ def test_a_word_that_names_no_engine_is_told_with_its_file(tmp_path: Path) -> No
 
 
 def test_this_machine_says_what_it_can_without_openvino_being_imported() -> None:
-    here = this_processor(backend_directory())
-    assert (here.obstacle, here.has_own_backend) == ("", True)
-    assert here.features
+    processor = this_processor(backend_directory())
+    assert (processor.obstacle, processor.has_own_backend) == ("", True)
+    assert processor.features
 
 
 def test_a_missing_backend_or_package_is_an_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,8 +189,8 @@ def test_a_relative_repository_is_made_absolute() -> None:
 )
 def test_defaults_follow_other_limits(variables: dict[str, str], concurrency: int, strategy: str, payload: int) -> None:
     settings = Settings.from_env(variables, Machine(cpus=4.0, memory=16 * 1024**3, gpu=False))
-    told = settings.execution_parameters
-    assert told == {"MaxConcurrentTransforms": concurrency, "BatchStrategy": strategy, "MaxPayloadInMB": payload}
+    parameters = settings.execution_parameters
+    assert parameters == {"MaxConcurrentTransforms": concurrency, "BatchStrategy": strategy, "MaxPayloadInMB": payload}
     assert concurrency * payload <= 100
     assert settings.max_body_mb >= payload or settings.max_body_mb < 1
 

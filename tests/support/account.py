@@ -54,8 +54,8 @@ class Account:
         """Return the configuration and the model of an endpoint."""
         sagemaker = self.client("sagemaker")
         config = sagemaker.describe_endpoint(EndpointName=name)["EndpointConfigName"]
-        found = sagemaker.describe_endpoint_config(EndpointConfigName=config)
-        return found, sagemaker.describe_model(ModelName=found["ProductionVariants"][0]["ModelName"])
+        document = sagemaker.describe_endpoint_config(EndpointConfigName=config)
+        return document, sagemaker.describe_model(ModelName=document["ProductionVariants"][0]["ModelName"])
 
     def _note(self, params: dict[str, Any], model: Any, **_: Any) -> None:
         self.calls.append((model.service_model.service_name, model.name, dict(params)))
@@ -63,8 +63,8 @@ class Account:
     def _answer(self, model: Any, params: dict[str, Any], **_: Any) -> tuple[AWSResponse, dict[str, Any]] | None:
         """botocore takes this in place of a reply, as from its Stubber; None leaves the call to moto."""
         if self.scripted[model.name]:
-            found = self.scripted[model.name].pop(0)
-            return _response(400 if "Error" in found else 200), found
+            reply = self.scripted[model.name].pop(0)
+            return _response(400 if "Error" in reply else 200), reply
         return (_response(200), self._update(json.loads(params["body"]))) if model.name == "UpdateEndpoint" else None
 
     def _update(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -73,8 +73,8 @@ class Account:
         arn = sagemaker.describe_endpoint(EndpointName=name)["EndpointArn"]
         tags = sagemaker.list_tags(ResourceArn=arn)["Tags"]
         sagemaker.delete_endpoint(EndpointName=name)
-        made = sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=request["EndpointConfigName"], Tags=tags)
-        return {"EndpointArn": made["EndpointArn"]}
+        new = sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=request["EndpointConfigName"], Tags=tags)
+        return {"EndpointArn": new["EndpointArn"]}
 
 
 def _response(status: int) -> AWSResponse:
@@ -97,10 +97,10 @@ def account() -> Iterator[Account]:
 
 def printed(text: str) -> list[Call]:
     """Return the calls of a dry run's output: JSON objects one after the other."""
-    decoder, position, found = json.JSONDecoder(), 0, []
+    decoder, position, calls = json.JSONDecoder(), 0, []
     while position < len(text.rstrip()):
         value, end = decoder.raw_decode(text, position)
         position = end + 1
         if "operation" in value:
-            found.append((value["service"], value["operation"], value["parameters"]))
-    return found
+            calls.append((value["service"], value["operation"], value["parameters"]))
+    return calls

@@ -164,9 +164,9 @@ class Server:
 
     def entries(self, process: str = "", **wanted: Any) -> list[dict[str, Any]]:
         """Return the log's entries of one process, or of all, that have these values."""
-        found = [json.loads(line) for line in self.output().splitlines() if line.startswith('{"')]
+        logged = [json.loads(line) for line in self.output().splitlines() if line.startswith('{"')]
         wanted |= {"process": process} if process else {}
-        return [entry for entry in found if wanted.items() <= entry.items()]
+        return [entry for entry in logged if wanted.items() <= entry.items()]
 
     def says(self, *words: str, process: str = "serve") -> bool:
         """Return whether the log has a message of the process with all of the words."""
@@ -174,12 +174,12 @@ class Server:
 
     def process_of(self, name: str) -> dict[str, Any]:
         """One process in the supervisor's status: its pid (None while there is none) and how often it started."""
-        found: dict[str, Any] = self.status()["processes"][name]
-        return found
+        process: dict[str, Any] = self.status()["processes"][name]
+        return process
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run_dir / "status.json").read_text())
-        return found
+        document: dict[str, Any] = json.loads((self.run_dir / "status.json").read_text())
+        return document
 
     def pid(self, name: str) -> int:
         pid: int = self.process_of(name)["pid"]

@@ -54,15 +54,15 @@ SMALL = [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3
 def tiff_of_a_huge_tile() -> bytes:
     tile = zlib.compress(bytes(2**26))
     tags = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (277, 3, 1, 1)]
-    places = [(322, 4, 1, 2**13), (323, 4, 1, 2**13), (324, 4, 1, 134), (325, 4, 1, len(tile))]
-    return tiff(tags + places, tile)
+    tile_tags = [(322, 4, 1, 2**13), (323, 4, 1, 2**13), (324, 4, 1, 134), (325, 4, 1, len(tile))]
+    return tiff(tags + tile_tags, tile)
 
 
 def tiff_of_many_strips() -> bytes:
     count = 3_000_000
     tags = [(256, 4, 1, 1), (257, 4, 1, count), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
-    places = [(273, 4, count, 122), (277, 3, 1, 1), (278, 3, 1, 1), (279, 4, 1, 1)]
-    return tiff(tags + places, struct.pack("<I", 8) * count)
+    strip_tags = [(273, 4, count, 122), (277, 3, 1, 1), (278, 3, 1, 1), (279, 4, 1, 1)]
+    return tiff(tags + strip_tags, struct.pack("<I", 8) * count)
 
 
 def gif_of_many_blocks() -> bytes:

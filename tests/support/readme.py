@@ -114,14 +114,14 @@ class Reader:
         if block.file:
             path = self.checkout / self.files / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self._here(block.text))
+            path.write_text(self._on_free_ports(block.text))
         elif block.runs and not block.marker:
-            output = "".join(self._run(self._here(command)) for command in block.commands)
+            output = "".join(self._run(self._on_free_ports(command)) for command in block.commands)
             if shown:
-                compare(output, replace(shown, text=self._here(shown.text)))
+                compare(output, replace(shown, text=self._on_free_ports(shown.text)))
 
-    def _here(self, text: str) -> str:
-        return re.sub(rf"\b({'|'.join(self.ports)})\b", lambda found: str(self.ports[found[0]]), text)
+    def _on_free_ports(self, text: str) -> str:
+        return re.sub(rf"\b({'|'.join(self.ports)})\b", lambda match: str(self.ports[match[0]]), text)
 
     def _run(self, command: str) -> str:
         if command == SERVE or command.endswith(f" {SERVE_ALONE}"):

@@ -43,18 +43,18 @@ def main(words: list[str]) -> int:
     return 1 if errors else 0
 
 
-def build(given: dict[str, str]):  # type: ignore[no-untyped-def]
-    note(given)
-    if unknown := given.keys() - OPTIONS[CODE]:
-        yield from (f"Unknown option: --{name} {given[name]}" for name in sorted(unknown))
+def build(options: dict[str, str]):  # type: ignore[no-untyped-def]
+    note(options)
+    if unknown := options.keys() - OPTIONS[CODE]:
+        yield from (f"Unknown option: --{name} {options[name]}" for name in sorted(unknown))
         return
-    if "loadEngine" in given:
-        run_plan(given)
+    if "loadEngine" in options:
+        run_plan(options)
         return
     import onnx  # late, for --help is asked more often and needs none
 
-    model = onnx.load(given["onnx"])
-    if error := wrong_shapes(model, given) or wrong_calibration(given):
+    model = onnx.load(options["onnx"])
+    if error := wrong_shapes(model, options) or wrong_calibration(options):
         yield error
         return
     deadline = time.monotonic() + float(os.environ.get("STAND_IN_SECONDS", "0"))
@@ -64,20 +64,20 @@ def build(given: dict[str, str]):  # type: ignore[no-untyped-def]
     if fault := os.environ.get("STAND_IN_FAULT"):
         yield from (fault, "Failed to create engine from model or file.", "Engine set up failed")
         return
-    if timing := given.get("timingCacheFile"):
+    if timing := options.get("timingCacheFile"):
         Path(timing).write_bytes(b"timing")
     model.metadata_props.add(key="plan", value=MARK)
-    Path(given["saveEngine"]).write_bytes(b"" if os.environ.get("STAND_IN_EMPTY") else model.SerializeToString())
+    Path(options["saveEngine"]).write_bytes(b"" if os.environ.get("STAND_IN_EMPTY") else model.SerializeToString())
 
 
-def run_plan(given: dict[str, str]) -> None:
+def run_plan(options: dict[str, str]) -> None:
     """With ONNX Runtime, on the inputs that are given."""
     import numpy as np
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(given["loadEngine"], providers=["CPUExecutionProvider"])
-    shapes = {name: [int(size) for size in shape.split("x")] for name, shape in pairs(given["shapes"])}
-    files = dict(pairs(given["loadInputs"]))
+    session = onnxruntime.InferenceSession(options["loadEngine"], providers=["CPUExecutionProvider"])
+    shapes = {name: [int(size) for size in shape.split("x")] for name, shape in pairs(options["shapes"])}
+    files = dict(pairs(options["loadInputs"]))
     kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint8)": np.uint8}
     feed: dict[str, Any] = {}
     if strangers := files.keys() - {node.name for node in session.get_inputs()}:
@@ -85,7 +85,7 @@ def run_plan(given: dict[str, str]) -> None:
     for node in session.get_inputs():
         feed[node.name] = np.fromfile(files[node.name], kinds[node.type]).reshape(shapes[node.name])
     names = [node.name for node in session.get_outputs()]
-    found = [
+    outputs = [
         {
             "name": name,
             "dimensions": "x".join(map(str, array.shape)),
@@ -93,7 +93,7 @@ def run_plan(given: dict[str, str]) -> None:
         }
         for name, array in zip(names, session.run(names, feed), strict=True)
     ]
-    Path(given["exportOutput"]).write_text(json.dumps(found))
+    Path(options["exportOutput"]).write_text(json.dumps(outputs))
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
@@ -101,12 +101,12 @@ def pairs(text: str) -> list[tuple[str, str]]:
     return [(part.rpartition(":")[0].strip("'"), part.rpartition(":")[2]) for part in text.split(",") if part]
 
 
-def wrong_shapes(model: Any, given: dict[str, str]) -> str:
+def wrong_shapes(model: Any, options: dict[str, str]) -> str:
     """As trtexec wants them: for every input that varies, and for a model of fixed shapes none."""
     sides = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
     varies = {name for name, dims in sides.items() if any(not dim.dim_value for dim in dims)}
     names = [
-        {part.rpartition(":")[0].strip("'") for part in given.get(key, "").split(",") if part}
+        {part.rpartition(":")[0].strip("'") for part in options.get(key, "").split(",") if part}
         for key in ("minShapes", "optShapes", "maxShapes")
     ]
     if any(names) and not varies:
@@ -114,18 +114,18 @@ def wrong_shapes(model: Any, given: dict[str, str]) -> str:
     return "" if all(each == varies for each in names) else f"shapes for {names}, and what varies is {varies}"
 
 
-def wrong_calibration(given: dict[str, str]) -> str:
-    if "calib" not in given:
+def wrong_calibration(options: dict[str, str]) -> str:
+    if "calib" not in options:
         return ""
-    first = Path(given["calib"]).read_text().splitlines()[0]
+    first = Path(options["calib"]).read_text().splitlines()[0]
     matches = first == f"TRT-{CODE}-EntropyCalibration2"
     return "" if matches else "Calibration table does not match calibrator algorithm type."
 
 
-def note(given: dict[str, str]) -> None:
+def note(options: dict[str, str]) -> None:
     if log := os.environ.get("STAND_IN_LOG"):
         with Path(log).open("a") as file:
-            file.write(json.dumps(given | {"pid": os.getpid()}) + "\n")
+            file.write(json.dumps(options | {"pid": os.getpid()}) + "\n")
 
 
 if __name__ == "__main__":
