@@ -1,6 +1,7 @@
 """The Flask app, and the way of a request from its bytes to its reply: `infer`.
 
-bytes --read--> body --Registry.use--> ServedModel --body.bind--> Job --Job.answer--> Reply --> Response
+bytes --read--> body --body.bind(served, request)--> Job --Job.answer--> Reply --> Response
+Registry.use finds the ServedModel that the request names, and keeps it loaded until the slot is left.
 
 The other routes are blueprints in serving/front/.
 """
@@ -86,15 +87,15 @@ def invoke(name: str) -> Response:
     return infer(read_invocation, Target(PATH, name))
 
 
-def infer(read: Callable[[Incoming], Body], named: Target, stream: str = "") -> Response:
-    """Answer a request for the model that `named` and the rest of the request agree on. `read` makes its body, `stream`
-    is the type of the stream that the route asks for."""
+def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> Response:
+    """Answer a request for the model that the `route` and the rest of the request agree on. `read` makes its body,
+    `stream` is the type of the stream that the route asks for."""
     source, app, started = incoming(), services(), perf_counter()
     try:
         source.slot = app.admission.enter(source.content_length or 0)
         Deadline(source.forwarded + app.gateway.timeout).left()  # raises TooLate if the caller has stopped waiting
         body = read(source)
-        request = read_request(source, stream, body.named, named)
+        request = read_request(source, stream, body.named, route)
         with app.registry.use(source.slot.use, request.target.name, request.target.version) as served:
             source.model = served.name
             job = body.bind(served, request)

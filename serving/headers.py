@@ -88,11 +88,9 @@ class Session:
     ends: bool = True
 
     @classmethod
-    def of(cls, sequencing: Sequencing | None, header: str, maps: Iterable[Mapping[str, object]]) -> "Session | None":
-        """Return the session that the header names, None without a header or for a model without sequences.
+    def of(cls, sequencing: Sequencing, header: str, maps: Iterable[Mapping[str, object]]) -> "Session | None":
+        """Return the session that the header names, None without a header.
         `maps` are the objects that may have the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
-        if sequencing is None:
-            return None
         words = [str(fields[SEQUENCE_END]).lower() for fields in maps if SEQUENCE_END in fields]
         if not WORDS.keys() >= set(words):
             raise InvalidRequest(f"'{SEQUENCE_END}' must be true or false")

@@ -110,7 +110,7 @@ class Request:
     budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
     traceparent: str = ""  # the header of a sampled trace
-    decoder: "Decoder | None" = None  # decodes the items of all requests; None: of this request alone
+    decoder: "Decoder | None" = None  # shared by all requests; None: one of its own
 
     @property
     def deadline(self) -> Deadline:
@@ -123,8 +123,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Batch:
-    """One call to Triton. `read` makes a result of its reply, None if the result takes the next call's reply too.
-    `is_pipelined` says that the next batch does not wait for this one's answer."""
+    """One call to Triton. `read` makes a result of its reply, or returns None if the result needs the next call's reply
+    too. `is_pipelined` says that the next batch does not wait for this one's answer; the last one never is."""
 
     inputs: Sequence[Tensor]
     read: Callable[[InferReply], Any] = lambda reply: reply

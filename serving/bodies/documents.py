@@ -31,7 +31,8 @@ from serving.triton.tensors import InferReply, Tensor, to_raw
 INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with none of them is an instance
 LONGEST_NUMBER = 10  # digits of a length
 MOST_KEYS = 32  # of a document of tensors, and of a tensor: KServe has 4 and 5
-LARGE = 2 * 1024  # bytes of JSON, from which making no object of a number saves more than it costs
+LARGE = 2 * 1024  # bytes of JSON: from here on simdjson is faster, which makes no Python object of a number
+WHOLE_BODY = {"instances", "inputs", "payload"}  # keys that an object has only if it is one of our shapes
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance that is an object, or '
     '{"modelname": …, "payload": {"img" or "text": …}}'
@@ -40,8 +41,8 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A flat object. `generates` says whether it may be answered in one piece (SAGEMAKER_TRITON_INFERENCE_TYPE,
-    …/generate), not only by a stream; `stream` is the type of the stream that answers it if Accept says nothing."""
+    """A flat object. A stream may always answer it, a reply in one piece only if it `generates` (…/generate, or
+    SAGEMAKER_TRITON_INFERENCE_TYPE says so). `stream` is the type of the stream if Accept names none."""
 
     document: dict[str, Any]
     generates: bool = False
@@ -62,8 +63,9 @@ class FlatBody:
         return FlatJob(served, request, self)
 
     def instances(self, served: ServedModel) -> Instances | None:
-        """Return Instances if the model has a client and the object is an instance, as any is for a table, or holds
-        some as Hugging Face's toolkit takes them: {"inputs": …, "parameters": {…}}. Raise InvalidRequest."""
+        """Return the object as Instances if the model has a client, else None. It is one instance (a table takes any
+        object), or {"inputs": …, "parameters": {…}} as Hugging Face's toolkit takes them. An object that names an input
+        of the model is for Triton's generate, and so none. Raise InvalidRequest."""
         client = served.client
         by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
         if client is None or by_name:
@@ -163,7 +165,8 @@ def instances_in(data: bytes, keys: Members, served: ServedModel, generates: boo
 
 
 def _are_tensors(keys: Members) -> bool:
-    """Return whether `inputs` are KServe's. Others are an input of that name, or instances, of a flat body."""
+    """Return whether `inputs` is a list of KServe's tensors, which may be empty. Any other `inputs` is an instance or a
+    list of them, or an input of that name of a flat body."""
     try:
         entries = msgspec.json.decode(keys.get("inputs", b"0"), type=list[Members])
     except (ValueError, RecursionError):
@@ -233,8 +236,8 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Return an object's members. Raise ValueError if they are many or a key is there twice: simdjson searches for each
-    key from the start and finds the first."""
+    """Return an object's members. Raise ValueError if it has more than MOST_KEYS keys, or one of them twice: simdjson
+    searches for each key from the start and finds the first."""
     names = list(islice(value, MOST_KEYS + 1))
     if len(set(names)) < len(value):
         raise ValueError(names)
@@ -242,7 +245,7 @@ def _members(value: Any) -> dict[str, Any]:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return members as orjson reads them."""
+    """Return members as Python objects."""
     kinds: dict[type, Callable[[Any], Any]] = {
         simdjson.Object: simdjson.Object.as_dict,
         simdjson.Array: simdjson.Array.as_list,

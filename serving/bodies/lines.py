@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from serving.bodies.documents import FlatBody, Shape, instances_in, read_shape
+from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, instances_in, read_shape
 from serving.bodies.instances import Instances, InstancesJob, Item, as_items, client_parameters, document
 from serving.bodies.schemas import Members, Named, read
 from serving.bodies.tables import CsvBody
@@ -30,7 +30,6 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
-WHOLE_REQUEST = {"instances", "inputs", "payload"}  # one of these keys makes a line a request of its own
 BATCHES = 4  # of a model in one group: one is prepared while Triton works on another
 
 
@@ -71,7 +70,7 @@ class JsonLines:
         """Return what a line asks for. Raise nothing that is the line's own mistake."""
         try:
             value = read_json(line)
-            if isinstance(value, dict) and WHOLE_REQUEST & value.keys():
+            if isinstance(value, dict) and WHOLE_BODY & value.keys():
                 _check_target(read(Named, value, "the line").target("the line"), served, target)
                 keys = read(Members, line, "the line")
                 instances = instances_in(line, keys, served, self.generates)

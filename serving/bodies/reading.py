@@ -9,7 +9,7 @@ from contextlib import suppress
 from email.message import Message
 from functools import lru_cache
 
-from serving.bodies.documents import SHAPES, Shape, read_binary, read_object, read_shape
+from serving.bodies.documents import SHAPES, WHOLE_BODY, Shape, read_binary, read_object, read_shape
 from serving.bodies.instances import Instances, Item
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
@@ -71,5 +71,5 @@ def _object_in_text(data: bytes) -> Members | None:
     """Return the members of the object that a text or CSV holds, None if it only looks like one of ours."""
     with suppress(InvalidRequest, PayloadTooLarge):
         keys = read(Members, data)
-        return keys if {"instances", "inputs", "payload"} & keys.keys() else None
+        return keys if WHOLE_BODY & keys.keys() else None
     return None

@@ -1,6 +1,7 @@
-"""The shapes that a JSON body may have: Structs, which check what a caller sent and are its schemas in /openapi.json.
+"""The shapes that a JSON body may have: Structs, which check a body and are its schemas in /openapi.json.
 
-A body is read in two steps: as Members, whose keys say the shape, and as that shape's Struct.
+A body is read twice: as Members, whose keys say the shape, then as that shape's Struct. If only an `extra_json_schema`
+has a bound, the body that uses the value checks it, with an error that names the tensor or the limit.
 """
 
 import re
@@ -16,13 +17,13 @@ from serving.errors import InvalidRequest
 from serving.named_value import unknown
 from serving.request import Target
 
-Shape = TypeVar("Shape")
+Type = TypeVar("Type")
 Members = dict[str, Raw]  # of an object, unread
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
 PROBLEM = re.compile(r"(?P<message>.*?)(?: - at `\$\.?(?P<location>.*)`)?", re.DOTALL)  # of msgspec's message
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-DEEPEST = 900  # of lists and objects within each other: msgspec counts them with Python's calls, which may be 1,000
+DEEPEST = 900  # nested lists and objects: Python allows 1,000 nested calls, and msgspec counts its own among them
 
 
 class Named(Struct, kw_only=True):
@@ -70,27 +71,22 @@ class Picture(Struct, forbid_unknown_fields=True):
     hint: ClassVar[str] = ""
 
 
-class InputParameters(Struct):
-    binary_data_size: Annotated[int, Meta(ge=0)] | None = None
-    shared_memory_region: Any = UNSET
+class TensorParameters(Struct):
+    shared_memory_region: Annotated[Any, Meta(extra_json_schema={"not": {}})] = UNSET
 
     def __post_init__(self) -> None:
-        refuse_shared_memory(self.shared_memory_region)
+        """Refuse shared memory: Triton's regions are ours. msgspec adds to the error which tensor asked for it."""
+        if self.shared_memory_region is not UNSET:
+            raise ValueError("there is no shared memory with a caller; send the data in the body")
 
 
-class OutputParameters(Struct):
+class InputParameters(TensorParameters):
+    binary_data_size: Annotated[int, Meta(ge=0)] | None = None
+
+
+class OutputParameters(TensorParameters):
     binary_data: bool | UnsetType = UNSET
     classification: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
-    shared_memory_region: Any = UNSET
-
-    def __post_init__(self) -> None:
-        refuse_shared_memory(self.shared_memory_region)
-
-
-def refuse_shared_memory(region: Any) -> None:
-    """Raise ValueError, to which msgspec adds the place: Triton's regions are ours, not a caller's."""
-    if region is not UNSET:
-        raise ValueError("there is no shared memory with a caller; send the data in the body")
 
 
 class Input(Struct, forbid_unknown_fields=True):
@@ -122,13 +118,6 @@ class Tensors(Named, kw_only=True):
         check_count(len(self.outputs), MOST_NAMED, "outputs")
 
 
-class Load(Struct):
-    """A model to load: its name, and the folder that holds it."""
-
-    model_name: str
-    url: str
-
-
 class Flat(Named, kw_only=True):
     """Inputs by their names, as Triton's generate takes them; every other key is a parameter."""
 
@@ -136,7 +125,14 @@ class Flat(Named, kw_only=True):
     parameters: Parameters | None = None
 
 
-def read(shape: type[Shape], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = "") -> Shape:
+class Load(Struct):
+    """The body of POST /models: a model's name, and the folder that holds it."""
+
+    model_name: str
+    url: str
+
+
+def read(shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = "") -> Type:
     """Return what a JSON text, or an object that is read already, holds: a Struct, or any type that msgspec knows.
     Raise InvalidRequest, PayloadTooLarge."""
     try:

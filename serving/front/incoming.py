@@ -118,16 +118,16 @@ def services() -> "Services":
     return flask.current_app.extensions["serving"]  # type: ignore[no-any-return]
 
 
-def read_request(source: Incoming, stream: str, body: Target, named: Target) -> Request:
+def read_request(source: Incoming, stream: str, body: Target, route: Target) -> Request:
     """Return the request. `stream` is the type of the stream that the route asks for, `body` the model that the body
-    names, `named` the one that the route or the header Target-Model names. Raise InvalidRequest if two disagree."""
+    names, `route` the one that the path or the header Target-Model names. Raise InvalidRequest if two disagree."""
     app, accept = services(), source.header("Accept")
     query: Mapping[str, str] = source.args if source.environ.get("QUERY_STRING") else {}
     others = {"the header Custom-Attributes": source.attributes, "the query string": query}
     targets = [*(Target.within(part, values) for part, values in others.items() if values), body]
-    if named.source == PATH:
+    if route.source == PATH:
         targets = [replace(target, name=None) for target in targets]
-    target = Target.agreed([named, *targets], named.source)
+    target = Target.agreed([route, *targets], route.source)
     if target.name is None and "model" in query:
         raise InvalidRequest("the query string names no model; did you mean model_name instead of model?")
     return Request(
