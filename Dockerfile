@@ -3,7 +3,7 @@
 #   docker build --target gpu .     our layers on NVIDIA's Triton image
 # `make image` adds labels, the bill of materials in dist/ and what your machine's pip needs (docs/image.md).
 #
-# A stage copies no more than its step needs, and code comes last: a change of code builds the last layer anew.
+# A stage copies no more than its step needs, and code comes last: a change of code builds only the last layer again.
 ARG BASE_IMAGE=debian:bookworm-slim
 # The newest release that serves all of docs/guides: the last with TensorRT 10, which builds fp16 and INT8 by option.
 # docs/image.md says which other one is for what. Its Python is 3.12, for which requirements/serving.lock has wheels.
@@ -67,7 +67,7 @@ FROM cpu-base AS cpu-program
 COPY --from=program /opt/program /opt/program
 ARG VERSION=unknown
 ARG REVISION=unknown
-# The file makes buildah see that the labels below it are other ones.
+# This file makes buildah notice that the labels below it have changed.
 RUN echo "${VERSION} ${REVISION}" >/opt/program/VERSION && \
     python3 -m compileall -q -f --invalidation-mode unchecked-hash /opt/program
 
@@ -100,7 +100,7 @@ FROM ${TRITON_IMAGE} AS gpu-base
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages nginx-light && rm -r /opt/steps
 
-# NVIDIA's image has Triton, its C++ backends and their ONNX Runtime: ours stay out.
+# NVIDIA's image has Triton, its C++ backends and their ONNX Runtime, so ours are left out.
 FROM gpu-base AS gpu-builder
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages python3-venv

@@ -1,6 +1,6 @@
-"""The yardstick: the least that a Flask front over the same tritonserver can be. gunicorn, one kept channel a worker.
+"""The yardstick: the smallest Flask front over the same tritonserver, on gunicorn, with one kept channel per worker.
 
-It trusts its callers, knows no limits, versions, errors or metrics, and serves the four models of the scenarios.
+It trusts its callers, has no limits, versions, errors or metrics, and serves the four models of the scenarios.
 """
 
 import os
@@ -21,7 +21,7 @@ app = Flask(__name__)
 
 @cache
 def channel() -> InferenceServerClient:
-    """This worker's: made after the fork, at the first call."""
+    """Return this worker's channel, which is made after the fork, at the first call."""
     return InferenceServerClient(os.environ["BENCH_TRITON"])
 
 

@@ -42,7 +42,7 @@ class Round:
 
 
 def ask(server: Server, scenario: Scenario) -> bytes:
-    """One answer."""
+    """Return one answer."""
     path, headers, body = server.request(scenario)
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", body, headers)
     with urllib.request.urlopen(request, timeout=60) as reply:
@@ -51,7 +51,7 @@ def ask(server: Server, scenario: Scenario) -> bytes:
 
 
 def load(server: Server, scenario: Scenario, seconds: int) -> Round:
-    """One round on a server."""
+    """Run one round on a server."""
     path, headers, body = server.request(scenario)
     with tempfile.TemporaryDirectory(prefix="wrk-") as name:
         script, file = Path(name) / "request.lua", Path(name) / "body"
@@ -70,7 +70,7 @@ def load(server: Server, scenario: Scenario, seconds: int) -> Round:
 
 
 def limit(model: Model, sessions: list[onnxruntime.InferenceSession], scenario: Scenario, seconds: int) -> Round:
-    """The same work in this process, with no server: one thread per session."""
+    """Do the same work in this process, without a server: one thread per session."""
     latencies: list[float] = []
     end = time.monotonic() + seconds
 

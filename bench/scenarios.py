@@ -18,8 +18,8 @@ BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
 @dataclass(frozen=True)
 class Scenario:
-    """`plain` is the body of the bare server, the peers and the limit; `body` and `media_type` are KServe's for
-    tensors, and the same for everything else."""
+    """`plain` is the body for the bare server, the peers and the limit. For tensors `body` and `media_type` are
+    KServe's; for everything else they are the same as `plain`."""
 
     name: str
     model: str
@@ -33,12 +33,12 @@ class Scenario:
         return self.model == "mean"
 
     def as_base64(self) -> bytes:
-        """The body of the peers."""
+        """Return the body for the peers."""
         return json.dumps({"body": b64encode(self.plain).decode()}).encode()
 
 
 def scenarios() -> list[Scenario]:
-    """All of them."""
+    """Return all scenarios."""
     photo = PHOTO.read_bytes()
     return [
         _same("photo, 1 caller", "efficientnet", 1, "image/jpeg", photo),

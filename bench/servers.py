@@ -1,4 +1,4 @@
-"""Starts the servers that are compared, each with its own processes and port; and what a request to each looks like."""
+"""Starts the compared servers, each with its own processes and port, and makes the requests to each."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ class Server:
     grpc: int = 0
 
     def request(self, scenario: Scenario) -> tuple[str, dict[str, str], bytes]:
-        """The path, the headers and the body of the scenario's request."""
+        """Return the path, the headers and the body of the scenario's request."""
         if self.form == "ours":
             named = {"Content-Type": scenario.media_type, "X-Amzn-SageMaker-Target-Model": scenario.model}
             return f"/invocations?model_name={quote(scenario.model)}", named, scenario.body
@@ -62,7 +62,7 @@ class Server:
         return f"/{scenario.model}", {"Content-Type": "application/octet-stream"}, scenario.plain
 
     def processor_seconds(self) -> dict[str, float]:
-        """Seconds of processor time so far, by program: nginx, gunicorn, tritonserver, model, other."""
+        """Return the seconds of processor time so far, by program: nginx, gunicorn, tritonserver, model, other."""
         used: dict[str, float] = {}
         for process in self._all():
             try:
@@ -80,7 +80,7 @@ class Server:
         return used
 
     def memory(self) -> int:
-        """Bytes, with shared memory counted in proportion (PSS)."""
+        """Return the bytes of memory, with shared memory counted in proportion (PSS)."""
         return sum(process.memory_full_info().pss for process in self._all())
 
     def _all(self) -> list[psutil.Process]:
@@ -88,7 +88,7 @@ class Server:
 
 
 def make_repository(folder: Path) -> Path:
-    """The bundled models of the scenarios, and `mean`, which takes the mean of a row of floats."""
+    """Make a repository of the scenarios' bundled models and of `mean`, which computes the mean of a row of floats."""
     for name in ("efficientnet", "yolov4_tiny", "bert"):
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
     version = folder / "mean" / "1"
@@ -105,7 +105,8 @@ def make_repository(folder: Path) -> Path:
 
 @contextmanager
 def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
-    """The named servers, ready; `before` is another checkout of this project, whose server is called "before"."""
+    """Yield the named servers when they are ready. `before` is another checkout of this project; its server is
+    "before"."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
         repository = make_repository(folder / "models")
@@ -142,7 +143,7 @@ def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 
 @contextmanager
 def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    """gunicorn as this project starts it, over the tritonserver of a `serve` of its own."""
+    """Start gunicorn like this project, over the tritonserver of a separate `serve`."""
     with _ours(f"{name}'s triton", root, repository, scratch) as triton:
         [port] = PORTS.pick(1)
         variables = {"BENCH_TRITON": f"127.0.0.1:{triton.grpc}", "BENCH_REPOSITORY": str(repository)}
@@ -154,7 +155,7 @@ def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 
 @contextmanager
 def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    """Triton's own HTTP endpoint, with `mean` alone."""
+    """Start Triton's own HTTP endpoint, with `mean` alone."""
     [port] = PORTS.pick(1)
     command = [
         str(tritonserver.binary()),
@@ -192,7 +193,7 @@ def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 
 
 def environment(peer: str) -> Path:
-    """The Python of a peer's own environment, made from its lock file at the first call."""
+    """Return the Python of a peer's own environment, which is made from its lock file at the first call."""
     folder, lock = CACHE / peer, ROOT / "bench" / "peers" / f"{peer}.lock"
     python, installed = folder / "bin" / "python", folder / "installed"
     if not installed.is_file() or installed.read_bytes() != lock.read_bytes():

@@ -1,5 +1,5 @@
-"""What a scenario's model computes, without any code of this project: the work of the limit, of the bare server and of
-the peers, and an independent check of this project's answers."""
+"""Computes a scenario's answers without any code of this project: the work of the limit, of the bare server and of the
+peers, and an independent check of this project's answers."""
 
 import json
 from pathlib import Path
@@ -21,18 +21,18 @@ class Model:
         self.folder = folder
 
     def session(self, threads: int) -> onnxruntime.InferenceSession:
-        """The network, with the options that this project's ONNX Runtime backend sets."""
+        """Return the network's session, with the options that this project's ONNX Runtime backend sets."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return onnxruntime.InferenceSession(str(next(self.folder.glob("*/model.onnx"))), options)
 
     def prepare(self, body: bytes) -> dict[str, Array]:
-        """The network's inputs, with a batch dimension of 1."""
+        """Return the network's inputs, with a batch dimension of 1."""
         raise NotImplementedError
 
     def finish(self, outputs: dict[str, Array]) -> Any:
-        """One JSON-able prediction."""
+        """Return one JSON-able prediction."""
         raise NotImplementedError
 
     def labels(self) -> list[str]:
@@ -118,6 +118,6 @@ KINDS: dict[str, type[Model]] = {"efficientnet": Photo, "yolov4_tiny": Boxes, "b
 
 
 def predict(model: Model, session: onnxruntime.InferenceSession, body: bytes) -> Any:
-    """The prediction for a body, in process."""
+    """Return the prediction for a body, in process."""
     names = [output.name for output in session.get_outputs()]
     return model.finish(dict(zip(names, session.run(names, model.prepare(body)), strict=True)))

@@ -1,12 +1,13 @@
-"""Which head a detector's network has, by the shapes of its outputs; `head_of` decides it alone, `candidates` reads it.
+"""Finds a detector's head by the shapes of the network's outputs: only `head_of` decides it, `candidates` reads it.
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
     columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11
     final    [300, 6]       xmin, ymin, xmax, ymax, score, class      end-to-end: YOLOv10, YOLO26, an export with NMS
 
-Behind them a box may have 32 coefficients for the prototypes of masks, [32, 160, 160] in a second output, or keypoints,
-which the setting `keypoints` tells from classes. All others are refused with what they are and what to do. Sources: the
-exporters of ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation of each task's output.
+After these values a box may have 32 coefficients for the prototypes of masks, [32, 160, 160] in a second output, or
+keypoints, which the setting `keypoints` distinguishes from classes. All other heads are refused with what they are and
+what to do. Sources: the exporters of ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation
+of each task's output.
 """
 
 from collections.abc import Sequence
@@ -36,8 +37,8 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Head:
-    """`layout` is ROWS, COLUMNS or FINAL; `classes` -1 where the shape does not say. Behind its classes a box has
-    `masks` coefficients, and keypoints: how many, and the values of each."""
+    """`layout` is ROWS, COLUMNS or FINAL; `classes` is -1 if the shape does not say. After its classes a box has
+    `masks` coefficients, and `keypoints`: how many, and the values of each."""
 
     layout: str
     classes: int
@@ -47,7 +48,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Boxes [n,4] as corners in the network's input, scores, classes, and what a box has behind its classes."""
+    """Boxes [n,4] as corners in the network's input, scores, classes, and the values of a box after its classes."""
 
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -71,7 +72,7 @@ def head_of(
     if len(table) == 2 and 4 in (table[1], *(other[-1] for other in others if len(other) == 2)):
         raise refused(shape, "has its boxes and its scores in two outputs, as DETR or an export with NMS", DETECTION)
     if len(table) != 2:
-        raise refused(shape, "is no table of boxes: a classifier's or a segmentation's scores", DETECTION)
+        raise refused(shape, "is not a table of boxes: it has a classifier's or a segmentation's scores", DETECTION)
     head = _head(table, layout, masks, keypoints, labels)
     if layout == AUTO and head.layout != FINAL and _is_strange(table, head.classes == labels):
         remedy = f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: --set layout=yolov5"
@@ -107,7 +108,7 @@ def _is_strange(table: Shape, fits_labels: bool) -> bool:
 
 
 def _surplus(head: Head, labels: int) -> str:
-    """Return what a box has besides class scores; "" if it seems to have nothing else, or it is unknown."""
+    """Return what a box has in addition to class scores; "" if it seems to have nothing else, or if that is unknown."""
     if not labels:
         heads = {COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its prototypes"}
         heads |= {PERSON: f"a person and 17 keypoints: a pose head; {POSE}"} if head.layout == COLUMNS else {}

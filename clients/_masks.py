@@ -1,6 +1,6 @@
 """A segmentation head's masks (YOLACT, Bolya et al. 2019), as outlines or as COCO's run lengths.
 
-A mask is the sum of the network's prototypes, each times a coefficient of the box, where it is above 0, inside the box.
+A mask is where the sum of the network's prototypes, each times a coefficient of the box, is above 0 inside the box.
 """
 
 import math

@@ -19,8 +19,8 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class Client(ImageClient):
-    """Objects in an image, best first, in pixels of the image as it was sent: `{"detections": [{"label", "class_id",
-    "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`.
+    """Finds objects in an image, best first, in pixels of the image as it was sent:
+    `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`.
 
     The settings besides those of its input (clients/_input.py):
 
@@ -48,8 +48,8 @@ class Client(ImageClient):
     outputs = (LOGITS, BOXES)
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit together, OSError
-        when the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit together, OSError if
+        the file that `labels` names is missing."""
         super().__init__(model)
         self.labels = labels_of(model, self.options["labels"])
         shapes = {spec.name: spec.shape for spec in model.outputs}

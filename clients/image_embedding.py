@@ -22,8 +22,8 @@ class Client(ImageClient):
         self.output = model.outputs[0]
         if len(self.output.shape) != 1 + (model.max_batch_size == 0):
             raise InvalidRequest(
-                f"output '{self.output.name}' {list(self.output.shape)} of model '{model.name}' is no vector; export "
-                "the network with its pooled output first"
+                f"output '{self.output.name}' {list(self.output.shape)} of model '{model.name}' is not a vector; "
+                "export the network with its pooled output first"
             )
 
     def postprocess(
@@ -32,7 +32,7 @@ class Client(ImageClient):
         """Return a vector for each image. Raise InferenceFailed when the output is not finite."""
         vectors = self.of_each(outputs, self.output.name)
         if vectors.ndim != 2:
-            raise InferenceFailed(f"output '{self.output.name}' {list(vectors.shape)} is no vector for each image")
+            raise InferenceFailed(f"output '{self.output.name}' {list(vectors.shape)} is not one vector for each image")
         if parameters["normalize"]:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return [{"embedding": vector} for vector in vectors.tolist()]

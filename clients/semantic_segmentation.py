@@ -22,9 +22,9 @@ MOST_CLASSES = 256  # that a pixel of a grey PNG can say
 
 
 class Client(ImageClient):
-    """Which class each pixel has, and which share of the image is whose, largest first: `{"segments": [{"label",
-    "class_id", "share"}, …], "map": {"b64": "…", "width", "height"}, "image": {"width", "height"}}`. The map is a grey
-    PNG of class ids, as large as the image, or of 2,097,152 pixels where the image has more.
+    """Finds the class of each pixel, and the share of the image that each class has, largest first:
+    `{"segments": [{"label", "class_id", "share"}, …], "map": {"b64": "…", "width", "height"}, "image": {"width", "height"}}`.
+    The map is a grey PNG of class ids, as large as the image but at most 2,097,152 pixels.
 
     The settings besides those of its input (clients/_input.py):
 
@@ -48,7 +48,7 @@ class Client(ImageClient):
         self.output, self.labels = model.outputs[0], labels_of(model, self.options["labels"])
         shape = self.output.shape[int(model.max_batch_size == 0) :]
         if len(shape) != 3:
-            raise InvalidRequest(f"output '{self.output.name}' {list(shape)} is no map of scores for each class")
+            raise InvalidRequest(f"output '{self.output.name}' {list(shape)} is not a map of scores for each class")
         if mismatch := self._mismatch(shape[0]):
             raise InvalidRequest(mismatch)
 

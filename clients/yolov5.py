@@ -206,8 +206,8 @@ class Client(ModelClient):
         if (ids != ids.round()).any() or (ids < 0).any() or (ids >= classes).any():
             raise InferenceFailed(
                 f"the last column of output '{self.output.name}' of model '{self.model.name}' has other values than "
-                f"class ids{f' of {classes} labels' if self.labels else ''}: it is no end-to-end head, or the labels "
-                "are not its own; for YOLOv5's table of one class set the parameter 'layout' to yolov5"
+                f"class ids{f' of {classes} labels' if self.labels else ''}: it is not an end-to-end head, or the "
+                "labels are not its own; for YOLOv5's table of one class set the parameter 'layout' to yolov5"
             )
 
     def _detections(self, kept: Candidates, fit: Letterbox) -> list[dict[str, Any]]:
@@ -226,7 +226,7 @@ class Client(ModelClient):
     def _head(self, shape: Sequence[int]) -> Head:
         """Return the head of an output with this shape. Raise InvalidRequest."""
         if len(shape) >= len(self.input.shape):
-            raise refused(shape, "is no table of boxes: it has as many dimensions as the image", DETECTION)
+            raise refused(shape, "is not a table of boxes: it has as many dimensions as the image", DETECTION)
         others = [spec.shape for spec in self.model.outputs[1:]]
         return head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
 

@@ -49,7 +49,7 @@ def read(path: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"{path} must hold an object for each operation, such as CreateModel: {{…}}")
     for operation, part in document.items():
         if operation not in SERVICES:
-            raise argparse.ArgumentTypeError(f"{path}: '{operation}' is none of {', '.join(SERVICES)}")
+            raise argparse.ArgumentTypeError(f"{path}: '{operation}' is not one of {', '.join(SERVICES)}")
         if fixed := NAMES & part.keys():
             raise argparse.ArgumentTypeError(f"{path}: {operation}.{min(fixed)} follows from --name")
     return document

@@ -1,4 +1,4 @@
-// One call as data, {path, query, type, body, document, file, fields, files}: both the request and the code to copy are built from it.
+// One call as data, {path, query, type, body, document, file, fields, files}. The request and the code to copy are both built from it.
 //
 // An input is {kind: "picture", files}, {kind: "instances", values} or {kind: "tensors", document}.
 

@@ -1,4 +1,4 @@
-// Whether the server works, asked every other second while somebody looks.
+// Asks every other second whether the server works, while the page is visible.
 
 import { health } from "./api.js";
 import { find } from "./dom.js";

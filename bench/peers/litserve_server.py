@@ -1,4 +1,4 @@
-"""LitServe: one LitAPI per model, as its guide of several endpoints on one port has it; texts are batched."""
+"""LitServe: one LitAPI per model, as in its guide to several endpoints on one port; texts are batched."""
 
 import os
 from base64 import b64decode

@@ -304,6 +304,6 @@ def check_tensors(model: onnx.ModelProto) -> None:
     for value in model.graph.output:
         if not value.type.HasField("tensor_type"):
             raise BuildError(
-                f"output '{value.name}' is no tensor, so Triton cannot serve it: export the model with "
+                f"output '{value.name}' is not a tensor, so Triton cannot serve it: export the model with "
                 "options={'zipmap': False}"
             )

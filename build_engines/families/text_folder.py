@@ -59,7 +59,7 @@ def is_text(checkpoint: Path) -> bool:
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
     """Return the task that is asked for, else that of the network in config.json. Raise BuildError if they differ."""
     if asked and asked not in TASKS:
-        raise BuildError(f"the task {asked!r} is none of: {', '.join(TASKS)}")
+        raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["Model"])[0])
     if config.get("is_encoder_decoder"):
         raise BuildError(

@@ -81,7 +81,7 @@ def kind(path: Path) -> str:
     if path.suffix in (".pth", ".pt"):
         return "tensors"
     raise BuildError(
-        f"{path} is none of: an ONNX file (.onnx), a TorchScript or checkpoint file (.pt, .pth), a folder "
+        f"{path} is not one of these: an ONNX file (.onnx), a TorchScript or checkpoint file (.pt, .pth), a folder "
         "as save_pretrained writes it, a model of scikit-learn (.joblib, .pkl), XGBoost's model.json, LightGBM's "
         f"model.txt{_hint(path)}"
     )

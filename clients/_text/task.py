@@ -40,7 +40,8 @@ class Task(ABC):
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return the model's inputs, one row or more for each instance, and `num_tokens` [n instances] before
-        truncation. `truncated` [n instances] is there if more tokens than the model takes need not mean truncation."""
+        truncation. `truncated` [n instances] is there if a text with more tokens than the model takes may still be read
+        whole."""
         return self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
 
     def encode_rows(self, texts: Sequence[Text], owners: Sequence[int]) -> Tensors:

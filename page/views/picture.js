@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 
 const SMALL = 320; // pixels: of a smaller picture nobody sees much
 
-// `size` is what the server says of the picture: it stands in where the browser cannot show the file (TIFF, say).
+// `size` is the picture's size from the server. It is used if the browser cannot show the file (TIFF, for example).
 export function picture(file, size = null) {
   const image = h("img", { alt: "The picture that was sent", src: address(file), onerror: blank, onload: enlarge });
   const layer = h("div", { class: "layer" });
