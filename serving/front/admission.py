@@ -1,4 +1,4 @@
-"""Refuse requests for load, with 503 `overloaded`; docs/errors.md has a table of all bounds, with nginx's and Triton's.
+"""Refuse requests for load, the only place with 503 `overloaded`; docs/errors.md has a table of all bounds.
 
 Requests and the bytes of their bodies are both bounded, in total and per model, over all of gunicorn's workers. They
 share the counters (model_status/shared_files.py) without a lock, so a bound may be exceeded by a few requests. Of

@@ -21,7 +21,7 @@ from serving.errors import (
     ModelNotReady,
     NotAcceptable,
     OutOfMemory,
-    Overloaded,
+    QueueFull,
     ServingError,
     TritonTimeout,
     TritonUnavailable,
@@ -35,6 +35,7 @@ PROBE_SECONDS = 1.2  # on busy processors tritonserver took 0.7 s; nginx waits 2
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+    ("grpc.max_metadata_size", 2**20),  # of an error's text; a longer one loses its status to RESOURCE_EXHAUSTED
     ("grpc.initial_reconnect_backoff_ms", 100),  # finds a restarted Triton at once
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
@@ -49,7 +50,6 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all other codes mean In
     grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotReady,  # the registry knew the model, so it has just been unloaded
     grpc.StatusCode.DEADLINE_EXCEEDED: TritonTimeout,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: TritonUnavailable,
     grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it is stopped
     grpc.StatusCode.ABORTED: TritonUnavailable,
@@ -205,7 +205,7 @@ def _by_text(details: str, kind: type[ServingError]) -> Exception:
     if dead := quirks.DEAD_PROCESS.fullmatch(details):
         return BackendDied(dead[1])
     if queue := quirks.QUEUE_POLICY.fullmatch(details):
-        return Overloaded(f"{queue[1]}: the queue policy in the model's config.pbtxt says so; try again shortly")
+        return QueueFull(f"{queue[1]}: the queue policy in the model's config.pbtxt says so; try again shortly")
     if kind is TritonUnavailable or quirks.STOPPING.fullmatch(details):
         return TritonUnavailable(NOT_ANSWERING)
     if kind is TritonTimeout:

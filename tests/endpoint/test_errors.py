@@ -144,6 +144,7 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         ("'sleeper'", "0", "1"),
     ),
     "a model that fails": (body({"instances": [-1]}, "sleeper"), "500 inference_failed", ("it was told to fail",)),
+    "a model that fails at length": (body({"instances": [-5000]}, "sleeper"), "500 inference_failed", ("fail",)),
     "a model that fails with tensors": (
         body({"inputs": [{"name": "seconds", "shape": [1], "datatype": "FP32", "data": [-1]}]}, "sleeper"),
         "500 inference_failed",

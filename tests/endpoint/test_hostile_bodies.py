@@ -225,4 +225,4 @@ def test_a_request_that_the_model_s_queue_policy_refuses_may_be_repeated(server:
         replies = list(pool.map(lambda _: sleep(server, 0.2, model="narrow"), range(CALLERS)))
     refused = [reply for reply in replies if reply.status_code == 503]
     assert refused and len(refused) < CALLERS
-    assert {(reply.json()["code"], reply.headers["Retry-After"]) for reply in refused} == {("overloaded", "1")}
+    assert {(reply.json()["code"], reply.headers["Retry-After"]) for reply in refused} == {("queue_full", "1")}

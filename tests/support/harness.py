@@ -350,14 +350,14 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Sleeps for the seconds that it is sent; fails when they are negative."""
+    """Sleeps for the seconds that it is sent; fails when they are negative, with a text that many times as long."""
 
     def execute(self, requests):
         replies = []
         for request in requests:
             seconds = float(pb_utils.get_input_tensor_by_name(request, "seconds").as_numpy().max())
             if seconds < 0:
-                raise ValueError("it was told to fail")
+                raise ValueError(", ".join(["it was told to fail"] * max(1, int(-seconds))))
             time.sleep(seconds)
             output = pb_utils.Tensor("slept", np.array([seconds], dtype=np.float32))
             replies.append(pb_utils.InferenceResponse([output]))

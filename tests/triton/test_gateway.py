@@ -9,7 +9,7 @@ from serving.errors import (
     InferenceFailed,
     InvalidRequest,
     ModelNotReady,
-    Overloaded,
+    QueueFull,
     ServingError,
     TritonTimeout,
     TritonUnavailable,
@@ -121,7 +121,7 @@ def test_a_stream_that_meets_a_server_that_is_stopped_may_come_again(text: str) 
 def test_a_queue_that_takes_no_more_is_no_dead_server(message: str) -> None:
     failure = Failure(grpc.StatusCode.UNAVAILABLE, f"[request id: 7] in ensemble 'chain', {message}")
     for error in (translated(failure), translated_text(message)):
-        assert type(error) is Overloaded
+        assert type(error) is QueueFull
         assert message in str(error)
 
 
