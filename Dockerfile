@@ -6,7 +6,7 @@
 # A stage copies no more than its step needs, and code comes last: a change of code builds only the last layer again.
 ARG BASE_IMAGE=debian:bookworm-slim
 # The newest release that serves all of docs/guides: the last with TensorRT 10, which builds fp16 and INT8 by option.
-# docs/image.md says which other one is for what. Its Python is 3.12, for which requirements/serving.lock has wheels.
+# docs/image.md says which other one is for what. Its Python is 3.12, for which requirements/gpu.lock has wheels.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.05-py3
 
 FROM ${BASE_IMAGE} AS cpu-base
@@ -105,13 +105,12 @@ FROM gpu-base AS gpu-builder
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages python3-venv
 WORKDIR /opt/program
-COPY requirements/serving.lock requirements/
+COPY requirements/gpu.lock requirements/
 COPY scripts/image/wheels scripts/image/environment /opt/steps/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
-    sh /opt/steps/wheels requirements/serving.lock
+    sh /opt/steps/wheels requirements/gpu.lock
 ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels PIP_NO_CACHE_DIR=1 PIP_NO_DEPS=1
-RUN sh /opt/steps/environment requirements/serving.lock && \
-    /opt/pip/bin/pip --python .venv/bin/python uninstall --yes onnxruntime flatbuffers
+RUN sh /opt/steps/environment requirements/gpu.lock
 
 FROM gpu-builder AS gpu-program
 COPY --from=program /opt/program /opt/made

@@ -75,6 +75,8 @@ lock: .venv/.serving
 	$(LOCK) pyproject.toml --group dev -o requirements/dev.lock
 	$(LOCK) pyproject.toml --group build -c requirements/dev.lock -o requirements/build.lock
 	$(LOCK) pyproject.toml -c requirements/build.lock -o requirements/serving.lock
+	$(LOCK) pyproject.toml -c requirements/serving.lock --no-emit-package onnxruntime --no-emit-package flatbuffers \
+	  -o requirements/gpu.lock
 	$(LOCK) --group image -c requirements/dev.lock -o requirements/image.lock
 LOCK := $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock'

@@ -65,6 +65,17 @@ def test_each_lock_file_has_the_pins_of_the_smaller_one_and_none_has_torch() -> 
     assert not [name for name, _ in dev if name == "torch" or name.startswith("nvidia-cu")]
 
 
+def test_the_gpu_image_s_lock_file_lacks_onnx_runtime_and_what_only_it_needs() -> None:
+    serving, gpu = locked("serving.lock"), locked("gpu.lock")
+    text = (ROOT / "requirements/serving.lock").read_text()
+    # uv writes below a package, after the file with its version, which packages need it.
+    block = r"^(\S+)==.*\n(?:    --hash=.*\n)+    # via\n    #   -c .*\n    #   onnxruntime\n(?!    #)"
+    only = re.findall(block, text, re.MULTILINE)
+    assert only
+    assert gpu.items() < serving.items()
+    assert serving.keys() - gpu.keys() == {"onnxruntime", *only}
+
+
 def install(folder: Path, **commands: str) -> list[str]:
     """Install a lock file into a folder's .venv whose commands are stand-ins, and return their calls."""
     (folder / ".venv/bin").mkdir(parents=True)
