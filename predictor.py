@@ -13,7 +13,7 @@ from time import perf_counter
 from flask import Flask, Response
 
 from serving.bodies.reading import Body
-from serving.budget import MOST_PARTS, Deadline
+from serving.budget import Deadline
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services
 from serving.front.kserve import kserve_routes
 from serving.front.metrics import CONTENT_TYPE
@@ -34,8 +34,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app = Flask(__name__, static_folder=None)
     app.request_class = Incoming
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
-    app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
-    app.config["MAX_FORM_PARTS"] = MOST_PARTS
+    app.url_map.merge_slashes = False  # no redirects
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # answer OPTIONS with 405, like any method a route does not define
     app.extensions["serving"] = Services(settings, shared_memory)
     app.register_error_handler(Exception, error_reply)
@@ -50,7 +49,6 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     if settings.kserve != "false":
         app.register_blueprint(kserve_routes(infer))
     if settings.multi_model:
-        app.url_map.merge_slashes = False
         app.register_blueprint(managing_routes)
         app.add_url_rule("/models/<path:name>/invoke", view_func=invoke, methods=["POST"])
     else:

@@ -24,14 +24,13 @@ class ImageClient(ModelClient):
     """A model whose first input, whatever its name, is one image."""
 
     codec = IMAGE
-    example = EXAMPLE
     answers_in_pixels: ClassVar[bool] = False  # of the image as it was sent: it is decoded at its full size
     settings: ClassVar[tuple[Parameter, ...]] = SETTINGS
 
     def __init__(self, model: Model) -> None:
         """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
         super().__init__(model)
-        options, self.input = self.options, model.inputs[0]
+        options, self.example, self.input = self.options, EXAMPLE, model.inputs[0]
         self.frame = frame_of(self.input, options, model.max_batch_size)
         self.method = INTERPOLATIONS[options["interpolation"]]
         exact = options["exact"] != INEXACT

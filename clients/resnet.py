@@ -5,6 +5,7 @@ from math import prod
 from typing import Any
 
 from clients._image import ImageClient
+from clients._input import EXAMPLE
 from clients._labels import LABELS, labels_mismatch, labels_of, scores_output
 from clients.base import ACTIVATIONS, Model, Parameter, Tensors, best
 from serving.errors import InferenceFailed, InvalidRequest
@@ -24,6 +25,7 @@ class Client(ImageClient):
     probabilities.
     """  # noqa: E501
 
+    example = EXAMPLE
     settings = (
         *ImageClient.settings,
         Parameter("activation", "softmax", "what turns outputs into scores", choices=("softmax", "sigmoid", "none")),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
-import orjson
 
 from serving.errors import PayloadTooLarge, TooLate
 
@@ -54,9 +54,12 @@ def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a
 
 
 def read_json(data: bytes) -> Any:
-    """Return the value of a JSON text. Raise orjson.JSONDecodeError, or PayloadTooLarge before the text is read."""
+    """Return the value of a JSON text. Raise ValueError, or PayloadTooLarge before the text is read."""
     check_json(data)
-    return orjson.loads(data)
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError as err:
+        raise ValueError(str(err)) from err
 
 
 def check_json(data: bytes) -> None:

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from clients._labels import read_labels
@@ -91,7 +90,7 @@ class Fields(TextCodec):
         """Return a text, or the object if the bytes are JSON of one or if a text is not enough."""
         text, value = super().open(data, limits), {}
         if text.lstrip().startswith("{"):
-            with suppress(orjson.JSONDecodeError):
+            with suppress(ValueError):
                 value = read_json(data)
         is_object = "text" in value and value.keys() <= set(self.keys)
         return text if self.plain and not is_object else self.open_json(value, limits)

@@ -227,7 +227,7 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
         arrays = [entry.pop("data") for entry in inputs]
         plain = _plain(document) | {"inputs": list(map(_plain, inputs))}
         tensors = msgspec.convert(plain, schemas.Tensors)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
     check_misspelt(plain)
     for tensor, array in zip(tensors.inputs, arrays, strict=True):

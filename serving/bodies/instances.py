@@ -147,7 +147,7 @@ class Instances:
             return
         if raw[:64].lstrip()[:1] not in (b"[", b'"'):
             return
-        with suppress(orjson.JSONDecodeError):
+        with suppress(ValueError):
             read_json(raw)
             raise InvalidRequest(
                 f"the body is JSON without 'instances': send {{\"instances\": […]}}, each {client.codec.expected}; "
@@ -337,5 +337,5 @@ def check_media_type(client: ModelClient, kind: str) -> None:
     if kind in UNDECLARED or kind in allowed or kind.partition("/")[0] + "/*" in allowed:
         return
     raise UnsupportedMediaType(
-        f"model '{client.model.name}' takes {', '.join(allowed)} or application/json, not '{kind}'"
+        f"model '{client.model.name}' takes {', '.join(dict.fromkeys((*allowed, JSON_TYPE)))}, not '{kind}'"
     )

@@ -9,6 +9,7 @@ A header of 0 bytes means raw input: the whole body is the data of the model's o
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from serving.triton.tensors import InferReply, Tensor, to_raw
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 CLASSIFICATION = "classification"
 SCORES = {"FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}  # as for Triton
+LONGEST_KEY, MOST_OTHERS = 40, 100  # characters, keys: difflib compares each with every field
 HEADER_LENGTH = "Inference-Header-Content-Length"  # KServe's own way to say how long the JSON header is
 
 
@@ -223,10 +225,12 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
 
 
 def check_misspelt(keys: Collection[str]) -> None:
-    """Raise InvalidRequest for a key that is nearly one of a body of tensors; Triton ignores any other."""
+    """Raise InvalidRequest for a key that is nearly one of a body of tensors; Triton ignores any other. Of very many
+    other keys the first ones are looked at."""
     check_count(len(keys), MOST_NAMED, "keys")
     fields = schemas.Tensors.__struct_fields__
-    if misspelt := next((key for key in keys if key not in fields and nearest(key, fields)), ""):
+    others = islice((key[:LONGEST_KEY] for key in keys if key not in fields), MOST_OTHERS)
+    if misspelt := next((key for key in others if nearest(key, fields)), ""):
         raise InvalidRequest(f"the body with 'inputs': {unknown('key', misspelt, fields)}")
 
 

@@ -75,7 +75,7 @@ class JsonLines:
                 keys = read(Members, line, "the line")
                 instances = instances_in(line, keys, served, self.generates)
                 return Record(instances, None if instances else read_shape(line, keys, self.generates))
-        except orjson.JSONDecodeError as err:
+        except ValueError as err:
             return Record(error=DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
             return Record(error=err)

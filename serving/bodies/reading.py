@@ -15,7 +15,8 @@ from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
 from serving.bodies.schemas import Members, read
-from serving.bodies.tables import CSV, TEXT, URL_ENCODED, CsvBody, TextOrForm, read_csv
+from serving.bodies.tables import CSV, TEXT, URL_ENCODED, CsvBody, TextOrForm, read_csv, read_form
+from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import JSON_LINES, preferred
 
@@ -51,6 +52,8 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
         return read_binary(params.get("json-header-size", ""), "json-header-size", data)
     if kind == NPY_TYPE or data.startswith(NPY_MAGIC):
         return NpyBody(data)
+    if kind == FORM:
+        return read_form(data, params.get("boundary", ""))
     if not data:
         raise InvalidRequest(f"the body is empty; send an image, a text, CSV, or JSON: {SHAPES}")
     is_json = kind.endswith("json")

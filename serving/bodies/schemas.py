@@ -144,7 +144,9 @@ def read(shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "th
         raise InvalidRequest(_explained(err, shape, subject) + hint) from err
     except RecursionError as err:
         raise InvalidRequest(f"{subject} has lists or objects nested more than about {DEEPEST} deep") from err
-    except ValueError as err:  # DecodeError, UnicodeDecodeError
+    except UnicodeDecodeError as err:
+        raise InvalidRequest(f"{subject} has a string that is not UTF-8 ({err.reason}){hint}") from err
+    except ValueError as err:
         raise InvalidRequest(f"{subject} is not valid JSON: {err}{hint}") from err
 
 

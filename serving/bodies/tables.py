@@ -12,15 +12,17 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 import orjson
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.formparser import MultiPartParser
 
 from clients.base import ModelClient
 from serving.bodies.instances import Instances, InstancesJob, Item, Predictions, check_media_type
-from serving.budget import MOST_INSTANCES, Deadline, check_count, in_time
-from serving.codecs import ROW, Limits, read_cells
-from serving.errors import DecodingError, InvalidRequest
+from serving.budget import MOST_INSTANCES, MOST_PARTS, Deadline, check_count, in_time
+from serving.codecs import FORM, ROW, Limits, read_cells
+from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from serving.headers import JSON_TYPE, preferred
 from serving.model_status.served_model import ServedModel
-from serving.request import UNNAMED, Job, Reply, Request, Target
+from serving.request import RESERVED, UNNAMED, Job, Reply, Request, Target
 
 CSV = "text/csv"
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
@@ -197,6 +199,24 @@ class TextOrForm:
 
     def _instances(self, media_type: str) -> Instances:
         return Instances(self.items, self.parameters, media_type=media_type, named=self.named)
+
+
+def read_form(data: bytes, boundary: str) -> TextOrForm:
+    """Return a multipart form, whose parts the media type's `boundary` separates: each file is an instance; each field
+    names the model, or is a parameter or a key of an instance. Raise InvalidRequest, PayloadTooLarge."""
+    parser = MultiPartParser(stream_factory=lambda *_, **__: io.BytesIO(), max_form_parts=MOST_PARTS)
+    try:
+        fields, files = parser.parse(io.BytesIO(data), boundary.encode("ascii"), len(data))
+    except RequestEntityTooLarge as err:
+        raise PayloadTooLarge(f"the form has more than {MOST_PARTS} files and fields: send fewer at a time") from err
+    except ValueError as err:
+        raise InvalidRequest(
+            f"the body is no complete form with the boundary '{boundary}' of its Content-Type ({err}): `curl -F` and "
+            "HTTP libraries write both"
+        ) from err
+    items = [Item(str(name), raw=file.read()) for name, each in files.lists() for file in each]
+    parameters = {str(name): value for name, value in fields.items() if name not in RESERVED}
+    return TextOrForm(items, FORM, parameters, Target.within("the form", fields))
 
 
 def _keys(client: ModelClient) -> Sequence[str]:

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
-import orjson
 import simdjson
-from msgspec import Raw
 from numpy.typing import NDArray
 
 from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, NEVER, Deadline, check_count
@@ -41,10 +40,10 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
         if (numbers := _copied(data, dtype)) is not None:
             return numbers
         data = data.as_list()
-    elif isinstance(data, Raw):
+    elif isinstance(data, msgspec.Raw):
         try:
-            data = orjson.loads(memoryview(data))
-        except orjson.JSONDecodeError as err:
+            data = msgspec.json.decode(data)
+        except (ValueError, RecursionError) as err:
             raise InvalidRequest(f"input '{name}': its data are not valid JSON: {err}") from err
     values, types = _flat(name, data if isinstance(data, list) else [data], deadline)
     if strange := types - TYPES[dtype.kind]:

@@ -9,8 +9,6 @@ from io import StringIO
 from itertools import islice
 from typing import Any
 
-import orjson
-
 from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
 
@@ -113,7 +111,7 @@ class JsonCodec(Codec):
     def open(self, data: bytes, limits: Limits) -> Any:
         try:
             return read_json(data)
-        except orjson.JSONDecodeError as err:
+        except ValueError as err:
             raise DecodingError(f"not JSON: {err}") from err
 
     def open_json(self, value: Any, limits: Limits) -> Any:

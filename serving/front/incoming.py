@@ -13,12 +13,9 @@ import flask
 from gunicorn.http.body import LengthReader
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
-from serving.bodies.instances import Item
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
-from serving.bodies.tables import TextOrForm
 from serving.budget import Deadline
-from serving.codecs import FORM
 from serving.errors import InvalidRequest
 from serving.front.admission import Slot
 from serving.headers import ATTRIBUTES, EVENT_STREAM, SESSION_ID, streamed_type
@@ -149,8 +146,6 @@ def read_request(source: Incoming, stream: str, body: Target, route: Target) -> 
 
 def read_invocation(source: Incoming) -> Body:
     """Return the body of /invocations. Raise InvalidRequest and others."""
-    if source.mimetype == FORM:
-        return _read_form(source)
     inference_type = services().settings.inference_type
     return read_body(
         source.environ.get("CONTENT_TYPE", ""),
@@ -159,15 +154,6 @@ def read_invocation(source: Incoming) -> Body:
         stream=EVENT_STREAM if inference_type == "generate_stream" else "",
         accept=source.header("Accept"),
     )
-
-
-def _read_form(form: Incoming) -> TextOrForm:
-    """Each file is an instance; fields other than the model's name and version are parameters, or make an instance."""
-    files = [Item(name, raw=upload.read()) for name, uploads in form.files.lists() for upload in uploads]
-    # a part without a name has None for one
-    parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
-    named = Target.within("the form", form.form)
-    return TextOrForm(files, FORM, parameters, named)
 
 
 def pre_request(_worker: Any, request: Any) -> None:

@@ -8,7 +8,6 @@ import orjson
 from flask import Response, current_app
 from werkzeug.exceptions import HTTPException
 
-from serving.budget import MOST_PARTS
 from serving.errors import InvalidRequest, MethodNotAllowed, NotFound, PayloadTooLarge, ServingError, TritonUnavailable
 from serving.front.incoming import incoming, services
 
@@ -54,12 +53,7 @@ def _http_error(error: HTTPException) -> Response:
         return response
     if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         limit = current_app.config["MAX_CONTENT_LENGTH"]
-        return _reply(
-            PayloadTooLarge(
-                f"the body is larger than {limit} bytes (SERVE_MAX_BODY_MB sets the limit), or a form of more than "
-                f"{MOST_PARTS} parts: send fewer at a time"
-            )
-        )
+        return _reply(PayloadTooLarge(f"the body is larger than {limit} bytes (SERVE_MAX_BODY_MB sets the limit)"))
     invalid = InvalidRequest(error.description or error.name)
     invalid.status = code
     return _reply(invalid)

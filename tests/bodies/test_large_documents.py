@@ -78,6 +78,8 @@ def test_a_large_document_has_the_meaning_of_a_small_one(datatype: str, data: An
         b'{"inputs": "datatype"}',
         b'{"instances": ["datatype"]}',
         b'{"inputs": [{"datatype": "FP32"}, {"text": 1}]}',
+        b'{"inputs": [[1]], "datatype": 1}',
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}, [1]]}',
     ],
 )
 def test_odd_documents_mean_the_same_too(body: bytes) -> None:

@@ -13,7 +13,7 @@ from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_attributes, read_body
-from serving.bodies.tables import CsvBody
+from serving.bodies.tables import CsvBody, TextOrForm
 from serving.budget import NEVER
 from serving.codecs import JSON
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
@@ -83,6 +83,16 @@ def test_a_quoted_cell_goes_on_over_lines() -> None:
     client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
     items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client, NEVER)
     assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']
+
+
+def test_a_form_that_is_cut_or_has_no_boundary_is_refused() -> None:
+    whole = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\nxy\r\n--b--\r\n'
+    form = read_body('multipart/form-data; boundary="b"', whole)
+    assert isinstance(form, TextOrForm)
+    assert [(item.field, item.raw) for item in form.items] == [("image", b"xy")]
+    for kind, data in (("boundary=b", whole[:-10]), ("boundary=c", whole), ("", whole), ("boundary=\xe4", whole)):
+        with pytest.raises(InvalidRequest):
+            read_body(f"multipart/form-data; {kind}", data)
 
 
 BODY = b'{"inputs": []}' * 100

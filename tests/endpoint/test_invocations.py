@@ -1,6 +1,7 @@
 """The three bundled models over real HTTP, in every shape of request; the truth comes from independent places."""
 
 import base64
+import gzip
 import io
 from itertools import islice
 from typing import Any
@@ -54,7 +55,11 @@ def test_an_image_in_every_shape_gives_the_same_prediction(server: Server, digit
     (raw,) = predictions(server.post(params=name, data=data, headers=PNG))
     encoded = base64.b64encode(data).decode()
     sample = server.post(json={"modelname": "resnet", "payload": {"img": encoded}})
+    form = requests.Request("POST", server.url, files={"image": data}).prepare()
+    assert isinstance(form.body, bytes)
+    packed = {"Content-Type": form.headers["Content-Type"], "Content-Encoding": "gzip"}
     same = [
+        predictions(server.post(params=name, data=gzip.compress(form.body), headers=packed))[0],
         predictions(server.post(params=name, data=data, headers={"Content-Type": "application/octet-stream"}))[0],
         predictions(server.post(params=name, data=data, headers={"Content-Type": "application/x-image"}))[0],
         predictions(server.post(json={**name, "instances": [{"b64": encoded}]}))[0],

@@ -33,7 +33,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
         assert loaded.status_code == 200, loaded.text
     yield container
     assert server.stop() == 0
-    assert "killing it" not in server.output()
+    assert "did not stop in time" not in server.output()
     assert "died: it was killed" not in server.output(), "the process of an earlier load is none of its next"
     server.wait_gone()
 
