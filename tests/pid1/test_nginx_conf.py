@@ -255,13 +255,6 @@ def test_a_body_over_the_limit_is_413_and_names_the_setting(edge: Edge, chunked:
     assert requests.post(f"{edge.url}/invocations", data=body, timeout=PATIENCE).json()["bytes"] == len(body)
 
 
-def test_without_gunicorn_every_route_is_503_with_retry_after(edge_alone: Edge) -> None:
-    for path in ("/ping", "/invocations", "/models", "/nothing"):
-        response = requests.get(edge_alone.url + path, timeout=PATIENCE)
-        check_error(response, 503, "frontend_unavailable")
-        assert response.headers["Retry-After"] == "1"
-
-
 def test_no_answer_in_time_is_504(impatient_edge: Edge) -> None:
     begin = time.monotonic()
     with held():
@@ -269,12 +262,6 @@ def test_no_answer_in_time_is_504(impatient_edge: Edge) -> None:
     assert time.monotonic() - begin > 0.9
     assert "SERVE_REQUEST_TIMEOUT" in error
     wait_until_at_work(0)
-
-
-def test_an_error_of_the_app_passes_through_unchanged(edge: Edge) -> None:
-    response = requests.post(f"{edge.url}/busy", timeout=PATIENCE)
-    assert (response.status_code, response.json()["path"]) == (503, "/busy")
-    assert "Retry-After" not in response.headers
 
 
 def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge: Edge) -> None:

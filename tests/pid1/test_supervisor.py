@@ -400,23 +400,6 @@ def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
     return Supervisor(table, system, replace(SETTINGS, run_dir=status_file.parent, hang_timeout=0.0))
 
 
-def test_an_optional_process_is_given_up(with_agent: Supervisor, system: FakeSystem, status_file: Path) -> None:
-    seen: list[str] = []
-
-    def look() -> int:
-        seen.append(json.loads(status_file.read_text())["stage"])
-        return SIGCHLD
-
-    for tick in range(1, 200):
-        system.at(tick / 5, system.die("agent", 3))
-    system.at(199, look)
-    run_until(200, with_agent, system)
-    assert len(system.starts("agent")) == 6
-    assert len([line for line in system.logged if line.startswith("ready")]) == 1
-    assert system.has_message("agent", "6 times", "status 3", "agent's last words")
-    assert seen == ["ready"]
-
-
 def test_an_optional_process_is_restarted_and_not_waited_for(with_agent: Supervisor, system: FakeSystem) -> None:
     system.at(50, system.die("agent", 1))
     run_until(100, with_agent, system)

@@ -9,13 +9,12 @@ from serving.errors import (
     InferenceFailed,
     InvalidRequest,
     ModelNotReady,
-    QueueFull,
     ServingError,
     TritonTimeout,
     TritonUnavailable,
 )
 from serving.repository.model_config import datatype_name
-from serving.triton.connection import ERRORS, BackendDied, translated, translated_text, without_trace
+from serving.triton.connection import ERRORS, BackendDied, translated, translated_text
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferRequest, Tensor, numpy_dtype
 
@@ -91,17 +90,6 @@ def test_a_network_that_fails_by_itself_is_not_the_callers_mistake(reason: str) 
     assert type(translated(Failure(grpc.StatusCode.INTERNAL, text))) is InferenceFailed
 
 
-def test_a_server_that_is_gone_is_no_unknown_model() -> None:
-    assert isinstance(translated(Failure(grpc.StatusCode.UNAVAILABLE, "Socket closed")), TritonUnavailable)
-
-
-@pytest.mark.parametrize("before", ["", "[request id: 7] in ensemble 'chain', "])
-def test_a_dead_process_of_a_backend_is_told_with_its_name(before: str) -> None:
-    error = translated(Failure(grpc.StatusCode.INTERNAL, f"{before}Stub process 'scale_0_0' is not healthy."))
-    assert isinstance(error, BackendDied)
-    assert str(error) == "Stub process 'scale_0_0' is not healthy"
-
-
 @pytest.mark.parametrize("message", ["Stub process is not healthy.", "Failed to obtain the health mutex."])
 def test_a_process_that_died_with_a_lock_is_dead_too(message: str) -> None:
     error = translated(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {message}"))
@@ -117,23 +105,10 @@ def test_a_stream_that_meets_a_server_that_is_stopped_may_come_again(text: str) 
         assert type(translated_text(whole)) is TritonUnavailable
 
 
-@pytest.mark.parametrize("message", ["Exceeds maximum queue size", "Request timeout expired"])
-def test_a_queue_that_takes_no_more_is_no_dead_server(message: str) -> None:
-    failure = Failure(grpc.StatusCode.UNAVAILABLE, f"[request id: 7] in ensemble 'chain', {message}")
-    for error in (translated(failure), translated_text(message)):
-        assert type(error) is QueueFull
-        assert message in str(error)
-
-
 def test_a_caller_s_words_make_no_backend_dead() -> None:
     message = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
     assert type(translated(Failure(grpc.StatusCode.INVALID_ARGUMENT, message))) is InvalidRequest
     assert type(translated_text(message)) is InvalidRequest
-
-
-def test_a_traceback_and_the_request_s_id_are_cut_off() -> None:
-    assert without_trace("[request id: a-1] expected 3 inputs") == "expected 3 inputs"
-    assert without_trace("it failed\n\nAt:\n  /models/m/1/model.py(12): execute\n") == "it failed"
 
 
 def test_a_server_that_is_not_there_is_unavailable_at_once() -> None:
