@@ -152,8 +152,7 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
 def read_shape(data: bytes, keys: Members, generates: bool = False, stream: str = "") -> Shape:
     """Return the body that an object with these members is. Raise InvalidRequest."""
     if _are_tensors(keys):
-        check_misspelt(keys)
-        return TensorBody(read(schemas.Tensors, data), memoryview(b""), len(data))
+        return TensorBody(_small_tensors(data, keys), memoryview(b""), len(data))
     return _instances(data, keys) or FlatBody(read(dict[str, Any], data), generates, stream)
 
 
@@ -209,9 +208,11 @@ def read_binary(header_length: str, source: str, data: bytes, is_kserve: bool = 
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
     """Return a JSON object of tensors. Raise InvalidRequest or PayloadTooLarge."""
-    if tensors := _large_tensors(data):
-        return tensors
-    check_misspelt(read(Members, data, subject))
+    return _large_tensors(data) or _small_tensors(data, read(Members, data, subject), subject)
+
+
+def _small_tensors(data: bytes, keys: Members, subject: str = "the body") -> schemas.Tensors:
+    check_misspelt(keys)
     return read(schemas.Tensors, data, subject)
 
 

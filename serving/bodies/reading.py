@@ -71,7 +71,7 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
 
 
 def _object_in_text(data: bytes) -> Members | None:
-    """Return the members of the object that a text or CSV holds, None if it only looks like one of ours."""
+    """Return the members of the object that a text or CSV holds, None if no key is one of WHOLE_BODY."""
     with suppress(InvalidRequest, PayloadTooLarge):
         keys = read(Members, data)
         return keys if WHOLE_BODY & keys.keys() else None

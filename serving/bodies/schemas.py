@@ -86,7 +86,7 @@ class InputParameters(TensorParameters):
 
 class OutputParameters(TensorParameters):
     binary_data: bool | UnsetType = UNSET
-    classification: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    classification: Annotated[int, Meta(ge=1, le=2**63 - 1)] | UnsetType = UNSET
 
 
 class Input(Struct, forbid_unknown_fields=True):

@@ -211,8 +211,8 @@ def read_form(data: bytes, boundary: str) -> TextOrForm:
         raise PayloadTooLarge(f"the form has more than {MOST_PARTS} files and fields: send fewer at a time") from err
     except ValueError as err:
         raise InvalidRequest(
-            f"the body is no complete form with the boundary '{boundary}' of its Content-Type ({err}): `curl -F` and "
-            "HTTP libraries write both"
+            f"the body is not a complete form with the boundary '{boundary}' of its Content-Type ({err}): `curl -F` "
+            "and HTTP libraries write both"
         ) from err
     items = [Item(str(name), raw=file.read()) for name, each in files.lists() for file in each]
     parameters = {str(name): value for name, value in fields.items() if name not in RESERVED}
