@@ -13,13 +13,13 @@ from build_engines.recipes import RECIPES
 from build_engines.request import REPOSITORY, Request, positive
 
 INTERRUPTED = 130  # a shell's status of a command that SIGINT ended
+SWALLOWED = 8.0  # seconds until a command that still runs is interrupted again; cleaning up takes at most 6
 FIELDS = dataclasses.fields(Request)[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Return 0, 1 for a failure, 2 for invalid arguments."""
     parsed = make_parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up as Ctrl-C does
     try:
         return int(parsed.run(parsed))
     except BuildError as err:
@@ -29,7 +29,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as err:
         return _failed(str(err), 1)
     except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         return _failed("interrupted; nothing was changed", INTERRUPTED)
+
+
+def clean_up_at_signals() -> None:
+    """Let SIGTERM end the command as Ctrl-C does. A library may swallow the KeyboardInterrupt (seen in one of 300
+    builds), so a timer raises it again."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(*_: object) -> None:
+    signal.setitimer(signal.ITIMER_REAL, SWALLOWED)
+    raise KeyboardInterrupt
 
 
 def _failed(message: str, code: int) -> int:
@@ -150,4 +163,5 @@ def _archive(parsed: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    clean_up_at_signals()
     sys.exit(main())

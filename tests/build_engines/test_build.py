@@ -105,6 +105,22 @@ def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Pa
     assert not repository.exists()
 
 
+def test_an_interruption_that_a_library_swallows_is_repeated() -> None:
+    code = """
+import contextlib, signal, time
+from build_engines import __main__ as command
+def verify(_):
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    time.sleep(600)
+command._verify, command.SWALLOWED = verify, 0.1
+command.clean_up_at_signals()
+raise SystemExit(command.main(["verify", "own"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (130, "build_engines: interrupted; nothing was changed\n")
+
+
 def test_list_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -23,7 +23,7 @@ def _rows(kind: str) -> list[Row]:
         Row("4", f"{kind}: null for a text", post({"text_input": None}), MISTAKE),
         Row("4", f"{kind}: no JSON", post("hello"), MISTAKE),
         Row("4", f"{kind}: an empty body", post(""), MISTAKE),
-        Row("4", f"{kind}: a failing model", post({"text_input": "fail"}), FAILED),
+        Row("4", f"{kind}: a failing model", post({"text_input": "fail by order"}), FAILED),
     ]
 
 

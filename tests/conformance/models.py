@@ -3,26 +3,8 @@
 from pathlib import Path
 
 from tests.support.harness import make_identity, make_python_model, make_scale
-from tests.support.streaming_models import make_echo, make_teller
+from tests.support.streaming_models import TALKER, make_echo, make_teller
 
-TALKER = '''
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    """Gives the text back; "fail TEXT" fails with that text."""
-
-    def execute(self, requests):
-        return [self.answer(pb_utils.get_input_tensor_by_name(r, "text_input").as_numpy()) for r in requests]
-
-    def answer(self, text):
-        said = text.reshape(-1)[0].decode()
-        if said.startswith("fail "):
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(said[5:]))
-        if said.startswith("raise "):
-            raise ValueError(said[6:])
-        return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)])
-'''
 BROKEN = """
 class TritonPythonModel:
     def initialize(self, args):

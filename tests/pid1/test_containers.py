@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from serving.pid1.system import SHARED_MEMORY
 from tests.pid1.test_variables import NATIVE
-from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper
+from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -57,7 +57,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
     one, other = folders
     first = Server(one, one / "models", **allowed)
     second = Server(other, other / "models", **allowed, **exposed)
-    yield first.wait_ready(), second.wait_ready(), range(low, low + 10)
+    second.wait_ready()  # in mode live, so its model may still be loading
+    wait_until(lambda: triton.InferenceServerClient(f"127.0.0.1:{low + 8}").is_model_ready("scale"), "it is loaded")
+    yield first.wait_ready(), second, range(low, low + 10)
     assert (first.stop(), second.stop()) == (0, 0)
 
 
@@ -118,13 +120,11 @@ def test_ping_mode_live_asks_triton_alone(tmp_path: Path) -> None:
 
 def test_the_next_serve_removes_what_a_killed_one_and_its_processes_left(tmp_path: Path) -> None:
     make_sleeper(tmp_path / "models")
-    first, second = (tmp_path / name for name in ("first", "second"))
-    first.mkdir()
-    second.mkdir()
-    server = Server(first, tmp_path / "models").wait_ready()
+    (tmp_path / "second").mkdir()
+    server = Server(tmp_path, tmp_path / "models").wait_ready()
     prefix = (server.run_dir / "triton/shared-memory").read_text()
     assert list(SHARED_MEMORY.glob(f"{prefix}*"))
     server.kill_all()
-    server = Server(second, tmp_path / "models").wait_ready()
+    server = Server(tmp_path / "second", tmp_path / "models").wait_ready()
     assert list(SHARED_MEMORY.glob(f"*{prefix}*")) == []
     assert server.stop() == 0

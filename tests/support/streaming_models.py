@@ -96,19 +96,22 @@ def make_reader(repository: Path) -> None:
     make_python_model(repository / "reader", config, model, TELLER_CLIENT)
 
 
-ECHO = '''
+TALKER = '''
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Gives the text back; "fail" fails."""
+    """Gives the text back; "fail TEXT" fails with that text."""
 
     def execute(self, requests):
         return [self.answer(pb_utils.get_input_tensor_by_name(r, "text_input").as_numpy()) for r in requests]
 
     def answer(self, text):
-        if b"fail" in text:
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail"))
+        said = b" ".join(text.reshape(-1)).decode(errors="replace")
+        if said.startswith("fail "):
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(said[5:]))
+        if said.startswith("raise "):
+            raise ValueError(said[6:])
         return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)])
 '''
 
@@ -119,7 +122,7 @@ def make_echo(repository: Path) -> None:
         'max_batch_size: 4\ninput { name: "text_input" data_type: TYPE_STRING dims: [-1] }\n'
         'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }\n'
     )
-    make_python_model(repository / "echo", config, ECHO)
+    make_python_model(repository / "echo", config, TALKER)
 
 
 SUMMER = '''
