@@ -5,9 +5,9 @@
 | classes of an image or text | share of equal top classes | 0.98 |
 | detection | detections in common, of all that either finds | 0.90 |
 | embedding | mean cosine | 0.98 |
-| classes of pixels | what the shares of the classes have in common | 0.98 |
+| classes of pixels | overlap of the shares of the classes | 0.98 |
 | fill-mask, entities, answers, rankings | share of equal first tokens, entities, answers, documents | 0.90 |
-| a model without a client, or of images without --samples | mean cosine of each output | 0.99 |
+| a model without a client, or an image model without --samples | mean cosine of each output | 0.99 |
 """
 
 import time

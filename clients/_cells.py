@@ -1,4 +1,4 @@
-"""The cells of a table's rows as arrays: numbers, strings or booleans, of JSON or of CSV."""
+"""Turns the cells of a table's rows into arrays: numbers, strings or booleans, from JSON or CSV."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,13 +1,13 @@
-"""Finds a detector's head by the shapes of the network's outputs: only `head_of` decides it, `candidates` reads it.
+"""Finds a detector's head by the shapes of the network's outputs (only in `head_of`), and reads it (`candidates`).
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
     columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11
     final    [300, 6]       xmin, ymin, xmax, ymax, score, class      end-to-end: YOLOv10, YOLO26, an export with NMS
 
 After these values a box may have 32 coefficients for the prototypes of masks, [32, 160, 160] in a second output, or
-keypoints, which the setting `keypoints` distinguishes from classes. All other heads are refused with what they are and
-what to do. Sources: the exporters of ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation
-of each task's output.
+keypoints, which the setting `keypoints` distinguishes from classes. All other heads are refused with a message that
+says what they are and what to do. Sources: the exporters of ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3,
+and their documentation of each task's output.
 """
 
 from collections.abc import Sequence

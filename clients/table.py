@@ -1,6 +1,6 @@
 """Rows of a table: numbers and strings by column -> a prediction, and a probability for each class.
 
-For ONNX files as skl2onnx and onnxmltools make them of models of scikit-learn, XGBoost and LightGBM: an input for each
+For the ONNX files that skl2onnx and onnxmltools write for scikit-learn, XGBoost and LightGBM models: an input for each
 column, a matrix of all columns, or several of both. The answers equal those of the model's own predict and
 predict_proba.
 """

@@ -1,5 +1,5 @@
-"""Object detection with YOLOv5, or any network with a head of clients/_heads.py; with masks or keypoints where it has
-them."""
+"""Object detection with YOLOv5, or any network with a head of clients/_heads.py; with masks or keypoints if the head
+has them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

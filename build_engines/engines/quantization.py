@@ -4,8 +4,8 @@ Images: static INT8 (QDQ, per channel, calibrated) of the convolutions. A detect
 after them stay in fp32, because boxes and scores share one tensor there, and one scale for both costs 0.05 of mAP50-95.
 For ONNX Runtime the operators between the convolutions are INT8 too. For OpenVINO they must not be: it fuses a
 convolution, the activation after it and the rounding for the next one into one step, unless something between them is
-rounded. Texts: dynamic INT8 of the matrices for ONNX Runtime. OpenVINO has no fast kernel for that: static INT8,
-calibrated.
+rounded. Texts: dynamic INT8 of the matrices for ONNX Runtime; static, calibrated INT8 for OpenVINO, which has no fast
+kernel for dynamic INT8.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels, FP32 or UINT8 [n, …].
 
-What dali.py beside it does, where there is no DALI: decode, turn by EXIF, resize, (pixel - mean) / std.
-Bytes behind the image's end are ignored, so that a batch can be padded with zeros. Triton's Python environment
-needs Pillow. config.pbtxt's parameters are size (pixels), mean, std (of 0 to 255) and layout (HWC, CHW).
+Does what dali.py does, on machines without DALI: decode, turn by EXIF, resize, (pixel - mean) / std. Bytes after the
+image's end are ignored, so that a batch can be padded with zeros. Triton's Python environment needs Pillow.
+config.pbtxt's parameters are size (pixels), mean, std (of 0 to 255) and layout (HWC, CHW).
 """
 
 import io

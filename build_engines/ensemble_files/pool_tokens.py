@@ -1,7 +1,7 @@
 """A part of an ensemble, on Triton's Python backend: an encoder's output and attention_mask [n, s] -> [n, h].
 
-The output is [n, h], or of the tokens [n, s, h]. finaloutput is it, or the mean of the tokens that are no padding, or
-the first token, scaled to length 1: config.pbtxt's parameters pooling (mean, cls) and normalize (true, false) decide.
+The encoder's output is [n, h], or [n, s, h] for all tokens. finaloutput is that, or of tokens the mean without padding
+or the first, scaled to length 1: config.pbtxt's parameters pooling (mean, cls) and normalize (true, false) decide.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Any network of transformers that takes one image as ONNX, from pixels to what its client reads, exported by torch.
+"""Exports any network of transformers that takes one image to ONNX, from pixels to what its client reads, with torch.
 The only module that loads these networks and their image processors."""
 
 import itertools

@@ -1,4 +1,4 @@
-"""Any encoder of transformers as ONNX, exported by torch. The only module that loads these networks."""
+"""Exports any text encoder of transformers to ONNX, with torch. The only module that loads these networks."""
 
 import inspect
 from collections.abc import Sequence

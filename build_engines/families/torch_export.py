@@ -1,4 +1,4 @@
-"""A network of torch -> one ONNX file, in opset 17, which Triton 24.10 reads; and networks of transformers' folders.
+"""Exports a torch network to one ONNX file in opset 17, which Triton 24.10 reads, and loads transformers' folders.
 
 The tracer turns some sizes and values into constants, so its file is compared with the network on other shapes.
 """

@@ -1,7 +1,7 @@
 """`yolov4_tiny`: YOLOv4-tiny, the 80 classes of COCO, from the weights of a package, as darknet saved them.
 
 The network is what the .cfg file says (github.com/AlexeyAB/darknet). Its heads are decoded here into the output of a
-YOLOv5, [boxes, 5 + classes], which the client reads; nothing else of it is YOLOv5's.
+YOLOv5, [boxes, 5 + classes], which the client reads; nothing else in it is YOLOv5's.
 """
 
 import shutil
