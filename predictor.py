@@ -1,4 +1,4 @@
-"""The Flask app, and the way of a request from its bytes to its reply: `infer`.
+"""The Flask app, and the path of a request from its bytes to its reply: `infer`.
 
 bytes --read--> body --body.bind(served, request)--> Job --Job.answer--> Reply --> Response
 Registry.use finds the ServedModel that the request names, and keeps it loaded until the slot is left.
@@ -76,7 +76,7 @@ def metrics() -> Response:
 def invocations() -> Response:
     """One request to the model that it names.
 
-    The model's parameters stand in the body's `parameters`, or in the query string, as `?top_k=3`; the body's win."""
+    The model's parameters are in the body's `parameters`, or in the query string, as `?top_k=3`; the body's win."""
     return infer(read_invocation, Target("the header Target-Model", incoming().header(TARGET_MODEL) or None))
 
 

@@ -1,3 +1,3 @@
-"""What serves the models, in packages by who runs the code and what it knows: docs/architecture.md lists them."""
+"""The code that serves the models. docs/architecture.md lists its packages and what each one knows."""
 
 VERSION = "0.1.0"  # of everything here; `make release` changes it

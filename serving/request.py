@@ -1,4 +1,4 @@
-"""A request, made once in the front and passed whole; and the job that it becomes, which any kind of body makes.
+"""A request, made once in the front and passed on whole, and the Job that its kind of body makes of it.
 
 bytes --parse--> body.bind(served, request) -> Job
 Job.batches -> Batch --Triton--> InferReply --Batch.read--> results --Job.reply--> Reply

@@ -1,1 +1,1 @@
-"""What callers send, as data: one class for each kind of body, with its way to Triton's inputs and its reply."""
+"""What callers send, as data: one class for each kind of body, which makes Triton's inputs and the reply."""

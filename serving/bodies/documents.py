@@ -1,7 +1,7 @@
-"""JSON objects: which kind of body an object is, by its keys; and the flat JSON of Triton's generate extension.
+"""Tells by its keys which kind of body a JSON object is, and reads the flat JSON of Triton's generate extension.
 
-{"text_input": "…", "max_tokens": 8}: inputs by their names; every other key is a parameter. If the model has a client,
-such an object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit takes them: {"inputs": "…"}.
+{"text_input": "…", "max_tokens": 8}: a key that names no input is a parameter. If the model has a client, such an
+object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit takes them: {"inputs": "…"}.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,9 +2,9 @@
 
     line --read--> record --a group of records as one job--> predictions --> lines
 
-A line that is wrong gives {"error", "code"} instead of its prediction, and the others are answered. An error of 503
-and above is raised instead, so that the platform sends all lines again: so no line of a reply leaves before the last
-one is known.
+A line that is wrong gives {"error", "code"} instead of its prediction, and the others are answered. An error with a
+status of 503 or above fails the whole body, so that the platform sends it again. So no line of the reply is sent before
+the last one is known.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Read the image files of strangers within a bound of memory and work. What Pillow raises becomes DecodingError."""
+"""Read untrusted image files with bounded memory and work. What Pillow raises becomes DecodingError."""
 
 import logging
 import warnings

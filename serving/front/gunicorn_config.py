@@ -1,4 +1,4 @@
-"""What gunicorn takes from --config python:serving.front.gunicorn_config: its hooks, by their names."""
+"""gunicorn's hooks, which it finds by their names: --config=python:serving.front.gunicorn_config."""
 
 import gc
 import os

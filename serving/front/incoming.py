@@ -1,4 +1,4 @@
-"""A request as Flask has it, and the Request that is made of it, once."""
+"""Flask's request, and the Request that is made from it once."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The answers of /ping and /metrics: whether the container works, and the counts of all workers."""
+"""Answers /ping and /metrics: whether the container works, and the counts of all workers."""
 
 import os
 from collections.abc import Iterable

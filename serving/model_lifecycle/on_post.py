@@ -1,7 +1,7 @@
 """Multi-model mode: archives that the platform loads and unloads while others are served.
 
 POST /models -> locate, admit, stage -> Triton loads -> READY
-DELETE /models/NAME -> no more calls begin, those begun end -> Triton unloads -> what was staged is removed
+DELETE /models/NAME -> no more calls begin -> calls in flight end -> Triton unloads -> the staged folder is removed
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""What all processes share about the models: the table, a JSON file which the model manager replaces and each worker
-reads, and the leases, counters of the requests in flight in a file that all of them map. Standard library only.
+"""What all processes share about the models: the table, a JSON file that the model manager replaces and each worker
+reads, and the leases, which count the requests in flight in a file that all of them map. Standard library only.
 
 A request counts itself and then looks at the table again. To unload a model, the manager marks it in the table and then
-waits until its counter is zero. So a request that still found the model is waited for, and no other begins to use it.
+waits until its counter is zero. So it waits for each request that still found the model, and no other begins to use it.
 """
 
 import json

@@ -8,7 +8,7 @@ answer for `hang_timeout` is killed, which counts as a death.
 
 Everything ends, with the reason in the log, after more than five deaths of one process in a minute (deaths for lack of
 memory do not count, because callers cause them), and after a start that is not ready in time or whose /ping says that
-waiting will not help. Tests replay histories with a fake System.
+waiting will not help. Tests replay such histories with a fake System.
 """
 
 import math

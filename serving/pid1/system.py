@@ -1,5 +1,5 @@
-"""What is supervised (Process), and the access to Linux: processes, signals, output, health checks; and what a start
-takes from the machine: open files (`ulimit -n`), listening ports, names in /dev/shm."""
+"""The supervised processes (Process), and access to Linux for the supervisor: processes, signals, output, health
+checks. Also what a start needs: open files (`ulimit -n`), listening ports, names in /dev/shm."""
 
 import contextlib
 import fcntl

@@ -7,8 +7,8 @@ are then loaded into a separate tritonserver, which listens on no port, and test
 
     model folders -> links in a temporary folder -> tritonserver on Unix sockets there -> load -> example
 
-It runs as `python -m serving.preparation.check`, because PID 1 has the standard library only; the environment has the
-settings.
+It runs as `python -m serving.preparation.check`, because PID 1 has the standard library only, and reads the settings
+from the environment.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Find the models to serve and what is wrong with the repositories: `python -m serving.preparation.survey`.
 
-`serve` runs it before anything else, because PID 1 has the standard library only and reading config.pbtxt takes
-protobuf. The environment has the settings; it prints the JSON of repository/layout.py. With `stage` it also stages the
-models for tritonserver.
+`serve` runs it before anything else, because PID 1 has the standard library only and reading config.pbtxt needs
+protobuf. It reads the settings from the environment and prints the JSON of repository/layout.py. With `stage` it also
+stages the models for tritonserver.
 """
 
 import json

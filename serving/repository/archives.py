@@ -1,7 +1,7 @@
 """A multi-model archive as the platform unpacked it: which of its folders are models.
 
 An archive holds one model, with its config.pbtxt at the root or in its only folder, or an ensemble and its
-parts, each in a folder. Stray folders do no harm, and archives can lie anywhere.
+parts, each in a folder. Stray folders are ignored, and archives may be anywhere.
 """
 
 import os

@@ -1,5 +1,5 @@
 """Read config.pbtxt as Triton's ModelConfig, answer questions about it, and choose the engine of an ONNX model on the
-processor: ONNX Runtime, or OpenVINO if that computes in BF16. PID 1 does not have protobuf.
+processor: ONNX Runtime, or OpenVINO if that computes in BF16. PID 1 cannot import this: it lacks protobuf.
 
     cpu_engine in config.pbtxt: onnxruntime, openvino ------------------> that one
     SERVE_CPU_ENGINE: onnxruntime, openvino ----------------------------> that one
@@ -7,7 +7,7 @@ processor: ONNX Runtime, or OpenVINO if that computes in BF16. PID 1 does not ha
     none of these ------------------------------------------------------> ONNX Runtime, as config.pbtxt says
 
 If OpenVINO cannot run, ONNX Runtime serves, so a repository works on every machine. BF16 has 8 significant bits, so a
-model gets it only if it says auto or somebody asks for it.
+model gets it only if it says auto or one of the first two lines asks for OpenVINO.
 """
 
 import importlib.util

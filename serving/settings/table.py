@@ -1,6 +1,6 @@
-"""Every setting is a row of one table: variables, default, help. All are read once, and all mistakes reported together.
+"""Every setting is a row of one table: variables, default, help. All are read once; all mistakes are reported together.
 
-`serve` adds the repositories and its run folder, and its children read the same from `settings.environment()`.
+`serve` adds the repositories and its run folder, and passes the settings to its children (`settings.environment()`).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Connects to Triton, asks about the server and its models, and translates its errors. No inference comes this way.
+"""Connects to Triton, asks about the server and its models, and translates its errors. gateway.py runs inferences.
 
 The texts of errors that it knows are in quirks.py.
 """

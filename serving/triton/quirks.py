@@ -8,8 +8,8 @@ Quirks without a text or number of their own:
 - An unload of an instance whose process has died never ends, and keeps about 36 threads and 1 MB of /dev/shm. A load
   goes on beside it, and its new instances can be unloaded. So to remove a model, model_lifecycle/recovery.py unloads,
   loads and unloads it again; so does Manager.unload. Goes when tests/model_lifecycle/test_crashes.py holds.
-- A load of an unchanged model whose process has died does nothing. Manager.reload unloads it first. Goes with the
-  above.
+- A load of an unchanged model whose process has died does nothing. Manager.reload unloads it first. Goes when the one
+  above goes.
 - The index of models fails ("failed to stat file") while a staged folder changes. Manager.index and Store share a lock.
   Goes when tests/model_lifecycle/test_multimodel.py holds.
 - An unload of a model that is being loaded waits until the load has ended, and so does the next load. Manager.unload
@@ -18,14 +18,14 @@ Quirks without a text or number of their own:
   tests/endpoint/test_ensembles.py holds.
 - To complete configurations, each Python model is started twice, and the first process gets a second to end.
   repository/staging.py completes them instead. Goes when a load of such a model takes less than 0.2 s.
-- A stream that is cancelled after its error can end tritonserver. Responses.close reads on to the end. Goes when
+- A stream that is cancelled after its error can crash tritonserver. Responses.close reads on to the end. Goes when
   tests/endpoint/test_streaming.py holds a hundred times.
 - A region of shared memory that is unregistered is unmapped even while a request reads it. shared_memory.py never
   unregisters one. Goes when both versions have deferred unregistering (server, pull request 7743); but a region that
   stays is faster.
-- Each trace that is handed over is recorded, also one that its caller does not sample. front/incoming.py hands over
-  sampled ones only. Goes when tests/endpoint/test_tracing.py holds.
-- `classification` of an output of strings ends tritonserver. bodies/kserve.py computes classes itself. Goes when
+- Triton records each trace that it gets, even one that its caller does not sample. front/incoming.py passes on sampled
+  ones only. Goes when tests/endpoint/test_tracing.py holds.
+- `classification` of an output of strings crashes tritonserver. bodies/kserve.py computes classes itself. Goes when
   tests/endpoint/test_classification.py holds.
 - The HTTP endpoint finds no model whose name has a slash, and the Python backend none whose name has a space.
   model_lifecycle/on_post.py replaces them. Goes when tests/model_lifecycle/test_multimodel.py holds.

@@ -1,6 +1,6 @@
-"""Writes large inputs into /dev/shm, so Triton reads them from there and not from gRPC.
+"""Writes large inputs into /dev/shm, so that Triton reads them there instead of receiving them over gRPC.
 
-    free --write--> lent --give_back--> free --trim--> free, its pages back with the system
+    free --write--> lent --give_back--> free --trim--> free, its pages returned to the system
 
 A region is a file that is registered with Triton before its first use and never unregistered (quirks.py). Names are
 never used twice, so Triton cannot mistake an old region for a new one. `serve` removes the files when Triton ends.
