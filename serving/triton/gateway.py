@@ -10,6 +10,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serving.budget import NEVER, Deadline
+from serving.errors import InferenceFailed, InvalidRequest
 from serving.triton.connection import NOWHERE, Connection, RegionUnknown, translated_text
 from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
@@ -71,6 +72,9 @@ class Call:
         try:
             message = self._answer()
             is_late = False
+        except (InferenceFailed, InvalidRequest):  # an answer too
+            is_late = False
+            raise
         except RegionUnknown:
             self._gateway.shared_memory.forget(self._regions.values())
             self._message = self._request.message({})
