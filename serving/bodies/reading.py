@@ -6,8 +6,9 @@ JSON is recognised by its first byte, because curl and AWS's notebooks send it w
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from email.message import Message
 from functools import lru_cache
+
+from werkzeug.http import parse_options_header
 
 from serving.bodies.documents import SHAPES, WHOLE_BODY, Shape, read_binary, read_object, read_shape
 from serving.bodies.instances import Instances, Item
@@ -34,10 +35,8 @@ def read_attributes(header: str) -> dict[str, str]:
 @lru_cache(maxsize=256)
 def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
     """Return a Content-Type's type in lower case, and its parameters. Callers send few different ones."""
-    message = Message()
-    message["content-type"] = content_type
-    params = dict(message.get_params(failobj=[])[1:])
-    return content_type.partition(";")[0].strip().lower(), params
+    kind, params = parse_options_header(content_type)
+    return kind.lower(), params
 
 
 def read_body(content_type: str, data: bytes, generates: bool = False, stream: str = "", accept: str = "") -> Body:

@@ -5,7 +5,7 @@ Rows are kept as bytes until it is their turn, because their cells take several 
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar
@@ -65,7 +65,7 @@ class CsvBody:
     def items(self, client: ModelClient, deadline: Deadline) -> Iterator[CsvItem]:
         """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
         check_media_type(client, CSV)
-        rows = in_time(_rows(self.data.removeprefix(BOM)), deadline)
+        rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM)), deadline))
         first, second = next(rows, None), next(rows, None)
         if first is None:
             raise InvalidRequest("the body has no row; send CSV, a line for each row")
@@ -115,10 +115,10 @@ def read_csv(data: bytes, header: str) -> CsvBody:
     return CsvBody(data, HEADER.get(header))
 
 
-def _rows(data: bytes) -> Iterator[bytes]:
+def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the rows, of several lines if a quoted cell has line ends. Empty lines are skipped."""
     row, quoted = bytearray(), False
-    for line in io.BytesIO(data):
+    for line in lines:
         row += line
         quoted ^= line.count(b'"') % 2 == 1
         if not quoted:

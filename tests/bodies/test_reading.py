@@ -16,9 +16,10 @@ from serving.bodies.reading import read_attributes, read_body
 from serving.bodies.tables import CsvBody, TextOrForm
 from serving.budget import NEVER
 from serving.codecs import JSON
-from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
+from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate
 from serving.headers import JSON_TYPE, preferred
 from serving.request import Request
+from tests.bodies.test_hostile import looks
 from tests.bodies.test_instances import Length, client_of
 
 pytestmark = pytest.mark.unit
@@ -83,6 +84,9 @@ def test_a_quoted_cell_goes_on_over_lines() -> None:
     client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
     items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client, NEVER)
     assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']
+    for slow in (b"\n" * 10_000, b'"' + b"\n" * 10_000):
+        with pytest.raises(TooLate):
+            list(CsvBody(b"1,2\n" + slow, header=False).items(client, looks(5)))
 
 
 def test_a_form_that_is_cut_or_has_no_boundary_is_refused() -> None:
@@ -90,9 +94,9 @@ def test_a_form_that_is_cut_or_has_no_boundary_is_refused() -> None:
     form = read_body('multipart/form-data; boundary="b"', whole)
     assert isinstance(form, TextOrForm)
     assert [(item.field, item.raw) for item in form.items] == [("image", b"xy")]
-    for kind, data in (("boundary=b", whole[:-10]), ("boundary=c", whole), ("", whole), ("boundary=\xe4", whole)):
+    for kind in ("boundary=b", "boundary=c", "", "boundary=\xe4", "boundary*=utf-8''c", "a*0=x; a*=y"):
         with pytest.raises(InvalidRequest):
-            read_body(f"multipart/form-data; {kind}", data)
+            read_body(f"multipart/form-data; {kind}", whole[:-10] if kind == "boundary=b" else whole)
 
 
 BODY = b'{"inputs": []}' * 100
