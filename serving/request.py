@@ -43,9 +43,9 @@ class Target:
 
     @classmethod
     def within(cls, source: str, values: Mapping[str, str]) -> "Target":
-        """Return the model that these values name."""
-        name = next((values[key] for key in NAME_KEYS if values.get(key)), None)
-        return cls(source, name, values.get(VERSION_KEY) or None)
+        """Return the model that these values name. Raise InvalidRequest if two of NAME_KEYS disagree."""
+        names = [cls(f"{source}, '{key}',", values[key]) for key in NAME_KEYS if values.get(key)]
+        return cls(source, _agreed("name", names), values.get(VERSION_KEY) or None)
 
     @classmethod
     def agreed(cls, targets: Sequence["Target"], source: str) -> "Target":
@@ -217,7 +217,7 @@ class Job:
 
     def _check_session(self, error: InvalidRequest) -> None:
         """Raise SessionNotFound if Triton does not know the session's sequence."""
-        if self.session and UNKNOWN_SEQUENCE in str(error):
+        if self.session and str(error).endswith(UNKNOWN_SEQUENCE):
             raise SessionNotFound(self.session.id) from error
 
     def _message(self, batch: Batch) -> InferRequest:
@@ -229,6 +229,8 @@ class Job:
         for kind, count in (("inputs", len(batch.inputs)), ("outputs", len(batch.outputs))):
             if count > most[kind]:
                 raise InvalidRequest(f"model '{served.name}' has {most[kind]} {kind}, and the request names {count}")
+        if len({tensor.name for tensor in batch.inputs}) < len(batch.inputs):
+            raise InvalidRequest("the request names an input twice; send each input once")
         for tensor in batch.inputs if served.model.max_batch_size or served.batched_parts else ():
             if tensor.shape[:1] == NO_ROWS:
                 raise InvalidRequest(

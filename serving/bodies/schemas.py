@@ -15,7 +15,7 @@ from serving.bodies.values import DATATYPES
 from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, check_json
 from serving.errors import InvalidRequest
 from serving.named_value import unknown
-from serving.request import Target
+from serving.request import NAME_KEYS, VERSION_KEY, Target
 
 Type = TypeVar("Type")
 Members = dict[str, Raw]  # of an object, unread
@@ -35,8 +35,8 @@ class Named(Struct, kw_only=True):
     hint: ClassVar[str] = ""  # of the error for an unknown key
 
     def target(self, source: str = "the body") -> Target:
-        version = None if self.model_version in (None, "") else str(self.model_version)
-        return Target(source, self.model_name or self.modelname or None, version)
+        values = {key: getattr(self, key) for key in (*NAME_KEYS, VERSION_KEY)}
+        return Target.within(source, {key: str(value) for key, value in values.items() if value is not None})
 
 
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):

@@ -182,7 +182,7 @@ class Connection:
 def translated(err: grpc.RpcError) -> Exception:
     """Return a ServingError, BackendDied or RegionUnknown for any gRPC error."""
     kind, details = ERRORS.get(err.code(), InferenceFailed), without_trace(err.details() or "")
-    if quirks.DECOUPLED in details:
+    if details.endswith(quirks.DECOUPLED):
         return NotAcceptable(
             "the model gives any number of responses to a request (it is decoupled): ask for them with "
             "Accept: text/event-stream or Accept: application/jsonlines"

@@ -66,7 +66,7 @@ UNKNOWN_MODEL = "Request for unknown model: "
 # above.
 UNKNOWN_REGION = "Unable to find shared memory region"
 DECOUPLED = "doesn't support models with decoupled transaction policy"
-UNKNOWN_SEQUENCE = "must specify the START flag"
+UNKNOWN_SEQUENCE = "must specify the START flag on the first request of the sequence"
 # An error in a stream is a text without a status; Triton crashes if it is asked for the status (triton_grpc_error).
 # These are the texts of infer_request.cc about wrong requests. Goes when triton_grpc_error can be sent.
 MISTAKES = re.compile(r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) |input ')")

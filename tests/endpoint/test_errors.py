@@ -76,6 +76,7 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "a parameter outside of parameters": (instance(GOOD, top_k=1), INVALID, ("'top_k'", "'parameters'")),
     "a name that is no string": (body({"model_name": 5, "instances": [1]}), INVALID, ("name",)),
     "a name that is a list": (body({"modelname": [], "instances": [1]}), INVALID, ("name",)),
+    "two names": (body({"model_name": "a", "modelname": "b", "instances": [1]}), INVALID, ("'a'", "'b'")),
     "a version that is no number": (body({"model_version": [1], "instances": [1]}), INVALID, ("model_version",)),
     "a version that is a truth": (body({"model_version": True, "instances": [1]}), INVALID, ("model_version",)),
     "a version with a fraction": (body({"model_version": 1.5, "instances": [1]}), INVALID, ("model_version",)),
@@ -120,6 +121,7 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     ),
     "instances without a client": (body({"instances": [1]}, "scale"), INVALID, ("KServe", "npy")),
     "an unknown tensor": (tensor(name="z"), INVALID, ("'z'",)),
+    "an input twice": (body({"inputs": tensor()["json"]["inputs"] * 2}, "identity"), INVALID, ("twice",)),
     "a misspelt key beside tensors": (body({"inputs": [], "parametrs": {}}, "scale"), INVALID, ("'parametrs'",)),
     "a misspelt key of a tensor": (tensor(dat=[1]), INVALID, ("'dat'",)),
     "a misspelt key of an output": (
