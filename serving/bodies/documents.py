@@ -19,7 +19,7 @@ from serving.bodies.instances import Instances, Item
 from serving.bodies.kserve import TensorBody, check_misspelt, filled
 from serving.bodies.schemas import Members, read
 from serving.bodies.values import flat_array, json_length, json_values, request_parameters
-from serving.budget import MOST_INSTANCES, check_count, check_json
+from serving.budget import MOST_INSTANCES, MOST_NAMED, check_count, check_json
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.headers import SEQUENCE_END
@@ -224,7 +224,9 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
     check_json(data)
     try:
         document = _members(simdjson.Parser().parse(data))
-        inputs = [_members(entry) for entry in document.pop("inputs")]
+        if len(entries := document.pop("inputs")) > MOST_NAMED:
+            return None
+        inputs = [_members(entry) for entry in entries]
         arrays = [entry.pop("data") for entry in inputs]
         plain = _plain(document) | {"inputs": list(map(_plain, inputs))}
         tensors = msgspec.convert(plain, schemas.Tensors)

@@ -10,7 +10,7 @@ the last one is known.
 import io
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import islice
 from typing import Any, ClassVar
@@ -50,7 +50,9 @@ class Record:
     def can_join(self, other: "Record") -> bool:
         """Return whether one job can have the instances of both."""
         ours, theirs = self.instances, other.instances
-        return ours is not None and theirs is not None and ours.parameters == theirs.parameters
+        if ours is None or theirs is None:
+            return False
+        return repr(ours.parameters) == repr(theirs.parameters)  # 1 == True, and a client may refuse one of them
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class JsonLines:
     named: ClassVar[Target] = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        request = request.streamed_as("")
+        request = replace(request, stream="", accept="")
         lines = (line for line in in_time(io.BytesIO(self.data), request.deadline) if not line.isspace())
         return LinesJob(served, request, (self._read(line, served, request.target) for line in lines))
 
@@ -103,7 +105,7 @@ class CsvLines:
     named: ClassVar[Target] = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        request = request.streamed_as("")
+        request = replace(request, stream="", accept="")
         items = self.table.items(served.require_client(), request.deadline)
         return LinesJob(served, request, (Record(Instances([item]), is_bare=True) for item in items))
 
@@ -129,7 +131,6 @@ class LinesJob(Job):
         size = 1 if self.served.sequencing else BATCHES * batch  # a sequence has one line, as lines are independent
         try:
             for records in groups(self._records, size):
-                self.request.deadline.left()
                 lines = self._answer(gateway, records)
                 written += b"".join(lines)
                 count += len(lines)

@@ -140,7 +140,7 @@ def test_lines_of_many_instances_are_not_worked_all_at_once() -> None:
     """A batch has eight instances and a group four batches, so each of these lines is a group."""
     line = orjson.dumps({"instances": [1] * 100}) + b"\n"
     with pytest.raises(TritonTimeout, match=r"^[1-9] "):
-        Hostile(LINES, line * 1000, CLIENT).ask(looks(150))
+        Hostile(LINES, line * 1000, CLIENT).ask(looks(100))
 
 
 def test_bodies_within_the_limits_are_answered() -> None:

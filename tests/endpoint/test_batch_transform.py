@@ -159,13 +159,16 @@ def test_a_record_may_be_a_request_and_is_answered_as_one(server: Server) -> Non
         {"instances": [[1, 2], [3, 4]]},
         {"modelname": "summer", "payload": [5, 6]},
         [7, 8],
+        {"instances": [[1, 2]], "parameters": {"times": 1}},
+        {"instances": [[1, 2]], "parameters": {"times": True}},
     ]
-    rows = lines(send(server, records))
+    rows = lines(send(server, records, headers={"Accept": "image/png"}))
     assert rows[0]["predictions"][0]["sum"] == 30
     assert [each["sum"] for each in rows[1]["predictions"]] == [3, 7]
     assert (rows[1]["model_name"], rows[1]["model_version"]) == ("summer", "1")
     assert (rows[2]["modelname"], rows[2]["result"]["sum"]) == ("summer", 11)
     assert rows[3]["sum"] == 15
+    assert (rows[4]["predictions"][0]["sum"], rows[5]["code"]) == (3, "invalid_request")
 
 
 def test_parameters_of_the_request_hold_for_every_line(server: Server) -> None:
