@@ -15,7 +15,7 @@ import requests
 from serving.host.processes import tree
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
-from tests.support.harness import Server, wait_until
+from tests.support.harness import NUMBER_CLIENT, Server, wait_until
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -76,25 +76,7 @@ ensemble_scheduling {{ step {{
   model_name: "part" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
 }} }}
 """
-CLIENT = '''
-"""Numbers in, LABEL and a number out."""
-
-import numpy as np
-
-from clients.base import ModelClient
-from serving.codecs import JSON
-
-
-class Client(ModelClient):
-    codec = JSON
-    example = b"1"
-
-    def preprocess(self, instances):
-        return {"x": np.array([[each] for each in instances], dtype=np.float32)}
-
-    def postprocess(self, outputs, inputs, instances, parameters):
-        return [{"LABEL": float(row[0])} for row in outputs["y"]]
-'''
+CLIENT = NUMBER_CLIENT.replace("INPUT", "x").replace("PREDICTION", '{"LABEL": float(outputs["y"][n][0])}')
 
 
 def make_model(folder: Path, factor: float = 1, initialize: str = "pass", label: str = "") -> None:

@@ -384,6 +384,26 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 '''
 
+NUMBER_CLIENT = '''
+"""Numbers in, a prediction for each row out."""
+
+import numpy as np
+
+from clients.base import ModelClient
+from serving.codecs import JSON
+
+
+class Client(ModelClient):
+    codec = JSON
+    example = b"1"
+
+    def preprocess(self, instances):
+        return {"INPUT": np.array([[each] for each in instances], dtype=np.float32)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        return [PREDICTION for n in range(len(instances))]
+'''
+
 SLEEPER_CLIENT = '''
 """A model folder's own client: any JSON number is an instance."""
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.harness import make_python_model
+from tests.support.harness import NUMBER_CLIENT, make_python_model
 
 TELLER = '''
 import threading
@@ -161,23 +161,9 @@ class TritonPythonModel:
         ])
 '''
 
-SUMMER_CLIENT = """
-import numpy as np
-
-from clients.base import ModelClient
-from serving.codecs import JSON
-
-
-class Client(ModelClient):
-    codec = JSON
-    example = b"1"
-
-    def preprocess(self, instances):
-        return {"number": np.array([[number] for number in instances], dtype=np.float32)}
-
-    def postprocess(self, outputs, inputs, instances, parameters):
-        return [{"total": float(t[0]), "count": int(c[0])} for t, c in zip(outputs["total"], outputs["count"])]
-"""
+SUMMER_CLIENT = NUMBER_CLIENT.replace("INPUT", "number").replace(
+    "PREDICTION", '{"total": float(outputs["total"][n][0]), "count": int(outputs["count"][n][0])}'
+)
 
 
 def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str:
