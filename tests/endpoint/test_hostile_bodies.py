@@ -29,7 +29,7 @@ from tests.support.harness import (
 
 pytestmark = pytest.mark.stack
 
-SECONDS = 8
+SECONDS = 7
 CALLERS = 20
 MOST = 450  # MB: a body of 40 MB, and the numbers of a JSON text, which take 13 times its length
 TRITON = "tritonserver"
