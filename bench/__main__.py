@@ -1,6 +1,6 @@
 """Compares this project's speed with a minimal front, the network alone, Triton itself and two similar servers.
 
-python -m bench                             writes docs/benchmarks.md (about 20 minutes)
+python -m bench --out docs/benchmarks.md    measures everything (about 20 minutes)
 python -m bench --servers ours bare --scenarios text --seconds 2
 python -m bench --before ../other-checkout  compares two versions of this project in turns
 """

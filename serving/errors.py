@@ -53,7 +53,7 @@ TABLE = {
     "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
     "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),
     "timeout": Row(504, 0, "the request waited for its turn longer than `SERVE_REQUEST_TIMEOUT`", "send fewer at once"),
-    "triton_timeout": Row(504, 0, "Triton did not answer within `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"),
+    "triton_timeout": Row(504, 0, "Triton took more than 0.9 of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"),
     "out_of_memory": Row(507, 0, "loading or calling the model needs more memory, or more of `/dev/shm`, than there is",
         "unload other models, or use a larger machine"),
 }

@@ -185,7 +185,7 @@ class Settings:
     run_dir: Path = _setting("SERVE_RUN_DIR", AUTO,  # noqa: RUF009
         help="folder of sockets and temporary files; auto: a new one, removed at the end")
     allow_grpc: bool = _setting("SAGEMAKER_TRITON_ALLOW_GRPC", False,
-        help="nginx makes Triton's gRPC public on SERVE_HOST: inference, and questions about models")
+        help="nginx makes Triton's gRPC public on SERVE_HOST: inference, and read-only queries")
     grpc_port: int = _setting("SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535),
         help="public port of Triton's gRPC")
     allow_metrics: bool = _setting("SAGEMAKER_TRITON_ALLOW_METRICS", False,
