@@ -175,7 +175,7 @@ def page() -> Response:
         after = base64.urlsafe_b64decode(token.encode()).decode()
     except ValueError as err:
         raise InvalidRequest(f"next_page_token={token!r} is not a token that a previous page returned") from err
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= LARGEST_PAGE):
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 5 and 1 <= int(limit) <= LARGEST_PAGE):
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
     entries = sorted(services().registry.table.look().entries.items())
     ready = [{"modelName": name, "modelUrl": e.url} for name, e in entries if name > after and e.state == READY]

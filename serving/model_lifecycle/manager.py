@@ -220,7 +220,11 @@ class Manager:
         ]
 
         def change(models: Models) -> Models:
-            loaded = {entry.name: entry for entry in entries if entry.state != FAILED and self.is_current(entry)}
+            loaded = {
+                entry.name: entry
+                for entry in entries
+                if entry.state != FAILED and self.is_current(entry) and models.entries[entry.name].state != UNLOADING
+            }
             return replace(models, entries={**models.entries, **loaded})
 
         self.write(change)

@@ -108,8 +108,10 @@ class OnPost(AtStart):
             used = used_by(pid) + sum(self._promised.values())
             if reason := shortfall(self.memory, used, needed):
                 raise OutOfMemory(f"'{target}' is not loaded: {reason}")
-            if (other := self.manager.models().by_target.get(target)) and other.name != name:
-                raise ModelAlreadyLoaded(f"the Target-Model '{target}' is loaded already, as '{other.name}'")
+            models = self.manager.models()
+            for known in (target, name):  # a caller may name a model by either
+                if (other := models.by_target.get(known) or models.entries.get(known)) and other.name != name:
+                    raise ModelAlreadyLoaded(f"the Target-Model '{known}' is loaded already, as '{other.name}'")
             outer, *parts = names.values()
             self._check_free({outer, *parts})
             column = self.manager.free_column()

@@ -75,7 +75,8 @@ class Recovery:
         for entry, serves, ended in done:  # only now, after the look has seen the new processes
             history = self._history(entry)
             history.busy, history.ended = False, ended
-            if serves:
+            latest = self._manager.get(entry.name)
+            if serves and latest and latest.state == RESTARTING:  # and not UNLOADING
                 self._manager.update(entry, state=READY, reason="", until=0.0)
         while self._reports:
             report = self._reports.popleft()

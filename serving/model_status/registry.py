@@ -10,6 +10,7 @@ from time import monotonic
 import orjson
 
 from serving.errors import (
+    InferenceFailed,
     InvalidRequest,
     ModelFailed,
     ModelNotFound,
@@ -79,7 +80,11 @@ class Registry:
         """Return Triton's entries of each model's versions, by the name that callers know."""
         models = self.table.look()
         versions: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
-        for version in self.gateway.index():
+        try:
+            index = self.gateway.index()
+        except InferenceFailed:  # a folder was just being staged (quirks.py)
+            index = self.gateway.index()
+        for version in index:
             if entry := models.by_triton_name.get(version.name):
                 versions[entry.name].append(version)
         return versions

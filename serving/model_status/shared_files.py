@@ -36,14 +36,15 @@ class Table:
             version = self.file.stat().st_mtime_ns
         except FileNotFoundError:  # nothing is known yet
             return Models()
-        if self._read[0] != version:
+        read = self._read  # another thread may replace it
+        if read[0] != version:
             with self.file.open("rb") as opened:
                 version, document = os.fstat(opened.fileno()).st_mtime_ns, json.load(opened)
             entries = document["entries"].items()
             loads = {name: Entry(**fields | {"parts": tuple(fields["parts"])}) for name, fields in entries}
             rejected = tuple(Rejection(**fields) for fields in document["rejected"])
-            self._read = version, Models(**document | {"entries": loads, "rejected": rejected})
-        return self._read[1]
+            self._read = read = version, Models(**document | {"entries": loads, "rejected": rejected})
+        return read[1]
 
     def write(self, models: Models) -> None:
         """Replace the file in one step. Its time is its version: a number that no other version has. Raise OSError."""

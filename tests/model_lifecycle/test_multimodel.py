@@ -179,6 +179,7 @@ def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Con
     assert running.listed() == sorted(LOADED)
     assert running.get("/first").json() == {"modelName": "first", "modelUrl": str(running.path("h1"))}
     assert running.get("/sec%2Fond%20%2520").json()["modelName"] == "sec/ond %20"
+    assert running.get("", limit="1" * 5000).status_code == 400
     names, token = [], ""
     while page := running.get("", limit="2", next_page_token=token).json():
         names += [model["modelName"] for model in page["models"]]
@@ -397,6 +398,7 @@ def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Conta
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
     assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
     expect(running.load("first", "h1", "net-1.tar.gz"), 409, "model_already_loaded")
+    expect(running.load("net-1.tar.gz", "h1", "another.tar.gz"), 409, "model_already_loaded")
     assert running.unload("first").status_code == 200
     assert running.load("first", "h1", "net-1.tar.gz").status_code == 200
 

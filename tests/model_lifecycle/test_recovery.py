@@ -103,6 +103,11 @@ def test_while_it_is_loaded_again_no_call_begins(world: World, monkeypatch: pyte
     world.recovery.report(Report(["m"], DIED, NOW))
     world.recovery.step()
     assert world.state() == RESTARTING
+    entry = world.manager.models().entries["m"]
+    world.manager.update(entry, state=UNLOADING)
+    world.recovery._done.append((entry, True, NOW))
+    world.recovery.step()
+    assert world.state() == UNLOADING
 
 
 def test_a_call_that_began_before_the_last_reload_says_nothing_new(world: World) -> None:

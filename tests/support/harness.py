@@ -384,9 +384,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 '''
 
-NUMBER_CLIENT = '''
-"""Numbers in, a prediction for each row out."""
-
+NUMBER_CLIENT = """
 import numpy as np
 
 from clients.base import ModelClient
@@ -402,7 +400,7 @@ class Client(ModelClient):
 
     def postprocess(self, outputs, inputs, instances, parameters):
         return [PREDICTION for n in range(len(instances))]
-'''
+"""
 
 SLEEPER_CLIENT = '''
 """A model folder's own client: any JSON number is an instance."""
