@@ -10,7 +10,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from serving.budget import NEVER, Deadline
+from serving.budget import Deadline
 from serving.errors import TooLate, TritonTimeout, TritonUnavailable
 from serving.front.metrics import MOST_MODELS
 from serving.host.files import read_status, read_tritonserver
@@ -28,16 +28,17 @@ class Monitoring:
 
     def check(self) -> None:
         """Raise TritonUnavailable, or the error that says why a model does not serve. Never wait long."""
-        try:
-            self.check_live(Deadline.after(ANSWER_SECONDS))
-        except (TritonTimeout, TooLate) as err:
-            raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
+        self.check_live()
         if error := self.registry.table.look().unready():
             raise error
 
-    def check_live(self, deadline: Deadline = NEVER) -> None:
-        """Raise TritonUnavailable if Triton is not live."""
-        if not self.registry.gateway.is_live(deadline):
+    def check_live(self) -> None:
+        """Raise TritonUnavailable if Triton is not live. Never wait long."""
+        try:
+            is_live = self.registry.gateway.is_live(Deadline.after(ANSWER_SECONDS))
+        except (TritonTimeout, TooLate) as err:
+            raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
+        if not is_live:
             raise TritonUnavailable("tritonserver answers but is not live")
 
     def describe_triton(self) -> str:

@@ -43,10 +43,10 @@ def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus])
 
 
 def read_status(file: Path | None) -> dict[str, ProcessStatus]:
-    """Return the processes by name; none if process 1 has not written yet."""
+    """Return the processes by name; none if process 1 has not written yet, or the file cannot be read."""
     try:
         processes = json.loads(file.read_bytes())["processes"] if file else {}
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return {}
     return {name: ProcessStatus(**process) for name, process in processes.items()}
 

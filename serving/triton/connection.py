@@ -54,6 +54,7 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all other codes mean In
     grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it is stopped
     grpc.StatusCode.ABORTED: TritonUnavailable,
 }
+NOT_CONNECTED = "failed to connect to all addresses"  # gRPC's own text: the call was not sent
 NOT_ANSWERING = "tritonserver does not answer: it is starting or restarting; try again shortly"
 TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT"
 
@@ -116,7 +117,7 @@ class Connection:
         """Repeat a call that failed with `error` if it could not be sent. Wait `seconds` for a connection first: after
         a failed attempt to connect gRPC pauses, and fails all calls in between, although Triton may just have come up.
         Raise the translated error."""
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or "failed to connect" not in str(error.details()).lower():
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or not str(error.details()).startswith(NOT_CONNECTED):
             raise translated(error) from error
         with contextlib.suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(self._channel).result(timeout=seconds)

@@ -10,7 +10,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serving.budget import NEVER, Deadline
-from serving.errors import InferenceFailed, InvalidRequest
+from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.triton.connection import NOWHERE, Connection, RegionUnknown, translated_text
 from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
@@ -72,8 +72,8 @@ class Call:
         try:
             message = self._answer()
             is_late = False
-        except (InferenceFailed, InvalidRequest):  # an answer too
-            is_late = False
+        except ServingError as err:  # an answer too, unless it says that there was none
+            is_late = isinstance(err, TritonTimeout | TritonUnavailable)
             raise
         except RegionUnknown:
             self._gateway.shared_memory.forget(self._regions.values())

@@ -114,6 +114,8 @@ def test_a_server_that_is_not_there_is_unavailable_at_once() -> None:
         with pytest.raises((TritonUnavailable, TritonTimeout)) as caught:
             call()
         assert isinstance(caught.value, ServingError)
+    with pytest.raises(TritonUnavailable):
+        gateway.repeat(Failure(grpc.StatusCode.UNAVAILABLE, "the model failed to connect to a database"), pytest.fail)
     inference = gateway.infer(asked)
     with pytest.raises(TritonUnavailable):
         inference.result()
