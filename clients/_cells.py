@@ -80,8 +80,9 @@ def _float(cell: Any, datatype: str, missing: bool) -> float:
     number = _number(cell)
     if math.isnan(number) and not missing:
         raise ValueError("it is empty, and this model takes no missing values there")
-    if abs(number) > np.finfo(FLOATS[datatype]).max:
-        raise ValueError(f"{describe(cell)} is beyond {datatype}")
+    with np.errstate(over="ignore"):  # a number a little beyond the limit is rounded to it
+        if np.isinf(FLOATS[datatype](number)):
+            raise ValueError(f"{describe(cell)} is beyond {datatype}")
     return number
 
 

@@ -109,7 +109,7 @@ class Client(ModelClient):
             return None
         if self.columns:
             return cells if set(cells) & set(self.columns) else None
-        words = len(set(cells) - {""}) == len(cells) == sum(self.widths)
+        words = len(set(cells) - {"", "True", "False", "true", "false"}) == len(cells) == sum(self.widths)
         return () if words and all(spec.datatype != "BYTES" for spec in self.model.inputs) else None
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:

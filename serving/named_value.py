@@ -118,6 +118,8 @@ def _parse_str(value: Any) -> str:
 
 def _parse_numbers(value: Any) -> tuple[float, ...]:
     parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise TypeError(value)
     return tuple(map(_parse_float, parts))
 
 

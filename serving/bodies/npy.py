@@ -102,7 +102,7 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
         array = _encoded(array) if array.dtype.kind == "U" else array
-    elif not np.can_cast(array.dtype, dtype, casting="same_kind"):
+    elif spec.datatype == "BYTES" or not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise InvalidRequest(f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}")
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]

@@ -84,7 +84,9 @@ class CsvBody:
         try:
             columns = client.header(read_cells(first))
         except DecodingError as err:
-            raise err.at(0) from err
+            if self.header:
+                raise err.at(0) from err
+            return None  # a wrong row, which gets its error like any other
         if columns is None and self.header:
             if client.columns:
                 raise InvalidRequest(f"the header names none of the columns, which are: {', '.join(client.columns)}")
@@ -167,27 +169,25 @@ class TextOrForm:
         return self._shape(served.require_client()).bind(served, request)
 
     def _shape(self, client: ModelClient) -> Instances | CsvBody:
-        if instance := self._instance(client):
-            parameters = {key: value for key, value in self.parameters.items() if key not in instance}
+        keys, values = _keys(client), self._fields(client)
+        if instance := {key: value for key, value in values.items() if key in keys}:
+            parameters = {key: value for key, value in values.items() if key not in keys}
             return Instances([Item("form", value=instance)], parameters, named=self.named)
         if not self.items:
-            fields = f", or the fields {', '.join(keys)}" if (keys := _keys(client)) else ""
+            fields = f", or the fields {', '.join(keys)}" if keys else ""
             raise InvalidRequest(f"the form has no file; send one or more (curl -F image=@picture.jpg){fields}")
         if client.codec is ROW and self.media_type != URL_ENCODED:
             return self._table()
         takes_text = TEXT in client.codec.media_types and self.media_type != URL_ENCODED
         return self._instances(TEXT if takes_text else self.media_type)
 
-    def _instance(self, client: ModelClient) -> dict[str, Any]:
-        """Return the instance that the fields of a form without files make; empty if they make none."""
-        keys, fields = _keys(client), self.parameters
-        if self.media_type == URL_ENCODED:
-            raw = self.items[0].raw or b""
-            is_form = raw.startswith(tuple(f"{key}=".encode() for key in keys)) and raw.count(b"&") < MOST_FIELDS
-            fields = dict(parse_qsl(raw.decode(errors="replace"))) if is_form else {}
-        elif self.items:
-            return {}
-        return {key: value for key, value in fields.items() if key in keys}
+    def _fields(self, client: ModelClient) -> Mapping[str, Any]:
+        """Return the fields of a form without files; none if the body is something else."""
+        if self.media_type != URL_ENCODED:
+            return {} if self.items else self.parameters
+        raw = self.items[0].raw or b""
+        is_form = raw.startswith(tuple(f"{key}=".encode() for key in _keys(client))) and raw.count(b"&") < MOST_FIELDS
+        return dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True)) if is_form else {}
 
     def _table(self) -> Instances | CsvBody:
         if len(self.items) > 1:
@@ -214,6 +214,8 @@ def read_form(data: bytes, boundary: str) -> TextOrForm:
             f"the body is not a complete form with the boundary '{boundary}' of its Content-Type ({err}): `curl -F` "
             "and HTTP libraries write both"
         ) from err
+    if twice := next((str(name) for name, values in fields.lists() if len(values) > 1), ""):
+        raise InvalidRequest(f"the form has the field '{twice[:100]}' twice; send it once")
     items = [Item(str(name), raw=file.read()) for name, each in files.lists() for file in each]
     parameters = {str(name): value for name, value in fields.items() if name not in RESERVED}
     return TextOrForm(items, FORM, parameters, Target.within("the form", fields))

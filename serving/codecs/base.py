@@ -13,7 +13,8 @@ from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
 
 FORM = "multipart/form-data"
-_URL_SAFE = str.maketrans("-_", "+/")
+_URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\v\f")
+csv.field_size_limit(2**31 - 1)  # the body's size is the limit
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def decode_base64(text: str) -> bytes:
     """Decode any base64: URL-safe, unpadded, with a `data:…;base64,` prefix or line ends. Raise DecodingError."""
     if text.startswith("data:") and "," in text[:256]:
         text = text.split(",", 1)[1]
-    compact = "".join(text.split()).rstrip("=").translate(_URL_SAFE)
+    compact = text.translate(_URL_SAFE).rstrip("=")
     try:
         return b64decode(compact + "=" * (-len(compact) % 4), validate=True)
     except (binascii.Error, ValueError) as err:

@@ -141,6 +141,7 @@ CASES: dict[str, Callable[[], Hostile]] = {
     "binary strings": lambda: Hostile(*strings(6_500_000), TEXTS),
     "npy: bytes": lambda: Hostile(NPY, npy_file("|S1", (1, 25_000_000), bytes(25_000_000)), TEXTS),
     "npy: unicode": lambda: Hostile(NPY, npy_file("<U1", (1, 6_000_000), bytes(24_000_000)), TEXTS),
+    "npy: numbers for strings": lambda: Hostile(NPY, npy_file("|u1", (1, 25_000_000), bytes(25_000_000)), TEXTS),
     "npy: no width": lambda: Hostile(NPY, npy_file("|S0", (1, 30_000_000)), TEXTS),
     "npy: a trillion": lambda: Hostile(NPY, npy_file("<f4", (1, 10**12)), NUMBERS),
     "npy: dimensions": lambda: Hostile(NPY, npy_file("<f4", (1,) * 2000, bytes(4)), NUMBERS),

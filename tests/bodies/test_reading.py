@@ -84,6 +84,7 @@ def test_a_quoted_cell_goes_on_over_lines() -> None:
     client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
     items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client, NEVER)
     assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']
+    assert len(list(CsvBody(b'"a"b,1\n1,2\n').items(client, NEVER))) == 2  # a wrong row spoils no other
     for slow in (b"\n" * 10_000, b'"' + b"\n" * 10_000):
         with pytest.raises(TooLate):
             list(CsvBody(b"1,2\n" + slow, header=False).items(client, looks(5)))

@@ -84,12 +84,14 @@ def test_a_cell_that_is_wrong_is_named(datatype: str, cell: Any) -> None:
 def test_whole_numbers_keep_all_their_digits() -> None:
     tensors = client_of((TensorSpec("id", "INT64", (1,)),)).preprocess([[2**62 + 1], [str(2**62 + 1)]])
     assert tensors["id"].tolist() == [[2**62 + 1]] * 2
+    assert client_of((TensorSpec("x", "FP32", (1,)),)).preprocess([["True"], ["3.4028235e38"]])["x"][1] > 3.4e38
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "INT64", "BOOL"])
 def test_booleans_of_pandas_are_cells(datatype: str) -> None:
     cells = pd.DataFrame([[True, False]]).to_csv(index=False, header=False).strip().split(",")
-    assert client_of((TensorSpec("X", datatype, (2,)),)).preprocess([cells])["X"].tolist() == [[1, 0]]
+    client = client_of((TensorSpec("X", datatype, (2,)),))
+    assert (client.preprocess([cells])["X"].tolist(), client.header(cells)) == ([[1, 0]], None)
 
 
 def test_a_header_of_numbers_is_one_where_pandas_writes_it(tmp_path: Path) -> None:
@@ -185,3 +187,4 @@ def test_the_example_is_a_row_that_the_model_takes(inputs: Any) -> None:
 )
 def test_a_row_is_csv_or_json(data: bytes, row: Any) -> None:
     assert ROW.from_bytes(data, Limits()) == row
+    assert ROW.from_bytes(b"a" * 140_000, Limits()) == ["a" * 140_000]

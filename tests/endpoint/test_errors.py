@@ -57,7 +57,12 @@ def tensor(**fields: Any) -> dict[str, Any]:
     return body({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]} | fields]}, "scale")
 
 
-JSON, NPY = "application/json", "application/x-npy"
+def spoilt(mistake: str) -> dict[str, Any]:
+    return body({"instances": [0], "parameters": {"mistake": mistake}}, "sleeper")
+
+
+JSON, NPY, FORM = "application/json", "application/x-npy", "application/x-www-form-urlencoded"
+PNG = {"headers": {"Accept": "image/png"}}
 GOOD = b64(picture())
 PAYLOAD = {"modelname": "bert", "payload": {"text": "a"}}
 CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
@@ -109,16 +114,14 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "too large": (raw(b"x" * (LIMIT + 1), ""), "413 payload_too_large", ("25 MB", "SERVE_MAX_BODY_MB")),
     "a PDF": (raw(b"%PDF-1.7", "application/pdf"), "415 unsupported_media_type", ("application/pdf", "image/*")),
     "a picture as text": (raw(picture(), "image/png", "bert"), "415 unsupported_media_type", ("image/png", "text/")),
-    "a picture of two": (
-        body({"instances": [GOOD] * 2}, "yolov5") | {"headers": {"Accept": "image/png"}},
-        "406 not_acceptable",
-        (),
+    "a picture of two": (body({"instances": [GOOD] * 2}, "yolov5") | PNG, "406 not_acceptable", ()),
+    "a picture of a text": (body({"instances": ["a"]}, "bert") | PNG, "406 not_acceptable", ()),
+    "a field twice": (
+        {"files": [("text", (None, "a")), ("text", (None, "b"))], "params": {"model_name": "bert"}},
+        INVALID,
+        ("'text'",),
     ),
-    "a picture of a text": (
-        body({"instances": ["a"]}, "bert") | {"headers": {"Accept": "image/png"}},
-        "406 not_acceptable",
-        (),
-    ),
+    "an unknown field": (raw(b"text=a&times=2", FORM, "bert"), INVALID, ("'times'",)),
     "instances without a client": (body({"instances": [1]}, "scale"), INVALID, ("KServe", "npy")),
     "an unknown tensor": (tensor(name="z"), INVALID, ("'z'",)),
     "an input twice": (body({"inputs": tensor()["json"]["inputs"] * 2}, "identity"), INVALID, ("twice",)),
@@ -135,16 +138,8 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "data of another type": (tensor(data=["a"]), INVALID, ("'x'", "FP32", "'a'")),
     "data that are no FP16": (tensor(datatype="FP16", data=["a"]), INVALID, ("'x'", "FP16")),
     "a tensor that is no object": (body({"inputs": ["x"]}, "scale"), INVALID, ("inputs",)),
-    "a client that raises": (
-        body({"instances": [0], "parameters": {"mistake": "raise"}}, "sleeper"),
-        "500 inference_failed",
-        ("'sleeper'", "postprocess", "KeyError"),
-    ),
-    "a client that loses": (
-        body({"instances": [0], "parameters": {"mistake": "lose"}}, "sleeper"),
-        "500 inference_failed",
-        ("'sleeper'", "0", "1"),
-    ),
+    "a client that raises": (spoilt("raise"), "500 inference_failed", ("'sleeper'", "postprocess", "KeyError")),
+    "a client that loses": (spoilt("lose"), "500 inference_failed", ("'sleeper'", "0", "1")),
     "a model that fails": (body({"instances": [-1]}, "sleeper"), "500 inference_failed", ("it was told to fail",)),
     "a model that fails at length": (body({"instances": [-5000]}, "sleeper"), "500 inference_failed", ("fail",)),
     "a model that fails with tensors": (
