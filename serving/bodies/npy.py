@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clients.base import TensorSpec
 from serving.bodies.kserve import write_reply
-from serving.bodies.values import out_of_range
+from serving.bodies.values import fitted, out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.headers import preferred
@@ -106,10 +106,9 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
         raise InvalidRequest(f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}")
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
-    fitted = array.astype(dtype, copy=False)
-    if dtype.kind in "iu" and not (fitted is array or np.array_equal(fitted, array)):
+    if (numbers := fitted(array, dtype)) is None:
         raise out_of_range(spec.name, spec.datatype, dtype)
-    return fitted
+    return numbers
 
 
 def _encoded(array: Array) -> Array:

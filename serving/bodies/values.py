@@ -69,30 +69,36 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         return None
     kind, wide = COPIES[dtype.kind]
     try:
-        copied = np.frombuffer(data.as_buffer(of_type=kind), dtype=wide)
+        return fitted(np.frombuffer(data.as_buffer(of_type=kind), dtype=wide), dtype)
     except (TypeError, ValueError):
         return None
-    with np.errstate(over="ignore"):
-        numbers = copied.astype(dtype)
-    return numbers if dtype.kind == "f" or np.array_equal(numbers, copied) else None
+
+
+def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return the numbers as the dtype, None if it does not hold one of them. Infinity and NaN stay what they are."""
+    try:
+        with np.errstate(over="raise"):
+            cast = numbers.astype(dtype, copy=False)
+    except FloatingPointError:
+        return None
+    return cast if cast is numbers or dtype.kind not in "iu" or np.array_equal(cast, numbers) else None
 
 
 def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype.kind not in "iu":
-        try:
-            with np.errstate(over="ignore"):
-                return np.array(values, dtype=dtype)
-        except OverflowError as err:  # a whole number of more than 308 digits
-            raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({err})") from err
-    limits = np.iinfo(dtype)
-    if values and not limits.min <= min(values) <= max(values) <= limits.max:
-        raise out_of_range(name, datatype, dtype)
-    return np.array(values, dtype=dtype)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if values and not limits.min <= min(values) <= max(values) <= limits.max:
+            raise out_of_range(name, datatype, dtype)
+    try:
+        with np.errstate(over="raise"):
+            return np.array(values, dtype=dtype)
+    except (FloatingPointError, OverflowError) as err:  # the latter for a whole number of more than 308 digits
+        raise out_of_range(name, datatype, dtype) from err
 
 
 def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
-    """Return the error of an input with numbers that its integer type does not hold."""
-    limits = np.iinfo(dtype)
+    """Return the error of an input with numbers that its datatype does not hold."""
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     return InvalidRequest(f"input '{name}': its data do not fit {datatype} (it holds {limits.min} to {limits.max})")
 
 

@@ -69,11 +69,7 @@ def test_a_large_document_has_the_meaning_of_a_small_one(datatype: str, data: An
         b'{"inputs": [{"name": "\xff", "datatype": "FP64", "shape": [1], "data": [1]}]}',
         b'{"inputs": [{"name": "\\ud800", "datatype": "FP64", "shape": [1], "data": [1]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1], "further": 1}]}',
-        b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": '
-        + b"[" * 500
-        + b'"a"'
-        + b"]" * 500
-        + b"}]}",
+        b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": %b"a"%b}]}' % (b"[" * 500, b"]" * 500),
         b'["datatype"]',
         b'{"inputs": "datatype"}',
         b'{"instances": ["datatype"]}',

@@ -75,6 +75,7 @@ def test_a_size_of_binary_data_that_is_not_a_whole_number_is_refused(size: Any) 
 # tests/conformance has further ones.
 WRONG: dict[str, dict[str, Any]] = {
     "a boolean as a number": {"datatype": "FP32", "data": [1, True]},
+    "a number beyond FP32": {"datatype": "FP32", "data": [1, 1e39]},
     "an object": {"datatype": "FP32", "data": [1, {}]},
     "no data": {"datatype": "FP32"},
     "no datatype": {"data": [1, 2]},
@@ -173,9 +174,12 @@ def test_an_npy_file_is_the_model_s_input(order: Any) -> None:
         (np.array([[2**63, 0]], np.uint64), "INT64", False),
         (np.array([[2**64 - 1, 0]], np.uint64), "INT64", False),
         (np.array([[2**62, 0]], np.uint64), "INT64", True),
+        (np.array([[1e39, 0]]), "FP32", False),
+        (np.array([[np.inf, 0]]), "FP32", True),
+        (np.array([[70000, 0]]), "FP16", False),
     ],
 )
-def test_integers_of_an_npy_file_that_do_not_fit_are_refused(array: Any, datatype: str, fits: bool) -> None:
+def test_numbers_of_an_npy_file_that_do_not_fit_are_refused(array: Any, datatype: str, fits: bool) -> None:
     asked, model = NpyBody(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
     if fits:
         (tensor,) = batch(asked, model).inputs
