@@ -93,6 +93,10 @@ class ModelClient(ABC):
             for values in (self.settings, self.parameters)
         )
 
+    def instance_keys(self) -> tuple[str, ...]:
+        """Return the keys of an instance that is an object; none if any key is taken, as a table's columns are."""
+        return self.keys or self.codec.keys or ()
+
     def check_keys(self, instance: Any) -> None:
         """Raise DecodingError for a JSON object with a key that nothing would read."""
         keys = self.codec.keys if self.keys is None else self.keys

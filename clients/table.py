@@ -136,7 +136,8 @@ class Client(ModelClient):
         expected = sum(self.widths)
         if len(instance) != expected:
             names = f" ({_listed(self.columns)})" if self.columns else ""
-            hint = "; the label is not sent" if len(instance) == expected + 1 else ""
+            more = "; curl keeps the rows apart with --data-binary" if len(instance) > expected else ""
+            hint = "; the label is not sent" if len(instance) == expected + 1 else more
             raise DecodingError(f"expected {expected} cells{names}, got {len(instance)}{hint}", instance=number)
         return instance
 

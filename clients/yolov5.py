@@ -73,7 +73,13 @@ class Client(ModelClient):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("confidence", 0.25, "return only detections with a score above it", minimum=0, maximum=1),
-        Parameter("iou", 0.45, "of two boxes of a class that overlap more, keep only the better", minimum=0, maximum=1),
+        Parameter(
+            "iou",
+            0.45,
+            "if two boxes of a class overlap more than this, drop the one with the lower score",
+            minimum=0,
+            maximum=1,
+        ),
         Parameter("max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES),
         Parameter("classes", Names(), "labels or class ids to keep; all when empty"),
     )

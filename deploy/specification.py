@@ -28,9 +28,11 @@ def model(options: argparse.Namespace, aws: Aws, base: Reply) -> Reply:
     """Return CreateModel's request: `base` with what the options and --config change."""
     container: dict[str, Any] = dict(base.get("PrimaryContainer", {}))
     if options.model_data:
-        container = {key: value for key, value in container.items() if not key.startswith("ModelData")}
+        if getattr(options, "multi_model", None):
+            raise UsageError("give one of --model-data and --multi-model")
+        container = {key: value for key, value in container.items() if not key.startswith(("ModelData", "Mode"))}
         container |= _data(options.model_data)
-    if getattr(options, "multi_model", None):
+    elif getattr(options, "multi_model", None):
         container |= {"Mode": "MultiModel", "ModelDataUrl": options.multi_model}
     if options.image or not base:
         container["Image"] = options.image or _default_image(aws)

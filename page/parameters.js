@@ -48,5 +48,5 @@ export function slider(id, initial, type, min, max) {
   const input = h("input", { id, type: "range", min, max, step, value: initial });
   const shown = h("output", { for: id }, String(initial));
   input.addEventListener("input", () => (shown.textContent = input.value));
-  return { input, beside: shown, value: () => Number(input.value) };
+  return { input, beside: shown, value: () => Number(shown.textContent) };  // the browser rounds input.value to a step
 }

@@ -48,8 +48,8 @@ TABLE = {
     "model_restarting": Row(503, 2, "a process of the model died; the model alone is restarted", "retry"),
     "model_refused": Row(503, 300, "processes of the model died too often; `Retry-After` says when it is tried again",
         "find out which request ends the model; the log has how it died"),
-    "model_failed": Row(503, 0, "the model cannot be loaded, or its client cannot be made; at a start, `serve` ends",
-        "retrying will not help: correct the model and start again"),
+    "model_failed": Row(503, 0, "the model cannot be loaded, or its client cannot be made; at a start without "
+        "`SERVE_RELOAD`, `serve` ends", "correct the model, and start again unless `SERVE_RELOAD` watches its folder"),
     "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
     "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),
     "timeout": Row(504, 0, "the request waited for its turn longer than `SERVE_REQUEST_TIMEOUT`", "send fewer at once"),
@@ -145,7 +145,7 @@ class ModelFailed(ServingError, code="model_failed"):
     """Ends a start of the container (serving/pid1/system.py)."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"model '{name}' cannot be served; retrying will not help: {reason}")
+        super().__init__(f"model '{name}' cannot be served until it is corrected: {reason}")
 
 
 class ModelRestarting(ServingError, code="model_restarting"):

@@ -7,6 +7,7 @@
 No state is kept here: Triton knows its sequences, so any worker can take any request.
 """
 
+import re
 import secrets
 import uuid
 from collections.abc import Iterable, Mapping
@@ -38,14 +39,15 @@ BITS = {"UINT64": 63, "INT64": 63, "UINT32": 31, "INT32": 31}  # signed, because
 @lru_cache(maxsize=256)
 def preferred(accept: str, *others: str) -> str:
     """Return which of application/json and these types a header Accept prefers; JSON if it has no preference."""
-    return parse_accept_header(accept, MIMEAccept).best_match([JSON_TYPE, *others], default=JSON_TYPE)
+    bare = re.sub(r";\s*(?!q\s*=)[^,;]*", "", accept)  # ours have no parameters but a charset
+    return parse_accept_header(bare, MIMEAccept).best_match([JSON_TYPE, *others], default=JSON_TYPE)
 
 
 @lru_cache(maxsize=256)
 def streamed_type(accept: str) -> str:
     """Return the type of the stream that Accept asks for, "" if it prefers a reply in one piece or does not care."""
-    best = preferred(accept, EVENT_STREAM, JSON_LINES)
-    return "" if best == JSON_TYPE else best
+    best = preferred(accept, "text/csv", "image/jpeg", "image/png", "application/x-npy", EVENT_STREAM, JSON_LINES)
+    return best if best in (EVENT_STREAM, JSON_LINES) else ""
 
 
 @dataclass(frozen=True)

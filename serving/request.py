@@ -8,7 +8,7 @@ Job.batches -> Batch --Triton--> InferReply --Batch.read--> results --Job.reply-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -115,10 +115,6 @@ class Request:
     @property
     def deadline(self) -> Deadline:
         return self.stream_deadline if self.stream else self.reply_deadline
-
-    def streamed_as(self, stream: str) -> "Request":
-        """Return the same request for a stream of this media type, or for a reply in one piece."""
-        return self if self.stream == stream else replace(self, stream=stream)
 
 
 @dataclass(frozen=True)

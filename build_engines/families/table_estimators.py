@@ -72,7 +72,7 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None
                 print(f"in FP32 {min(shares.values()):.1%} of the answers are alike: the model is built in FP64")
                 columns, model, shares = wide, in_fp64, shares_of_fp64
     for which, share in shares.items():
-        print(f"of {len(rows[which][0])} rows {which} the model and its ONNX file answer {share:.1%} alike", flush=True)
+        print(f"the model and its ONNX file agree on {share:.1%} of {len(rows[which][0])} rows {which}", flush=True)
     worst = min(shares, key=shares.__getitem__)
     if shares[worst] < AGREEING:
         raise BuildError(

@@ -5,7 +5,7 @@ object is an instance, {"text": "…"}, or holds instances as Hugging Face's too
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -24,6 +24,7 @@ from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.headers import SEQUENCE_END
 from serving.model_status.served_model import ServedModel
+from serving.named_value import unknown
 from serving.request import RESERVED, Batch, Job, Reply, Request, Results, Target
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, Tensor, to_raw
@@ -57,7 +58,8 @@ class FlatBody:
         return self.flat.target()
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        request = request.streamed_as(request.stream or self.stream)
+        if self.stream and not request.stream:
+            request = replace(request, stream=self.stream)
         if instances := self.instances(served):
             return instances.bind(served, request)
         return FlatJob(served, request, self)
@@ -76,7 +78,7 @@ class FlatBody:
             values = read(schemas.Inputs, self.document).inputs
             items = _items(values if isinstance(values, list) else [values], "inputs")
             return Instances(items, parameters, named=self.named)
-        if client.codec is ROW or set(client.keys or client.codec.keys or ()) & fields.keys():
+        if client.codec is ROW or not fields.keys().isdisjoint(client.instance_keys()):
             return Instances([Item("body", value=fields)], parameters, named=self.named)
         return None
 
@@ -91,7 +93,10 @@ class FlatJob(Job):
         self.parameters, self.id = body.flat.parameters or {}, str(body.flat.id or "")
         super().__init__(served, request, self.document, self.parameters)
         if not (request.stream or body.generates):
-            raise InvalidRequest(f"the body has none of the shapes {SHAPES}")
+            known = {*WHOLE_BODY, *(served.client.instance_keys() if served.client else ())}
+            strange = next((key for key in self.document if key not in {*RESERVED, "parameters"}), "")
+            text = f": {unknown('key', strange, known)}" if strange else ""
+            raise InvalidRequest(f"the body has none of the shapes {SHAPES}{text}")
 
     def batches(self) -> Iterator[Batch]:
         """Yield one call. Each input is a value or a list and makes one row, as in Triton's generate."""

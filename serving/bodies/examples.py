@@ -35,7 +35,7 @@ def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
     try:
         try_example(gateway, decoder, served)
     except InferenceFailed as err:
-        raise LoadFailed(f"{err} {_failure_location(err.__cause__)}".strip()) from err
+        raise LoadFailed(_failure_location(err.__cause__) or str(err)) from err
     except BackendDied as err:
         raise LoadFailed(f"a process of it died when its example was asked ({err})") from err
 
@@ -44,6 +44,7 @@ def _failure_location(cause: BaseException | None) -> str:
     """Return what a client's code raised, and where; "" for what Triton answered."""
     is_own = cause is not None and not type(cause).__module__.startswith("grpc")
     calls = traceback.extract_tb(cause.__traceback__) if cause and is_own else []
-    return (
-        f"[{type(cause).__name__}: {cause}, {Path(calls[-1].filename).name} line {calls[-1].lineno}]" if calls else ""
-    )
+    if not calls:
+        return ""
+    line = f"{Path(calls[-1].filename).name}, line {calls[-1].lineno}"
+    return f"its client failed on the example: {type(cause).__name__}: {cause} ({line})"

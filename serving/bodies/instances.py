@@ -151,7 +151,7 @@ class Instances:
             read_json(raw)
             raise InvalidRequest(
                 f"the body is JSON without 'instances': send {{\"instances\": […]}}, each {client.codec.expected}; "
-                f"what only looks like JSON says what it is: Content-Type: {client.codec.media_types[0]}"
+                f"if it is not meant as JSON, send Content-Type: {client.codec.media_types[0]}"
             )
 
 

@@ -72,25 +72,32 @@ class JsonLines:
         """Return what a line asks for. Raise nothing that is the line's own mistake."""
         try:
             value = read_json(line)
-            if isinstance(value, dict) and WHOLE_BODY & value.keys():
+            if isinstance(value, dict) and (record := self._body(line, value, served)):
                 _check_target(read(Named, value, "the line").target("the line"), served, target)
-                keys = read(Members, line, "the line")
-                instances = instances_in(line, keys, served, self.generates)
-                return Record(instances, None if instances else read_shape(line, keys, self.generates))
+                return record
         except ValueError as err:
             return Record(error=DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
             return Record(error=err)
-        if self.generates and isinstance(value, dict) and not served.client:
-            return Record(shape=FlatBody(value, generates=True))
         return Record(Instances([Item("record", value=value)]), is_bare=True)
+
+    def _body(self, line: bytes, value: dict[str, Any], served: ServedModel) -> Record | None:
+        """Return the body that an object is, None if it is an instance as it stands. Raise InvalidRequest."""
+        if WHOLE_BODY & value.keys():
+            keys = read(Members, line, "the line")
+            instances = instances_in(line, keys, served, self.generates)
+            return Record(instances, None if instances else read_shape(line, keys, self.generates))
+        flat = FlatBody(value, self.generates)
+        if instances := flat.instances(served):
+            return Record(instances, is_bare=True)
+        return Record(shape=flat) if self.generates and not served.client else None
 
 
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
     """Raise InvalidRequest if a line names another model or version than its request."""
-    name = None if target.source == PATH else served.name
-    for ours, theirs in ((name, named.name), (target.version, named.version)):
-        if None not in (ours, theirs) and theirs != ours:
+    names = {named.name} if target.source == PATH else {served.name, target.name}
+    for ours, theirs in ((names, named.name), ({target.version or named.version}, named.version)):
+        if theirs not in {None, *ours}:
             raise InvalidRequest(
                 f"the line names '{theirs}', and all lines of a body go to one model and version: name another "
                 "one in a header or the query string of another request"
@@ -158,6 +165,7 @@ class LinesJob(Job):
                 reply = first.shape.bind(self.served, self.request).answer(gateway)
                 if reply.content_type != JSON_TYPE:
                     raise NotAcceptable("a line cannot hold binary outputs: ask for outputs without binary_data")
+                self.version = reply.version
                 return [reply.content + b"\n"]
             return []
         except ServingError as err:

@@ -27,8 +27,9 @@ Body = Shape | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
 
 
 def read_attributes(header: str) -> dict[str, str]:
-    """Return the pairs of `model_name=resnet;model_version=1` (or `,`). Anything else is the caller's own."""
-    pairs = (part.partition("=") for part in header.replace(",", ";").split(";"))
+    """Return the pairs of `model_name=resnet;classes=0,1`. A comma before a further pair separates too, as SageMaker's
+    examples have it. Anything else is the caller's own."""
+    pairs = (part.partition("=") for part in re.split(r";|,(?=[^=;,]*=)", header))
     return {name.strip(): value.strip() for name, separator, value in pairs if separator and name.strip()}
 
 

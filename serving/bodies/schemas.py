@@ -43,7 +43,7 @@ class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
     """A body for a model's client."""
 
     parameters: dict[str, Any] | None = None
-    hint: ClassVar[str] = " (a model's parameters stand in 'parameters')"
+    hint: ClassVar[str] = " (put a model's parameters into 'parameters')"
 
 
 class Instances(ForClient, kw_only=True):

@@ -5,6 +5,7 @@ Rows are kept as bytes until it is their turn, because their cells take several 
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -117,13 +118,18 @@ def read_csv(data: bytes, header: str) -> CsvBody:
     return CsvBody(data, HEADER.get(header))
 
 
+# A quote that begins a cell opens it, and a single quote closes it; elsewhere it is a letter, as for the csv module.
+QUOTED, FURTHER = rb'(?:[^"]++|"")*+"[^,]*+', rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'
+WHOLE_ROW, ITS_END = re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER)), re.compile(QUOTED + FURTHER)
+
+
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the rows, of several lines if a quoted cell has line ends. Empty lines are skipped."""
-    row, quoted = bytearray(), False
+    row = bytearray()
     for line in lines:
+        is_complete = (ITS_END if row else WHOLE_ROW).fullmatch(line)
         row += line
-        quoted ^= line.count(b'"') % 2 == 1
-        if not quoted:
+        if is_complete:
             if not row.isspace():
                 yield bytes(row)
             row.clear()
@@ -169,7 +175,7 @@ class TextOrForm:
         return self._shape(served.require_client()).bind(served, request)
 
     def _shape(self, client: ModelClient) -> Instances | CsvBody:
-        keys, values = _keys(client), self._fields(client)
+        keys, values = client.instance_keys(), self._fields(client)
         if instance := {key: value for key, value in values.items() if key in keys}:
             parameters = {key: value for key, value in values.items() if key not in keys}
             return Instances([Item("form", value=instance)], parameters, named=self.named)
@@ -186,7 +192,10 @@ class TextOrForm:
         if self.media_type != URL_ENCODED:
             return {} if self.items else self.parameters
         raw = self.items[0].raw or b""
-        is_form = raw.startswith(tuple(f"{key}=".encode() for key in _keys(client))) and raw.count(b"&") < MOST_FIELDS
+        is_form = (
+            raw.startswith(tuple(f"{key}=".encode() for key in client.instance_keys()))
+            and raw.count(b"&") < MOST_FIELDS
+        )
         return dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True)) if is_form else {}
 
     def _table(self) -> Instances | CsvBody:
@@ -219,8 +228,3 @@ def read_form(data: bytes, boundary: str) -> TextOrForm:
     items = [Item(str(name), raw=file.read()) for name, each in files.lists() for file in each]
     parameters = {str(name): value for name, value in fields.items() if name not in RESERVED}
     return TextOrForm(items, FORM, parameters, Target.within("the form", fields))
-
-
-def _keys(client: ModelClient) -> Sequence[str]:
-    """Return the keys of an instance that is an object; none if any key is taken, as a table's columns are."""
-    return client.keys or client.codec.keys or ()

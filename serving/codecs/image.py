@@ -64,7 +64,7 @@ class Header:
         except DecodingError:
             raise
         except UnidentifiedImageError:
-            hint = "send JPEG, PNG, WebP, GIF, BMP or TIFF"
+            hint = "send JPEG, PNG, WebP, GIF, BMP or TIFF (curl needs --data-binary @file)"
             raise DecodingError(f"not an image in a known format ({len(data)} bytes, {data[:8]!r}…); {hint}") from None
         except Exception as err:
             raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err

@@ -1,8 +1,8 @@
 """Refuse requests for load, the only place with 503 `overloaded`; docs/errors.md has a table of all bounds.
 
 Requests and the bytes of their bodies are both bounded, in total and per model, over all of gunicorn's workers. They
-share the counters (model_status/shared_files.py) without a lock, so a bound may be exceeded by a few requests. Of
-several models each may hold as much as is free, so the first that hangs holds half and the second half of the rest
+share the counters (model_status/shared_files.py) without a lock, so a bound may be exceeded by a few requests. One of
+several models may hold no more than what is free, so the first that hangs takes half of all, the next a quarter
 (Choudhury and Hahne, "Dynamic queue length thresholds", 1998, with a factor of 1).
 """
 
@@ -57,7 +57,7 @@ class Admission:
             raise Overloaded(
                 f"too many requests{whose} are in flight: {requests}, with {self.leases.bytes(column)} bytes in their "
                 "bodies. The limits are SERVE_MAX_CONCURRENCY requests and an eighth of the memory; one of several "
-                "models may hold as much as is free. Send the request again later"
+                "models may hold no more than what is free. Send the request again later"
             )
 
 

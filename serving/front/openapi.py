@@ -163,7 +163,7 @@ def _reference(name: str) -> Json:
 
 @page_routes.get("/examples/<name>")
 def example(name: str) -> Response:
-    """Return the model's example as it would be posted."""
+    """Return the model's example: an image, a text, or a JSON value to put into `instances`."""
     served = services().registry.get(name)
     file = served.example_file()
     content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")

@@ -110,7 +110,7 @@ class StreamedReply:
         if isinstance(error, BackendDied):
             error = self._report(error)
         if isinstance(error, ServingError):
-            log.warning("the stream ends with an error: %s", error, extra=about)
+            log.warning("the stream ends with the error %s", error.code, extra=about)
         else:
             log.error("the stream failed", exc_info=error, extra=about)
             error = ServingError("an internal error; the log has it under this request_id")

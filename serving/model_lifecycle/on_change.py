@@ -109,9 +109,9 @@ class OnChange(AtStart):
                 self._change(unit, {name: folders[name] for name in unit & wanted})
             except CycleError:
                 circle = f"{', '.join(state)}: these models call each other in a circle; remove one of the calls"
-                self._reject(state, [circle], "what was served before stays")
+                self._reject(state, [circle], "what was served before, if anything, stays")
             except Rejected as err:
-                self._reject(state, err.args, "what was served before stays")
+                self._reject(state, err.args, "what was served before, if anything, stays")
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
         """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable before Triton runs."""

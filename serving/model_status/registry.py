@@ -121,7 +121,7 @@ class Registry:
         if len(names) != 1 or models.on_demand:
             raise InvalidRequest(
                 "no model is named; name one in X-Amzn-SageMaker-Target-Model, in the body's model_name, in "
-                "X-Amzn-SageMaker-Custom-Attributes: model_name=…, as ?model_name=… or, of archives, by POST "
+                "X-Amzn-SageMaker-Custom-Attributes: model_name=…, as ?model_name=…, or in multi-model mode by POST "
                 f"/models/NAME/invoke; the models served are: {', '.join(names) or 'none'}"
             )
         return names[0]

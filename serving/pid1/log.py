@@ -13,6 +13,7 @@ from typing import IO, Any
 LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the size of a pipe's buffer
 OUTPUT_END_TIMEOUT = 1.0
+QUERY = re.compile(r'\?[^\s"]*')  # of a request that nginx's error log quotes; nobody's query string is logged
 OUTPUT_PATIENCE = 1.0  # seconds that a reader of the log may pause before lines are dropped
 # A caller must not be able to write to a terminal or begin a line of the log. Escape as in JSON, like most lines.
 ESCAPED = {code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)}
@@ -109,6 +110,8 @@ class Pump(threading.Thread):
         with self._stream:
             for lines in read_lines(self._stream):
                 kept = [line for line in lines if not any(pattern.search(line) for pattern in self._noise)]
+                if self._process == "nginx":
+                    kept = [line if line.startswith('{"') else QUERY.sub("", line) for line in kept]
                 for line in map(str.strip, kept):
                     if line and not line.startswith('{"'):  # an entry of nginx or gunicorn
                         self._last_line = line

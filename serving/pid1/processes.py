@@ -120,9 +120,10 @@ EXIT_SECONDS = 5  # all requests are answered before; tritonserver waits only fo
 # some 25 µs. Those of OpenMP look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT), which wastes
 # most of their time if other threads need the processors. 10,000 are enough between the operators of a network.
 OPENBLAS_SPINNING, SPINNING = "16", "10000"
-# Lines that are not logged: tables, empty lines, the countdown, and the library evhtp's about each connection on a Unix
-# socket; without a GPU, that none is found.
+# Lines that are not logged: tables, empty lines, the countdown, the usage (it hides which option is wrong), and the
+# library evhtp's about each connection on a Unix socket; without a GPU, that none is found.
 TRITON_NOISE = (
+    r"^(Usage: tritonserver|(?!.*[Ee]rror)[A-Z][A-Za-z/ ]*:$|\t|  -)",
     r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
     r"^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",
 )
@@ -206,8 +207,9 @@ FEWEST_REQUESTS = 512
 USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
-# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet; the supervisor logs that itself.
-NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',)
+# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet, which the supervisor logs itself,
+# and for each body that is too large, which gets an entry like every request.
+NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP', "client intended to send too large body")
 
 
 def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> Process:

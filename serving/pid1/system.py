@@ -244,7 +244,9 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
             try:
                 listener = socket.create_server((settings.host, port), family=family, backlog=BACKLOG)
             except OSError as err:
-                mistakes.append(f"{name}={port}: cannot listen there: {err.strerror}")
+                mistakes.append(
+                    f"{name}={port}: cannot listen there: {os.strerror(err.errno or 0)}; choose another port"
+                )
             else:
                 listener.setblocking(False)  # two workers of nginx see a connection, and one gets it
                 listeners.append(opened.enter_context(listener))

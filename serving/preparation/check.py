@@ -46,6 +46,7 @@ QUIET = ("PYTHONDONTWRITEBYTECODE", "ORT_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "
 
 def main() -> int:
     """Print a line for each mistake and for each model that was loaded. Return 1 if something is wrong, else 0."""
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # none is loaded at the start
         sys.stdout.write("nothing is wrong with the settings; archives are checked when they are loaded\n")

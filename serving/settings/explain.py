@@ -11,9 +11,9 @@ PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
 PAGE = """# Settings
 
-Environment variables, read once at the start; a wrong value ends it with a message that names it. If a row has several
-variables, the first that is set counts. `./serve --help` prints this table, `./serve --print-config` each value
-and its source.
+Environment variables, read once at the start. A wrong value stops the start; the message names the variable.
+If a row has several variables, the first that is set counts. `./serve --help` prints this table,
+`./serve --print-config` each value and its source.
 
 | Variable | Default | Allowed | Meaning |
 |---|---|---|---|

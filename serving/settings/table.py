@@ -130,9 +130,9 @@ class Settings:
     multi_model: bool = _setting("SAGEMAKER_MULTI_MODEL", False,
         help="serve archives, which POST /models loads and DELETE /models/NAME unloads")
     namespaces: bool = _setting("SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING", True,
-        help="in multi-model mode, whether Triton knows the parts of an archive as TARGET__PART, so that archives may "
-             "hold parts of the same name (the variable's name says the opposite, as in NVIDIA's image); false: parts "
-             "keep their names, so that a Python model can call another by its name")
+        help="in multi-model mode; true: Triton knows the parts of an archive as TARGET__PART, so several archives may "
+             "have parts of the same name; false: parts keep their names, so a Python model can call another by its "
+             "name. NVIDIA's image gave the variable its name, which says the opposite")
     model_memory_share: float = _setting("SERVE_MODEL_MEMORY_SHARE", 0.8, within=(0, 1),
         help="share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
              "that would exceed it gets 507")

@@ -17,7 +17,7 @@ from serving.bodies.tables import CsvBody, TextOrForm
 from serving.budget import NEVER
 from serving.codecs import JSON
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate
-from serving.headers import JSON_TYPE, preferred
+from serving.headers import JSON_TYPE, streamed_type
 from serving.request import Request
 from tests.bodies.test_hostile import looks
 from tests.bodies.test_instances import Length, client_of
@@ -58,6 +58,8 @@ def test_a_client_of_json_names_the_keys_of_an_instance_or_takes_any() -> None:
     with pytest.raises(DecodingError, match="'sepals'") as raised:
         list(body.bind(client_of(1, Flower), Request("id")).batches())
     assert (raised.value.instance, raised.value.field) == (0, "instances")
+    with pytest.raises(InvalidRequest, match="'petals'; did you mean 'petal'"):
+        read_body("", b'{"petals": 1}').bind(client_of(1, Flower), Request("id"))
 
 
 @pytest.mark.parametrize("size", ["", "-1", "1.5", "x", "3", "9" * 5000, "\u0663"])
@@ -73,6 +75,7 @@ def test_a_header_size_that_is_not_a_number_within_the_body_is_refused(size: str
         ("model_name=resnet, model_version=1", {"model_name": "resnet", "model_version": "1"}),
         ("c000b4f9-df62-4c85-a0bf-7c525f9104a4", {}),
         ("a=b=c; =x;;top_k=3", {"a": "b=c", "top_k": "3"}),
+        ("model_name=yolov5;classes=0,1,top_k=2", {"model_name": "yolov5", "classes": "0,1", "top_k": "2"}),
         ("", {}),
     ],
 )
@@ -84,7 +87,8 @@ def test_a_quoted_cell_goes_on_over_lines() -> None:
     client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
     items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client, NEVER)
     assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']
-    assert len(list(CsvBody(b'"a"b,1\n1,2\n').items(client, NEVER))) == 2  # a wrong row spoils no other
+    for wrong in (b'"a"b,1\n1,2\n', b'5" pipe,1\n1,2\n'):  # a wrong row spoils no other
+        assert len(list(CsvBody(wrong).items(client, NEVER))) == 2
     for slow in (b"\n" * 10_000, b'"' + b"\n" * 10_000):
         with pytest.raises(TooLate):
             list(CsvBody(b"1,2\n" + slow, header=False).items(client, looks(5)))
@@ -155,8 +159,11 @@ LINES, EVENTS = "application/jsonlines", "text/event-stream"
         (f"{JSON_TYPE}, {EVENTS};q=0.1", JSON_TYPE),
         (f"{JSON_TYPE};q=0.1, {EVENTS}", EVENTS),
         (f"{LINES};q=0.5, {EVENTS};q=0.6", EVENTS),
+        (f"text/csv, {LINES};q=0.5", JSON_TYPE),
+        ("text/*", JSON_TYPE),
+        (f"{EVENTS}; charset=utf-8", EVENTS),
         ("nonsense;;q=x,,", JSON_TYPE),
     ],
 )
 def test_accept_is_read_by_quality_and_json_is_what_anybody_gets(accept: str, wanted: str) -> None:
-    assert preferred(accept, LINES, EVENTS) == wanted
+    assert (streamed_type(accept) or JSON_TYPE) == wanted

@@ -93,6 +93,10 @@ def test_the_options_become_fields_of_the_requests(aws: Account) -> None:
     assert aws.deploy(*CREATE, "--name", "many", "--multi-model", "s3://b/archives/") == 0
     container = aws.described("many")[1]["PrimaryContainer"]
     assert (container["Mode"], container["ModelDataUrl"]) == ("MultiModel", "s3://b/archives/")
+    data = ("--name", "many", "--model-data", "s3://b/model.tar.gz")
+    assert aws.deploy(*CREATE, *data, "--multi-model", "s3://b/archives/") == 2
+    assert aws.deploy("update", *data) == 0
+    assert "Mode" not in aws.described("many")[1]["PrimaryContainer"]
 
 
 def test_update_keeps_what_is_not_named_and_deletes_the_old_model(aws: Account) -> None:

@@ -186,10 +186,11 @@ def test_a_wrong_parameter_of_the_request_is_a_400(server: Server) -> None:
 
 def test_images_are_decoded_line_by_line(server: Server) -> None:
     huge = b64(png_that_claims(100_000, 100_000))
-    records = [picture("white"), {"b64": "!"}, b64(b"text"), huge, picture("black"), 5]
+    named = [{**picture("black"), "model_name": name, "parameters": {"top_k": 1}} for name in ("resnet", "summer")]
+    records = [picture("white"), {"b64": "!"}, b64(b"text"), huge, picture("black"), 5, *named]
     rows = lines(send(server, records, "resnet", params={"top_k": "2"}))
-    assert [len(rows[n]["classes"]) for n in (0, 4)] == [2, 2]
-    assert [rows[n]["code"] for n in (1, 2, 3, 5)] == ["decoding_error"] * 4
+    assert [len(rows[n]["classes"]) for n in (0, 4, 6)] == [2, 2, 1]
+    assert [rows[n]["code"] for n in (1, 2, 3, 5, 7)] == ["decoding_error"] * 4 + ["invalid_request"]
 
 
 def tensor(values: list[float], **more: Any) -> dict[str, Any]:
@@ -206,8 +207,10 @@ def test_tensor_models_take_a_kserve_request_per_line(server: Server) -> None:
 
 
 def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
-    rows = lines(send(server, [tensor([1.0]), tensor([1.0], model_version="1")], "scale", params={"model_version": 1}))
-    assert [line["outputs"][0]["data"] for line in rows] == [[2.0], [2.0]]
+    records = [tensor([1.0]), tensor([1.0], model_version="1")]
+    reply = send(server, records, "scale", params={"model_version": 1})
+    assert [line["outputs"][0]["data"] for line in lines(reply)] == [[2.0], [2.0]]
+    assert send(server, [tensor([1.0])], "scale").headers["X-Model-Version"] == "2"
 
 
 @pytest.mark.parametrize(

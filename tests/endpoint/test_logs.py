@@ -205,7 +205,7 @@ def marked_requests() -> list[dict[str, Any]]:
         {"json": {"instances": [0], "model_name": [MARK]}},
         {"data": f'{{"instances": [{MARK}'},
         {"data": MARK},
-        {"data": MARK.encode() * 100_000},
+        {"data": MARK.encode() * 100_000, "params": {"text": MARK}},
         {"data": b"\x93NUMPY" + MARK.encode(), "params": {"model_name": "scale"}},
         {"data": MARK, "headers": {"Content-Type": "application/vnd.sagemaker-triton.binary+json;json-header-size=9"}},
         {"data": MARK, "params": {"model_name": "sleeper"}, "headers": {"Content-Type": "image/jpeg"}},

@@ -4,6 +4,7 @@ column."""
 import csv
 import io
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from build_engines.build import build
 from build_engines.request import Request
 from tests.build_engines import trained
 from tests.build_engines.trained import Trained
-from tests.support.harness import Server
+from tests.support.harness import Server, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -59,6 +60,16 @@ def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Respo
     if isinstance(body, str):
         return server.post(f"/invocations?model_name={model}", data=body.encode(), headers=CSV | named)
     return server.post(f"/invocations?model_name={model}", json=body, headers=named)
+
+
+def test_the_calls_in_the_log_are_answered(server: Server, models: Mapping[str, Trained]) -> None:
+    def calls() -> list[str]:
+        return [entry["message"] for entry in server.entries() if entry.get("message", "").startswith("curl ")]
+
+    wait_until(lambda: len(calls()) == len(models), lambda: str(calls()))
+    for call in calls():
+        _curl, url, _data, body = shlex.split(call)
+        assert len(predictions(server.post(url.partition(str(server.port))[2], data=body))) == 1
 
 
 def text_of(rows: pd.DataFrame, header: bool = False) -> str:

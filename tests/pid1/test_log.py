@@ -45,10 +45,10 @@ def read(data: bytes) -> list[str]:
         return [line for lines in read_lines(stream) for line in lines]
 
 
-def pump(data: bytes, *noise: str) -> tuple[str, Pump]:
+def pump(data: bytes, *noise: str, name: str = "triton") -> tuple[str, Pump]:
     """Return what is written for `data`, and the pump that did it."""
     reading, writing = os.pipe()
-    reader = Pump("triton", pipe_with(data), Output(writing), noise)
+    reader = Pump(name, pipe_with(data), Output(writing), noise)
     reader.start()
     reader.join()
     os.close(writing)
@@ -131,6 +131,8 @@ def test_a_terminal_gets_text() -> None:
     [
         (TRITON_NOISE, ""),
         (TRITON_NOISE, "+-------+---------+--------+"),
+        (TRITON_NOISE, "Memory/Device Management:"),
+        (TRITON_NOISE, "\t--load-model argument will result in error. Note that this option will only"),
         (TRITON_NOISE, 'I1122 10:26:32.510791 216 server.cc:305] "Timeout 5: Found 0 live models"'),
         (TRITON_NOISE, "[\x1b[1;33mWARN\x1b[0;39m]  \x1b[33mevhtp.c:4050     \x1b[39m\x1b[94mNODELAY NOT SUPPORTED"),
         (NO_GPU_NOISE, 'W1122 10:26:32.510791 216 x.cc:1] "Unable to allocate pinned system memory, pinned"'),
@@ -159,6 +161,13 @@ def test_noise_is_dropped(noise: tuple[str, ...], line: str) -> None:
 def test_a_real_error_is_never_dropped(line: str) -> None:
     """A machine with a GPU: NO_GPU_NOISE does not apply."""
     assert pump(f"{line}\n".encode(), *TRITON_NOISE, *NGINX_NOISE)[0] != ""
+
+
+def test_no_query_string_is_in_nginx_s_error_log() -> None:
+    line = (
+        b'2026/01/31 12:00:00 [error] 7#7: *1 it failed, request: "POST /invocations?text=secret HTTP/1.1", host: "x"\n'
+    )
+    assert 'request: \\"POST /invocations HTTP/1.1\\", host' in pump(line, name="nginx")[0]
 
 
 def test_a_long_line_is_cut_and_the_next_one_is_whole() -> None:

@@ -1,5 +1,8 @@
 """`serve --check` prints a line for each mistake, and a start ends with the mistakes that Triton finds."""
 
+import os
+import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from serving.preparation.check import check_models, failures
 from serving.settings.table import Settings
 from tests.pid1.test_serve import run
 from tests.repository.test_repositories import make_ensemble
-from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper
+from tests.support.harness import PATIENCE, ROOT, Server, link_model, make_scale, make_sleeper, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -141,6 +144,16 @@ def test_a_model_that_triton_refuses_or_that_fails_on_its_example_is_found(repos
     verdicts = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert done.returncode == 1 and verdicts["resnet"] == "loads and answers"
     assert "FP64" in verdicts["scale"] and "division by zero" in verdicts["sleeper"]
+
+
+def test_a_check_that_is_stopped_has_no_verdict_and_leaves_nothing(repository: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        variables = {"SERVE_MODEL_REPOSITORY": str(repository), "SERVE_DEVICE": "cpu", "TMPDIR": scratch}
+        check = subprocess.Popen([ROOT / "serve", "--check"], env=os.environ | variables)
+        wait_until(lambda: list(Path(scratch).glob("serve-check-*/*")), "the models are being loaded")
+        check.terminate()
+        assert check.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert not list(Path(scratch).iterdir())
 
 
 def test_archives_of_multi_model_mode_are_not_checked() -> None:
