@@ -142,7 +142,7 @@ class Manager:
         if not self._becomes(lambda: "LOADING" not in self._states(entry), STUB_SECONDS):
             killed = self._kill_processes(entry)
             if not self._becomes(lambda: "LOADING" not in self._states(entry), UNLOAD_SECONDS):
-                if killed:
+                if killed or self.store.only_python:  # a process that ended before it connected holds the load for ever
                     self.kill_server(f"the load of '{entry.name}' does not end")
                 raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
         self.gateway.unload(entry.triton_name)

@@ -58,19 +58,26 @@ class OnChange(AtStart):
         self._configs: dict[tuple[Path, str], Any] = {}
         self._since: dict[str, tuple[str, float]] = {}  # the last change of each: its signature, when it was seen
         self._old: list[tuple[float, Path]] = []
+        self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
         """Return the models by name. Raise OSError if a repository cannot be read: its models are not removed."""
         paths = [path for repository in self.settings.model_repositories for path in folders_in(repository)]
-        folders = {}
+        folders: dict[str, ModelFolder] = {}
         for path in reversed(paths):
-            with suppress(OSError):  # being removed
+            try:
                 if is_model(path):
                     state = signature(path)
                     config = self._config(path, state)
                     clients = shared_clients(path, config)
                     state = signature(path, clients) if clients else state
                     folders[path.name] = ModelFolder(path, state, tuple(parts_of(config)), clients)
+            except FileNotFoundError:
+                continue  # being removed
+            except OSError:  # it cannot be read now: its model stays as it is
+                if path.name in self._seen:
+                    folders[path.name] = self._seen[path.name]
+        self._seen = folders
         for name in folders.keys() | self._since.keys():
             state = folders[name].signature if name in folders else ""
             if self._since.get(name, ("?", 0.0))[0] != state:

@@ -29,7 +29,7 @@ from serving.host.files import digest
 from serving.host.machine import memory_limit
 from serving.host.processes import used_by
 from serving.model_lifecycle.manager import AtStart, Manager
-from serving.model_status.table import LOADING, READY, UNLOADING, Entry
+from serving.model_status.table import FAILED, LOADING, READY, UNLOADING, Entry
 from serving.repository.archives import Archive, locate
 from serving.repository.model_config import Unreadable
 from serving.triton.connection import is_out_of_memory
@@ -71,9 +71,9 @@ class OnPost(AtStart):
         archive = _located(name, url, self.settings.model_repositories[0])
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
-                if loaded.state != UNLOADING:
+                if loaded.state not in (UNLOADING, FAILED):
                     raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
-                self.manager.unload(loaded)  # its unload timed out; calls get 404 already
+                self.manager.unload(loaded)  # its unload timed out, or it failed when tritonserver was restarted
             names = triton_names(archive, target, self.settings.namespaces)
             entry = self._admit(name, url, target, archive, names)
             try:
@@ -91,9 +91,10 @@ class OnPost(AtStart):
 
     def unload(self, name: str) -> None:
         """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout, TritonUnavailable."""
+        if not self.manager.get(name):  # a lock for each name that callers make up would fill the memory
+            raise ModelNotLoaded(name)
         with self.manager.changing(name):
-            entry = self.manager.get(name)
-            if entry is None:
+            if (entry := self.manager.get(name)) is None:
                 raise ModelNotLoaded(name)
             self.manager.unload(entry)
         log.info("unloaded %s (%s)", entry.target, name)
@@ -130,8 +131,8 @@ class OnPost(AtStart):
         for other in self.manager.models().entries.values():
             if taken := names & {other.triton_name, *other.parts}:
                 raise LoadFailed(
-                    f"'{other.name}' has a model {', '.join(sorted(taken))} too, and "
-                    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false keeps their names: rename one"
+                    f"'{other.name}' has a model {', '.join(sorted(taken))} too: rename one (or set "
+                    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=true, if it is false, for archives' parts)"
                 )
 
     def _load(self, entry: Entry, names: Mapping[Path, str]) -> None:
@@ -189,5 +190,5 @@ def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, 
 def triton_name(target: str) -> str:
     """Return Triton's name of a model: the Target-Model. Triton's HTTP endpoint finds no name with a slash, its Python
     backend none with a space. So all characters but these are replaced, and a digest keeps names different."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100].lstrip(".")  # .. is another folder
     return name if name == target else f"{name}-{digest(target)[:8]}"

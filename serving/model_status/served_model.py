@@ -115,7 +115,7 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     )
     try:
         return replace(served, client=make_client(model))
-    except Exception as err:
+    except (Exception, SystemExit) as err:
         reason = f"the client of model '{triton_name}' cannot be made: {type(err).__name__}: {err}"
         log.exception(reason)
         return replace(served, client_error=reason)

@@ -12,6 +12,7 @@ from the environment.
 """
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -142,7 +143,8 @@ def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[
                         reason = f"tritonserver ended while it tested '{name}': {_last_line(run_dir)}"
                         raise TritonUnavailable(reason) from err
                     except ServingError as err:
-                        yield name, PREFACE.sub("", str(err).replace(str(store.path(name)), str(folders[name])))
+                        text = PREFACE.sub("", str(err)) + _poll_failure(run_dir, name, str(err))
+                        yield name, text.replace(str(store.path(name)), str(folders[name]))
                     pending.pop(0)
         except TritonUnavailable as err:
             yield from ((name, str(err)) for name in pending)
@@ -201,6 +203,13 @@ def _wait_until_live(gateway: TritonGateway, process: subprocess.Popen[bytes], s
         if time.monotonic() > deadline:
             raise TritonUnavailable(f"tritonserver did not start in {seconds:g} s")
         time.sleep(PAUSE)
+
+
+def _poll_failure(run_dir: Path, name: str, error: str) -> str:
+    """Return why Triton refused a configuration: it answers only that it did."""
+    pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"
+    found = re.findall(pattern, (run_dir / "log").read_text(errors="replace")) if "failed to poll" in error else []
+    return f": {found[-1]}" if found else ""
 
 
 def _last_line(run_dir: Path) -> str:

@@ -154,9 +154,8 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
     """Yield the files that this user may not read: the image does not run as root, and archives keep permissions."""
     for folder in folders:
         paths = [folder, *folder.rglob("*")] if folder.exists() else []
-        if closed := [
-            str(path) for path in paths if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
-        ]:
+        here = (path for path in paths if os.access(path, os.F_OK) and path.name != "lost+found")  # else a broken link
+        if closed := [str(path) for path in here if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))]:
             yield f"the user of this process, {os.geteuid()}, may not read {_list(closed)}: chmod -R a+rX {folder}"
 
 

@@ -10,12 +10,13 @@ backend does, with its module triton_python_backend_utils. Classes that only its
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from google.protobuf import json_format, text_format
 
 from serving.errors import ConfigError
 from serving.host.files import digest
+from serving.host.processes import dying_with_us
 from serving.host.tritonserver import only_python_backends
 from serving.repository.layout import CONFIG, FILES, versions
 from serving.repository.model_config import (
@@ -39,6 +41,7 @@ from serving.repository.model_config import (
 from serving.settings.table import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")  # a stub is started through a shell
 LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, because it may be as large as the disk
 
 
@@ -49,7 +52,7 @@ class Store:
     def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
         self.root, self.settings, self.backends = root, settings, backends
         self._processor = this_processor(backends)
-        self._completes = only_python_backends(backends)
+        self.only_python = only_python_backends(backends)
         self.lock = threading.Lock()  # held while a staged folder appears or disappears
 
     def path(self, triton_name: str) -> Path:
@@ -61,6 +64,9 @@ class Store:
         """Stage the model in `folder` as `triton_name`; `names` are Triton's names of the models that an ensemble
         calls. `config` is the model's for this machine; if it is None, read it from the folder, and return why an
         engine was chosen, None if there was no choice. Raise ConfigError."""
+        if self.only_python and not STARTABLE.fullmatch(triton_name):
+            problem = "is no name with which Triton's Python backend starts: rename the folder"
+            raise ConfigError(f"'{triton_name}'", problem, "at most 255 ASCII letters, digits, '.', '_' and '-'")
         shown = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(shown, ignore_errors=True)
         shown.mkdir(parents=True)
@@ -68,6 +74,7 @@ class Store:
         try:
             if config is None:
                 config, choice = fitted(folder, self.settings, self._processor)
+            _check(folder, config)
             for entry in folder.iterdir():
                 if entry.name not in (CONFIG, "configs"):
                     (shown / entry.name).symlink_to(entry.absolute())
@@ -77,7 +84,7 @@ class Store:
             if is_ensemble := backend_of(config) == ENSEMBLE:
                 config.platform = ENSEMBLE  # Triton does not load one without (quirks.py)
             (shown / CONFIG).write_text(written(config), encoding="utf-8")
-            if self._completes and not is_ensemble and not is_complete(shown, config):
+            if self.only_python and not is_ensemble and not is_complete(shown, config):
                 (shown / CONFIG).write_text(self._completed(shown, folder.name), encoding="utf-8")
             self.root.mkdir(exist_ok=True)
             with self.lock:
@@ -97,7 +104,15 @@ class Store:
 
     def _completed(self, shown: Path, name: str) -> str:
         module, source = "serving.repository.staging", f"the configuration of '{name}'"
-        command = [sys.executable, "-m", module, str(shown), str(shown / CONFIG), str(self.backends)]
+        command = [
+            *dying_with_us("KILL"),
+            sys.executable,
+            "-m",
+            module,
+            str(shown),
+            str(shown / CONFIG),
+            str(self.backends),
+        ]
         seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(ROOT)}
         try:
             done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds)
@@ -107,6 +122,16 @@ class Store:
             reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
             raise ConfigError(source, f"is not complete, and cannot be completed: {reason}")
         return done.stdout
+
+
+def _check(folder: Path, config: Any) -> None:
+    """Raise ConfigError for a version that tritonserver does not refuse, but dies of or waits for without end."""
+    file = config.default_model_filename or "model.py"
+    for version in versions(folder)[-1:]:
+        if int(version.name) >= 2**63:
+            raise ConfigError(version, "is no version that Triton can read: it must be below 2^63")
+        if backend_of(config) == "python" and not (version / file).is_file():
+            raise ConfigError(version, f"has no {file}")
 
 
 def signature(*folders: Path | None) -> str:
@@ -156,12 +181,14 @@ def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
 def main(model: Path, file: Path, backends: Path) -> None:
     """Print the completed configuration. Raise ValueError if something is still missing, and whatever the backend's or
     the model's code raises."""
-    with redirect_stdout(sys.stderr):  # what the model prints
-        config = _completed(read_file(file), model, backends)
+    output = os.dup(1)
+    os.dup2(2, 1)  # what the model and its processes print
+    config = _completed(read_file(file), model, backends)
     for tensor in (*config.input, *config.output):
         if not tensor.dims or not tensor.data_type:
             raise ValueError(f"'{tensor.name}' has no {'data_type' if tensor.dims else 'dims'} in {file.name}")
-    sys.stdout.write(text_format.MessageToString(config, as_utf8=True))
+    with os.fdopen(output, "w", encoding="utf-8") as stdout:
+        stdout.write(text_format.MessageToString(config, as_utf8=True))
 
 
 def _completed(config: Any, model: Path, backends: Path) -> Any:
@@ -175,7 +202,7 @@ def _completed(config: Any, model: Path, backends: Path) -> Any:
     folder, module = (model, f"{version.name}.model") if backend == "python" else (backends / backend, "model")
     if not (folder / f"{module.replace('.', '/')}.py").is_file():
         return config
-    sys.path[:0] = [str(backends / "python"), str(folder)]
+    sys.path[:0] = [str(backends / "python"), str(folder), str(version)]
     os.environ["COMPLETED_MODEL"] = str(version / config.default_model_filename)
     utils: Any = importlib.import_module("triton_python_backend_utils")
     utils.__getattr__ = _absent

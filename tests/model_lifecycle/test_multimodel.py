@@ -256,8 +256,9 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
     make_model(running.path("broken") / "part", 5)
     client = running.path("broken") / "whole/client.py"
     sound = client.read_text()
-    client.write_text("import a_library_that_is_missing\n")
-    expect(running.load("broken", "broken"), 400, "load_failed", "a_library_that_is_missing")
+    for code in ("import a_library_that_is_missing\n", "import sys\nsys.exit('a_library_that_is_missing')\n"):
+        client.write_text(code)
+        expect(running.load("broken", "broken"), 400, "load_failed", "a_library_that_is_missing")
     assert "broken" not in running.listed()
     client.write_text(sound)
     assert running.load("broken", "broken").status_code == 200
@@ -291,9 +292,11 @@ def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) ->
 def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None:
     make_model(running.path("says") / "net", 6)
     code = running.path("says") / "net/1/model.py"
-    code.write_text(code.read_text().replace("    def initialize", COMPLETES + "    def initialize"))
+    prints = "import helper, os\nos.system('echo printed')\n"
+    code.write_text(prints + code.read_text().replace("    def initialize", COMPLETES + "    def initialize"))
+    (code.parent / "helper.py").touch()
     (running.path("says") / "net/config.pbtxt").write_text('backend: "python"\n')
-    reply = running.load("says", "says")
+    reply = running.load("says", "says", "..")  # a Target-Model, and no folder of Triton's
     assert reply.status_code == 200, reply.text
     reply = running.invoke("says", json={"inputs": [tensor(7)]})
     assert reply.json()["outputs"][0]["data"] == [42.0]

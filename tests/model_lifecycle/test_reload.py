@@ -236,6 +236,12 @@ def test_a_broken_model_is_refused_and_the_old_one_serves_on(server: Server, fol
     write_model(folder, "product", 10, "ten")
     wait_for_answer(server, "product", [30.0, "ten"])
     assert refused(server) == {}
+    (folder / "product/loop").symlink_to("loop")  # now the folder cannot be read
+    for factor, word in ((6, "six"), (5, "five")):
+        write_model(folder, "other", factor, word)
+        wait_for_answer(server, "other", [3.0 * factor, word])
+        assert answer(server, "product") == [30.0, "ten"]
+    (folder / "product/loop").unlink()
 
 
 def test_a_changed_client_of_the_repository_reloads_the_models_that_use_it(server: Server, folder: Path) -> None:

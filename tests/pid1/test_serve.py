@@ -18,6 +18,7 @@ import pytest
 from serving.host.machine import Machine
 from serving.pid1.system import Process
 from serving.repository.layout import LayoutError
+from serving.settings.setting import SettingsError
 from serving.settings.table import TABLE, Settings
 from tests.support.harness import PATIENCE, ROOT, free_port
 
@@ -87,6 +88,17 @@ def test_a_survey_that_fails_is_told_with_its_last_line(monkeypatch: pytest.Monk
 def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     done = run(SERVE_RUN_DIR=str(tmp_path / ("x" * 120)))
     assert (done.returncode, "SERVE_RUN_DIR" in done.stderr) == (2, True)
+
+
+def test_a_run_folder_that_another_serve_uses_or_did_not_make_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "models/net").mkdir(parents=True)
+    done = run(SERVE_RUN_DIR=str(tmp_path), SERVE_HOST="127.0.0.1", PORT=str(free_port()))
+    assert (done.returncode, "did not make" in done.stderr) == (2, True) and (tmp_path / "models/net").is_dir()
+    settings = replace(Settings(), run_dir=tmp_path / "run")
+    with serve.run_folder(settings), pytest.raises(SettingsError, match="another serve"), serve.run_folder(settings):
+        pass
+    with pytest.raises(SettingsError, match="space"), serve.run_folder(replace(settings, run_dir=tmp_path / "a b")):
+        pass
 
 
 def test_a_start_without_nginx_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.repository import staging
 from serving.repository.model_config import (
@@ -69,6 +70,24 @@ def test_the_parts_of_an_ensemble_get_the_names_that_triton_knows_them_by(tmp_pa
     config = read_file(tmp_path / "staged/a.tar.gz/config.pbtxt")
     assert (config.name, config.platform) == ("", "ensemble")
     assert config.ensemble_scheduling.step[0].model_name == "a.tar.gz__part"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "word"),
+    [
+        ("my net", "1/model.py", "rename"),
+        ("modèle", "1/model.py", "rename"),
+        ("n" * 256, "1/model.py", "rename"),
+        ("net", "9223372036854775808/model.py", "below 2"),
+        ("net", "1/Model.py", "has no model.py"),
+    ],
+)
+def test_what_would_end_tritonserver_or_hang_it_is_refused(name: str, file: str, word: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "net", f'backend: "python" {X} {Y}')
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).touch()
+    with pytest.raises(ConfigError, match=word):
+        store(tmp_path).stage(folder, name)
 
 
 def make(folder: Path) -> Path:
