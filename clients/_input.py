@@ -6,7 +6,7 @@
 | `size` | from the input's shape | height and width of the network's input, "224" or "224,320"; not for keep_ratio |
 | `layout` | from the input's shape | nchw or nhwc; auto: the dimension of 1 or 3 is the channels |
 | `channel_order` | rgb | rgb or bgr; an input with one channel gets the image in grey |
-| `resize` | shortest | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest; keep_ratio: each image keeps its proportions, for an input of variable height and width that takes one image at a time |
+| `resize` | shortest; of segmenters and detectors stretch | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest; keep_ratio: each image keeps its proportions, for an input of variable height and width that takes one image at a time |
 | `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
 | `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch; for keep_ratio "800,1333" is the shorter side, and the most that the longer one may be, in which case the shorter one is less |
 | `size_divisor` | 1 | for keep_ratio: both sides are cut down to multiples of it |
@@ -21,7 +21,7 @@ The network gets `(pixel · scale - mean) / std`, or the pixels themselves when 
 """  # noqa: E501
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,8 @@ SETTINGS = (
     Parameter("mean", (0.485, 0.456, 0.406), "subtracted after scale"),
     Parameter("std", (0.229, 0.224, 0.225), "divides after mean", minimum=1e-6),
 )
+# The settings of a client that answers for the whole image:
+WHOLE = tuple(replace(each, default="stretch") if each.name == "resize" else each for each in SETTINGS)
 EXAMPLE = decode_base64(  # a grey gradient, 8×8
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 )
@@ -102,6 +104,17 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) 
     gain, offset = _normalization(spec, channels, channels_last, options)
     dtype = FLOAT_TYPES.get(spec.datatype, np.uint8)
     return Frame(size, channels, channels_last, len(spec.shape) == 4, resized, gain, offset, dtype)
+
+
+def check_whole(options: Mapping[str, Any], frame: Frame) -> None:
+    """Raise InvalidRequest if the network does not get the whole image and nothing else. The rules of transformers may
+    cut it, because its pipelines also stretch the answer for the centre over the whole image."""
+    whole = keeps_ratio(options) or (options["resize"] == "stretch" and frame.resized == frame.size)
+    if not whole and (options["exact"] != TRANSFORMERS or options["resize"] == "pad"):
+        raise InvalidRequest(
+            f"parameter 'resize' ({options['resize']}) or 'resize_to' cuts or pads the image, and this client answers "
+            "for the whole image: use --set resize=stretch without resize_to, or --set resize=keep_ratio"
+        )
 
 
 def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:

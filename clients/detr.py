@@ -9,6 +9,7 @@ from PIL import Image
 
 from clients._drawing import draw
 from clients._image import ImageClient
+from clients._input import WHOLE, check_whole
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
 from serving.errors import InferenceFailed, InvalidRequest
@@ -35,7 +36,7 @@ class Client(ImageClient):
 
     answers_in_pixels = True
     settings = (
-        *ImageClient.settings,
+        *WHOLE,
         Parameter("scores", "softmax", "what turns logits into scores", choices=("softmax", "sigmoid")),
         Parameter("queries", 0, "how many of the best scores are looked at; 0: as many as there are boxes", minimum=0),
         LABELS,
@@ -51,6 +52,7 @@ class Client(ImageClient):
         """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit together, OSError if
         the file that `labels` names is missing."""
         super().__init__(model)
+        check_whole(self.options, self.frame)
         self.labels = labels_of(model, self.options["labels"])
         shapes = {spec.name: spec.shape for spec in model.outputs}
         if LOGITS not in shapes or shapes.get(BOXES, ())[-1:] != (4,):

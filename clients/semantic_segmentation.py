@@ -12,6 +12,7 @@ from PIL import Image
 
 from clients._drawing import VEIL, class_colour
 from clients._image import ImageClient, Pixels
+from clients._input import WHOLE, check_whole
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import map_size
 from clients.base import Model, Parameter, Tensors
@@ -36,7 +37,7 @@ class Client(ImageClient):
     """  # noqa: E501
 
     answers_in_pixels = True
-    settings = (*ImageClient.settings, LABELS)
+    settings = (*WHOLE, LABELS)
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("map", "png", "how the map is returned", choices=("png", "none")),
     )
@@ -45,6 +46,7 @@ class Client(ImageClient):
         """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit together, OSError
         when the file that `labels` names is missing."""
         super().__init__(model)
+        check_whole(self.options, self.frame)
         self.output, self.labels = model.outputs[0], labels_of(model, self.options["labels"])
         shape = self.output.shape[int(model.max_batch_size == 0) :]
         if len(shape) != 3:

@@ -102,6 +102,10 @@ def test_outputs_that_are_not_boxes_with_these_labels_are_refused(tmp_path: Path
     assert detector_of(tmp_path, classes=2, scores="sigmoid")
     with pytest.raises(InvalidRequest, match="'logits'"):
         detector_of(tmp_path, classes=3, scores="sigmoid")
+    cuts: list[Any] = [{"resize": "pad", "exact": "transformers"}, {"resize": "shortest"}, {"resize_to": "9"}]
+    for settings in cuts:
+        with pytest.raises(InvalidRequest, match="stretch"):
+            detector_of(tmp_path, **settings)
     for logits in ([[0, 0], [0, 0]], [[np.nan, 0, 0]] * 2):
         with pytest.raises(InferenceFailed, match="'logits'"):
             detections_of(detector_of(tmp_path, classes=-1), logits, BOXES)
@@ -227,7 +231,9 @@ def test_scores_are_enlarged_as_torch_does(size: tuple[int, int]) -> None:
 def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts(tmp_path: Path) -> None:
     scores = np.zeros((3, 2, 4))
     scores[2, :, 1:] = 1
-    prediction = map_answer(segmenter_of(tmp_path, 3, 2, 4), scores, Image.new("RGB", (4, 2)))
+    client = segmenter_of(tmp_path, 3, 2, 4)
+    assert client.frame.resized == client.frame.size  # the map is of the whole image
+    prediction = map_answer(client, scores, Image.new("RGB", (4, 2)))
     shares = [(each["label"], each["class_id"], each["share"]) for each in prediction["segments"]]
     assert shares == [("2", 2, 0.75), ("0", 0, 0.25)]
     assert map_of(prediction).tolist() == [[0, 2, 2, 2]] * 2

@@ -260,15 +260,13 @@ def test_powers_divided_by_their_sum_are_a_softmax(tmp_path: Path) -> None:
     assert build_own(tmp_path, file, client="resnet").model.parameters["activation"] == "none"
 
 
-def test_a_hard_sigmoid_makes_scores_too(tmp_path: Path) -> None:
-    stored = build_own(tmp_path, save_with_ending(tmp_path / "c.onnx", "HardSigmoid"), client="resnet")
-    assert stored.model.parameters["activation"] == "none"
-
-
-def test_an_activation_that_is_named_is_kept(tmp_path: Path) -> None:
-    file = save_with_ending(tmp_path / "c.onnx", "Softmax")
-    stored = build_own(tmp_path, file, client="resnet", settings={"activation": "sigmoid"})
-    assert stored.model.parameters["activation"] == "sigmoid"
+@pytest.mark.parametrize(
+    ("end", "named", "activation"), [("HardSigmoid", "", "none"), ("Softmax", "sigmoid", "sigmoid")]
+)
+def test_scores_get_no_activation_unless_it_is_named(end: str, named: str, activation: str, tmp_path: Path) -> None:
+    settings = {"activation": named} if named else {}
+    stored = build_own(tmp_path, save_with_ending(tmp_path / "c.onnx", end), client="resnet", settings=settings)
+    assert stored.model.parameters["activation"] == activation
 
 
 def save_two_outputs(path: Path, second: str = "logits") -> Path:
