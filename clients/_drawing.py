@@ -35,7 +35,8 @@ def _draw_masks(picture: Image.Image, detections: Sequence[Mapping[str, Any]]) -
 
 
 def _draw_frame(drawing: ImageDraw.ImageDraw, right: int, detection: Mapping[str, Any], stroke: int) -> None:
-    x, y, *_ = corners = tuple(detection["box"].values())
+    x0, y0, x1, y1 = detection["box"].values()
+    x, y, *_ = corners = (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))  # a network may swap corners
     colour = class_colour(detection["class_id"])
     font = ImageFont.load_default(max(stroke * 6, 11))
     drawing.rectangle(corners, outline=colour, width=stroke)

@@ -129,18 +129,19 @@ def refused(shape: Shape, flaw: str, remedy: str) -> InvalidRequest:
 
 
 def candidates(table: NDArray[Any], head: Head, confidence: float) -> Candidates:
-    """Return the boxes of a table with a score above `confidence`, each with its best class."""
+    """Return the boxes of a table with a score above `confidence`, each with its best class. Scores are compared in
+    FP32, because NumPy would round `confidence` to an FP16 table's datatype."""
     if head.layout == FINAL:
-        rows = table[table[:, 4] > confidence].astype(np.float32)
+        rows = table[table[:, 4].astype(np.float32) > confidence].astype(np.float32)
         return Candidates(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.intp), rows[:, 6:])
     more = head.masks + head.keypoints[0] * head.keypoints[1]
     if head.layout == ROWS:
-        rows = table[table[:, 4] > confidence].astype(np.float32)  # no score exceeds the objectness
+        rows = table[table[:, 4].astype(np.float32) > confidence].astype(np.float32)  # no score exceeds objectness
         end = rows.shape[1] - more
         merits = rows[:, 5:end] * rows[:, 4:5]
     else:
         end = table.shape[0] - more
-        rows = table[:, table[4:end].max(0) > confidence].T.astype(np.float32)
+        rows = table[:, table[4:end].max(0).astype(np.float32) > confidence].T.astype(np.float32)
         merits = rows[:, 4:end]
     classes = merits.argmax(1)
     scores = merits[np.arange(len(merits)), classes]

@@ -36,6 +36,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
 MASKS: dict[str, Callable[..., list[Any]]] = {"polygons": outlines, "rle": runs}  # `masks`, and the key of a detection
+DIGITS = 18  # of a class id: an INT64 holds any number of so many
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 
 
@@ -107,13 +108,13 @@ class Client(ModelClient):
 
     def class_ids(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return the class ids of labels or numbers; a label that is a number counts as a label."""
-        return tuple(self._class_id(name) for name in names)
+        return tuple(class_id for name in names for class_id in self._class_ids(name))
 
-    def _class_id(self, name: str) -> int:
-        if name in self.labels:
-            return self.labels.index(name)
-        if name.isdecimal() and (not self.labels or int(name) < len(self.labels)):
-            return int(name)
+    def _class_ids(self, name: str) -> list[int]:
+        if ids := [class_id for class_id, label in enumerate(self.labels) if label == name]:
+            return ids
+        if name.isdecimal() and len(name) <= DIGITS and (not self.labels or int(name) < len(self.labels)):
+            return [int(name)]
         labels = ", ".join(self.labels[:100]) + (", …" if len(self.labels) > 100 else "")
         raise InvalidRequest(
             f"parameter 'classes': '{name}' is neither a label nor a class id of model "
