@@ -10,16 +10,33 @@ LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's fold
 
 
 def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]:
-    """Return the lines of the file that `setting` names; none when config.pbtxt does not name one and there is no
+    """Return the labels in the file that `setting` names; none when config.pbtxt does not name one and there is no
     `filename`. Raise OSError when config.pbtxt names a missing file."""
+    return _cleaned(names_of(model, filename, setting))
+
+
+def names_of(model: Model, filename: str, setting: str) -> list[str]:
+    """Return the same as they are in the file, for names that the model itself has: their blanks count."""
     if setting not in model.parameters and not model.file(filename).exists():
         return []
-    return read_labels(model, filename)
+    return _lines(model, filename)
 
 
 def read_labels(model: Model, filename: str) -> list[str]:
-    """Return the lines of a file in the model's folder: one label each, in the order of the class ids."""
-    lines = model.file(filename).read_text(encoding="utf-8").splitlines()
+    """Return the labels in a file in the model's folder: one for each line, in the order of the class ids."""
+    return _cleaned(_lines(model, filename))
+
+
+def _lines(model: Model, filename: str) -> list[str]:
+    """Return the lines, of which only a line feed ends one, without the empty lines at the end."""
+    lines = [line.removesuffix("\r") for line in model.file(filename).read_bytes().decode("utf-8").split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
+
+
+def _cleaned(lines: Sequence[str]) -> list[str]:
+    """Return the lines that are not empty, without blanks around them, which a hand-written file may have."""
     return [line.strip() for line in lines if line.strip()]
 
 

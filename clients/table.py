@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from clients._cells import DTYPES, Row, array_of, is_number
-from clients._labels import labels_of
+from clients._labels import names_of
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
 from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
@@ -42,7 +42,12 @@ class Client(ModelClient):
             "file of the classes' names, one per line, in the order of the probabilities; default: labels.txt where "
             "there is one",
         ),
-        Parameter("classes", (), "the numbers that the model gives for its classes, in that order; default: 0, 1, 2 …"),
+        Parameter(
+            "classes",
+            (),
+            "the numbers that the model gives for its classes, in that order; default: 0, 1, 2 …",
+            parser=lambda text: tuple(n if type(n) is int else float(n) for n in orjson.loads(f"[{text}]")),
+        ),
         Parameter("probabilities", "", "the output of the probabilities; default: the one whose name has 'prob' in it"),
         Parameter(
             "missing",
@@ -56,7 +61,7 @@ class Client(ModelClient):
         super().__init__(model)
         if not model.max_batch_size:
             raise InvalidRequest(f"model '{model.name}' takes no batches: max_batch_size must be 1 or more")
-        self.columns = tuple(labels_of(model, self.options["columns"], "columns"))
+        self.columns = tuple(names_of(model, self.options["columns"], "columns"))
         self.widths = [_width(spec, len(self.columns) if len(model.inputs) == 1 else 0) for spec in model.inputs]
         if not self.columns and set(self.widths) == {1}:
             self.columns = tuple(spec.name for spec in model.inputs)
@@ -64,7 +69,7 @@ class Client(ModelClient):
         self.missing = self._missing()
         inputs = zip(model.inputs, self.widths, strict=True)
         self.example = orjson.dumps([BLANK.get(spec.datatype, 0) for spec, width in inputs for _ in range(width)])
-        self.labels = labels_of(model, self.options["labels"])
+        self.labels = names_of(model, self.options["labels"], "labels")
         self.scores = self._probabilities()
         self._check_labels()
         predicted = next((spec for spec in model.outputs if spec.name != self.scores), None)

@@ -219,11 +219,11 @@ def test_labels_come_from_the_folder_and_class_ids_stand_in_without_it(tmp_path:
     (tmp_path / "labels.txt").write_text("hen\ncock\nduck\n")
     labelled = client_of(classes=(3,), folder=tmp_path)
     assert [c["label"] for c in predict(labelled, rows)[0]["classes"]] == ["cock", "duck", "hen"]
-    (tmp_path / "birds.txt").write_text("a\nb\nc\n")
+    (tmp_path / "birds.txt").write_text("a \r\n\nb\u2028b\nc\n")
     with pytest.raises(OSError, match=r"none\.txt"):
         client_of(folder=tmp_path, labels="none.txt")
     renamed = client_of(classes=(3,), folder=tmp_path, labels="birds.txt")
-    assert predict(renamed, rows, top_k=1)[0]["classes"][0]["label"] == "b"
+    assert predict(renamed, rows, top_k=1)[0]["classes"][0]["label"] == "b\u2028b"
 
 
 @pytest.mark.parametrize("classes", [(10,), (10, 1, 1)])

@@ -131,9 +131,14 @@ def test_classes_have_the_names_of_the_folder(tmp_path: Path) -> None:
     assert answers(client_of(), **outputs)[0] == {"prediction": 1, "probabilities": {"0": 0.25, "1": 0.75}}
     named = client_of(folder=written(tmp_path, labels="no\nyes\n"))
     assert answers(named, **outputs)[0] == {"prediction": "yes", "probabilities": {"no": 0.25, "yes": 0.75}}
-    numbered = client_of(folder=tmp_path, classes="3,7")
-    predictions = answers(numbered, label=[[7], [3]], probabilities=[[0, 1], [1, 0]])
+    numbered = client_of(folder=tmp_path, classes=f"3, {2**53 + 1}")
+    predictions = answers(numbered, label=[[2**53 + 1], [3]], probabilities=[[0, 1], [1, 0]])
     assert [each["prediction"] for each in predictions] == ["yes", "no"]
+
+
+def test_blanks_are_part_of_a_name_and_only_a_line_feed_ends_it(tmp_path: Path) -> None:
+    client = client_of(folder=written(tmp_path, columns=" age\r\njob \n \n", labels="\na\u2028b\n"))
+    assert (client.columns, client.labels) == ((" age", "job "), ["", "a\u2028b"])
 
 
 def test_further_outputs_keep_their_names() -> None:

@@ -92,13 +92,13 @@ def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None
 
 
 def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
-    (tmp_path / "names").write_text("cat\ndog\n\nfox\n")
+    (tmp_path / "names").write_text("cat\ndog \n\nfo\u2028x\n")
     own = {"mean": "0", "std": "1"}
     file, labels = save_classifier(tmp_path / "c.onnx"), tmp_path / "names"
     stored = build_own(tmp_path, file, client="resnet", labels=labels, settings=own)
     client = stored.client()
     assert client
-    assert client.labels == ["cat", "dog", "fox"]  # type: ignore[attr-defined]
+    assert client.labels == ["cat", "dog", "fo\u2028x"]  # type: ignore[attr-defined]
     assert (client.options["mean"], client.options["std"]) == ((0.0,), (1.0,))
     assert stored.config.output[0].label_filename == "labels.txt"
 

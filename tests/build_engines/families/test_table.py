@@ -282,6 +282,7 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
         (MLPClassifier((4,), max_iter=20), NUMBERS, NUMBERS > 0, "MLPClassifier"),
         (make_pipeline(StandardScaler(), NearestCentroid()), NUMBERS, KIND, "know NearestCentroid"),
         (make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()), np.exp(NUMBERS), KIND, "log1p"),
+        (LogisticRegression(), NUMBERS, np.char.add(KIND, "\n"), r"'a\\n'"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (
             lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1),
@@ -298,7 +299,7 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
             "SimpleImputer",
         ),
     ],
-    ids=["outputs", "forest", "network", "unknown", "function", "operator", "zeros", "near 1e9", "indicator", "texts"],
+    ids=["outputs", "forest", "network", "unknown", "function", "name", "operator", "zeros", "1e9", "gaps", "texts"],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_refuse_other_models_in_a_short_line(model: Any, rows: Any, answers: Any, name: str, tmp_path: Path) -> None:
