@@ -162,7 +162,7 @@ def _unconvertible(estimator: Any) -> str:
         indicator = getattr(step, "indicator_", None)
         if indicator is not None and len(indicator.features_):
             return f"skl2onnx does not convert {type(step).__name__}(add_indicator=True): train without add_indicator"
-        if getattr(step, "statistics_", np.zeros(0)).dtype.kind in "OSU":
+        if any(isinstance(value, str) for value in getattr(step, "statistics_", ())):
             return (
                 "skl2onnx does not convert a SimpleImputer of texts: train OneHotEncoder(handle_unknown='ignore') on "
                 "the missing cells themselves"
@@ -194,6 +194,8 @@ def _convertible(estimator: Any) -> Any:
             step.flatten_transform = False  # of transform(), which is not served
         if type(step).__name__ == "KBinsDiscretizer" and step.encode == "onehot":
             step.encode = "onehot-dense"
+        if hasattr(step, "statistics_"):
+            step.statistics_ = step.statistics_.astype(float)  # of dtype object if a whole number fills the gaps
         for index, categories in enumerate(getattr(step, "categories_", ())):
             missing = [is_missing(value) for value in categories.tolist()]
             if categories.dtype.kind == "O" and any(missing):
