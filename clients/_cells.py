@@ -1,10 +1,12 @@
 """Turns the cells of a table's rows into arrays: numbers, strings or booleans, from JSON or CSV."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from serving.codecs import describe
@@ -52,6 +54,31 @@ def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array |
         return None
     in_order = np.isfinite(array) | (np.isnan(array) & np.array(missing, bool))
     return array if in_order.all() else None
+
+
+def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] | None]:
+    """Return for each column the cells that `array_of` makes of its known categories, None if it may have other cells
+    too. The build writes the file if an encoder refuses other cells."""
+    columns = orjson.loads(file.read_bytes()) if file.exists() else [None] * len(datatypes)
+
+    def cells(values: Sequence[Any], datatype: str) -> Collection[Any]:
+        return frozenset(array_of([[value] for value in values], datatype, [True], lambda _: file.name)[:, 0].tolist())
+
+    pairs = zip(columns, datatypes, strict=True)
+    return [None if values is None else cells(values, datatype) for values, datatype in pairs]
+
+
+def check_known(array: Array, known: Sequence[Collection[Any] | None], column: Callable[[int], str]) -> None:
+    """Raise DecodingError, as array_of does, for a cell that is not one of its column's `known` categories. NaN is
+    an empty cell, which array_of has checked."""
+    for index, values in enumerate(known):
+        if values is None:
+            continue
+        for number, cell in enumerate(array[:, index].tolist()):
+            if cell == cell and cell not in values:
+                text = describe(cell.decode() if isinstance(cell, bytes) else cell)
+                reason = f"{text} is not a category that the model was trained with, and its encoder refuses others"
+                raise DecodingError(reason, field=column(index), instance=number)
 
 
 def is_number(text: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from numpy.typing import NDArray
 
-from clients._cells import DTYPES, Row, array_of, is_number
+from clients._cells import DTYPES, Row, array_of, categories_of, check_known, is_number
 from clients._labels import names_of
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
 from serving.codecs import ROW
@@ -20,6 +20,7 @@ from serving.errors import DecodingError, InvalidRequest
 
 Array = NDArray[Any]
 REFUSE, NAN = "refuse", "nan"
+CATEGORIES = "categories.json"
 BLANK = {"BYTES": "", "BOOL": False}  # an example's cell; of numbers it is 0
 BOOLEANS = ["False", "True"]
 LISTED = 20  # columns that an error names
@@ -68,7 +69,9 @@ class Client(ModelClient):
         self._check_columns()
         self.missing = self._missing()
         inputs = zip(model.inputs, self.widths, strict=True)
-        self.example = orjson.dumps([BLANK.get(spec.datatype, 0) for spec, width in inputs for _ in range(width)])
+        datatypes = [spec.datatype for spec, width in inputs for _ in range(width)]
+        self.example = orjson.dumps([BLANK.get(datatype, 0) for datatype in datatypes])
+        self.known = categories_of(model.file(CATEGORIES), datatypes)
         self.labels = names_of(model, self.options["labels"], "labels")
         self.scores = self._probabilities()
         self._check_labels()
@@ -132,6 +135,7 @@ class Client(ModelClient):
             return self.columns[first + index] if self.columns else f"column {first + index}"
 
         array = array_of(rows, spec.datatype, self.missing[first : first + width], column)
+        check_known(array, self.known[first : first + width], column)
         return array if spec.shape else array.reshape(len(rows))
 
     def _cells(self, instance: Row | Mapping[str, Any], number: int) -> Row:

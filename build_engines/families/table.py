@@ -22,6 +22,7 @@ from build_engines.families.onnx_file import parse_inputs, with_tensors
 from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import Request
 from build_engines.weights import onnx_files
+from clients.table import CATEGORIES
 
 CLIENT = "table"
 BATCH_SIZE = 1024  # rows: one takes microseconds
@@ -73,12 +74,14 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
 
 
 def _converted(request: Request, path: Path, folder: Path) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str]]:
-    """Return the graph, the classes and the settings. Write columns.txt."""
+    """Return the graph, the classes and the settings. Write columns.txt, categories.json and example.json."""
     estimator = read(path, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
     converted = convert(estimator, parse_inputs(request.inputs) if request.inputs else (), request.data)
     write_labels(folder / COLUMNS, converted.columns, None)
+    if any(values is not None for values in converted.categories):
+        (folder / CATEGORIES).write_text(json.dumps(converted.categories) + "\n", encoding="utf-8")
     (folder / "example.json").write_text(json.dumps(converted.example) + "\n", encoding="utf-8")
     return converted.model, converted.classes, {"missing": converted.missing} if converted.missing else {}
 

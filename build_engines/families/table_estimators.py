@@ -38,14 +38,15 @@ BOOLEANS = (False, True)
 
 @dataclass(frozen=True)
 class Converted:
-    """The mended graph, the columns' names (if they have any), the classes, the setting `missing` ("" for none), and a
-    row like those of training."""
+    """The mended graph, the columns' names (if they have any), the classes, the setting `missing` ("" for none), a row
+    like those of training, and for each column its only categories, None if it may have other cells."""
 
     model: onnx.ModelProto
     columns: tuple[str, ...]
     classes: tuple[table.Class, ...]
     missing: str
     example: list[Any]
+    categories: list[list[Any] | None]
 
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None = None) -> Converted:
@@ -91,7 +92,13 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None
         classes,
         "nan" if kept and len(able) == len(kept) else ",".join(map(str, able)),
         [cells[index][0].item() if hasattr(cells[index][0], "item") else cells[index][0] for index in kept],
+        [_categories(columns[index]) for index in kept],
     )
+
+
+def _categories(column: Column) -> list[Any] | None:
+    """Return the only categories that the column may have, None if it may have others too."""
+    return [None if is_missing(value) else value for value in column.values] if column.closed else None
 
 
 def _compared(
@@ -126,7 +133,7 @@ def _named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Colu
     """Return the user's columns, with the categories that the model knows of each."""
     if len(inputs) != len(columns):
         raise UsageError(f"{len(inputs)} times --input, and the model takes {len(columns)} columns")
-    return [Column(spec.name, spec.datatype, each.values) for spec, each in zip(inputs, columns, strict=True)]
+    return [replace(each, name=spec.name, datatype=spec.datatype) for spec, each in zip(inputs, columns, strict=True)]
 
 
 def _check_answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> None:
@@ -311,7 +318,7 @@ _CONVERTERS: Mapping[str, Callable[[Any, Sequence[Column]], onnx.ModelProto]] = 
 def columns_of(estimator: Any) -> list[Column]:
     """Return the columns, with the names it was trained with and the categories that its encoders know."""
     names = _names(estimator)
-    known: dict[int, tuple[str, tuple[Any, ...]]] = {}
+    known: dict[int, tuple[str, tuple[Any, ...], bool]] = {}
     first = _first(estimator)
     if hasattr(first, "transformers_"):
         indices = first._transformer_to_input_indices
@@ -336,14 +343,17 @@ def _names(estimator: Any) -> list[str]:
     return [str(name) for name in getattr(estimator, "feature_names_in_", [""] * count)]
 
 
-def _encoded(transformer: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield each column's datatype and categories, from an encoder that comes first or after another step."""
+def _encoded(transformer: Any) -> Iterator[tuple[str, tuple[Any, ...], bool]]:
+    """Yield each column's datatype, its categories, from an encoder that comes first or after another step, and whether
+    an encoder that comes first, or after imputers of missing cells only, refuses others."""
     steps = [step for _, step in transformer.steps] if hasattr(transformer, "steps") else [transformer]
     encoder = next((step for step in steps if hasattr(step, "categories_")), None)
+    first = next((step for step in steps if not is_missing(getattr(step, "missing_values", 0))), None)
+    closed = encoder is first and getattr(encoder, "handle_unknown", "") == "error"
     for categories in getattr(encoder, "categories_", ()):
         kind = categories.dtype.kind
         datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else "FP32"
-        yield datatype, tuple(categories.tolist())
+        yield datatype, tuple(categories.tolist()), closed
 
 
 def are_apart(columns: Sequence[Column], estimator: Any) -> bool:

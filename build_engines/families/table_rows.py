@@ -55,11 +55,13 @@ CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 @dataclass(frozen=True)
 class Column:
-    """`name` is "" if columns have no names; `values` are the categories that the model knows, () for numbers."""
+    """`name` is "" if columns have no names; `values` are the categories that the model knows, () for numbers.
+    `closed`: its encoder refuses all other values."""
 
     name: str
     datatype: str = "FP32"
     values: tuple[Any, ...] = ()
+    closed: bool = False
 
     @property
     def missing(self) -> Any:

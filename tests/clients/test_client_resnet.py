@@ -22,6 +22,7 @@ from serving.errors import DecodingError, InferenceFailed, InvalidRequest
 pytestmark = pytest.mark.full
 
 SIZES = [(500, 375), (375, 500), (224, 224), (640, 200), (97, 333), (30, 41), (1, 9), (1023, 767)]
+ONLY_CUT = {"do_rescale": False, "do_normalize": False}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -65,13 +66,8 @@ def ids(prediction: Mapping[str, Any]) -> list[int]:
 )
 def test_shortest_is_nearly_transformers(size: tuple[int, int], interpolation: str, side: int, crop_pct: float) -> None:
     """Only the cut is computed, and Pillow rounds between its two passes, whose order it takes by the size."""
-    reference = ConvNextImageProcessorPil(
-        size={"shortest_edge": side},
-        crop_pct=crop_pct,
-        resample=Image.Resampling[interpolation.upper()],
-        do_rescale=False,
-        do_normalize=False,
-    )
+    method = Image.Resampling[interpolation.upper()]
+    reference = ConvNextImageProcessorPil(size={"shortest_edge": side}, crop_pct=crop_pct, resample=method, **ONLY_CUT)
     expected = reference(photo(size), return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
     client = client_of((3, side, side), interpolation=interpolation, crop_pct=str(crop_pct))
     differences = np.abs(client.fit(photo(size)).astype(np.float32) - expected)
@@ -89,8 +85,7 @@ def test_exact_cuts_as_torchvision_or_as_transformers_does(size: tuple[int, int]
     left, top = (round((side - 224) / 2.0) for side in sides)
     wanted = image.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + 224, top + 224))
     np.testing.assert_array_equal(client_of(exact="true").fit(image), np.asarray(wanted))
-    only_cut = {"resample": 2, "do_rescale": False, "do_normalize": False}
-    reference = ConvNextImageProcessorPil(size={"shortest_edge": 224}, crop_pct=0.875, **only_cut)
+    reference = ConvNextImageProcessorPil(size={"shortest_edge": 224}, crop_pct=0.875, resample=2, **ONLY_CUT)
     theirs = reference(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
     np.testing.assert_array_equal(client_of(exact="transformers").fit(image), theirs)
 

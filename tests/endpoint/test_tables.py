@@ -178,6 +178,7 @@ def test_a_wrong_row_of_a_batch_transform_spoils_no_other(server: Server, models
         ("mixed", {"instances": [[1, 2, 3, "Bern", 1]]}, ("'job'", "int 2")),
         ("mixed", {"instances": [[1, "cook", 3, "Bern", 1.5]]}, ("'grade'", "INT64")),
         ("mixed", {"instances": [[None, "cook", 3, "Bern", 1]]}, ("'age'",)),
+        ("mixed", {"instances": [[1, "cook", 3, "Bern", 9]]}, ("instance 0", "'grade'", "int 9")),
     ],
 )
 def test_errors_of_cells_name_row_and_column(model: str, body: Any, names: tuple[str, ...], server: Server) -> None:
@@ -186,9 +187,12 @@ def test_errors_of_cells_name_row_and_column(model: str, body: Any, names: tuple
     assert not [name for name in names if name not in reply.json()["error"]], reply.text
 
 
-def test_a_category_that_the_model_was_not_trained_with_is_the_callers_mistake(server: Server) -> None:
-    reply = ask(server, "mixed", {"instances": [[40, "cook", 50.0, "Bern", 9]]})
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+def test_a_category_that_the_network_does_not_know_is_the_callers_mistake(server: Server) -> None:
+    """Tensors go past the client, which would refuse the cell by its row and column."""
+    cells = [("age", "FP32", 40), ("job", "BYTES", "cook"), ("fare (EUR)", "FP32", 50), ("city", "BYTES", "Bern")]
+    tensors = [{"name": n, "shape": [1, 1], "datatype": d, "data": [c]} for n, d, c in (*cells, ("grade", "INT64", 9))]
+    reply = ask(server, "mixed", {"inputs": tensors})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request"), reply.text
 
 
 def test_more_cells_and_rows_than_one_request_may_have_are_refused(server: Server) -> None:

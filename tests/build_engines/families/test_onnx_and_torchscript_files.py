@@ -314,9 +314,6 @@ def test_a_first_dimension_that_is_no_batch_is_not_batched(text: str, is_batch: 
             build_own(tmp_path, file, max_batch_size=4)
 
 
-# --- TorchScript ---
-
-
 class Twice(torch.nn.Module):
     """[batch, n] and [batch, 3] -> [batch, n], [batch]."""
 

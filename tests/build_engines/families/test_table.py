@@ -39,6 +39,7 @@ from build_engines.__main__ import main
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder import StoredModel
 from clients.base import TensorSpec
+from serving.errors import DecodingError
 from tests.build_engines import models, trained
 from tests.build_engines.models import parsed, save_scale
 
@@ -61,6 +62,7 @@ def test_a_pipeline_has_an_input_for_each_column_that_it_uses(tmp_path: Path) ->
     assert {spec.shape for spec in stored.model.inputs} == {(1,)}
     assert columns(stored) == ("age", "job", "fare (EUR)", "city", "grade")
     assert (stored.folder / "labels.txt").read_text() == "no\nyes\n"
+    assert json.loads((stored.folder / "categories.json").read_text()) == [None, None, None, None, [0, 1, 2, 3]]
     assert stored.model.parameters["missing"] == "1,3"  # its OneHotEncoder ignores what it does not know
     assert stored.config.instance_group[0].kind == stored.config.instance_group[0].KIND_CPU
     assert not (stored.folder / "configs").exists()
@@ -174,6 +176,9 @@ GAPS = np.where(RNG.random((60, 3)) < 0.2, np.nan, NUMBERS)
 KIND = np.array(["a", "b", "c"])[np.digitize(NUMBERS[:, 0], [-0.5, 0.5])]
 SECONDS = pd.DataFrame({"time": 1.7e9 + RNG.uniform(0, 3600, 200), "v": RNG.normal(size=200)})
 LATE = (SECONDS.time > 1.7e9 + 1800).to_numpy()
+VOTE = VotingClassifier([("a", LogisticRegression()), ("b", RandomForestClassifier(5))], voting="soft")
+ZEROS = lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1)
+FILLING = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
 AROUND = pd.DataFrame({"a": 1e9 + 10 * RNG.normal(size=200), "b": RNG.normal(size=200)})
 
 
@@ -217,17 +222,13 @@ def as_json(rows: Any) -> list[list[Any]]:
     [
         (encoded(OneHotEncoder(handle_unknown="ignore"), LogisticRegression()), LETTERS, LETTER),
         (encoded(OneHotEncoder(handle_unknown="ignore"), LogisticRegression()), WITH_NAN, LETTER),
-        (encoded(OneHotEncoder(), LogisticRegression()), FILLED, LETTER),
+        (encoded(OneHotEncoder(), LogisticRegression()), LETTERS, LETTER),
         (encoded(OrdinalEncoder(), RandomForestClassifier(5)), FILLED, LETTER),
         (make_pipeline(SimpleImputer(), StandardScaler(), LogisticRegression()), GAPS, KIND),
         (make_pipeline(SimpleImputer(strategy="constant", fill_value=0), LogisticRegression()), GAPS, KIND),
         (make_pipeline(KBinsDiscretizer(), LogisticRegression()), NUMBERS, KIND),
         (make_pipeline(StandardScaler(), LogisticRegression()), SECONDS, LATE),
-        (
-            VotingClassifier([("a", LogisticRegression()), ("b", RandomForestClassifier(5))], voting="soft"),
-            NUMBERS,
-            KIND,
-        ),
+        (VOTE, NUMBERS, KIND),
         (RandomForestClassifier(5), NUMBERS, KIND == "a"),
         (QuadraticDiscriminantAnalysis(), NUMBERS, KIND),
     ],
@@ -240,6 +241,15 @@ def test_a_classifier_answers_as_scikit_learn_does(model: Any, rows: Any, classe
     assert list(predictions[0]["probabilities"]) == list(map(str, model.classes_))
     scores = [list(each["probabilities"].values()) for each in predictions]
     np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-5)
+
+
+@pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()])
+def test_a_category_that_the_encoder_refuses_is_named(encoder: Any, tmp_path: Path) -> None:
+    model = encoded(encoder, RandomForestClassifier(5)).fit(FILLED, LETTER)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    for cell in ("", "P"):
+        with pytest.raises(DecodingError, match=f"instance 1, field 'c': the string '{cell}' is not"):
+            answered(stored, [["p", 1.0], [cell, 1.0]])
 
 
 @pytest.mark.parametrize(
@@ -280,20 +290,10 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
         (make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()), np.exp(NUMBERS), KIND, "log1p"),
         (LogisticRegression(), NUMBERS, np.char.add(KIND, "\n"), r"'a\\n'"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
-        (
-            lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1),
-            NUMBERS.round(),
-            KIND,
-            "0 as missing",
-        ),
+        (ZEROS, NUMBERS.round(), KIND, "0 as missing"),
         (HistGradientBoostingRegressor(max_iter=20), AROUND, (AROUND.a - 1e9) / 10, "FP32"),
         (make_pipeline(SimpleImputer(add_indicator=True), LogisticRegression()), GAPS, KIND, "add_indicator"),
-        (
-            encoded(make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder()), LogisticRegression()),
-            WITH_NAN,
-            LETTER,
-            "SimpleImputer",
-        ),
+        (encoded(FILLING, LogisticRegression()), WITH_NAN, LETTER, "SimpleImputer"),
     ],
     ids=["outputs", "forest", "network", "unknown", "function", "name", "operator", "zeros", "1e9", "gaps", "texts"],
 )
