@@ -52,13 +52,6 @@ class FakeSystem(System):
 
         return action
 
-    def orphan(self, pid: int) -> Callable[[], int]:
-        def action() -> int:
-            self._ended.append((pid, 0))
-            return SIGCHLD
-
-        return action
-
     def now(self) -> float:
         return self.clock
 
@@ -315,12 +308,6 @@ def test_a_program_that_is_not_there_ends_everything(supervisor: Supervisor, sys
     assert system.last_message_has("nginx", "[Errno 2]")
 
 
-def test_the_end_of_an_orphan_is_ignored(supervisor: Supervisor, system: FakeSystem) -> None:
-    system.at(5, system.orphan(4711))
-    run_until(6, supervisor, system)
-    assert len(system.starts("tritonserver")) == 1
-
-
 def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeSystem, status_file: Path) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -386,18 +373,16 @@ def test_an_answer_between_two_silences_restarts_the_count(supervisor: Superviso
     assert system.stops() == IN_ORDER
 
 
-def test_without_a_hang_timeout_nothing_is_killed(system: FakeSystem, status_file: Path) -> None:
-    table = [Process("nginx", ("nginx",), {}, Path("/"))]
-    system.at(10, system.hang("nginx"))
-    system.at(1000, system.send(SIGTERM))
-    assert Supervisor(table, system, replace(SETTINGS, run_dir=status_file.parent, hang_timeout=0.0)).run() == 0
-    assert len(system.starts("nginx")) == 1
-
-
 @pytest.fixture
 def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
     table = [Process("nginx", ("nginx",), {}, Path("/")), Process("agent", ("agent",), {}, Path("/"), optional=True)]
     return Supervisor(table, system, replace(SETTINGS, run_dir=status_file.parent, hang_timeout=0.0))
+
+
+def test_without_a_hang_timeout_nothing_is_killed(with_agent: Supervisor, system: FakeSystem) -> None:
+    system.at(10, system.hang("nginx"))
+    run_until(1000, with_agent, system)
+    assert len(system.starts("nginx")) == 1
 
 
 def test_an_optional_process_is_restarted_and_not_waited_for(with_agent: Supervisor, system: FakeSystem) -> None:

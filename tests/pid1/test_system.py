@@ -212,12 +212,6 @@ def test_one_that_ignores_sigterm_is_killed_with_its_group(supervise: Start) -> 
     running.says("deaf", "killing")
 
 
-def test_a_group_of_the_terminal_is_not_the_childrens(supervise: Start) -> None:
-    running = supervise({"one": "exec sleep 100"})
-    running.says("ready")
-    assert os.getpgid(running.pid("one")) == running.pid("one")
-
-
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
     [
