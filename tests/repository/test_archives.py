@@ -146,9 +146,3 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (Path(url) / "2").symlink_to("1")
     (Path(url) / "self").symlink_to(".")
     assert locate(url, tmp_path).folder == Path(url)
-
-
-def test_a_link_within_the_platforms_folder_is_followed(tmp_path: Path) -> None:
-    lay_out(tmp_path, config=MODEL)
-    (tmp_path / "abc/model/labels.txt").symlink_to("config.pbtxt")
-    assert locate(str(tmp_path / "abc/model"), tmp_path)

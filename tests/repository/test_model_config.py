@@ -60,10 +60,6 @@ def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second()
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def complete_on(model: Path, device: str = "cpu") -> bool:
-    return is_complete(model, read_config(model, device))
-
-
 @pytest.mark.parametrize(
     ("config", "complete"),
     [
@@ -81,19 +77,14 @@ def complete_on(model: Path, device: str = "cpu") -> bool:
     ],
 )
 def test_complete_is_a_backend_with_inputs_and_outputs(config: str | None, complete: bool, tmp_path: Path) -> None:
-    assert complete_on(write(tmp_path / "net", config)) == complete
+    model = write(tmp_path / "net", config)
+    assert is_complete(model, read_config(model, "cpu")) == complete
 
 
 def test_a_model_that_completes_its_configuration_itself_is_never_complete(tmp_path: Path) -> None:
     code = "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): ...\n"
-    assert not complete_on(write(tmp_path / "net", f'backend: "python" {X} {Y}', code))
-
-
-def test_the_configuration_for_a_cpu_counts_on_a_cpu(tmp_path: Path) -> None:
-    model = write(tmp_path / "net", ONNX)
-    (model / "configs").mkdir()
-    (model / "configs/cpu.pbtxt").write_text(f"{ONNX} {X} {Y}")
-    assert (complete_on(model), complete_on(model, "gpu")) == (True, False)
+    model = write(tmp_path / "net", f'backend: "python" {X} {Y}', code)
+    assert not is_complete(model, read_config(model, "cpu"))
 
 
 MERGED = [
