@@ -1,6 +1,5 @@
 """What one request may take: each figure is kept, and docs/errors.md says it."""
 
-import math
 import re
 
 import pytest
@@ -64,13 +63,6 @@ def test_the_page_of_limits_has_every_figure() -> None:
         assert re.search(rf"^\|.*\| \d.*`{name}`", page, re.MULTILINE), name
 
 
-def test_outside_of_a_request_nothing_ends() -> None:
-    assert NEVER.left(5.0) == 5.0
-    assert NEVER.left(math.inf) == math.inf
-
-
 def test_a_deadline_gives_the_seconds_that_are_left() -> None:
     assert 0 < Deadline.after(7.0).left(54.0) <= 7.0
     assert Deadline.after(7.0).left(1.0) == 1.0
-    with pytest.raises(TooLate):
-        Deadline.after(-1.0).left(5.0)
