@@ -21,6 +21,7 @@ import requests
 
 from tests.faults.calls import ID, Call
 from tests.support.harness import wait_until
+from tests.support.load import Threads
 
 RIGHT, REFUSED, CUT, LATE, WRONG = "right", "refused", "cut", "late", "wrong: "
 HONEST = range(500, 600)  # a request that is sound is never the caller's mistake
@@ -37,9 +38,9 @@ class Answer:
 
 
 @dataclass
-class Callers:
-    """`callers` threads; each asks one kind after the other, with ids that begin with `name`, and rests for `pause`
-    seconds between two requests, but while they are hurried."""
+class Callers(Threads):
+    """Threads that ask one kind after the other, with ids that begin with `name`, and rest for `pause` seconds between
+    two requests, but while they are hurried."""
 
     url: str
     makers: Sequence[Callable[[int], Call]]
@@ -49,20 +50,7 @@ class Callers:
     name: str = "fault"
     answers: list[Answer] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
-    _stop: threading.Event = field(default_factory=threading.Event)
     _hurry: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def __enter__(self) -> "Callers":
-        self._threads = [threading.Thread(target=self._call, daemon=True) for _ in range(self.callers)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
@@ -85,7 +73,7 @@ class Callers:
         enough = len(counts) == len(self.makers) and min(counts.values()) >= times
         return enough and all(answer.verdict == RIGHT for answer in answers)
 
-    def _call(self) -> None:
+    def _call(self, _: int) -> None:
         while not self._stop.is_set():
             number = next(self._numbers)
             call = self.makers[number % len(self.makers)](number)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.harness import PATIENCE, ROOT, wait_until
+from tests.support.harness import PATIENCE, ROOT, has_variable, wait_until
 from tests.support.started import ends_with, kill
 
 
@@ -58,10 +58,4 @@ class Command:
                 os.kill(pid, signal.SIGKILL)
 
     def left(self) -> list[int]:
-        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if self._is_ours(entry)]
-
-    def _is_ours(self, entry: Path) -> bool:
-        try:
-            return self.mark.encode() in (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            return False
+        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if has_variable(entry, self.mark.encode())]

@@ -218,7 +218,7 @@ class Server:
     def processes(self) -> list[int]:
         """All processes of this server, found by its run folder in their environment."""
         marker = f"SERVE_RUN_DIR={self.run_dir}".encode()
-        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _has_variable(entry, marker)]
+        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if has_variable(entry, marker)]
 
     def wait_gone(self) -> None:
         """Waits until it has left no process: one that was killed may take a moment to end."""
@@ -265,7 +265,7 @@ def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
     return server
 
 
-def _has_variable(entry: Path, marker: bytes) -> bool:
+def has_variable(entry: Path, marker: bytes) -> bool:
     """Whether the process has the variable; False for zombies, which have no environment."""
     try:
         return marker in (entry / "environ").read_bytes().split(b"\0")

@@ -5,13 +5,35 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 import requests
 
 
+class Threads:
+    """`callers` threads, each in `_call` from the begin of the context until `_stop` is set at its end."""
+
+    callers: int
+
+    def __enter__(self) -> Self:
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(n,), daemon=True) for n in range(self.callers)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self, number: int) -> None:
+        raise NotImplementedError
+
+
 @dataclass
-class Load:
-    """`callers` threads that call `request` until they are stopped; a call is a new connection.
+class Load(Threads):
+    """Threads that call `request`, each time on a new connection.
 
     `answers` counts "STATUS code" of every reply; `refused` counts connections that were refused or closed before the
     first byte of a reply; `cut` counts replies that ended too early.
@@ -22,20 +44,7 @@ class Load:
     answers: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     cut: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def __enter__(self) -> "Load":
-        self._threads = [threading.Thread(target=self._call, args=(n,)) for n in range(self.callers)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     def _call(self, number: int) -> None:
         while not self._stop.is_set():
