@@ -9,6 +9,7 @@ from PIL import Image
 from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, TEXT, Limits, decode_base64
 from serving.errors import DecodingError
 from tests.support.harness import encoded, png_that_claims
+from tests.support.hostile_images import turned
 
 pytestmark = pytest.mark.unit
 
@@ -61,9 +62,7 @@ def test_the_exif_orientation_is_applied(orientation: int) -> None:
     seen.paste(RED, (0, 0, 10, 10))
     inverse = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose that undoes each orientation
     stored = seen if orientation == 1 else seen.transpose(Image.Transpose(inverse[orientation]))
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    image = IMAGE.from_bytes(encoded(stored, exif=exif), LIMITS)
+    image = IMAGE.from_bytes(encoded(stored, exif=turned(orientation)), LIMITS)
     assert image.size == (30, 20)
     assert corner(image) == RED
 
@@ -151,7 +150,5 @@ def test_a_large_jpeg_may_be_decoded_smaller_to_a_side(
 
 @pytest.mark.parametrize(("side", "decoded"), [(200, (200, 400)), (201, (300, 600)), (401, (500, 1000))])
 def test_a_turned_jpeg_that_is_decoded_smaller_is_still_turned(side: int, decoded: tuple[int, int]) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=exif)
+    data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=turned())
     assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded

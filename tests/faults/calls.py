@@ -44,6 +44,10 @@ def make_models(repository: Path) -> None:
     make_scale(repository)
     make_sleeper(repository)
     make_teller(repository)
+    make_exiter(repository)
+
+
+def make_exiter(repository: Path) -> None:
     make_python_model(repository / "exiter", EXITER, EXITS)
 
 

@@ -21,22 +21,11 @@ from serving.model_status.table import LOADING, READY, RESTARTING, UNLOADING, En
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE
+from tests.test_clients import OWN, write_client
 
 pytestmark = pytest.mark.unit
 
 ADMISSION = Admission(10, 1000, several_models=True)
-OWN = """
-from clients.base import ModelClient
-from serving.codecs import JSON
-
-class Client(ModelClient):
-    codec, example = JSON, b"0"
-
-    def preprocess(self, instances): return {}
-
-    def postprocess(self, outputs, inputs, instances, parameters): return list(instances)
-"""
-
 SLOW = """
     def __init__(self, model):
         super().__init__(model)
@@ -59,8 +48,7 @@ def registry(tmp_path: Path) -> Registry:
     """`slow` and `warm` are served."""
     table = Table(tmp_path / "table")
     for name in ("slow", "warm"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "client.py").write_text(OWN)
+        write_client(tmp_path / name / "client.py", "old")
     entries = [Entry(name, name, str(tmp_path / name), "load", i, READY) for i, name in enumerate(("slow", "warm"))]
     write(table, *entries)
     return Registry(Loaded(), table, tmp_path / "deaths")
@@ -92,7 +80,7 @@ def test_a_warm_model_s_call_does_not_wait_for_another_client(tmp_path: Path, re
 def test_a_new_load_brings_a_new_client_and_the_code_of_the_old_one_goes(tmp_path: Path, registry: Registry) -> None:
     before = registry.get("warm")
     old = sys.modules[type(before.client).__module__]
-    (tmp_path / "warm/client.py").write_text(OWN.replace("list(instances)", '["new"]'))
+    write_client(tmp_path / "warm/client.py", "new")
     write(registry.table, Entry("warm", "warm", str(tmp_path / "warm"), "another", 1, READY))
     after = registry.get("warm")
     assert after.require_client().postprocess({}, {}, [1], {}) == ["new"]

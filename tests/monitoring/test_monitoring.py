@@ -4,41 +4,31 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.support.harness import EXITS, ONE_INSTANCE, ROOT, Server, link_model, make_scale, wait_until
+from tests.faults.calls import IMAGE, make_exiter
+from tests.support.harness import ROOT, Server, link_model, make_scale, module_server, wait_until
 
 pytestmark = pytest.mark.stack
 
 FOLDER = ROOT / "docs/monitoring"
 METRIC = re.compile(r"\b(?:serve|nv)_\w+")
-EXITS_CONFIG = """backend: "python"
-input { name: "x" data_type: TYPE_FP32 dims: [1] }
-output { name: "y" data_type: TYPE_FP32 dims: [1] }
-"""
+started = module_server(make_scale, make_exiter, partial(link_model, IMAGE.parent), SERVE_WORKERS="1")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(started: Server) -> Server:
     """After requests of every kind, an error and a death."""
-    folder = tmp_path_factory.mktemp("monitoring")
-    make_scale(folder / "models")
-    link_model(ROOT / "model_repository/resnet", folder / "models")
-    (folder / "models/exits/1").mkdir(parents=True)
-    (folder / "models/exits/1/model.py").write_text(EXITS)
-    (folder / "models/exits/config.pbtxt").write_text(EXITS_CONFIG + ONE_INSTANCE)
-    server = Server(folder, folder / "models", SERVE_WORKERS="1").wait_ready()
-    image = (ROOT / "model_repository/resnet/example.png").read_bytes()
     headers = {"Content-Type": "image/png"}
-    assert server.post(params={"model_name": "resnet"}, data=image, headers=headers).status_code == 200
-    assert server.post(params={"model_name": "resnet"}, data=b"no image", headers=headers).status_code == 400
+    assert started.post(params={"model_name": "resnet"}, data=IMAGE.read_bytes(), headers=headers).status_code == 200
+    assert started.post(params={"model_name": "resnet"}, data=b"no image", headers=headers).status_code == 400
     tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [13]}
-    assert server.post(params={"model_name": "exits"}, json={"inputs": [tensor]}).status_code == 503
-    yield server
-    assert server.stop() == 0
+    assert started.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code == 503
+    return started
 
 
 def expressions() -> Iterator[str]:

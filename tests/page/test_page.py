@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.page.browser import PHONE, WIDE, choose, chromium, make_repository, opened, rectangle
 from tests.simulate.simulation import Simulation
 from tests.support.harness import PATIENCE, ROOT, Server, link_model, module_server, wait_until
+from tests.support.hostile_images import turned
 
 pytestmark = pytest.mark.stack
 
@@ -43,14 +44,8 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a picture that no model folder has: a part of an example, turned upside down in its EXIF data."""
     file = tmp_path_factory.mktemp("own") / "my page.jpg"
-    Image.open(EXAMPLE).crop((100, 0, 931, 600)).rotate(180, expand=True).save(file, quality=92, exif=turned())
+    Image.open(EXAMPLE).crop((100, 0, 931, 600)).rotate(180, expand=True).save(file, quality=92, exif=turned(3))
     return file
-
-
-def turned() -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112] = 3
-    return exif
 
 
 def upload(page: Page, file: Path) -> None:

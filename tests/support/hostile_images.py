@@ -128,7 +128,7 @@ LARGEST: dict[str, Maker] = {
 }
 
 
-def turned() -> Image.Exif:
+def turned(orientation: int = 6) -> Image.Exif:
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = orientation
     return exif
