@@ -1,4 +1,4 @@
-"""End what a failed test started, and keep torch out of the unit tests."""
+"""Keep torch out of the unit tests."""
 
 import subprocess
 import sys
@@ -6,34 +6,8 @@ import sys
 import pytest
 
 from tests.support.harness import ROOT
-from tests.support.started import ended_on_failure, ends_with, kill
 
 pytestmark = pytest.mark.unit
-
-
-def sleeper() -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-    ends_with(lambda: kill(process))
-    return process
-
-
-def test_a_failing_test_ends_the_processes_that_it_started_and_no_others() -> None:
-    before = sleeper()
-    with pytest.raises(ZeroDivisionError), ended_on_failure():
-        within = sleeper()
-        raise ZeroDivisionError
-    assert (before.poll(), within.poll()) == (None, -9)
-    kill(before)
-
-
-def test_a_process_that_has_ended_is_not_killed_again() -> None:
-    ended, another = sleeper(), sleeper()
-    kill(ended)
-    ended.pid = another.pid
-    kill(ended)
-    with pytest.raises(subprocess.TimeoutExpired):
-        another.wait(0.5)
-    kill(another)
 
 
 def test_files_with_the_mark_unit_import_no_torch() -> None:
