@@ -12,7 +12,6 @@ from PIL import Image
 from serving.codecs import encode_image
 from serving.errors import DecodingError
 from tests.support.harness import Server, b64, encoded, npy, png_that_claims
-from tests.support.hostile_images import REFUSED
 
 pytestmark = pytest.mark.stack
 
@@ -215,16 +214,6 @@ def test_the_error_of_tensors_of_another_rank_or_none_names_the_shape(server: Se
 def test_a_body_at_the_limit_is_read(server: Server) -> None:
     whole = json.dumps({"inputs": [], "padding": ""}).encode().ljust(LIMIT)
     assert server.post(params={"model_name": "scale"}, data=whole).status_code == 400
-
-
-@pytest.mark.parametrize("name", [name for name in REFUSED if "WebP" not in name and "64 MB" not in name])
-def test_a_hostile_image_is_a_400_and_the_next_caller_is_answered(server: Server, name: str) -> None:
-    make, message = REFUSED[name]
-    pids = server.pid("tritonserver"), server.pid("gunicorn")
-    reply = server.post(params={"model_name": "resnet"}, data=make(), headers={"Content-Type": "image/png"})
-    expect(reply, 400, "decoding_error", message)
-    good = server.post(params={"model_name": "resnet"}, data=picture(), headers={"Content-Type": "image/png"})
-    assert (good.status_code, server.pid("tritonserver"), server.pid("gunicorn")) == (200, *pids)
 
 
 def test_a_picture_too_wide_for_jpeg_is_400_and_a_png() -> None:

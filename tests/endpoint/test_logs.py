@@ -178,14 +178,6 @@ def test_a_start_that_fails_says_why_in_objects(tmp_path: Path) -> None:
     assert [line["message"].partition("=")[0] for line in lines] == ["SERVE_DEVICE", "SERVE_WORKERS"]
 
 
-def test_pings_and_scrapes_are_not_logged(server: Server) -> None:
-    for path in ("/ping", "/metrics"):
-        assert server.get(path).status_code == 200
-    _, request_id = send(server, json=TENSORS | {"model_name": "scale"})
-    assert lines_of(server, request_id)
-    assert not [line for line in server.entries() if line.get("path") in ("/ping", "/metrics")]
-
-
 def marked_requests() -> list[dict[str, Any]]:
     """Bodies that hold MARK wherever a body can hold something: served ones and all kinds of wrong ones."""
     text = {"name": "in_BYTES", "shape": [1, 1], "datatype": "BYTES", "data": [MARK]}

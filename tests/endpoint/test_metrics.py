@@ -21,7 +21,6 @@ from serving.front.metrics import MOST_MODELS, OTHER, Metrics
 from serving.request import STAGES
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
-from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
 
@@ -150,13 +149,6 @@ def test_a_name_that_a_caller_made_up_adds_no_series(server: Server) -> None:
     assert "made-up" not in server.get("/metrics").text
     assert value(after, "serve_requests_total", model="", version="", code="404") >= 5
     assert value(after, "serve_requests_total") - value(before, "serve_requests_total") == 6
-
-
-def test_requests_in_work_are_shown(server: Server) -> None:
-    with Load(lambda _: call(server, 0.3), callers=6) as load:
-        wait_until(lambda: value(scrape(server), "serve_in_flight") == 6, "six requests in work")
-    assert set(load.answers) == {"200"}
-    wait_until(lambda: value(scrape(server), "serve_in_flight") == 0, "no request in work")
 
 
 def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work(server: Server) -> None:

@@ -201,12 +201,6 @@ def test_a_caller_who_leaves_before_a_response_cancels_the_request(server: Serve
     wait_cancelled(server, before + 1)
 
 
-def test_a_caller_who_leaves_in_the_middle_cancels_the_request(server: Server, tmp_path: Path) -> None:
-    before = cancelled(server)
-    endless(server, tmp_path).close()
-    wait_cancelled(server, before + 1)
-
-
 def endless(server: Server, folder: Path) -> requests.Response:
     """A stream whose first response has come; no other one will."""
     reply = ask(server, "teller", {"text_input": f"a {folder / 'never'}"}, **LINES)

@@ -103,10 +103,3 @@ def test_an_asynchronous_call_that_fails_leaves_the_reason(simulation: Simulatio
     failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
     wait_until(failure.exists, "a failure in S3")
     assert "no-such" in json.loads(failure.read_text())["error"]
-
-
-def test_the_reason_of_an_error_reaches_the_caller(simulation: Simulation) -> None:
-    with pytest.raises(simulation.client.exceptions.ModelError) as caught:
-        invoke(simulation, "no-such", b"text", "text/plain")
-    assert caught.value.response["OriginalStatusCode"] == 404
-    assert json.loads(caught.value.response["OriginalMessage"])["code"] == "model_not_found"
