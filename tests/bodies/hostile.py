@@ -22,7 +22,6 @@ from serving.triton.tensors import InferReply, InferRequest
 
 LINES, JSON_TYPE, NPY = "application/jsonlines", "application/json", "application/x-npy"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
-MEGABYTE = 2**20
 LARGEST = Budget().body_bytes
 
 

@@ -124,10 +124,8 @@ def pause(server: Confined) -> Condition:
     def over() -> bool:
         if time.monotonic() < until:
             return False
-        for pid in (
-            server.process.pid,
-            *sorted(pids, reverse=True),
-        ):  # stubs before tritonserver, which looks after them
+        # stubs before tritonserver, which looks after them
+        for pid in (server.process.pid, *sorted(pids, reverse=True)):
             os.kill(pid, signal.SIGCONT)
         return True
 

@@ -15,6 +15,7 @@ import requests
 
 from tests.support.archives import Loader, Usage, make_archive, usage
 from tests.support.harness import Server
+from tests.support.load import Threads
 
 SHARE = 0.7
 ARCHIVES, LOADED = 8, 4
@@ -24,26 +25,24 @@ SAMPLE_SECONDS = 5.0
 MEGABYTE = 2**20
 
 
-class Steady:
+class Steady(Threads):
     """Callers that ask so many times a second, together; `rate` 0: as often as they can."""
+
+    callers = CALLERS
 
     def __init__(self, loader: Loader, rate: float = 0.0) -> None:
         self.loader, self.rate = loader, rate
         self.verdicts: Counter[str] = Counter()
-        self._numbers, self._stop = itertools.count(), threading.Event()
+        self._numbers = itertools.count()
 
     def run(self, seconds: float) -> float:
         """Return the answers per second."""
-        threads = [threading.Thread(target=self._call, args=(time.monotonic(),)) for _ in range(CALLERS)]
-        for thread in threads:
-            thread.start()
-        self._stop.wait(seconds)
-        self._stop.set()
-        for thread in threads:
-            thread.join()
+        with self:
+            self._stop.wait(seconds)
         return sum(self.verdicts.values()) / seconds
 
-    def _call(self, begun: float) -> None:
+    def _call(self, _: int) -> None:
+        begun = time.monotonic()
         while not self._stop.is_set():
             number = next(self._numbers)
             if self.rate:
