@@ -49,8 +49,7 @@ def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
 
 @contextlib.contextmanager
 def serving(repository: Path, backends: Path, log: Path, *options: str, **variables: str) -> Iterator[Server]:
-    """A Triton that has started, whether all its models load or not. Stopped by SIGTERM at the end, then by SIGKILL to
-    the group: a server whose stub cannot start ignores SIGTERM."""
+    """A Triton that has started, whether all its models load or not."""
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
     addresses = [option for name, port in named for option in (f"--{name}-address=127.0.0.1", f"--{name}-port={port}")]
@@ -77,14 +76,20 @@ def serving(repository: Path, backends: Path, log: Path, *options: str, **variab
         assert started(), f"tritonserver did not start:\n{running.text()[-4000:]}"
         yield running
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for left in shared_memory(process):
-            left.unlink(missing_ok=True)
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM. What it leaves in shared
+    memory goes too."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for left in shared_memory(process):
+        left.unlink(missing_ok=True)
 
 
 def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ()) -> Arrays:

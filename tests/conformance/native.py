@@ -3,12 +3,12 @@
 import contextlib
 import os
 import secrets
-import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from serving.host import tritonserver
+from tests.backends.triton_process import SHARED, end
 from tests.conformance import wire
 from tests.support.harness import free_port, wait_until
 from tests.support.started import ends_with, kill
@@ -16,7 +16,6 @@ from tests.support.started import ends_with, kill
 PLATFORM = Path("/opt/ml/models")
 VIEW = 'mount -t tmpfs none /opt && mkdir -p /opt/ml/models && mount --bind "{}" /opt/ml/models && exec "$0" "$@"'
 UNSHARED = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-STOP_SECONDS = 15.0
 BACKENDS = ("python", "onnxruntime")
 NOT_OFFERED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false")
 
@@ -33,7 +32,7 @@ class Native:
         view: Sequence[str] = (),
         **variables: str,
     ) -> None:
-        self._health, self._shared_memory = health, f"conformance-{secrets.token_hex(6)}"
+        self._health, prefix = health, f"conformance-{secrets.token_hex(6)}"
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.log = free_port(), folder / "native.log"
         self._command = [
@@ -44,7 +43,7 @@ class Native:
             "--model-config-name=cpu",
             "--model-control-mode=explicit",
             "--model-namespacing=true",
-            *(f"--backend-config={name},shm-region-prefix-name={self._shared_memory}" for name in BACKENDS),
+            *(f"--backend-config={name},{SHARED}{prefix}" for name in BACKENDS),
             *(option.replace("PORT", str(self.port)) for option in options),
         ]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))}
@@ -77,15 +76,7 @@ class Native:
         return self
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to its group; what it leaves in shared memory goes too."""
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for left in Path("/dev/shm").glob(f"{self._shared_memory}*"):
-            left.unlink(missing_ok=True)
+        end(self.process)
 
 
 def single(folder: Path, repository: Path, model: str) -> Native:
