@@ -121,11 +121,6 @@ def test_a_stateful_model_gives_a_part_per_instance_with_the_number_of_each(serv
     assert totals == [(0, 1.0), (1, 3.0), (2, 6.0)]
 
 
-def test_no_response_at_all_is_an_empty_stream(server: Server) -> None:
-    reply = ask(server, "teller", {"text_input": ""}, **EVENTS)
-    assert (reply.status_code, reply.content) == (200, b"")
-
-
 @pytest.mark.parametrize("accept", [EVENTS, LINES], ids=["events", "lines"])
 def test_each_response_leaves_when_it_is_there(server: Server, accept: dict[str, str], tmp_path: Path) -> None:
     """The model waits for a file, which is made when the response before has come."""

@@ -45,12 +45,6 @@ def test_the_model_is_the_root_the_folder_or_outer_ensemble(tmp_path: Path, file
     assert {part.name for part in archive.parts} == folders
 
 
-def test_a_folder_below_the_model_can_be_named(tmp_path: Path) -> None:
-    url = lay_out(tmp_path, sub__net__config=MODEL, other__config=MODEL)
-    assert locate(url + "/sub", tmp_path).folder == Path(url) / "sub/net"
-    assert locate(url + "/other/", tmp_path).folder == Path(url) / "other"
-
-
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     url = lay_out(tmp_path, all__config=ENSEMBLE, part__config="backend: python")
     with pytest.raises(ConfigError, match="model/part/config"):
