@@ -116,7 +116,6 @@ def packed(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("encoding", "data"),
     [
-        ("gzip", packed(BODY)),
         ("GZIP", packed(BODY)),
         ("x-gzip", packed(BODY)),
         ("deflate", zlib.compress(BODY)),
@@ -152,9 +151,6 @@ LINES, EVENTS = "application/jsonlines", "text/event-stream"
     ("accept", "wanted"),
     [
         ("", JSON_TYPE),
-        ("*/*", JSON_TYPE),
-        ("text/html", JSON_TYPE),
-        (EVENTS, EVENTS),
         (f"{EVENTS}, */*", EVENTS),
         (f"{JSON_TYPE}, {EVENTS};q=0.1", JSON_TYPE),
         (f"{JSON_TYPE};q=0.1, {EVENTS}", EVENTS),
