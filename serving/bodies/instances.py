@@ -6,7 +6,7 @@ memory together.
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -218,23 +218,9 @@ class InstancesJob(Job):
         for number, inputs in enumerate(parts, 1):
             ends = number == len(parts)
             flags = session.parameters(first == 0 and number == 1, ends and is_last) if session else {}
-            read = partial(self._read, tensors, instances, first, replies, ends)
+            predict = partial(self._postprocess, tensors, instances, first, replies)
+            read: Callable[[InferReply], Any] = predict if ends else replies.append
             yield Batch(inputs, read, flags, self.client.outputs, not session and not (ends and is_last))
-
-    def _read(
-        self,
-        tensors: Tensors,
-        instances: list[Any],
-        first: int,
-        replies: list[InferReply],
-        is_last: bool,
-        reply: InferReply,
-    ) -> Predictions | None:
-        """Return the predictions after the answer to the last call, None after the others."""
-        if is_last:
-            return self._postprocess(tensors, instances, first, [*replies, reply])
-        replies.append(reply)
-        return None
 
     def _preprocess(self, instances: Sequence[Any], first: int) -> Tensors:
         with self.request.timings.stage("preprocess"):
@@ -248,9 +234,9 @@ class InstancesJob(Job):
                 raise self._failed("preprocess", err) from err
 
     def _postprocess(
-        self, tensors: Tensors, instances: list[Any], first: int, replies: Sequence[InferReply]
+        self, tensors: Tensors, instances: list[Any], first: int, earlier: Sequence[InferReply], last: InferReply
     ) -> Predictions:
-        outputs = self._outputs(replies)
+        outputs = self._outputs([*earlier, last])
         with self.request.timings.stage("postprocess"):
             try:
                 predictions = list(self.client.postprocess(outputs, tensors, instances, self.parameters))
@@ -263,7 +249,7 @@ class InstancesJob(Job):
                 f"the client of model '{self.served.name}' made {len(predictions)} predictions of "
                 f"{len(instances)} instances"
             )
-        return Predictions(first, replies[-1].version, predictions, instances if self.picture else ())
+        return Predictions(first, last.version, predictions, instances if self.picture else ())
 
     def _failed(self, step: str, error: Exception) -> InferenceFailed:
         return InferenceFailed(
