@@ -20,19 +20,14 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
         return body
     if name not in PACKED:
         raise UnsupportedMediaType(f"Content-Encoding must be gzip, deflate or identity, not '{encoding}'")
+    rest, content, members = memoryview(body), bytearray(), 0
     try:
-        return _inflated(body, limit)
+        while rest:
+            members += 1
+            check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
+            rest = rest[_inflate_member(rest, content, limit) :]
     except zlib.error as err:
         raise InvalidRequest(f"Content-Encoding is {name}, but the body cannot be unpacked: {err}") from err
-
-
-def _inflated(body: bytes, limit: int) -> bytes:
-    """Return what all gzip members of the body hold."""
-    rest, content, members = memoryview(body), bytearray(), 0
-    while rest:
-        members += 1
-        check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
-        rest = rest[_inflate_member(rest, content, limit) :]
     return bytes(content)
 
 
