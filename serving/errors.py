@@ -83,9 +83,7 @@ KINDS: dict[str, type[ServingError]] = {ServingError.code: ServingError}
 def by_code(code: str, text: str) -> ServingError:
     """Return the error of a code that another process of this container described."""
     kind = KINDS[code]
-    error = kind.__new__(kind, text)  # its __init__ takes names, and builds the text
-    error.args = (text,)
-    return error
+    return kind.__new__(kind, text)  # its __init__ takes names, and builds the text
 
 
 class ConfigError(Exception):
