@@ -7,7 +7,7 @@ A header of 0 bytes means raw input: the whole body is the data of the model's o
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -18,8 +18,8 @@ from msgspec import UNSET
 
 from serving.bodies import schemas
 from serving.bodies.values import (
+    DATATYPES,
     SIZES,
-    check_datatype,
     check_shape,
     flat_array,
     json_length,
@@ -35,7 +35,6 @@ from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
-CLASSIFICATION = "classification"
 SCORES = {"FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}  # as for Triton
 LONGEST_KEY, MOST_OTHERS = 40, 100  # characters, keys: difflib compares each with every field
 HEADER_LENGTH = "Inference-Header-Content-Length"  # KServe's own way to say how long the JSON header is
@@ -79,8 +78,10 @@ class TensorJob(Job):
             self.outputs.setdefault(output.name, count)
         self.classes = {name: count for name, count in self.outputs.items() if count}
         for spec in served.model.outputs:
-            if spec.name in self.classes:
-                check_scores(spec.name, spec.datatype)
+            if spec.name in self.classes and spec.datatype not in SCORES:
+                kinds = ", ".join(sorted(SCORES))
+                problem = f"output '{spec.name}' is {spec.datatype}, which has no classes"
+                raise InvalidRequest(f"{problem}: classification takes {kinds}")
 
     def batches(self) -> Iterator[Batch]:
         forwarded = {name: value for name, value in self.parameters.items() if name != "binary_data_output"}
@@ -113,7 +114,17 @@ class TensorJob(Job):
         return write_reply(self.served, self._with_classes(result), self.request.budget, self.document.id)
 
     def _with_classes(self, result: InferReply) -> InferReply:
-        return with_classes(self.served, result, self.classes, self.request.budget) if self.classes else result
+        """Return the result with classes in place of these outputs. Raise InvalidRequest, PayloadTooLarge."""
+        if not self.classes:
+            return result
+        is_batched, labels, budget = self.served.model.max_batch_size > 0, self.served.labels, self.request.budget
+        outputs = (
+            classified(tensor, self.classes[tensor.name], is_batched, labels.get(tensor.name, ()), budget)
+            if tensor.name in self.classes
+            else tensor
+            for tensor in result.outputs
+        )
+        return replace(result, outputs=tuple(outputs))
 
     def _binary(self, result: InferReply) -> set[str]:
         """Return the names of the outputs whose data are binary in the reply. If the request names an output twice, the
@@ -142,7 +153,9 @@ def read_inputs(document: schemas.Tensors, binary: memoryview, length: int, dead
     inputs = []
     for entry in in_time(document.inputs, deadline):
         name, datatype, available = entry.name, entry.datatype, len(binary)
-        check_datatype(name, datatype)
+        if datatype not in DATATYPES:
+            expected = ", ".join(sorted(DATATYPES))
+            raise InvalidRequest(f"input '{name}': there is no datatype '{datatype}'; there are {expected}")
         size = entry.parameters.binary_data_size if entry.parameters else None
         if size is not None and size > available:
             raise InvalidRequest(f"input '{name}': binary_data_size is {size}, {available} bytes are left")
@@ -234,30 +247,9 @@ def check_misspelt(keys: Collection[str]) -> None:
         raise InvalidRequest(f"the body with 'inputs': {unknown('key', misspelt, fields)}")
 
 
-def check_scores(name: str, datatype: str) -> None:
-    """Raise InvalidRequest if the numbers of an output cannot be scores."""
-    if datatype not in SCORES:
-        raise InvalidRequest(
-            f"output '{name}' is {datatype}, which has no classes: {CLASSIFICATION} takes {', '.join(sorted(SCORES))}"
-        )
-
-
-def with_classes(served: ServedModel, reply: InferReply, counts: Mapping[str, int], budget: Budget) -> InferReply:
-    """Return the reply with classes in place of the outputs in `counts`. Raise InvalidRequest, PayloadTooLarge."""
-    is_batched = served.model.max_batch_size > 0
-    outputs = (
-        _classes(tensor, counts[tensor.name], is_batched, served.labels.get(tensor.name, ()), budget)
-        if tensor.name in counts
-        else tensor
-        for tensor in reply.outputs
-    )
-    return replace(reply, outputs=tuple(outputs))
-
-
-def _classes(tensor: Tensor, count: int, is_batched: bool, labels: Sequence[bytes], budget: Budget) -> Tensor:
+def classified(tensor: Tensor, count: int, is_batched: bool, labels: Sequence[bytes], budget: Budget) -> Tensor:
     """Return [rows, classes] of strings, or [classes] of a model without a batch dimension; the highest score first, of
     equal ones the lowest index."""
-    check_scores(tensor.name, tensor.datatype)
     shape = tensor.shape if is_batched else (1, *tensor.shape)
     width = math.prod(shape[1:])
     count = min(count, width)

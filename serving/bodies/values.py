@@ -24,17 +24,9 @@ SIZES |= {"BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
 DATATYPES = {"BYTES", *SIZES}
 
 
-def check_datatype(name: str, datatype: str) -> None:
-    if datatype not in DATATYPES:
-        raise InvalidRequest(
-            f"input '{name}': there is no datatype '{datatype}'; there are {', '.join(sorted(DATATYPES))}"
-        )
-
-
 def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) -> NDArray[Any]:
     """Return JSON values, nested or flat, or not read yet, as a flat array of the datatype (float32 for BF16). Raise
     InvalidRequest, PayloadTooLarge or TooLate."""
-    check_datatype(name, datatype)
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
@@ -55,21 +47,16 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
     return _numbers(name, datatype, values, dtype)
 
 
-# The type to which simdjson copies numbers, by the kind of dtype that they become.
-COPIES: dict[str, tuple[Literal["d", "i", "u"], type[np.generic]]] = {
-    "f": ("d", np.float64),
-    "i": ("i", np.int64),
-    "u": ("u", np.uint64),
-}
+# simdjson's name of the type, of 8 bytes, to which it copies numbers, by the kind of dtype that they become.
+COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """Return the numbers of an array, nested or flat, None if one of them does not fit the dtype."""
     if dtype.kind not in COPIES:
         return None
-    kind, wide = COPIES[dtype.kind]
     try:
-        return fitted(np.frombuffer(data.as_buffer(of_type=kind), dtype=wide), dtype)
+        return fitted(np.frombuffer(data.as_buffer(of_type=COPIES[dtype.kind]), dtype=f"{dtype.kind}8"), dtype)
     except (TypeError, ValueError):
         return None
 
