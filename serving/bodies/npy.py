@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from clients.base import TensorSpec
 from serving.bodies.kserve import write_reply
@@ -18,12 +17,11 @@ from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.headers import preferred
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
-from serving.triton.tensors import InferReply, Tensor, numpy_dtype
+from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
 
 NPY_TYPE = "application/x-npy"
 NPY_MAGIC, ZIP = b"\x93NUMPY", b"PK"
 KINDS = "biufSU"  # of dtypes: booleans, numbers, strings
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
