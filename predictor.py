@@ -11,12 +11,12 @@ from http import HTTPStatus
 from time import perf_counter
 
 from flask import Flask, Response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.bodies.reading import Body
 from serving.budget import Deadline
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services
 from serving.front.kserve import kserve_routes
-from serving.front.metrics import CONTENT_TYPE
 from serving.front.models import describing_routes, example_routes, managing_routes
 from serving.front.openapi import openapi_routes, page_routes
 from serving.front.replies import error_reply
@@ -70,7 +70,7 @@ def metrics() -> Response:
     """Prometheus' text: our metrics, then Triton's."""
     app = services()
     text = app.monitoring.scrape(app.metrics.registry, app.admission.leases.requests(TOTAL))
-    return Response(text, content_type=CONTENT_TYPE)
+    return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def invocations() -> Response:

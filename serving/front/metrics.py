@@ -7,11 +7,9 @@ from functools import cache, partial
 
 from flask import Response
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.front.incoming import Incoming
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 OTHER = "(other)"
 MOST_MODELS = 100  # more (model, version) pairs than these share OTHER: a series is memory and time of every scrape
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

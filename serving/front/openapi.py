@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Response, current_app, send_from_directory
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving import VERSION
 from serving.errors import TABLE, NotFound
 from serving.front.incoming import services
-from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
 from serving.front.models import managed
 from serving.front.replies import json_reply
 from serving.headers import JSON_TYPE, TARGET_MODEL
@@ -124,7 +124,7 @@ def _body(path: str, clients: Json) -> Json:
 
 def _reply(path: str, method: str) -> Json:
     if path == "/metrics":
-        return {PROMETHEUS: {"schema": TEXT}}
+        return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
     content: Json = {JSON_TYPE: {"schema": OBJECT}}
