@@ -4,7 +4,7 @@
 object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit takes them: {"inputs": "…"}.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -254,8 +254,5 @@ def _members(value: Any) -> dict[str, Any]:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return members as Python objects."""
-    kinds: dict[type, Callable[[Any], Any]] = {
-        simdjson.Object: simdjson.Object.as_dict,
-        simdjson.Array: simdjson.Array.as_list,
-    }
+    kinds: dict[type, Any] = {simdjson.Object: simdjson.Object.as_dict, simdjson.Array: simdjson.Array.as_list}
     return {key: kinds[type(value)](value) if type(value) in kinds else value for key, value in values.items()}

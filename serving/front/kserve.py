@@ -47,8 +47,7 @@ def kserve_routes(infer: Infer) -> Blueprint:
 def read_tensors(source: Incoming) -> TensorBody:
     """Raises InvalidRequest."""
     data = source.whole()
-    length = source.headers.get(HEADER_LENGTH)
-    if length is not None:
+    if (length := source.headers.get(HEADER_LENGTH)) is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
     return TensorBody(documents.read_tensors(data), memoryview(b""), len(data), is_kserve=True)
 

@@ -23,7 +23,6 @@ CALLER_LEFT = 499  # as in nginx's log: the caller has disconnected, so nobody r
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # the first is nginx's
 # For each type of stream: how the JSON of a response, and of an error, is written into it.
 FORMATS = {EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"), JSON_LINES: (b"%b\n", b"%b\n")}
-CONTENT_TYPES = {EVENT_STREAM: "text/event-stream; charset=utf-8", JSON_LINES: JSON_LINES}
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
@@ -43,7 +42,7 @@ def stream_reply(source: Incoming, job: Job) -> Response:
         raise
     source.version = stream.version
     headers = HEADERS | (job.session.headers() if job.session else {})
-    response = Ending(stream, content_type=CONTENT_TYPES[job.request.stream], headers=headers)
+    response = Ending(stream, mimetype=job.request.stream, headers=headers)
     response.call_on_close(partial(app.hang_ups.forget, connection))
     return response
 
