@@ -243,7 +243,6 @@ def nginx_configuration(settings: Settings) -> str:
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
         "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",
         "metrics_listen": f"{bracketed(settings.host)}:{settings.metrics_port}",
-        "kserve": settings.kserve,
         "max_body_mb": f"{settings.max_body_mb:g}",
         "request_timeout": _milliseconds(settings.request_timeout),
         "log_successes": int(settings.logs("info")),
