@@ -2,12 +2,11 @@
 
 import http.client
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from itertools import repeat
 from pathlib import Path
 
-BODY_LIMIT = 16 * 1024
 Address = tuple[str, int] | Path
 
 
@@ -29,18 +28,18 @@ class LocalConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._unix_socket))
 
 
-def get(address: Address, path: str, timeout: float) -> tuple[int, bytes]:
-    """Return the status and the first BODY_LIMIT bytes of the body; `timeout` in seconds bounds each wait. Raise
-    OSError if nothing answers, or if the answer is not HTTP."""
-    connection = LocalConnection(address, timeout)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read(BODY_LIMIT)
-    except http.client.HTTPException as err:
-        raise ConnectionError(f"{type(err).__name__}: {err}") from err
-    finally:
-        connection.close()
+def ask(
+    address: Address, path: str, timeout: float, method: str = "GET", headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    """Return the status and the body; `timeout` in seconds bounds each wait. Raise OSError if nothing answers, or if
+    the answer is not HTTP."""
+    with closing(LocalConnection(address, timeout)) as connection:
+        try:
+            connection.request(method, path, headers=headers or {})
+            response = connection.getresponse()
+            return response.status, response.read()
+        except http.client.HTTPException as err:
+            raise ConnectionError(f"{type(err).__name__}: {err}") from err
 
 
 class PortPicker:

@@ -4,16 +4,16 @@ A worker makes the call, not this process, because a model's client may import a
 model that POST /models loads, or whose changed folder was checked, is not tested.
 """
 
-import http.client
 import json
 import logging
 import threading
 import time
 from dataclasses import replace
+from http import HTTPStatus
 from urllib.parse import quote
 
 from serving.errors import ModelFailed, ServingError, by_code
-from serving.host.network import LocalConnection
+from serving.host.network import ask
 from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import READY, Entry, Models
 
@@ -65,7 +65,7 @@ class Examples(threading.Thread):
         except ServingError as err:
             self.manager.update(entry, reason=str(err))
             return NO_VERDICT
-        except (OSError, http.client.HTTPException) as err:
+        except OSError as err:
             log.debug("no worker answers: %s", err)
             return NO_WORKER
         else:
@@ -73,14 +73,10 @@ class Examples(threading.Thread):
         return 0.0
 
     def _ask(self, name: str) -> None:
-        """Raise the error that the worker answers; OSError or HTTPException if no worker answers."""
-        connection = LocalConnection(self.manager.settings.gunicorn_socket, self.manager.settings.request_timeout)
-        try:
-            connection.request("POST", f"/examples/{quote(name, safe='')}/answer", headers={"X-Request-Id": "example"})
-            reply = connection.getresponse()
-            body = reply.read()
-        finally:
-            connection.close()
-        if reply.status != http.client.OK:
+        """Raise the error that the worker answers; OSError if no worker answers."""
+        settings, path = self.manager.settings, f"/examples/{quote(name, safe='')}/answer"
+        headers = {"X-Request-Id": "example"}
+        status, body = ask(settings.gunicorn_socket, path, settings.request_timeout, "POST", headers)
+        if status != HTTPStatus.OK:
             answer = json.loads(body)
             raise by_code(answer["code"], answer["error"])

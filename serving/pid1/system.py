@@ -21,7 +21,7 @@ from pathlib import Path
 
 from serving.errors import ModelFailed
 from serving.host import machine
-from serving.host.network import Address, get
+from serving.host.network import Address, ask
 from serving.host.processes import dying_with_us, remove_leftovers
 from serving.pid1.log import OUTPUT_END_TIMEOUT, Output, Pump
 from serving.settings.setting import SettingsError
@@ -83,7 +83,7 @@ class HealthCheck(threading.Thread):
     def ask(self) -> None:
         began = time.monotonic()
         try:
-            get(self._address, self._path, self._timeout)
+            ask(self._address, self._path, self._timeout)
             self._has_answered, self.silence = True, 0.0
         except OSError:
             if self._has_answered:
@@ -194,7 +194,7 @@ class System:
     def ping(self) -> str:
         """Return why /ping does not answer 200, "" if it does; a PermanentFailure if waiting will not help."""
         try:
-            status, body = get(self._ping_address, "/ping", PING_TIMEOUT)
+            status, body = ask(self._ping_address, "/ping", PING_TIMEOUT)
         except OSError as err:
             return f"/ping: {err}"
         if status == 200:

@@ -4,7 +4,6 @@ The texts of errors that it knows are in quirks.py.
 """
 
 import contextlib
-import http.client
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,7 +25,7 @@ from serving.errors import (
     TritonTimeout,
     TritonUnavailable,
 )
-from serving.host.network import LocalConnection
+from serving.host.network import ask
 from serving.triton import quirks
 
 CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
@@ -133,16 +132,13 @@ class Connection:
     def metrics(self) -> bytes:
         """Return Triton's metrics in Prometheus' text format. Raise TritonUnavailable or TritonTimeout."""
         try:
-            with contextlib.closing(LocalConnection(self.metrics_socket, METRICS_SECONDS)) as connection:
-                connection.request("GET", "/metrics")
-                reply = connection.getresponse()
-                text = reply.read()
+            status, text = ask(self.metrics_socket, "/metrics", METRICS_SECONDS)
         except TimeoutError as err:
             raise TritonTimeout(TOO_LATE) from err
-        except (http.client.HTTPException, OSError) as err:
+        except OSError as err:
             raise TritonUnavailable(NOT_ANSWERING) from err
-        if reply.status != 200:
-            raise TritonUnavailable(f"Triton's metrics endpoint answered {reply.status}")
+        if status != 200:
+            raise TritonUnavailable(f"Triton's metrics endpoint answered {status}")
         return text
 
     def is_live(self, deadline: Deadline = NEVER) -> bool:

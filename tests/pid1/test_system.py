@@ -246,9 +246,9 @@ def test_a_health_check_counts_no_time_in_which_the_container_was_paused(monkeyp
     check = HealthCheck(("127.0.0.1", 1), "/", 5.0)
     check.ask()
     assert check.silence == 0, "it has not answered yet"
-    monkeypatch.setattr(system, "get", lambda *_: (200, b""))
+    monkeypatch.setattr(system, "ask", lambda *_: (200, b""))
     check.ask()
-    monkeypatch.setattr(system, "get", pause)
+    monkeypatch.setattr(system, "ask", pause)
     check.ask()
     check.ask()
     assert check.silence == 12
