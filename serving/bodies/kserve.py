@@ -88,14 +88,14 @@ class TensorJob(Job):
         parameters = {**request_parameters(forwarded), **(self.session.parameters() if self.session else {})}
         inputs = read_inputs(self.document, self.body.binary, self.body.length, self.request.deadline)
         model = self.served.model
-        batch, specs = ([-1] if model.max_batch_size else []), {spec.name: spec for spec in model.inputs}
-        if specs and not inputs:
-            takes = ", ".join(f"{spec.name} {spec.datatype} {[*batch, *spec.shape]}" for spec in model.inputs)
+        batch = [-1] if model.max_batch_size else []
+        shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
+        if shapes and not inputs:
+            takes = ", ".join(f"{spec.name} {spec.datatype} {shapes[spec.name]}" for spec in model.inputs)
             raise InvalidRequest(f"'inputs' is empty; model '{model.name}' takes {takes}")
         for tensor in inputs:
-            spec = specs.get(tensor.name)
-            if spec and len(tensor.shape) != len(batch) + len(spec.shape):
-                expected = [*batch, *spec.shape]
+            expected = shapes.get(tensor.name, tensor.shape)
+            if len(tensor.shape) != len(expected):
                 raise InvalidRequest(f"input '{tensor.name}': its shape is {list(tensor.shape)}, expected {expected}")
         yield Batch(inputs, parameters=parameters, outputs=tuple(self.outputs))
 
@@ -192,15 +192,11 @@ def write_reply(
     """Return the JSON of a KServe v2 reply. Outputs in `binary` have the size of their data in place of the data. Raise
     PayloadTooLarge before anything is written."""
     budget.check_output(sum(json_length(tensor) for tensor in reply.outputs if tensor.name not in binary))
-    outputs = [
-        {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        | (
-            {"parameters": {"binary_data_size": len(tensor.data)}}
-            if tensor.name in binary
-            else {"data": json_values(tensor)}
-        )
-        for tensor in reply.outputs
-    ]
+    outputs: list[dict[str, Any]] = []
+    for tensor in reply.outputs:
+        is_binary = tensor.name in binary
+        data = {"parameters": {"binary_data_size": len(tensor.data)}} if is_binary else {"data": json_values(tensor)}
+        outputs.append({"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **data})
     document: dict[str, Any] = {"id": own_id} if own_id else {}
     document |= {"model_name": served.name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}

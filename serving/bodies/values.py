@@ -111,12 +111,10 @@ def json_length(tensor: Tensor) -> int:
 
 def json_values(tensor: Tensor) -> Any:
     """Return a tensor's elements, flat, as orjson takes them: an array, or a list of strings. Raise PayloadTooLarge."""
-    if tensor.datatype == "BYTES":
-        check_count(math.prod(tensor.shape), MOST_STRINGS, f"strings of output '{tensor.name}'", "ask for binary data")
-    array = tensor.array().reshape(-1)
     if tensor.datatype != "BYTES":
-        return array
-    return [item.decode("utf-8", "replace") for item in array.tolist()]
+        return tensor.array().reshape(-1)
+    check_count(math.prod(tensor.shape), MOST_STRINGS, f"strings of output '{tensor.name}'", "ask for binary data")
+    return [item.decode("utf-8", "replace") for item in tensor.array().reshape(-1).tolist()]
 
 
 def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:
