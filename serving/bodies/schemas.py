@@ -21,7 +21,6 @@ Type = TypeVar("Type")
 Members = dict[str, Raw]  # of an object, unread
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
-PROBLEM = re.compile(r"(?P<message>.*?)(?: - at `\$\.?(?P<location>.*)`)?", re.DOTALL)  # of msgspec's message
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 DEEPEST = 900  # nested lists and objects: Python allows 1,000 nested calls, and msgspec counts its own among them
 
@@ -152,10 +151,10 @@ def read(shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "th
 
 def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
     """Return msgspec's message with the place first, and with the keys that there are for one that there is not."""
-    problem = PROBLEM.fullmatch(str(error))
-    message, location = (problem["message"], problem["location"]) if problem else (str(error), "")
+    message, _, location = str(error).partition(" - at `$")
+    location = location.removeprefix(".").removesuffix("`")
     where = f"{subject}, '{location}'" if location else subject
     if field := UNKNOWN_FIELD.fullmatch(message):
-        struct = {"inputs": Input, "outputs": Output}.get((location or "").partition("[")[0], shape)
+        struct = {"inputs": Input, "outputs": Output}.get(location.partition("[")[0], shape)
         return f"{where}: {unknown('key', field[1], struct.__struct_fields__)}{shape.hint}"
     return f"{where}: {message[:1].lower()}{message[1:]}"
