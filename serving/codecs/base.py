@@ -20,7 +20,7 @@ csv.field_size_limit(2**31 - 1)  # the body's size is the limit
 class Limits:
     """Bounds of an image. `side`: a JPEG may be decoded smaller if each side keeps this many pixels; 0: it may not."""
 
-    max_image_pixels: int = 89_000_000
+    max_image_pixels: int = 89_000_000  # above it, Pillow takes a picture for a decompression bomb
     side: int = 0
 
 

@@ -46,7 +46,7 @@ class Services:
         self.registry = Registry(self.gateway, table, settings.deaths_socket, settings.default_model)
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes)
-        self.decoder = Decoder(Limits(settings.max_image_pixels), turns, settings.inference_threads)
+        self.decoder = Decoder(Limits(), turns, settings.inference_threads)
         self.monitoring = Monitoring(self.registry, settings.status_file)
         self.hang_ups = HangUps()
         self.metrics = Metrics()

@@ -87,10 +87,10 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
     if mistake := mistake_of_client(folder, config, settings):
         yield mistake
     elif config.input and config.output:  # otherwise Triton completes it from the model's file
-        yield from _mistakes_of_client(describe_model(name, folder, config), Limits(settings.max_image_pixels))
+        yield from _mistakes_of_client(describe_model(name, folder, config))
 
 
-def _mistakes_of_client(model: Model, limits: Limits) -> Iterator[str]:
+def _mistakes_of_client(model: Model) -> Iterator[str]:
     """Make the client, and compare the tensors that it makes of its example with the inputs of config.pbtxt."""
     example = next((path.name for path in sorted(model.path.glob("example.*"))), "the client's example")
     failure = "the client cannot be made"
@@ -98,7 +98,7 @@ def _mistakes_of_client(model: Model, limits: Limits) -> Iterator[str]:
         if (client := make_client(model)) is None:
             return
         failure = f"{example} is not {client.codec.expected}"
-        instance = client.codec.from_bytes(ServedModel(model, client).example(), limits)
+        instance = client.codec.from_bytes(ServedModel(model, client).example(), Limits())
         failure = f"the client fails on {example}"
         tensors = client.prepare([instance], client.defaults)
     except (Exception, SystemExit) as err:  # a client's code may raise anything
@@ -131,7 +131,7 @@ def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[
             except ConfigError as err:
                 pending = [other for other in pending if other != name]
                 yield name, str(err)
-        decoder = Decoder(Limits(settings.max_image_pixels))
+        decoder = Decoder(Limits())
         try:
             with _tritonserver(settings, run_dir) as gateway:
                 while pending:

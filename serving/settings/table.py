@@ -53,16 +53,15 @@ class LoadPolicy:
     is not `strict`, because the others are ready while one is tried. 0 threads: Triton's default, which is 32 for a
     Python model, too many for 1,000 models."""
 
-    name: str
     copied: bool = False
     strict: bool = True
     loads_at_once: int = 0
     python_threads: int = 0
 
 
-AT_START = LoadPolicy("at start")
-ON_CHANGE = LoadPolicy("on change", copied=True, strict=False)
-ON_POST = LoadPolicy("on POST /models", loads_at_once=32, python_threads=4)
+AT_START = LoadPolicy()
+ON_CHANGE = LoadPolicy(copied=True, strict=False)
+ON_POST = LoadPolicy(loads_at_once=32, python_threads=4)
 
 
 class _File:
@@ -97,7 +96,6 @@ class Settings:
     """The table's values. Timeouts are in seconds, sizes in MB of 1024*1024 bytes."""
 
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
-    max_image_pixels: ClassVar[int] = 89_000_000  # above it, Pillow takes a picture for a decompression bomb
 
     port: int = _setting("SAGEMAKER_BIND_TO_PORT PORT", 8080, within=(1, 65535), help="port that nginx listens on")
     host: str = _setting("SERVE_HOST", "0.0.0.0", help="address that nginx listens on")
