@@ -42,9 +42,8 @@ def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 def _failure_location(cause: BaseException | None) -> str:
     """Return what a client's code raised, and where; "" for what Triton answered."""
-    is_own = cause is not None and not type(cause).__module__.startswith("grpc")
-    calls = traceback.extract_tb(cause.__traceback__) if cause and is_own else []
-    if not calls:
+    if cause is None or type(cause).__module__.startswith("grpc"):
         return ""
-    line = f"{Path(calls[-1].filename).name}, line {calls[-1].lineno}"
+    last = traceback.extract_tb(cause.__traceback__)[-1]
+    line = f"{Path(last.filename).name}, line {last.lineno}"
     return f"its client failed on the example: {type(cause).__name__}: {cause} ({line})"
