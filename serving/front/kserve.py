@@ -18,10 +18,8 @@ from serving.front.incoming import Incoming
 from serving.headers import EVENT_STREAM
 from serving.request import PATH, Target
 
-Infer = Callable[[Callable[[Incoming], Body], Target, str], Response]
 
-
-def kserve_routes(infer: Infer) -> Blueprint:
+def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target, str], Response]) -> Blueprint:
     """Return the routes; `infer` answers each request (predictor.py)."""
     routes = Blueprint("kserve", __name__)
 
