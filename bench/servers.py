@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, save
 
 from bench.scenarios import ROOT, Scenario
 from serving.host import tritonserver
-from serving.host.network import PortPicker
+from simulate.ports import PortPicker
 
 CACHE = ROOT / ".cache" / "bench"
 PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel gives to clients

@@ -28,8 +28,8 @@ import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
-from serving.host.network import PortPicker
 from serving.host.processes import used_by
+from simulate.ports import PortPicker
 from simulate.rules import Journal
 
 PORT, SAFE_PORTS = 8080, "23000-23999"  # as seen on the platform

@@ -1,10 +1,9 @@
-"""HTTP to a server on this machine, at a port or at a Unix socket; and free TCP ports."""
+"""HTTP to a server on this machine, at a port or at a Unix socket."""
 
 import http.client
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
-from itertools import repeat
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 Address = tuple[str, int] | Path
@@ -40,37 +39,3 @@ def ask(
             return response.status, response.read()
         except http.client.HTTPException as err:
             raise ConnectionError(f"{type(err).__name__}: {err}") from err
-
-
-class PortPicker:
-    """Pick free TCP ports, each once: the lowest of `allowed`, or any if that is empty.
-
-    A port is reserved until the picker is closed, by the name of an abstract Unix socket: such names belong to the
-    network namespace, as ports do. So two programs on one network never pick the same port before their servers listen.
-    """
-
-    def __init__(self, allowed: Sequence[int] = ()) -> None:
-        self._allowed = allowed
-        self._locks: list[socket.socket] = []
-
-    def pick(self, count: int) -> list[int]:
-        """Return `count` different ports, reserved; fewer if no more of the allowed ones are free."""
-        ports: list[int] = []
-        for port in self._allowed or repeat(0):
-            if len(ports) == count:
-                break
-            lock = socket.socket(socket.AF_UNIX)
-            with socket.socket() as probe, suppress(OSError):
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("0.0.0.0", port))
-                lock.bind(f"\0triton-multi-model-serve:{probe.getsockname()[1]}")
-                ports.append(probe.getsockname()[1])
-                self._locks.append(lock)
-                continue
-            lock.close()
-        return ports
-
-    def close(self) -> None:
-        """Give up the reservations."""
-        while self._locks:
-            self._locks.pop().close()

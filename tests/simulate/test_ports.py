@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from serving.host.network import PortPicker
+from simulate.ports import PortPicker
 
 pytestmark = pytest.mark.unit
 

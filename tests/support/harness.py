@@ -26,9 +26,9 @@ from onnx import TensorProto as Type
 from onnx import helper
 from PIL import Image
 
-from serving.host.network import PortPicker
 from serving.repository.model_config import read_config
 from serving.triton.tensors import numpy_dtype
+from simulate.ports import PortPicker
 from tests.support.started import ends_with
 
 ROOT = Path(__file__).resolve().parents[2]
