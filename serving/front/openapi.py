@@ -1,7 +1,6 @@
 """GET /openapi.json, and the routes that only the page to try the models (page/, which nginx serves) calls.
 
-The document is made from the code alone, so it is the same whatever is served. Its parts are imported at the first
-call, because that takes time.
+The document is made from the code alone, so it is the same whatever is served.
 """
 
 import base64
@@ -15,9 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Response, current_app, send_from_directory
+from msgspec.json import schema_components
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving import VERSION
+from serving.bodies.kserve import BINARY_TYPE
+from serving.bodies.lines import LINES_TYPES
+from serving.bodies.npy import NPY_TYPE
+from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
+from serving.clients import families, family
 from serving.errors import TABLE, NotFound
 from serving.front.incoming import services
 from serving.front.models import managed
@@ -39,8 +44,6 @@ page_routes = Blueprint("page", __name__)
 @managed
 def openapi() -> Response:
     """Return the API of this server as OpenAPI 3.1."""
-    from serving.clients import families, family
-
     clients = {name: family(name) for name in families()}
     codes = defaultdict(list)
     for code, row in sorted(TABLE.items()):
@@ -100,10 +103,6 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
 
 
 def _body(path: str, clients: Json) -> Json:
-    from serving.bodies.kserve import BINARY_TYPE
-    from serving.bodies.lines import LINES_TYPES
-    from serving.bodies.npy import NPY_TYPE
-
     if path == "/models":
         return {JSON_TYPE: {"schema": _reference("schemas/Load")}}
     if path.endswith("/infer"):
@@ -135,10 +134,6 @@ def _reply(path: str, method: str) -> Json:
 
 def _schemas(clients: Json) -> dict[str, Json]:
     """Return the schemas of an error, of each shape of a JSON body, and of the instances of each client."""
-    from msgspec.json import schema_components
-
-    from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
-
     shapes = (Inputs, Instances, Payload, Tensors, Flat, Load)
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
