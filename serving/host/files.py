@@ -42,15 +42,15 @@ def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus])
     replace_file(file, json.dumps(status).encode())
 
 
-def read_status(file: Path | None) -> dict[str, ProcessStatus]:
+def read_status(file: Path) -> dict[str, ProcessStatus]:
     """Return the processes by name; none if process 1 has not written yet, or the file cannot be read."""
     try:
-        processes = json.loads(file.read_bytes())["processes"] if file else {}
+        processes = json.loads(file.read_bytes())["processes"]
     except (OSError, ValueError):
         return {}
     return {name: ProcessStatus(**process) for name, process in processes.items()}
 
 
-def read_tritonserver(file: Path | None) -> ProcessStatus:
+def read_tritonserver(file: Path) -> ProcessStatus:
     """Return tritonserver's status, that of a process that never started if there is none."""
     return read_status(file).get("tritonserver", ProcessStatus())
