@@ -94,10 +94,10 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
         Deadline(source.forwarded + app.gateway.timeout).left()  # raises TooLate if the caller has stopped waiting
         body = read(source)
         request = read_request(source, stream, body.named, route)
-        with app.registry.use(source.slot.use, request.target.name, request.target.version) as served:
+        with app.registry.use(source.slot.keep, request.target.name, request.target.version) as served:
             source.model = served.name
             job = body.bind(served, request)
-            if job.request.stream:
+            if job.request.stream:  # the body may ask for one, too
                 response = stream_reply(source, job)
             else:
                 reply = job.answer(app.gateway)

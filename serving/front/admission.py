@@ -68,13 +68,13 @@ class Slot:
         self._admission, self._size, self._column = admission, size, -1
 
     def grow(self, more: int) -> None:
-        """Count `more` bytes: the body was unpacked. Call it before `use`. Raise Overloaded."""
+        """Count `more` bytes: the body was unpacked. Call it before `keep`. Raise Overloaded."""
         with self._admission.lock:
             self._admission.check("", TOTAL, inf, self._admission.most_bytes - more)
             self._admission.leases.add(self._admission.row, TOTAL, 0, more)
         self._size += more
 
-    def use(self, model: str, column: int) -> None:
+    def keep(self, model: str, column: int) -> None:
         """Take a slot of the model whose counter is `column`, which keeps it loaded until `leave`. Raise Overloaded."""
         admission, leases = self._admission, self._admission.leases
         with admission.lock:

@@ -76,7 +76,7 @@ def answer_example(name: str) -> Response:
     if FORWARDED in incoming().headers:
         abort(HTTPStatus.NOT_FOUND)
     app = services()
-    with app.admission.enter(0) as slot, app.registry.use(slot.use, name) as served:
+    with app.admission.enter(0) as slot, app.registry.use(slot.keep, name) as served:
         try_example(app.gateway, app.decoder, served)
     return Response(status=HTTPStatus.OK, mimetype="text/plain")
 

@@ -36,7 +36,7 @@ def fork(shared: Admission, number: int) -> Admission:
 def use(admission: Admission, model: str, held: ExitStack, size: int = 0) -> Slot:
     slot = admission.enter(size)
     try:
-        slot.use(model, COLUMNS[model])
+        slot.keep(model, COLUMNS[model])
     except Overloaded:
         slot.leave()
         raise
@@ -83,7 +83,7 @@ def test_a_body_counts_with_what_it_unpacks_to(held: ExitStack) -> None:
     admission = Admission(2, MOST_BYTES, several_models=False)
     slot = held.enter_context(admission.enter(10))
     slot.grow(890)
-    slot.use("m", 0)
+    slot.keep("m", 0)
     with pytest.raises(Overloaded):
         held.enter_context(admission.enter(10)).grow(100)
     assert (admission.leases.bytes(0), admission.leases.requests(TOTAL)) == (900, 2)
@@ -93,7 +93,7 @@ def test_everything_is_free_again_after_an_error(held: ExitStack) -> None:
     admission = Admission(2, MOST_BYTES, several_models=True)
     for _ in range(3):
         with pytest.raises(KeyError), admission.enter(900) as slot:
-            slot.use("m", 0)
+            slot.keep("m", 0)
             raise KeyError
     assert admission.leases.last_use(0) > 0
 

@@ -64,7 +64,7 @@ def test_a_warm_model_s_call_does_not_wait_for_another_client(tmp_path: Path, re
     (tmp_path / "slow/client.py").write_text(OWN + SLOW.format(fifo=fifo))
 
     def call(name: str) -> str:
-        with ADMISSION.enter(0) as slot, registry.use(slot.use, name) as served:
+        with ADMISSION.enter(0) as slot, registry.use(slot.keep, name) as served:
             return served.name if served.client else ""
 
     assert call("warm") == "warm"
@@ -91,29 +91,29 @@ def test_a_call_that_meets_a_dead_process_reports_it_and_its_begin(tmp_path: Pat
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "deaths"))
         began = time.monotonic()
-        with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.use, "warm"):
+        with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.keep, "warm"):
             raise BackendDied("Stub process 'warm_0_0' is not healthy")
         report = json.loads(manager.recv(10_000))
     assert report == {"models": ["warm"], "details": "Stub process 'warm_0_0' is not healthy", "began": report["began"]}
     assert began <= report["began"] <= time.monotonic()
-    with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.use, "warm"):
+    with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.keep, "warm"):
         raise BackendDied("while there is no manager")
 
 
 def test_a_call_that_finds_its_model_unloaded_by_a_reload_says_so(tmp_path: Path, registry: Registry) -> None:
     restarting = Entry("warm", "warm", str(tmp_path / "warm"), "load", 1, RESTARTING, reason="it died")
-    with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.use, "warm"):
+    with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.keep, "warm"):
         write(registry.table, restarting)
         raise ModelNotReady("Request for unknown model: 'warm' is not ready")
 
 
 def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(tmp_path: Path, registry: Registry) -> None:
     class Replacing(Slot):
-        def use(self, model: str, column: int) -> None:
+        def keep(self, model: str, column: int) -> None:
             write(registry.table, Entry("warm", "warm", str(tmp_path / "warm"), "another", 2, READY))
-            super().use(model, column)
+            super().keep(model, column)
 
-    with Replacing(ADMISSION, 0) as slot, registry.use(slot.use, "warm"):
+    with Replacing(ADMISSION, 0) as slot, registry.use(slot.keep, "warm"):
         assert [ADMISSION.leases.requests(column) for column in (1, 2)] == [0, 1]
         assert [load for load, _, _ in registry._served] == ["another"]
     assert ADMISSION.leases.requests(2) == 0
@@ -126,8 +126,8 @@ def test_of_archives_one_that_is_not_loaded_is_a_404_that_has_it_loaded(tmp_path
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
         write(table, *entries, on_demand=True)
         for name in ("n", "t"):
-            with pytest.raises(ModelNotLoaded), ADMISSION.enter(0) as slot, registry.use(slot.use, name):
+            with pytest.raises(ModelNotLoaded), ADMISSION.enter(0) as slot, registry.use(slot.keep, name):
                 pass
     write(table, replace(loading, reason="tritonserver was started again"))
-    with pytest.raises(ModelNotReady), ADMISSION.enter(0) as slot, registry.use(slot.use, "t"):
+    with pytest.raises(ModelNotReady), ADMISSION.enter(0) as slot, registry.use(slot.keep, "t"):
         pass
