@@ -56,17 +56,14 @@ def strings(*texts: str) -> NDArray[np.object_]:
     return np.array([[text.encode()] for text in texts], dtype=np.object_)
 
 
-def by_parts(triton: InferenceServerClient, texts: NDArray[np.object_]) -> NDArray[np.float32]:
-    tokens = infer(triton, "text_embedding_tokenizer", {"INPUT0": texts})
+def test_texts_through_the_ensemble_equal_its_parts(triton: InferenceServerClient) -> None:
+    texts = {"INPUT0": strings(*TEXTS)}
+    whole = infer(triton, "text_embedding", texts)["finaloutput"]
+    assert whole.shape == (len(TEXTS), 384)
+    tokens = infer(triton, "text_embedding_tokenizer", texts)
     encoded = infer(triton, "bert", tokens)["sentence_embedding"]
     pooled = {"sentence_embedding": encoded, "attention_mask": tokens["attention_mask"]}
-    return infer(triton, "text_embedding_pooling", pooled)["finaloutput"]
-
-
-def test_texts_through_the_ensemble_equal_its_parts(triton: InferenceServerClient) -> None:
-    whole = infer(triton, "text_embedding", {"INPUT0": strings(*TEXTS)})["finaloutput"]
-    assert whole.shape == (len(TEXTS), 384)
-    np.testing.assert_array_equal(whole, by_parts(triton, strings(*TEXTS)))
+    np.testing.assert_array_equal(whole, infer(triton, "text_embedding_pooling", pooled)["finaloutput"])
 
 
 def test_pooling_by_the_ensemble_equals_pooling_in_the_network(triton: InferenceServerClient) -> None:

@@ -25,8 +25,7 @@ from tests.support.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.full
 
-Array = NDArray[Any]
-Arrays = dict[str, Array]
+Arrays = dict[str, NDArray[Any]]
 WORDS = 60  # of the vocabulary
 
 
@@ -56,16 +55,11 @@ def batch(length: int = 11) -> Arrays:
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": types}
 
 
-def run_onnx(folder: Path, inputs: Arrays) -> Array:
-    running = session(folder / "1/model.onnx")
-    return np.asarray(running.run(None, inputs)[0])
-
-
 def difference(folder: Path, model: Any, inputs: Arrays) -> float:
     """Return the largest difference of the states, padding aside."""
     with torch.no_grad():
         theirs = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})["last_hidden_state"].numpy()
-    ours, kept = run_onnx(folder, inputs), inputs["attention_mask"] > 0
+    ours, kept = session(folder / "1/model.onnx").run(None, inputs)[0], inputs["attention_mask"] > 0
     assert ours.shape == theirs.shape
     return float(np.abs(ours[kept] - theirs[kept]).max())
 

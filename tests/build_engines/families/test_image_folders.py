@@ -83,10 +83,7 @@ def other_weights(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
     return spoil
 
 
-def nothing(_: Path) -> None:
-    """Change nothing."""
-
-
+nothing = changed("config")
 PROCESSOR = "preprocessor_config"
 TEXTS = changed("config", architectures=["RobertaForMaskedLM"])
 REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [  # folder, change, options, name
