@@ -44,7 +44,7 @@ class Embedding(Task):
         self.default_prompt = prompts.get("default_prompt_name") or ""
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        prompt = self._prompt(parameters)[: self.tokenizer.max_characters + 1]  # more is never read
+        prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)  # more is never read
         return super().tokens([prompt + text for text in instances] if prompt else instances, parameters)
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:

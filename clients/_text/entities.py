@@ -68,12 +68,17 @@ class TokenClassification(Task):
         scores = softmax(self.read(outputs))
         windows: list[list[list[Entity]]] = [[] for _ in instances]
         for owner, encoding, row in zip(inputs["owners"].tolist(), inputs["encodings"], scores, strict=True):
-            windows[owner].append(self._entities(instances[owner], encoding, row, parameters))
+            text = instances[owner]
+            first = 0 if parameters["stride"] else self.tokenizer.first(text)
+            windows[owner].append(self._entities(text, first, encoding, row, parameters))
         return [{"entities": _merged(entities)} for entities in windows]
 
-    def _entities(self, text: str, encoding: Encoding, scores: Array, parameters: Mapping[str, Any]) -> list[Entity]:
+    def _entities(
+        self, text: str, first: int, encoding: Encoding, scores: Array, parameters: Mapping[str, Any]
+    ) -> list[Entity]:
+        """Return the entities of a window of the text, of which the characters before `first` were not read."""
         strategy, ignored = parameters["aggregation_strategy"], frozenset(parameters["ignore_labels"])
-        tokens = list(self._tokens(text, encoding, scores))
+        tokens = list(self._tokens(text, first, encoding, scores))
         if strategy in ("first", "average", "max"):
             tokens = [self._word(group, strategy) for group in _words(tokens)]
         if strategy == "none":
@@ -82,12 +87,13 @@ class TokenClassification(Task):
             entities = [self._group(group) for group in _groups(tokens)]
         return [entity for entity in entities if entity["label"] not in ignored]
 
-    def _tokens(self, text: str, encoding: Encoding, scores: Array) -> Iterable[Token]:
+    def _tokens(self, text: str, first: int, encoding: Encoding, scores: Array) -> Iterable[Token]:
         """Yield the tokens of the text, without the tokenizer's special tokens."""
         pieces = zip(encoding.tokens, encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
-        for (piece, number, (start, end), special), row in zip(pieces, scores, strict=False):
+        for (piece, number, offsets, special), row in zip(pieces, scores, strict=False):
             if special:
                 continue
+            start, end = offsets[0] + first, offsets[1] + first
             unknown = number == self.unknown
             if self.knows_words:
                 continues = len(piece) != end - start

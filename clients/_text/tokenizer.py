@@ -90,12 +90,26 @@ class TextTokenizer:
         """
         rows, counts = [], []
         for portion in self._portions(texts):
-            heads = [_head(text, self.max_characters) for text in portion]
-            for encoding, head, text in zip(self.tokenizer.encode_batch_fast(heads), heads, portion, strict=True):
-                count = self._count(encoding, head) if encoding.overflowing else len(encoding)
-                counts.append(count if head == text else max(count, self.max_length + 1))
+            parts = [self._parts(text, self.max_characters) for text in portion]
+            for encoding, part, text in zip(self.tokenizer.encode_batch_fast(parts), parts, portion, strict=True):
+                count = self._count(encoding, part) if encoding.overflowing else len(encoding)
+                counts.append(count if part == text else max(count, self.max_length + 1))
                 rows.append((encoding.ids, encoding.type_ids))
         return self._padded(rows, owners, multiple, self.max_length) | {"num_tokens": np.array(counts, np.int64)}
+
+    def part(self, text: str, length: int) -> str:
+        """Return the first `length` characters of a text, or the last if texts are truncated on the left."""
+        return text[-length:] if self.direction == "left" else text[:length]
+
+    def _parts(self, text: Text, length: int) -> Text:
+        """Return the same of a text, or of each text of a pair."""
+        if isinstance(text, str):
+            return self.part(text, length)
+        return self.part(text[0], length), self.part(text[1], length)
+
+    def first(self, text: str) -> int:
+        """Return the index of the first character that is read."""
+        return max(len(text) - self.max_characters, 0) if self.direction == "left" else 0
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
         """Yield the texts in portions of about PORTION characters that are read."""
@@ -105,7 +119,7 @@ class TextTokenizer:
         portion: list[Text] = []
         characters = 0
         for text in texts:
-            portion.append(_head(text, self.max_characters + 1))
+            portion.append(self._parts(text, self.max_characters + 1))
             characters += len("".join(portion[-1]))
             if characters >= PORTION:
                 yield portion
@@ -170,7 +184,7 @@ class TextTokenizer:
     def _cut(self, text: Text, length: int, stride: int, every: bool) -> list[Encoding]:
         """Return the windows of a text. Raise ValueError if a window has no room or there are too many."""
         if isinstance(text, str) and not every:
-            text = text[: self.max_characters]
+            text = self.part(text, self.max_characters)
         if every and (characters := len("".join(text))) > PORTION:
             raise ValueError(f"it has {characters} characters, at most {PORTION} are read: send it in parts")
         texts = [text] if isinstance(text, str) else list(text)
@@ -243,10 +257,6 @@ def _gives_types(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool
     if name := settings.get("tokenizer_class") or config.get("tokenizer_class"):
         return str(name).removesuffix("Fast") in WITH_TYPES
     return config.get("model_type", "") in MODELS_WITH_TYPES
-
-
-def _head(text: Text, length: int) -> Text:
-    return text[:length] if isinstance(text, str) else (text[0][:length], text[1][:length])
 
 
 def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:

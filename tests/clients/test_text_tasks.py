@@ -113,6 +113,17 @@ def check_classes(served: Served, checkpoint: Path, instances: list[Any], top_k:
         np.testing.assert_allclose([c["score"] for c in prediction["classes"]], [c["score"] for c in theirs], atol=1e-4)
 
 
+def test_a_tokenizer_that_truncates_on_the_left_keeps_the_end(served_with: Serve, tmp_path: Path) -> None:
+    text, left = LONG * 20 + TEXTS[2], {"truncation_side": "left"}  # more characters than are read
+    classes = with_tokenizer(*served_with("text-classification", num_labels=3), left, tmp_path / "classes")
+    check_classes(*classes, [text, {"text": text, "text_pair": text}])
+    served, checkpoint = with_tokenizer(*served_with("token-classification", **named(LABELS)), left, tmp_path / "tags")
+    every = pipeline("token-classification", checkpoint)(text, ignore_labels=[])
+    same_entities(served.predict([text], ignore_labels=[])[0]["entities"], every)
+    served, _ = with_tokenizer(*served_with("embedding"), left, tmp_path / "embedding")
+    assert served.predict(["cat"], prompt=text) == served.predict([f"{text}cat"])
+
+
 def test_a_long_pair_loses_the_end_of_its_longer_text_and_says_so(served_with: Serve) -> None:
     served, checkpoint = served_with("text-classification", "roberta", num_labels=3)
     theirs = pipeline("text-classification", checkpoint)(PAIRS[1], top_k=None, truncation=True)
