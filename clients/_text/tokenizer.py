@@ -30,6 +30,7 @@ LONGEST_TOKEN = 100
 LONGEST_TEXT = 10**6  # for a model whose tokenizer names no limit
 PORTION = 2**18  # characters that are tokenized together: each takes some 300 bytes until truncation
 POSITIONS_FROM_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text"}
+POSITIONS_FROM_PADDING |= {"xlm-roberta-xl", "xmod", "ibert", "luke", "esm"}
 # Tokenizers of transformers 5 that give token types to the network, and model types whose own tokenizer is one of them.
 WITH_TYPES = {f"{name}Tokenizer" for name in ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet")}
 WITH_TYPES |= {f"{name}Tokenizer" for name in ("LayoutLM", "Lxmert", "MobileBert", "SqueezeBert")}
@@ -69,7 +70,8 @@ class TextTokenizer:
     def _limit(self) -> int:
         """Return the smaller limit of the tokenizer and the position table. Some tables begin after the pad id."""
         positions = int(self.config.get("max_position_embeddings", UNLIMITED))
-        if self.config.get("model_type") in POSITIONS_FROM_PADDING:
+        is_rotary = self.config.get("position_embedding_type") == "rotary"  # ESM-2 has no position table
+        if self.config.get("model_type") in POSITIONS_FROM_PADDING and not is_rotary:
             positions -= int(self.config.get("pad_token_id", 1)) + 1
         stated = int(self.settings.get("model_max_length", UNLIMITED))
         return min(positions, stated, UNLIMITED)

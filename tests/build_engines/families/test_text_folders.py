@@ -20,7 +20,7 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder import ModelSpec, read_config
 from build_engines.request import Request
 from clients.bert import TASKS
-from tests.clients.text_models import LIMIT, TEXTS, Served, save_checkpoint
+from tests.clients.text_models import FAMILIES, FROM_PADDING, LIMIT, SMALL, TEXTS, Served, save_checkpoint
 
 pytestmark = pytest.mark.full
 
@@ -231,13 +231,18 @@ def test_a_task_that_needs_logits_takes_no_file_that_ends_in_softmax(tmp_path: P
         build(Request("own", **options, task="token-classification", repository=tmp_path / "repository"))
 
 
-def test_positions_that_begin_behind_the_padding_shorten_the_texts(tmp_path: Path) -> None:
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "mpnet")
+@pytest.mark.parametrize("family", ["MPNet", "XLMRobertaXL", "Xmod", "IBert", "Luke", "Esm"])
+def test_positions_after_padding_shorten_texts(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"type_vocab_size": 1, "languages": ["en_XX"], "default_language": "en_XX"}
+    monkeypatch.setitem(FAMILIES, family, (family, "bytes", SMALL | FROM_PADDING | own))
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", family)
     change(checkpoint / "tokenizer_config.json", model_max_length=10**30)
-    model_spec = built(checkpoint, tmp_path / "model")
-    (prediction,) = Served(tmp_path / "model", **model_spec.settings).predict(["the cat " * 40])
+    served = Served(tmp_path / "model", **built(checkpoint, tmp_path / "model").settings)
+    (prediction,) = served.predict(["the cat " * 40])
     assert (prediction["truncated"], len(prediction["embedding"])) == (True, 32)
-    assert Served(tmp_path / "model", **model_spec.settings).client.tokenizer.max_length == LIMIT
+    assert served.client.tokenizer.max_length == LIMIT
+    change(tmp_path / "model/tokenizer/config.json", position_embedding_type="rotary")  # without such a table
+    assert Served(tmp_path / "model").client.tokenizer.max_length == LIMIT + 2
 
 
 @pytest.mark.parametrize("task", TASKS)
