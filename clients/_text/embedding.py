@@ -15,6 +15,18 @@ POOLED = "sentence_embedding"  # the name that sentence-transformers gives it
 PROMPTS = "config_sentence_transformers.json"  # in the tokenizer's folder: {"prompts": {name: text}, …}
 
 
+class ExplicitPrompt(str):
+    """A prompt that is set: also an empty one takes the place of the model's default prompt."""
+
+    __slots__ = ()
+
+
+def _explicit(value: Any) -> ExplicitPrompt:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return ExplicitPrompt(value)
+
+
 class Embedding(Task):
     """Predicts `{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to `dimensions`, scaled to
     length 1.
@@ -31,7 +43,9 @@ class Embedding(Task):
         Parameter("normalize", True, "whether to scale the embedding to length 1"),
         Parameter("dimensions", 0, "how many numbers of the embedding, from its first; 0: all", minimum=0),
         Parameter("prompt_name", "", "name of one of the model's prompts, to put before the text"),
-        Parameter("prompt", "", "a prompt to put before the text"),
+        Parameter(
+            "prompt", "", 'a prompt to put before the text; if set to "", none is', parser=_explicit, form="a string"
+        ),
     )
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
@@ -49,7 +63,7 @@ class Embedding(Task):
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
         name = parameters["prompt_name"] or self.default_prompt
-        if parameters["prompt"] or not name:
+        if isinstance(parameters["prompt"], ExplicitPrompt) or not name:
             return str(parameters["prompt"])
         if name not in self.prompts:
             names = ", ".join(sorted(self.prompts)) or "none"

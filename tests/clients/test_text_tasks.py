@@ -300,16 +300,16 @@ def test_a_text_is_pooled_as_the_checkpoint_or_the_setting_says(pooling: str, fa
             np.testing.assert_allclose(prediction["embedding"], pooled[pooling](states), atol=1e-4)
 
 
-def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(served_with: Serve) -> None:
-    built, _ = served_with("embedding", "bert")
-    folder = built.client.model.path
-    (folder / "tokenizer" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "the cat "}}')
+def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(served_with: Serve, tmp_path: Path) -> None:
+    folder = with_tokenizer(*served_with("embedding"), {}, tmp_path)[0].client.model.path
+    prompts = {"prompts": {"query": "the cat ", "other": "a dog "}, "default_prompt_name": "other"}
+    (folder / "tokenizer" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     served = Served(folder)
     whole, cut, prompted, named_prompt = (
         np.array(served.predict([text], **parameters)[0]["embedding"])
         for text, parameters in (
-            ("the cat sat", {"normalize": False}),
-            ("the cat sat", {"dimensions": 8}),
+            ("the cat sat", {"prompt": "", "normalize": False}),
+            ("the cat sat", {"prompt": "", "dimensions": 8}),
             ("sat", {"prompt": "the cat ", "normalize": False}),
             ("sat", {"prompt_name": "query", "normalize": False}),
         )
