@@ -116,7 +116,7 @@ class Fields(TextCodec):
 
 
 def as_text(instance: str | Mapping[str, str]) -> str | tuple[str, str]:
-    """Return a text, or the pair of a text and its `text_pair`."""
+    """Return a text, or the pair of a text and its `text_pair`. As in transformers, an empty `text_pair` is none."""
     if isinstance(instance, str):
         return instance
-    return (instance["text"], instance["text_pair"]) if "text_pair" in instance else instance["text"]
+    return (instance["text"], instance["text_pair"]) if instance.get("text_pair") else instance["text"]

@@ -88,7 +88,7 @@ def test_masks_are_filled_with_the_targets_that_are_named(served_with: Serve) ->
 @pytest.mark.parametrize("family", ["bert", "roberta", "deberta-v2", "modernbert"])
 def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(family: str, served_with: Serve) -> None:
     served, checkpoint = served_with("text-classification", family, num_labels=3)
-    check_classes(served, checkpoint, [TEXTS[0], PAIRS[0], TEXTS[2]])
+    check_classes(served, checkpoint, [TEXTS[0], PAIRS[0], TEXTS[2], {"text": TEXTS[0], "text_pair": ""}])
 
 
 @pytest.mark.parametrize(
