@@ -1,6 +1,7 @@
 """Reads a folder of transformers or sentence-transformers: its task, its pooling, its tokenizer."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,9 @@ from clients._text.tokenizer import TextTokenizer, load_with_transformers
 from clients.bert import TASKS
 from serving.errors import ConfigError
 
-PROMPTS, LENGTHS, MODULES = "config_sentence_transformers.json", "sentence_bert_config.json", "modules.json"
+PROMPTS, MODULES = "config_sentence_transformers.json", "modules.json"
+KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+SENTENCE_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)  # sentence-transformers reads the first
 TOKENIZER_FILES = (
     "config.json",
     "tokenizer.json",
@@ -30,7 +33,7 @@ TO_TENSORS = "export it to ONNX and build that without --client: then it takes a
 GENERATORS = ("HeadModel", "HeadsModel")  # GPT2LMHeadModel and others: what their names end with is no encoder's
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
-KNOWN_MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}
+MODULE_ORDER = re.compile(r"Transformer, Pooling(, Dense)*(, Normalize)?")
 EXAMPLES: dict[str, Any] = {
     "embedding": "The quick brown fox jumps over the lazy dog.",
     "fill-mask": "The capital of France is {mask}.",
@@ -95,16 +98,24 @@ def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
 
 def sentence_settings(checkpoint: Path) -> dict[str, str]:
     """Return the client's settings for a folder of sentence-transformers, without the pooling, which is in the network.
-    Raise BuildError for an unknown module."""
-    modules = modules_of(checkpoint)
-    if strange := [module for module in modules if module not in KNOWN_MODULES]:
-        raise BuildError(f"{MODULES} has {strange[0]}; the modules known are {', '.join(sorted(KNOWN_MODULES))}")
-    settings = {}
-    if (checkpoint / MODULES).is_file() and "Normalize" not in modules:
-        settings["normalize"] = "false"
-    if length := read_json(checkpoint / LENGTHS).get("max_seq_length"):
+    Raise BuildError for an unknown module, or modules in another order."""
+    modules, settings = modules_of(checkpoint), {}
+    if (checkpoint / MODULES).is_file():
+        if not MODULE_ORDER.fullmatch(", ".join(modules)):
+            raise BuildError(
+                f"{MODULES} has the modules {', '.join(modules) or 'none'}; what can be built is Transformer, Pooling, "
+                "any number of Dense, then Normalize or nothing: export the network to ONNX, and build that"
+            )
+        if "Normalize" not in modules:
+            settings["normalize"] = "false"
+    if length := _read_sentence_file(checkpoint).get("max_seq_length"):
         settings["max_length"] = str(length)
     return settings
+
+
+def _read_sentence_file(checkpoint: Path) -> Any:
+    """Return what sentence-transformers keeps of the Transformer module: max_seq_length and do_lower_case."""
+    return next((read_json(checkpoint / name) for name in SENTENCE_FILES if (checkpoint / name).is_file()), {})
 
 
 def modules_of(checkpoint: Path) -> list[str]:
@@ -157,9 +168,11 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
     size, rows = tokenizer.tokenizer.get_vocab_size(), tokenizer.config.get("vocab_size")
     if rows and size > rows:
         raise BuildError(f"its tokenizer has {size} tokens, and the network knows {rows}: they do not belong together")
-    lowers = read_json(checkpoint / LENGTHS).get("do_lower_case")
+    lowers = _read_sentence_file(checkpoint).get("do_lower_case")
     if lowers and tokenizer.tokenizer.encode("ABC").ids != tokenizer.tokenizer.encode("abc").ids:
-        raise BuildError(f"{LENGTHS} says do_lower_case, and its tokenizer tells capitals from small letters")
+        raise BuildError(
+            "its sentence_*_config.json says do_lower_case, and its tokenizer tells capitals from small letters"
+        )
     return tokenizer
 
 

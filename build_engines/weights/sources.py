@@ -40,7 +40,7 @@ FOLDERS = {  # a file in the folder -> what to do with the folder
 HUB_FILES = (  # patterns
     "config.json *.safetensors tokenizer.json tokenizer_config.json special_tokens_map.json vocab.txt vocab.json "
     "merges.txt *.model preprocessor_config.json processor_config.json *_Pooling/config.json *_Dense/config.json "
-    "modules.json sentence_bert_config.json config_sentence_transformers.json"
+    "modules.json sentence_*_config.json config_sentence_transformers.json"
 )
 
 

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.full
 
 Arrays = dict[str, NDArray[Any]]
 WORDS = 60  # of the vocabulary
+POOLED = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")]
 
 
 def random_model(**changes: Any) -> Any:
@@ -137,8 +138,8 @@ def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
     [
         ({}, {}),
         ({"1_Pooling/config.json": {"pooling_mode_cls_token": True}}, {}),  # the network's
-        ({"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}, "modules.json": []}, {"normalize": "false"}),
-        ({"modules.json": [{"type": "sentence_transformers.models.Normalize"}]}, {}),
+        ({"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}, "modules.json": POOLED}, {"normalize": "false"}),
+        ({"modules.json": [*POOLED, {"type": "sentence_transformers.models.Normalize"}]}, {}),
     ],
 )
 def test_the_client_does_what_follows_pooling(files: dict[str, Any], settings: dict[str, str], tmp_path: Path) -> None:

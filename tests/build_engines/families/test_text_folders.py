@@ -31,6 +31,12 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(content | values))
 
 
+def modules(*kinds: str) -> Callable[[Path], Any]:
+    """Return a function that writes modules.json, with a folder for each module but the first."""
+    listed = [{"type": f"x.{kind}", "path": f"{at}_{kind}" if at else ""} for at, kind in enumerate(kinds)]
+    return lambda folder: (folder / "modules.json").write_text(json.dumps(listed))
+
+
 def built(checkpoint: Path, folder: Path, **options: Any) -> ModelSpec:
     return export(Request("own", **options), checkpoint, folder)
 
@@ -103,9 +109,7 @@ def test_the_encoder_of_t5_is_built(tmp_path: Path) -> None:
     assert built(checkpoint, tmp_path / "model").settings["task"] == "embedding"
 
 
-TOKENS = "token-classification"
-SPLADE = '[{"type": "x.Transformer"}, {"type": "x.SpladePooling"}]'
-WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
+TOKENS, WEIGHTED = "token-classification", {"pooling_mode_weightedmean_tokens": True}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,9 @@ WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
         ("embedding", save_longformer, "", "LongformerModel"),
         ("embedding", save_convbert, "", "padding"),
         ("embedding", lambda folder: change(folder / "config.json", vocab_size=999), "", "word_embeddings"),
-        ("embedding", lambda folder: (folder / "modules.json").write_text(SPLADE), "", "SpladePooling"),
+        ("embedding", modules("Transformer", "SpladePooling"), "", "SpladePooling"),
+        ("embedding", modules("Transformer", "Pooling", "Normalize", "Dense"), "", "Pooling, Normalize, Dense"),
+        ("embedding", modules("Transformer", "Dense", "Pooling"), "", "Transformer, Dense, Pooling"),
         ("embedding", lambda folder: change(folder / "1_Pooling/config.json", **WEIGHTED), "", "weightedmean_tokens"),
     ],
 )
@@ -155,16 +161,14 @@ def test_a_vocabulary_in_another_form_becomes_a_tokenizer_json(tmp_path: Path) -
     assert client.preprocess(["the cat"])["input_ids"][0, :4].tolist() == [2, 5, 6, 3]
 
 
-def test_a_folder_of_sentence_transformers_is_built_with_all_its_modules(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_a_folder_of_sentence_transformers_is_built_with_all_its_modules(kind: str, tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
-    modules = ["Transformer", "Pooling", "Dense", "Normalize"]
-    paths = ["", "1_Pooling", "2_Dense", "3_Normalize"]
-    listed = [{"type": f"sentence_transformers.models.{m}", "path": p} for m, p in zip(modules, paths, strict=True)]
-    (checkpoint / "modules.json").write_text(json.dumps(listed))
+    modules("Transformer", "Pooling", "Dense", "Normalize")(checkpoint)
     change(checkpoint / "1_Pooling/config.json", pooling_mode_cls_token=False, pooling_mode_mean_tokens=True)
     change(checkpoint / "2_Dense/config.json", in_features=32, out_features=8, activation_function="torch.nn.Tanh")
     change(checkpoint / "config_sentence_transformers.json", prompts={"query": "the cat "}, default_prompt_name="query")
-    change(checkpoint / "sentence_bert_config.json", max_seq_length=12, do_lower_case=False)
+    change(checkpoint / f"sentence_{kind}_config.json", max_seq_length=12, do_lower_case=False)
     matrix, bias = torch.randn(8, 32), torch.randn(8)
     save_file({"linear.weight": matrix, "linear.bias": bias}, checkpoint / "2_Dense/model.safetensors")
     model_spec = built(checkpoint, tmp_path / "model")
