@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from clients._labels import labels_of
-from clients.base import ACTIVATIONS, Model, ModelClient, Parameter, Tensors
+from clients.base import ACTIVATIONS, Model, ModelClient, Parameter, Tensors, best
 from clients.resnet import Client as Classifier
 from serving.codecs import ENCODED_IMAGE
+from serving.errors import InferenceFailed
 
 LABELS = "labels.txt"
 
@@ -34,10 +35,12 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[bytes], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        scores = ACTIVATIONS[self.options["activation"]](outputs["OUTPUT"].astype(np.float32, copy=False))
-        best = np.argsort(-scores, axis=1, kind="stable")[:, : parameters["top_k"]]
-        rows = zip(best.tolist(), scores.tolist(), strict=True)
-        labels = [*self.labels, *map(str, range(len(self.labels), scores.shape[1]))]
-        return [
-            {"classes": [{"label": labels[i], "class_id": i, "score": values[i]} for i in row]} for row, values in rows
-        ]
+        rows = outputs["OUTPUT"].astype(np.float32, copy=False)
+        if not np.isfinite(rows).all():
+            raise InferenceFailed(f"output 'OUTPUT' of model '{self.model.name}' is not finite")
+        function, classes = self.options["activation"], rows.shape[1]
+        if function == "softmax" and classes == 1:
+            function = "sigmoid"  # the softmax of one logit is always 1
+        labels = [*self.labels, *map(str, range(len(self.labels), classes))]
+        top = (best(row, parameters["top_k"]) for row in ACTIVATIONS[function](rows))
+        return [{"classes": [{"label": labels[i], "class_id": i, "score": score} for i, score in row]} for row in top]

@@ -1,7 +1,8 @@
 """A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels, FP32 or UINT8 [n, …].
 
-Does what dali.py does, on machines without DALI: decode, turn by EXIF, resize, (pixel - mean) / std. Bytes after the
-image's end are ignored, so that a batch can be padded with zeros. Triton's Python environment needs Pillow.
+Does what dali.py does, on machines without DALI: decode, turn by EXIF, resize, (pixel - mean) / std. Transparent parts
+become white, as for the other clients; DALI ignores transparency. Bytes after the image's end are ignored, so that a
+batch can be padded with zeros. Triton's Python environment needs Pillow.
 config.pbtxt's parameters are size (pixels), mean, std (of 0 to 255) and layout (HWC, CHW).
 """
 
@@ -45,8 +46,11 @@ class TritonPythonModel:
         file = Image.open(io.BytesIO(encoded))
         if file.width * file.height > LARGEST:
             raise ValueError(f"it has {file.width}×{file.height} pixels, more than {LARGEST}")
-        image = ImageOps.exif_transpose(file).convert("RGB")
-        small = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        image = ImageOps.exif_transpose(file)
+        if image.has_transparency_data and image.mode[0] not in "IF":  # Pillow knows no transparency of these modes
+            rgba = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+        small = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
         values = (np.asarray(small, np.float32) - self.mean) / self.std
         values = values.astype(self.dtype)
         return np.ascontiguousarray(values.transpose(2, 0, 1)) if self.channels_first else values

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
 from tritonclient.grpc.model_config_pb2 import TYPE_UINT8
 
 from build_engines.__main__ import main
+from build_engines.ensemble_files.classes_client import Client
 from build_engines.model_folder import read_config
+from clients.base import Model
+from serving.errors import InferenceFailed
 from tests.build_engines.models import parsed
 
 pytestmark = pytest.mark.full
@@ -68,6 +72,14 @@ def test_dali_decodes_on_gpus_unless_told_otherwise(tmp_path: Path, decoder: str
     folder = tmp_path / "models/image_classes_decoder"
     files = [folder / "config.pbtxt", *folder.glob("configs/cpu.pbtxt")]
     assert [file.read_text().split('backend: "')[1].split('"')[0] for file in files] == backends
+
+
+def test_one_logit_gives_its_sigmoid_and_one_that_is_not_finite_an_error(tmp_path: Path) -> None:
+    client = Client(Model("own", tmp_path, (), ()))
+    (prediction,) = client.postprocess({"OUTPUT": np.zeros((1, 1), np.float32)}, {}, [b""], {"top_k": 5})
+    assert prediction == {"classes": [{"label": "0", "class_id": 0, "score": 0.5}]}
+    with pytest.raises(InferenceFailed, match="OUTPUT"):
+        client.postprocess({"OUTPUT": np.full((1, 1), np.nan, np.float32)}, {}, [b""], {"top_k": 5})
 
 
 def test_a_network_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from build_engines.__main__ import main
+from serving.codecs.formats import to_rgb
 from tests.backends.triton_process import infer
 from tests.support.digits import held_out_pages
 from tests.support.harness import FP32, ROOT, Server, b64, encoded, free_port
@@ -101,17 +102,13 @@ def pages() -> list[Image.Image]:
     return [page.image for page in islice(held_out_pages(7), 3)]
 
 
-def as_input(*images: bytes) -> NDArray[np.uint8]:
-    longest = max(map(len, images))
-    return np.stack([np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in images])
-
-
 def test_images_through_the_ensemble_equal_its_parts(triton: InferenceServerClient, pages: list[Image.Image]) -> None:
-    images = as_input(*(encoded(page, "JPEG") for page in pages))
+    files = [*(encoded(page, "JPEG") for page in pages), encoded(Image.new("RGBA", (9, 9)), "PNG")]
+    images = np.stack([np.frombuffer(file.ljust(max(map(len, files)), b"\0"), np.uint8) for file in files])
     whole = infer(triton, "image_classes", {"INPUT": images})["OUTPUT"]
     pixels = infer(triton, "image_classes_decoder", {"DALI_INPUT_0": images})["DALI_OUTPUT_0"]
-    assert (pixels.shape, pixels.dtype.name) == ((3, 3, 64, 64), "uint8")
-    opened = [Image.open(io.BytesIO(encoded(page, "JPEG"))) for page in pages]
+    assert (pixels.shape, pixels.dtype.name) == ((4, 3, 64, 64), "uint8")
+    opened = [to_rgb(Image.open(io.BytesIO(file))) for file in files]  # transparent parts are white
     resized = [page.resize((64, 64), Image.Resampling.BILINEAR) for page in opened]
     np.testing.assert_array_equal(pixels, [np.asarray(image).transpose(2, 0, 1) for image in resized])
     scores = infer(triton, "image_classes_classifier", {"input": pixels})["logits"]
