@@ -13,6 +13,7 @@ from typing import Any
 
 from build_engines.build import build as build_model
 from build_engines.errors import BuildError, UsageError
+from build_engines.families.text_folder import read_json
 from build_engines.model_folder import (
     ModelSpec,
     check,
@@ -27,17 +28,27 @@ from build_engines.model_folder import (
 )
 from build_engines.request import Request
 from build_engines.weights import onnx_files, sources
-from clients._text.embedding import POOLED
+from clients._text.embedding import POOLED, PROMPTS
 from clients._text.tokenizer import TextTokenizer
-from clients.base import TensorSpec
+from clients.base import ACTIVATIONS, TensorSpec
+from serving.named_value import NamedValue
 
 PARTS = Path(__file__).resolve().parent / "ensemble_files"
 MAX_BATCH_SIZE = 16
 CACHE = "__pycache__"
 ENCODER, CLASSIFIER = "bert", "efficientnet"  # the recipes that are built unless --weights names a network
-OF_TEXTS = {"pooling": "mean", "normalize": "true", "max_length": "0", "pad_to_multiple_of": "1"}  # of clients/bert.py
-OF_IMAGES = {"decoder": "auto", "mean": "0", "std": "1", "activation": "softmax"}
-DECODERS = ("auto", "dali", "python")
+OF_TEXTS = (  # settings of clients/bert.py
+    NamedValue("pooling", "mean", "the tokens that the embedding comes from", choices=("mean", "cls")),
+    NamedValue("normalize", True, "whether to scale the embedding to length 1"),
+    NamedValue("max_length", 0, "longest text in tokens; 0: the model's own limit", minimum=0),
+    NamedValue("pad_to_multiple_of", 1, "pads each batch to a multiple of this number of tokens", minimum=1),
+)
+OF_IMAGES = (
+    NamedValue("decoder", "auto", "what decodes images", choices=("auto", "dali", "python")),
+    NamedValue("mean", 0.0, "is subtracted from each pixel"),
+    NamedValue("std", 1.0, "divides each pixel"),
+    NamedValue("activation", "softmax", "what turns outputs into scores", choices=tuple(ACTIVATIONS)),
+)
 DALI_TYPES = {"FP32": "FLOAT", "UINT8": "UINT8"}  # of the network's input
 TEXT, MASK = "INPUT0", "attention_mask"
 ENCODED, PIXELS = "DALI_INPUT_0", "DALI_OUTPUT_0"
@@ -56,10 +67,11 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
     Python environment needs numpy below 2, and tokenizers. Return the folder, and whether anything had to be made.
     """
     target, batch = request.repository / (request.name or request.model), _batch_size(request)
+    _settings(request, OF_TEXTS)  # a wrong one is refused before the encoder is built
     encoder, changed = _build_encoder(request, target.name, batch, force)
     config = read_config(encoder)
     own = parameters_of(config)
-    settings = _settings(request, OF_TEXTS | {name: own[name] for name in OF_TEXTS if name in own})
+    settings = _settings(request, OF_TEXTS, own)
     outputs = {spec.name: spec for spec in specs(config.output)}
     encoded = next(iter(outputs.values()))
     if "pooling" not in request.settings:
@@ -67,8 +79,8 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
     inputs = specs(config.input)
     text = TensorSpec(TEXT, "BYTES", (1,))
     final = TensorSpec("finaloutput", "FP32", encoded.shape[-1:])
-    tokenizer = TextTokenizer(encoder / own.get("tokenizer", "tokenizer"), int(settings["max_length"]))
-    of_pooling = {"pooling": settings["pooling"], "normalize": settings["normalize"].lower()}
+    tokenizer_files = _tokenizer_part(encoder / own.get("tokenizer", "tokenizer"), settings, inputs, batch)
+    of_pooling = {"pooling": settings["pooling"], "normalize": str(settings["normalize"]).lower()}
     mask = next(spec for spec in inputs if spec.name == MASK)
     tokens = {spec.name: spec.name for spec in inputs}
     steps: list[Step] = [
@@ -86,7 +98,7 @@ def text_embedding(request: Request, force: bool = False) -> tuple[Path, bool]:
         **{example.name: example for example in encoder.glob("example.*")},
     }
     written = [
-        write_model(target.with_name(f"{target.name}_tokenizer"), _tokenizer_part(tokenizer, settings, inputs, batch)),
+        write_model(target.with_name(f"{target.name}_tokenizer"), tokenizer_files),
         write_model(target.with_name(f"{target.name}_pooling"), pooling_files),
         write_model(target, files, request.load),
     ]
@@ -104,14 +116,16 @@ def _build_encoder(request: Request, ensemble: str, batch: int, force: bool) -> 
     return encoder, changed
 
 
-def _tokenizer_part(
-    tokenizer: TextTokenizer, settings: Mapping[str, str], outputs: tuple[TensorSpec, ...], batch: int
-) -> Files:
-    """Return the files of the part that turns texts into `outputs`, the encoder's input tensors."""
+def _tokenizer_part(folder: Path, settings: Mapping[str, Any], outputs: tuple[TensorSpec, ...], batch: int) -> Files:
+    """Return the files of the part that turns texts into `outputs`, the encoder's input tensors, with the tokenizer and
+    the default prompt of the folder."""
+    tokenizer, prompts = TextTokenizer(folder, settings["max_length"]), read_json(folder / PROMPTS)
     parameters = {
         "max_length": str(tokenizer.max_length),
         "pad_id": str(tokenizer.pad_id),
-        "pad_to_multiple_of": settings["pad_to_multiple_of"],
+        "pad_to_multiple_of": str(settings["pad_to_multiple_of"]),
+        "prompt": (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name"), ""),
+        "truncation_side": tokenizer.direction,
     }
     return {
         "config.pbtxt": _config("python", (TensorSpec(TEXT, "BYTES", (1,)),), outputs, batch, parameters),
@@ -132,8 +146,6 @@ def image_classes(request: Request, force: bool = False) -> tuple[Path, bool]:
     """
     target, batch = request.repository / (request.name or request.model), _batch_size(request)
     settings = _settings(request, OF_IMAGES)
-    if settings["decoder"] not in DECODERS:
-        raise UsageError(f"--set decoder={settings['decoder']}: it is one of {', '.join(DECODERS)}")
     part = f"{target.name}_classifier"
     model = part if request.weights else CLASSIFIER
     network, changed = build_model(replace(request, model=model, name=part, max_batch_size=batch, settings={}), force)
@@ -161,16 +173,16 @@ def image_classes(request: Request, force: bool = False) -> tuple[Path, bool]:
     return target, changed or any(written)
 
 
-def _decoder_part(settings: Mapping[str, str], pixels: TensorSpec, size: int, layout: str, batch: int) -> Files:
+def _decoder_part(settings: Mapping[str, Any], pixels: TensorSpec, size: int, layout: str, batch: int) -> Files:
     """Return the files of the part that decodes images into `pixels`, the classifier's input. With decoder=auto they
     are DALI's, and config.pbtxt of a machine without a GPU names the Python backend."""
     decoded = replace(pixels, name=PIXELS)
-    normalization = {"size": str(size), "mean": settings["mean"], "std": settings["std"], "layout": layout}
+    normalization = {"size": str(size), "mean": str(settings["mean"]), "std": str(settings["std"]), "layout": layout}
     python = _config("python", (IMAGE,), (decoded,), batch, normalization)
     dali = _config("dali", (IMAGE,), (decoded,), batch)
     source = (PARTS / "dali.py").read_text(encoding="utf-8")
     source = source.replace("SIZE = 224", f"SIZE = {size}").replace('"CHW"', f'"{layout}"')
-    source = source.replace("MEAN, STD = 0, 1", f"MEAN, STD = {float(settings['mean'])}, {float(settings['std'])}")
+    source = source.replace("MEAN, STD = 0, 1", f"MEAN, STD = {settings['mean']}, {settings['std']}")
     source = source.replace("types.FLOAT", f"types.{DALI_TYPES[pixels.datatype]}")
     files: Files = {"config.pbtxt": python if settings["decoder"] == "python" else dali}
     files |= {"1/dali.py": source} if settings["decoder"] != "python" else {}
@@ -251,8 +263,17 @@ def _batch_size(request: Request) -> int:
     return MAX_BATCH_SIZE if request.max_batch_size < 1 else request.max_batch_size
 
 
-def _settings(request: Request, defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the defaults, changed by --set. Raise UsageError for a name that has no default."""
-    if unknown := sorted(set(request.settings) - set(defaults)):
-        raise UsageError(f"--set {unknown[0]}: '{request.model}' has {', '.join(defaults)}")
-    return {**defaults, **request.settings}
+def _settings(request: Request, known: Iterable[NamedValue], own: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the value of each known setting: from --set, else from `own`, else the default. Raise UsageError for an
+    unknown name or a wrong value."""
+    values = {value.name: value for value in known}
+    if unknown := sorted(set(request.settings) - set(values)):
+        raise UsageError(f"--set {unknown[0]}: '{request.model}' has {', '.join(values)}")
+    settings = {name: value.default for name, value in values.items()}
+    for name, text in {**(own or {}), **request.settings}.items():
+        if name in values:
+            try:
+                settings[name] = values[name].parse(text)
+            except ValueError as err:
+                raise UsageError(f"--set {name}: {err}") from err
+    return settings

@@ -27,8 +27,8 @@ def tiny_network(path: Path, shape: tuple[int, ...]) -> None:
     onnx.save(model, path)
 
 
-def build(folder: Path, *arguments: str) -> int:
-    words = ["build", "image_classes", "--for", "cpu", "--out", str(folder / "models"), "--no-load"]
+def build(folder: Path, *arguments: str, model: str = "image_classes") -> int:
+    words = ["build", model, "--for", "cpu", "--out", str(folder / "models"), "--no-load"]
     return main([*words, *arguments])
 
 
@@ -72,6 +72,12 @@ def test_dali_decodes_on_gpus_unless_told_otherwise(tmp_path: Path, decoder: str
     folder = tmp_path / "models/image_classes_decoder"
     files = [folder / "config.pbtxt", *folder.glob("configs/cpu.pbtxt")]
     assert [file.read_text().split('backend: "')[1].split('"')[0] for file in files] == backends
+
+
+@pytest.mark.parametrize("setting", ["pooling=max", "normalize=maybe", "max_length=x", "maximum=1"])
+def test_a_wrong_setting_is_refused(setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build(tmp_path, "--set", setting, model="text_embedding") == 2
+    assert f"--set {setting.partition('=')[0]}: " in capsys.readouterr().err
 
 
 def test_one_logit_gives_its_sigmoid_and_one_that_is_not_finite_an_error(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Ensembles, as `python -m build_engines build` makes them, against their parts called one by one."""
 
 import io
+import shutil
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from build_engines.__main__ import main
+from build_engines.families.bert import minilm
 from serving.codecs.formats import to_rgb
 from tests.backends.triton_process import infer
 from tests.support.digits import held_out_pages
@@ -34,8 +36,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["build", "text_embedding", *CPU, str(folder)]) == 0
     digits = ["--weights", str(RESNET / "1/model.onnx"), "--labels", str(RESNET / "labels.txt")]
     assert main(["build", "image_classes", *digits, *CPU, str(folder)]) == 0
-    pooling = ["--name", "by_tokens", "--set", "pooling=mean"]
+    pooling = ["--name", "by_tokens", "--set", "pooling=mean", "--set", "normalize=yes"]
     assert main(["build", "text_embedding", *pooling, *CPU, str(folder)]) == 0
+    left = tmp_path_factory.mktemp("left")
+    shutil.copytree(minilm(), left, dirs_exist_ok=True)
+    prompts = '{"prompts": {"query": "Eine Frage: "}, "default_prompt_name": "query"}'
+    (left / "config_sentence_transformers.json").write_text(prompts)
+    (left / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    assert main(["build", "text_embedding", "--name", "left", "--weights", str(left), *CPU, str(folder)]) == 0
     return folder
 
 
@@ -72,9 +80,10 @@ def test_pooling_by_the_ensemble_equals_pooling_in_the_network(triton: Inference
     np.testing.assert_allclose(by_tokens["finaloutput"], whole["finaloutput"], atol=1e-6)
 
 
-def test_the_embedding_is_the_one_that_bert_s_client_makes(server: Server) -> None:
-    texts = TEXTS * 10  # past max_batch_size
-    bodies = [{"model_name": name, "instances": texts} for name in ("text_embedding", "bert")]
+@pytest.mark.parametrize("names", [("text_embedding", "bert"), ("left", "left_bert")])
+def test_the_embedding_is_the_one_that_bert_s_client_makes(server: Server, names: tuple[str, str]) -> None:
+    texts = [*TEXTS * 10, "word " * 600 + TEXTS[0]]  # past max_batch_size, and longer than the model takes
+    bodies = [{"model_name": name, "instances": texts} for name in names]
     replies = [server.post(json=body).json()["predictions"] for body in bodies]
     ours, theirs = (np.array([each["embedding"] for each in predictions]) for predictions in replies)
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
