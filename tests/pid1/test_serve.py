@@ -97,6 +97,9 @@ def test_a_run_folder_that_another_serve_uses_or_did_not_make_is_refused(tmp_pat
     settings = replace(Settings(), run_dir=tmp_path / "run")
     with serve.run_folder(settings), pytest.raises(SettingsError, match="another serve"), serve.run_folder(settings):
         pass
+    (tmp_path / "serve.lock").touch()  # as a start that was killed leaves it
+    with serve.run_folder(replace(settings, run_dir=tmp_path)):
+        assert (tmp_path / "models/net").is_dir()
     with pytest.raises(SettingsError, match="space"), serve.run_folder(replace(settings, run_dir=tmp_path / "a b")):
         pass
 
