@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+BODY_LIMIT = 16 * 1024
 Address = tuple[str, int] | Path
 
 
@@ -28,14 +29,19 @@ class LocalConnection(http.client.HTTPConnection):
 
 
 def ask(
-    address: Address, path: str, timeout: float, method: str = "GET", headers: Mapping[str, str] | None = None
+    address: Address,
+    path: str,
+    timeout: float,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    most: int | None = BODY_LIMIT,
 ) -> tuple[int, bytes]:
-    """Return the status and the body; `timeout` in seconds bounds each wait. Raise OSError if nothing answers, or if
-    the answer is not HTTP."""
+    """Return the status and the first `most` bytes of the body (None: all); `timeout` in seconds bounds each wait.
+    Raise OSError if nothing answers, or if the answer is not HTTP."""
     with closing(LocalConnection(address, timeout)) as connection:
         try:
             connection.request(method, path, headers=headers or {})
             response = connection.getresponse()
-            return response.status, response.read()
+            return response.status, response.read(most)
         except http.client.HTTPException as err:
             raise ConnectionError(f"{type(err).__name__}: {err}") from err

@@ -76,7 +76,7 @@ class Examples(threading.Thread):
         """Raise the error that the worker answers; OSError if no worker answers."""
         settings, path = self.manager.settings, f"/examples/{quote(name, safe='')}/answer"
         headers = {"X-Request-Id": "example"}
-        status, body = ask(settings.gunicorn_socket, path, settings.request_timeout, "POST", headers)
+        status, body = ask(settings.gunicorn_socket, path, settings.request_timeout, "POST", headers, most=None)
         if status != HTTPStatus.OK:
             answer = json.loads(body)
             raise by_code(answer["code"], answer["error"])

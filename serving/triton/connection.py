@@ -132,7 +132,7 @@ class Connection:
     def metrics(self) -> bytes:
         """Return Triton's metrics in Prometheus' text format. Raise TritonUnavailable or TritonTimeout."""
         try:
-            status, text = ask(self.metrics_socket, "/metrics", METRICS_SECONDS)
+            status, text = ask(self.metrics_socket, "/metrics", METRICS_SECONDS, most=None)
         except TimeoutError as err:
             raise TritonTimeout(TOO_LATE) from err
         except OSError as err:
