@@ -13,7 +13,6 @@ from typing import IO, Any
 LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the size of a pipe's buffer
 OUTPUT_END_TIMEOUT = 1.0
-QUERY = re.compile(r'\?[^\s"]*')  # of a request that nginx's error log quotes; nobody's query string is logged
 OUTPUT_PATIENCE = 1.0  # seconds that a reader of the log may pause before lines are dropped
 # A caller must not be able to write to a terminal or begin a line of the log. Escape as in JSON, like most lines.
 ESCAPED = {code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)}
@@ -98,20 +97,26 @@ class Output:
 
 
 class Pump(threading.Thread):
-    """Reads a process's output to its end, drops `noise` and writes the rest to `output`."""
+    """Reads a process's output to its end, drops lines with `noise`, and writes the others without what matches
+    `omitted`; JSON stays unchanged."""
 
-    def __init__(self, process: str, stream: IO[bytes], output: Output, noise: Sequence[str]) -> None:
+    def __init__(
+        self, process: str, stream: IO[bytes], output: Output, noise: Sequence[str], omitted: str = ""
+    ) -> None:
         super().__init__(name=f"pump-{process}", daemon=True)
         self._process, self._stream, self._output = process, stream, output
-        self._noise = [re.compile(pattern) for pattern in noise]
+        self._noise, self._omitted = (
+            [re.compile(pattern) for pattern in noise],
+            re.compile(omitted) if omitted else None,
+        )
         self._last_line = self._last_error = ""
 
     def run(self) -> None:
         with self._stream:
             for lines in read_lines(self._stream):
                 kept = [line for line in lines if not any(pattern.search(line) for pattern in self._noise)]
-                if self._process == "nginx":
-                    kept = [line if line.startswith('{"') else QUERY.sub("", line) for line in kept]
+                if self._omitted:
+                    kept = [line if line.startswith('{"') else self._omitted.sub("", line) for line in kept]
                 for line in map(str.strip, kept):
                     if line and not line.startswith('{"'):  # an entry of nginx or gunicorn
                         self._last_line = line

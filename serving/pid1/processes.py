@@ -207,9 +207,10 @@ FEWEST_REQUESTS = 512
 USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
-# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet, which the supervisor logs itself,
-# and for each body that is too large, which gets an entry like every request.
+# Lines that are not logged: about each /ping that the supervisor sends before gunicorn listens (it logs that itself),
+# and about each body that is too large, which gets an entry like every request.
 NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP', "client intended to send too large body")
+QUERY = r'\?[^\s"]*'  # of a request that nginx's error log quotes
 
 
 def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> Process:
@@ -224,7 +225,9 @@ def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     inherited = {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
     environ = {**environ, **heap, **inherited}
-    return Process("nginx", command, environ, settings.run_dir, signal.SIGQUIT, NGINX_NOISE, listeners=tuple(listeners))
+    return Process(
+        "nginx", command, environ, settings.run_dir, signal.SIGQUIT, NGINX_NOISE, QUERY, listeners=tuple(listeners)
+    )
 
 
 def nginx_configuration(settings: Settings) -> str:

@@ -50,6 +50,7 @@ class Process:
     folder: Path
     stop_signal: signal.Signals = signal.SIGTERM
     noise: tuple[str, ...] = ()  # regular expressions of lines that are not logged
+    omitted: str = ""  # regular expression of what is left out of the other lines
     leftovers: tuple[str, ...] = ()  # glob patterns of files that it leaves when it is killed: shared memory, sockets
     # Glob pattern of folders that it makes, and that others of our user may make too. They are removed if they are not
     # older than the process and no other process of its name runs.
@@ -138,7 +139,7 @@ class System:
             pass_fds=[listener.fileno() for listener in process.listeners],
         )
         if child.stdout:
-            self._pumps[process.name] = Pump(process.name, child.stdout, self._output, process.noise)
+            self._pumps[process.name] = Pump(process.name, child.stdout, self._output, process.noise, process.omitted)
             self._pumps[process.name].start()
         check = None
         if process.answers_at and self._hang_timeout:

@@ -9,7 +9,7 @@ from typing import IO, Any
 import pytest
 
 from serving.pid1.log import LINE_LIMIT, Output, Pump, as_text, read_lines
-from serving.pid1.processes import NGINX_NOISE, NO_GPU_NOISE, TRITON_NOISE
+from serving.pid1.processes import NGINX_NOISE, NO_GPU_NOISE, QUERY, TRITON_NOISE
 
 pytestmark = pytest.mark.unit
 
@@ -45,10 +45,10 @@ def read(data: bytes) -> list[str]:
         return [line for lines in read_lines(stream) for line in lines]
 
 
-def pump(data: bytes, *noise: str, name: str = "triton") -> tuple[str, Pump]:
+def pump(data: bytes, *noise: str, omitted: str = "") -> tuple[str, Pump]:
     """Return what is written for `data`, and the pump that did it."""
     reading, writing = os.pipe()
-    reader = Pump(name, pipe_with(data), Output(writing), noise)
+    reader = Pump("triton", pipe_with(data), Output(writing), noise, omitted)
     reader.start()
     reader.join()
     os.close(writing)
@@ -167,7 +167,7 @@ def test_no_query_string_is_in_nginx_s_error_log() -> None:
     line = (
         b'2026/01/31 12:00:00 [error] 7#7: *1 it failed, request: "POST /invocations?text=secret HTTP/1.1", host: "x"\n'
     )
-    assert 'request: \\"POST /invocations HTTP/1.1\\", host' in pump(line, name="nginx")[0]
+    assert 'request: \\"POST /invocations HTTP/1.1\\", host' in pump(line, omitted=QUERY)[0]
 
 
 def test_a_long_line_is_cut_and_the_next_one_is_whole() -> None:
