@@ -36,7 +36,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
 MASKS: dict[str, Callable[..., list[Any]]] = {"polygons": outlines, "rle": runs}  # `masks`, and the key of a detection
-DIGITS = 18  # of a class id: an INT64 holds any number of so many
+DIGITS = 18  # the most of a class id: every number of 18 digits fits INT64
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 
 

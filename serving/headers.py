@@ -21,6 +21,7 @@ from werkzeug.http import parse_accept_header
 from serving.errors import InvalidRequest, SessionNotFound
 
 JSON_TYPE = "application/json"
+CSV, NPY_TYPE, PICTURES = "text/csv", "application/x-npy", ("image/jpeg", "image/png")  # types of other replies
 EVENT_STREAM, JSON_LINES = "text/event-stream", "application/jsonlines"  # the types of streamed replies
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
@@ -46,7 +47,7 @@ def preferred(accept: str, *others: str) -> str:
 @lru_cache(maxsize=256)
 def streamed_type(accept: str) -> str:
     """Return the type of the stream that Accept asks for, "" if it prefers a reply in one piece or does not care."""
-    best = preferred(accept, "text/csv", "image/jpeg", "image/png", "application/x-npy", EVENT_STREAM, JSON_LINES)
+    best = preferred(accept, CSV, *PICTURES, NPY_TYPE, EVENT_STREAM, JSON_LINES)
     return best if best in (EVENT_STREAM, JSON_LINES) else ""
 
 

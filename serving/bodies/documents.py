@@ -33,6 +33,7 @@ INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with 
 LONGEST_NUMBER = 10  # digits of a length
 MOST_KEYS = 32  # of a document of tensors, and of a tensor: KServe has 4 and 5
 LARGE = 2 * 1024  # bytes of JSON: from here on simdjson is faster, which makes no Python object of a number
+NO_FIELDS = {*RESERVED, "parameters"}  # keys that say how to answer an instance beside them
 WHOLE_BODY = {"instances", "inputs", "payload"}  # keys that an object has only if it is one of our shapes
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance that is an object, or '
@@ -73,7 +74,7 @@ class FlatBody:
         if client is None or by_name:
             return None
         parameters = self.flat.parameters or {}
-        fields = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
+        fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
         if "inputs" in fields:  # an instance or a list of them
             values = read(schemas.Inputs, self.document).inputs
             items = _items(values if isinstance(values, list) else [values], "inputs")
@@ -94,7 +95,7 @@ class FlatJob(Job):
         super().__init__(served, request, self.document, self.parameters)
         if not (request.stream or body.generates):
             known = {*WHOLE_BODY, *(served.client.instance_keys() if served.client else ())}
-            strange = next((key for key in self.document if key not in {*RESERVED, "parameters"}), "")
+            strange = next((key for key in self.document if key not in NO_FIELDS), "")
             text = f": {unknown('key', strange, known)}" if strange else ""
             raise InvalidRequest(f"the body has none of the shapes {SHAPES}{text}")
 

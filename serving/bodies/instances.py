@@ -29,13 +29,12 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import JSON_TYPE, SEQUENCE_END, Session, preferred
+from serving.headers import JSON_TYPE, PICTURES, SEQUENCE_END, Session, preferred
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.triton.tensors import InferReply, Tensor
 
 UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults
-PICTURES = ("image/jpeg", "image/png")
 LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
 
 

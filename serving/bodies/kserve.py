@@ -154,8 +154,7 @@ def read_inputs(document: schemas.Tensors, binary: memoryview, length: int, dead
     for entry in in_time(document.inputs, deadline):
         name, datatype, available = entry.name, entry.datatype, len(binary)
         if datatype not in DATATYPES:
-            expected = ", ".join(sorted(DATATYPES))
-            raise InvalidRequest(f"input '{name}': there is no datatype '{datatype}'; there are {expected}")
+            raise InvalidRequest(f"input '{name}': {unknown('datatype', datatype, DATATYPES)}")
         size = entry.parameters.binary_data_size if entry.parameters else None
         if size is not None and size > available:
             raise InvalidRequest(f"input '{name}': binary_data_size is {size}, {available} bytes are left")

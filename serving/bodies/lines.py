@@ -19,7 +19,7 @@ import orjson
 
 from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, instances_in, read_shape
 from serving.bodies.instances import Instances, InstancesJob, Item, as_items, client_parameters, document
-from serving.bodies.schemas import Members, Named, read
+from serving.bodies.schemas import Members, read
 from serving.bodies.tables import CsvBody
 from serving.budget import in_time, read_json
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
@@ -47,6 +47,11 @@ class Record:
     def count(self) -> int:
         return len(self.instances.items) if self.instances else 1
 
+    @property
+    def named(self) -> Target:
+        body = self.instances or self.shape
+        return body.named if body else UNNAMED
+
     def can_join(self, other: "Record") -> bool:
         """Return whether one job can have the instances of both."""
         ours, theirs = self.instances, other.instances
@@ -73,7 +78,7 @@ class JsonLines:
         try:
             value = read_json(line)
             if isinstance(value, dict) and (record := self._body(line, value, served)):
-                _check_target(read(Named, value, "the line").target("the line"), served, target)
+                _check_target(record.named, served, target)
                 return record
         except ValueError as err:
             return Record(error=DecodingError(f"the line is not JSON: {err}"))

@@ -14,12 +14,11 @@ from serving.bodies.kserve import write_reply
 from serving.bodies.values import fitted, out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
-from serving.headers import preferred
+from serving.headers import NPY_TYPE, preferred
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
 
-NPY_TYPE = "application/x-npy"
 NPY_MAGIC, ZIP = b"\x93NUMPY", b"PK"
 KINDS = "biufSU"  # of dtypes: booleans, numbers, strings
 

@@ -14,12 +14,12 @@ from serving.bodies.documents import SHAPES, WHOLE_BODY, Shape, read_binary, rea
 from serving.bodies.instances import Instances, Item
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
-from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
+from serving.bodies.npy import NPY_MAGIC, NpyBody
 from serving.bodies.schemas import Members, read
-from serving.bodies.tables import CSV, TEXT, URL_ENCODED, CsvBody, TextOrForm, read_csv, read_form
+from serving.bodies.tables import TEXT, URL_ENCODED, CsvBody, TextOrForm, read_csv, read_form
 from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
-from serving.headers import JSON_LINES, preferred
+from serving.headers import CSV, JSON_LINES, NPY_TYPE, preferred
 
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}  # by their first bytes
 OBJECT = re.compile(rb"\s*\{")

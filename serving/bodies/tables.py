@@ -21,11 +21,10 @@ from serving.bodies.instances import Instances, InstancesJob, Item, Predictions,
 from serving.budget import MOST_INSTANCES, MOST_PARTS, Deadline, check_count, in_time
 from serving.codecs import FORM, ROW, Limits, read_cells
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
-from serving.headers import JSON_TYPE, preferred
+from serving.headers import CSV, JSON_TYPE, preferred
 from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, UNNAMED, Job, Reply, Request, Target
 
-CSV = "text/csv"
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
 BOM = b"\xef\xbb\xbf"
 

@@ -20,14 +20,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from serving import VERSION
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES
-from serving.bodies.npy import NPY_TYPE
 from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
 from serving.front.incoming import services
 from serving.front.models import managed
 from serving.front.replies import json_reply
-from serving.headers import JSON_TYPE, TARGET_MODEL
+from serving.headers import JSON_TYPE, NPY_TYPE, TARGET_MODEL
 
 Json = dict[str, Any]
 FOR_THE_MANAGER = "examples.answer_example"

@@ -43,7 +43,7 @@ def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus])
 
 
 def read_status(file: Path) -> dict[str, ProcessStatus]:
-    """Return the processes by name; none if process 1 has not written yet, or the file cannot be read."""
+    """Return the processes by name; empty until process 1 writes them, and if the file cannot be read."""
     try:
         processes = json.loads(file.read_bytes())["processes"]
     except (OSError, ValueError):

@@ -131,8 +131,8 @@ class OnPost(AtStart):
         for other in self.manager.models().entries.values():
             if taken := names & {other.triton_name, *other.parts}:
                 raise LoadFailed(
-                    f"'{other.name}' has a model {', '.join(sorted(taken))} too: rename one (or set "
-                    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=true, if it is false, for archives' parts)"
+                    f"'{other.name}' has a model {', '.join(sorted(taken))} too: rename one. Parts "
+                    "of archives keep their names if SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false"
                 )
 
     def _load(self, entry: Entry, names: Mapping[Path, str]) -> None:

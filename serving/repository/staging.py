@@ -65,7 +65,7 @@ class Store:
         calls. `config` is the model's for this machine; if it is None, read it from the folder, and return why an
         engine was chosen, None if there was no choice. Raise ConfigError."""
         if self.only_python and not STARTABLE.fullmatch(triton_name):
-            problem = "is no name with which Triton's Python backend starts: rename the folder"
+            problem = "is not a name with which Triton's Python backend can start a model: rename its folder"
             raise ConfigError(f"'{triton_name}'", problem, "at most 255 ASCII letters, digits, '.', '_' and '-'")
         shown = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(shown, ignore_errors=True)
@@ -104,15 +104,8 @@ class Store:
 
     def _completed(self, shown: Path, name: str) -> str:
         module, source = "serving.repository.staging", f"the configuration of '{name}'"
-        command = [
-            *dying_with_us("KILL"),
-            sys.executable,
-            "-m",
-            module,
-            str(shown),
-            str(shown / CONFIG),
-            str(self.backends),
-        ]
+        words = map(str, (shown, shown / CONFIG, self.backends))
+        command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
         seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(ROOT)}
         try:
             done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds)
@@ -126,10 +119,10 @@ class Store:
 
 def _check(folder: Path, config: Any) -> None:
     """Raise ConfigError for a version that tritonserver does not refuse, but dies of or waits for without end."""
-    file = config.default_model_filename or "model.py"
+    file = config.default_model_filename or FILES["python"]
     for version in versions(folder)[-1:]:
         if int(version.name) >= 2**63:
-            raise ConfigError(version, "is no version that Triton can read: it must be below 2^63")
+            raise ConfigError(version, "is not a version that Triton can read: it must be below 2^63")
         if backend_of(config) == "python" and not (version / file).is_file():
             raise ConfigError(version, f"has no {file}")
 
