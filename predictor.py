@@ -1,7 +1,8 @@
 """The Flask app, and the path of a request from its bytes to its reply: `infer`.
 
 bytes --read--> body --body.bind(served, request)--> Job --Job.answer--> Reply --> Response
-Registry.use finds the ServedModel that the request names, and keeps it loaded until the slot is left.
+Registry.use finds the ServedModel that the request names, and keeps it loaded until the slot is
+left.
 
 The other routes are blueprints in serving/front/.
 """
@@ -29,13 +30,14 @@ from serving.settings.table import Settings
 
 
 def create_app(settings: Settings, shared_memory: str = "") -> Flask:
-    """Return the WSGI application. Its files in /dev/shm have names that begin with `shared_memory`. It opens no
-    connection before its first request."""
+    """Return the WSGI application. Its files in /dev/shm have names that begin with
+    `shared_memory`. It opens no connection before its first request."""
     app = Flask(__name__, static_folder=None)
     app.request_class = Incoming
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.url_map.merge_slashes = False  # no redirects
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # answer OPTIONS with 405, like any method a route does not define
+    # answer OPTIONS with 405, like any method a route does not define
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.extensions["serving"] = Services(settings, shared_memory)
     app.register_error_handler(Exception, error_reply)
     app.teardown_request(lambda _error: incoming().drain())
@@ -76,8 +78,11 @@ def metrics() -> Response:
 def invocations() -> Response:
     """One request to the model that it names.
 
-    The model's parameters are in the body's `parameters`, or in the query string, as `?top_k=3`; the body's win."""
-    return infer(read_invocation, Target("the header Target-Model", incoming().header(TARGET_MODEL) or None))
+    The model's parameters are in the body's `parameters`, or in the query string, as `?top_k=3`;
+    the body's win."""
+    return infer(
+        read_invocation, Target("the header Target-Model", incoming().header(TARGET_MODEL) or None)
+    )
 
 
 def invoke(name: str) -> Response:
@@ -86,15 +91,18 @@ def invoke(name: str) -> Response:
 
 
 def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> Response:
-    """Answer a request for the model that the `route` and the rest of the request agree on. `read` makes its body,
-    `stream` is the type of the stream that the route asks for."""
+    """Answer a request for the model that the `route` and the rest of the request agree on. `read`
+    makes its body, `stream` is the type of the stream that the route asks for."""
     source, app, started = incoming(), services(), perf_counter()
     try:
         source.slot = app.admission.enter(source.content_length or 0)
-        Deadline(source.forwarded + app.gateway.timeout).left()  # raises TooLate if the caller has stopped waiting
+        # raises TooLate if the caller has stopped waiting
+        Deadline(source.forwarded + app.gateway.timeout).left()
         body = read(source)
         request = read_request(source, stream, body.named, route)
-        with app.registry.use(source.slot.keep, request.target.name, request.target.version) as served:
+        with app.registry.use(
+            source.slot.keep, request.target.name, request.target.version
+        ) as served:
             source.model = served.name
             job = body.bind(served, request)
             if job.request.stream:  # the body may ask for one, too
@@ -102,7 +110,9 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
             else:
                 reply = job.answer(app.gateway)
                 source.version = reply.version
-                response = Response(reply.content, content_type=reply.content_type, headers=reply.headers)
+                response = Response(
+                    reply.content, content_type=reply.content_type, headers=reply.headers
+                )
                 if job.session:
                     response.headers.update(job.session.headers())
     except Exception as err:

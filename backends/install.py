@@ -2,11 +2,11 @@
 
     python -m backends.install [DEST]
 
-DEST/python is Triton's own Python backend with the stub for the running Python. DEST/NAME is a copy of each folder
-here that has a model.py, together with _shared, because a backend sees only its own folder. These are copies because
-Triton refuses links out of the backend's directory.
-Folders in DEST that are not ours are kept, and so is a folder that is up to date. A new folder is built in a temporary
-place and renamed, so that an interrupted run leaves no incomplete backend.
+DEST/python is Triton's own Python backend with the stub for the running Python. DEST/NAME is a copy
+of each folder here that has a model.py, together with _shared, because a backend sees only its own
+folder. These are copies because Triton refuses links out of the backend's directory. Folders in
+DEST that are not ours are kept, and so is a folder that is up to date. A new folder is built in a
+temporary place and renamed, so that an interrupted run leaves no incomplete backend.
 """
 
 import argparse
@@ -31,12 +31,14 @@ log = logging.getLogger(__name__)
 def install(destination: Path) -> list[str]:
     """Bring `destination` up to date. Return the names of the backends that it wrote.
 
-    Raise FileNotFoundError if the package or its stub for this Python is missing, OSError if the folder cannot be
-    written.
+    Raise FileNotFoundError if the package or its stub for this Python is missing, OSError if the
+    folder cannot be written.
     """
     backends = {"python": python_backend(), **own_backends()}
     destination.mkdir(parents=True, exist_ok=True)
-    outdated = [name for name, files in backends.items() if not _is_current(destination / name, files)]
+    outdated = [
+        name for name, files in backends.items() if not _is_current(destination / name, files)
+    ]
     for name in outdated:
         _replace(destination / name, backends[name])
     return outdated
@@ -108,8 +110,12 @@ def _replace(folder: Path, files: Mapping[str, Path]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Return 0, or 1 after logging what failed."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parser = argparse.ArgumentParser(prog="python -m backends.install", description="Installs the backends.")
-    parser.add_argument("destination", nargs="?", type=Path, default=tritonserver.backend_directory())
+    parser = argparse.ArgumentParser(
+        prog="python -m backends.install", description="Installs the backends."
+    )
+    parser.add_argument(
+        "destination", nargs="?", type=Path, default=tritonserver.backend_directory()
+    )
     destination = parser.parse_args(arguments).destination
     try:
         written = install(destination)

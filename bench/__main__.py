@@ -1,4 +1,5 @@
-"""Compares this project's speed with a minimal front, the network alone, Triton itself and two similar servers.
+"""Compares this project's speed with a minimal front, the network alone, Triton itself and two
+similar servers.
 
 python -m bench --out docs/benchmarks.md    measures everything (about 20 minutes)
 python -m bench --servers ours bare --scenarios text --seconds 2
@@ -29,18 +30,28 @@ Rounds = dict[str, dict[str, list[Round]]]  # {scenario's name: {server's name: 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
     parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=SERVERS)
-    parser.add_argument("--scenarios", nargs="+", default=[""], help="words that the names of the scenarios contain")
+    parser.add_argument(
+        "--scenarios", nargs="+", default=[""], help="words that the names of the scenarios contain"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each server, in turns")
     parser.add_argument("--seconds", type=int, default=4, help="seconds of a round")
-    parser.add_argument("--before", type=Path, help="another checkout of this project, set up by `make setup models`")
-    parser.add_argument("--out", type=Path, help="file that the page is written to; default: the terminal")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        help="another checkout of this project, set up by `make setup models`",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="file that the page is written to; default: the terminal"
+    )
     options = parser.parse_args()
     chosen = [s for s in scenarios() if any(word in s.name for word in options.scenarios)]
     names = options.servers + ["before"] * bool(options.before)
     try:
         with running(names, options.before and options.before.resolve()) as servers:
             memory = {server.name: server.memory() for server in servers}
-            measured = {s.name: measure(s, servers, options.rounds, options.seconds) for s in chosen}
+            measured = {
+                s.name: measure(s, servers, options.rounds, options.seconds) for s in chosen
+            }
     except NotStarted as err:
         print(err, file=sys.stderr)
         return 1
@@ -49,8 +60,11 @@ def main() -> int:
     return 0
 
 
-def measure(scenario: Scenario, servers: Iterable[Server], rounds: int, seconds: int) -> dict[str, list[Round]]:
-    """Run the rounds of all servers that support the scenario, in turns. Raise NotStarted if an answer is wrong."""
+def measure(
+    scenario: Scenario, servers: Iterable[Server], rounds: int, seconds: int
+) -> dict[str, list[Round]]:
+    """Run the rounds of all servers that support the scenario, in turns. Raise NotStarted if an
+    answer is wrong."""
     takes = [server for server in servers if scenario.is_tensor or server.form != "triton"]
     takes = [server for server in takes if not scenario.is_tensor or server.form != "base64"]
     model = KINDS[scenario.model](ROOT / "model_repository" / scenario.model)
@@ -61,7 +75,9 @@ def measure(scenario: Scenario, servers: Iterable[Server], rounds: int, seconds:
         expected = gist(predict(model, sessions[0], scenario.plain))
         for server in takes:
             if (answer := gist(json.loads(ask(server, scenario)))) != expected:
-                raise NotStarted(f"{server.name} answers {answer} to {scenario.name}, not {expected}")
+                raise NotStarted(
+                    f"{server.name} answers {answer} to {scenario.name}, not {expected}"
+                )
     done: dict[str, list[Round]] = {server.name: [] for server in takes}
     if sessions:
         done["limit"] = []
@@ -75,24 +91,44 @@ def measure(scenario: Scenario, servers: Iterable[Server], rounds: int, seconds:
 
 
 def gist(answer: Any) -> Any:
-    """Return the part that all answers must share: the best label, or the first three numbers of an embedding."""
+    """Return the part that all answers must share: the best label, or the first three numbers of an
+    embedding."""
     if isinstance(answer, list):
         return gist(answer[0]) if answer else None
     if not isinstance(answer, dict):
         return None
     if "embedding" in answer:
         return [round(value, 2) for value in answer["embedding"][:3]]
-    return answer.get("label") or next((best for value in answer.values() if (best := gist(value))), None)
+    return answer.get("label") or next(
+        (best for value in answer.values() if (best := gist(value))), None
+    )
 
 
 def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) -> str:
-    """Return the page: a table for each scenario, with medians and the ratio to this project in the same round."""
-    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    """Return the page: a table for each scenario, with medians and the ratio to this project in the
+    same round."""
+    cpu = next(
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
     machine = f"{cpu.partition(':')[2].strip()}, {PROCESSORS} processors"
-    lines = [f"{machine}; {rounds} rounds of {seconds} s of each server in turns; ONNX Runtime, FP32, everywhere.", ""]
+    lines = [
+        f"{machine}; {rounds} rounds of {seconds} s of each server in turns; ONNX Runtime, "
+        "FP32, everywhere.",
+        "",
+    ]
     for name, servers in measured.items():
-        lines += [f"### {name[0].upper()}{name[1:]}", "", _row(*COLUMNS), _row(*["---"] * len(COLUMNS))]
-        lines += [row(server, results, servers.get("ours", results)) for server, results in servers.items()]
+        lines += [
+            f"### {name[0].upper()}{name[1:]}",
+            "",
+            _row(*COLUMNS),
+            _row(*["---"] * len(COLUMNS)),
+        ]
+        lines += [
+            row(server, results, servers.get("ours", results))
+            for server, results in servers.items()
+        ]
         lines.append("")
     lines += ["### Memory after the start", "", _row("Server", "MB"), _row("---", "---")]
     lines += [_row(name, f"{size / 2**20:.0f}") for name, size in memory.items()]
@@ -100,11 +136,14 @@ def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) 
 
 
 def row(name: str, results: list[Round], ours: list[Round]) -> str:
-    """Return a server's row. "front" is nginx's and gunicorn's processor time per answer, "all" of all of them."""
+    """Return a server's row. "front" is nginx's and gunicorn's processor time per answer, "all" of
+    all of them."""
     if errors := sum(each.errors for each in results):
         return _row(name, f"{errors} answers were not 200", *[""] * (len(COLUMNS) - 2))
     ratios = sorted(theirs.rate / own.rate for theirs, own in zip(results, ours, strict=True))
-    front = [each.processor.get("nginx", 0.0) + each.processor.get("gunicorn", 0.0) for each in results]
+    front = [
+        each.processor.get("nginx", 0.0) + each.processor.get("gunicorn", 0.0) for each in results
+    ]
     return _row(
         name,
         f"{median(each.rate for each in results):.1f}",

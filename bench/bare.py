@@ -1,6 +1,8 @@
-"""The yardstick: the smallest Flask front over the same tritonserver, on gunicorn, with one kept channel per worker.
+"""The yardstick: the smallest Flask front over the same tritonserver, on gunicorn, with one kept
+channel per worker.
 
-It trusts its callers, has no limits, versions, errors or metrics, and serves the four models of the scenarios.
+It trusts its callers, has no limits, versions, errors or metrics, and serves the four models of the
+scenarios.
 """
 
 import os
@@ -15,7 +17,12 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from bench.work import KINDS, Model
 
 DATATYPES = {"float32": "FP32", "int64": "INT64", "uint8": "UINT8"}
-OUTPUTS = {"efficientnet": "logits", "yolov4_tiny": "output0", "bert": "sentence_embedding", "mean": "y"}
+OUTPUTS = {
+    "efficientnet": "logits",
+    "yolov4_tiny": "output0",
+    "bert": "sentence_embedding",
+    "mean": "y",
+}
 app = Flask(__name__)
 
 
@@ -43,4 +50,7 @@ def invoke(name: str) -> Response:
         inputs[-1].set_data_from_numpy(array)
     output = OUTPUTS[name]
     reply = channel().infer(name, inputs, outputs=[InferRequestedOutput(output)])
-    return Response(orjson.dumps(model(name).finish({output: reply.as_numpy(output)})), mimetype="application/json")
+    return Response(
+        orjson.dumps(model(name).finish({output: reply.as_numpy(output)})),
+        mimetype="application/json",
+    )

@@ -1,4 +1,5 @@
-"""Load on an HTTP server by wrk, and on a network in this process; a closed loop with a fixed number of callers."""
+"""Load on an HTTP server by wrk, and on a network in this process; a closed loop with a fixed
+number of callers."""
 
 import json
 import subprocess
@@ -24,15 +25,16 @@ file:close()
 function done(summary, latency)
   local e = summary.errors
   io.write(string.format("\\n@@[%d, %d, %f, %f, %d]\\n", summary.requests, summary.duration,
-    latency:percentile(50), latency:percentile(99), e.status + e.connect + e.read + e.write + e.timeout))
+    latency:percentile(50), latency:percentile(99),
+    e.status + e.connect + e.read + e.write + e.timeout))
 end
 """
 
 
 @dataclass(frozen=True)
 class Round:
-    """Answers per second, latencies in milliseconds, answers other than 200, and the processor time of one answer in
-    milliseconds by program."""
+    """Answers per second, latencies in milliseconds, answers other than 200, and the processor time
+    of one answer in milliseconds by program."""
 
     rate: float
     p50: float
@@ -56,10 +58,21 @@ def load(server: Server, scenario: Scenario, seconds: int) -> Round:
     with tempfile.TemporaryDirectory(prefix="wrk-") as name:
         script, file = Path(name) / "request.lua", Path(name) / "body"
         file.write_bytes(body)
-        table = ", ".join(f"[{json.dumps(key)}] = {json.dumps(value)}" for key, value in headers.items())
+        table = ", ".join(
+            f"[{json.dumps(key)}] = {json.dumps(value)}" for key, value in headers.items()
+        )
         script.write_text(SCRIPT.format(headers=f"{{{table}}}", body=json.dumps(str(file))))
         url = f"http://127.0.0.1:{server.port}{path}"
-        command = ["wrk", "-t1", f"-c{scenario.callers}", f"-d{seconds}s", "--timeout=30s", "-s", str(script), url]
+        command = [
+            "wrk",
+            "-t1",
+            f"-c{scenario.callers}",
+            f"-d{seconds}s",
+            "--timeout=30s",
+            "-s",
+            str(script),
+            url,
+        ]
         begun = server.processor_seconds()
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         ended = server.processor_seconds()
@@ -69,7 +82,9 @@ def load(server: Server, scenario: Scenario, seconds: int) -> Round:
     return Round(answers / (duration / 1e6), p50 / 1000, p99 / 1000, errors, used)
 
 
-def limit(model: Model, sessions: list[onnxruntime.InferenceSession], scenario: Scenario, seconds: int) -> Round:
+def limit(
+    model: Model, sessions: list[onnxruntime.InferenceSession], scenario: Scenario, seconds: int
+) -> Round:
     """Do the same work in this process, without a server: one thread per session."""
     latencies: list[float] = []
     end = time.monotonic() + seconds
@@ -88,5 +103,9 @@ def limit(model: Model, sessions: list[onnxruntime.InferenceSession], scenario: 
     took, latencies = time.monotonic() - begun, sorted(latencies)
     processor = {"model": 1000 * (time.process_time() - used) / len(latencies)}
     return Round(
-        len(latencies) / took, latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100], 0, processor
+        len(latencies) / took,
+        latencies[len(latencies) // 2],
+        latencies[len(latencies) * 99 // 100],
+        0,
+        processor,
     )

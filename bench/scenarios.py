@@ -12,14 +12,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PHOTO = ROOT / "model_repository" / "efficientnet" / "example.jpg"
 SHORT = "A man is eating food."  # 8 tokens
 LONG = " ".join(["food"] * 126)  # 128 tokens with [CLS] and [SEP]
-ROW = np.random.default_rng(0).random(150_528, dtype=np.float32)  # as many floats as an image of 224x224 has
+# as many floats as an image of 224x224 has
+ROW = np.random.default_rng(0).random(150_528, dtype=np.float32)
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`plain` is the body for the bare server, the peers and the limit. For tensors `body` and `media_type` are
-    KServe's; for everything else they are the same as `plain`."""
+    """`plain` is the body for the bare server, the peers and the limit. For tensors `body` and
+    `media_type` are KServe's; for everything else they are the same as `plain`."""
 
     name: str
     model: str

@@ -1,4 +1,5 @@
-"""Starts the compared servers, each with its own processes and port, and makes the requests to each."""
+"""Starts the compared servers, each with its own processes and port, and makes the requests to
+each."""
 
 import os
 import shutil
@@ -23,7 +24,12 @@ from simulate.ports import PortPicker
 CACHE = ROOT / ".cache" / "bench"
 PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel gives to clients
 START_SECONDS, STOP_SECONDS = 240, 40
-PROGRAMS = {"nginx": "nginx", "gunicorn": "gunicorn", "backend_stub": "model", "bin/tritonserver": "tritonserver"}
+PROGRAMS = {
+    "nginx": "nginx",
+    "gunicorn": "gunicorn",
+    "backend_stub": "model",
+    "bin/tritonserver": "tritonserver",
+}
 MEAN = """platform: "onnxruntime_onnx"
 max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [-1] }
@@ -51,18 +57,26 @@ class Server:
     def request(self, scenario: Scenario) -> tuple[str, dict[str, str], bytes]:
         """Return the path, the headers and the body of the scenario's request."""
         if self.form == "ours":
-            named = {"Content-Type": scenario.media_type, "X-Amzn-SageMaker-Target-Model": scenario.model}
+            named = {
+                "Content-Type": scenario.media_type,
+                "X-Amzn-SageMaker-Target-Model": scenario.model,
+            }
             return f"/invocations?model_name={quote(scenario.model)}", named, scenario.body
         if self.form == "triton":
             size = scenario.media_type.partition("json-header-size=")[2]
-            kind = {"Inference-Header-Content-Length": size} if size else {"Content-Type": "application/json"}
+            kind = (
+                {"Inference-Header-Content-Length": size}
+                if size
+                else {"Content-Type": "application/json"}
+            )
             return f"/v2/models/{scenario.model}/infer", kind, scenario.body
         if self.form == "base64":
             return f"/{scenario.model}", {"Content-Type": "application/json"}, scenario.as_base64()
         return f"/{scenario.model}", {"Content-Type": "application/octet-stream"}, scenario.plain
 
     def processor_seconds(self) -> dict[str, float]:
-        """Return the seconds of processor time so far, by program: nginx, gunicorn, tritonserver, model, other."""
+        """Return the seconds of processor time so far, by program: nginx, gunicorn, tritonserver,
+        model, other."""
         used: dict[str, float] = {}
         for process in self._all():
             try:
@@ -84,11 +98,14 @@ class Server:
         return sum(process.memory_full_info().pss for process in self._all())
 
     def _all(self) -> list[psutil.Process]:
-        return [process for root in self.processes for process in (root, *root.children(recursive=True))]
+        return [
+            process for root in self.processes for process in (root, *root.children(recursive=True))
+        ]
 
 
 def make_repository(folder: Path) -> Path:
-    """Make a repository of the scenarios' bundled models and of `mean`, which computes the mean of a row of floats."""
+    """Make a repository of the scenarios' bundled models and of `mean`, which computes the mean of
+    a row of floats."""
     for name in ("efficientnet", "yolov4_tiny", "bert"):
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
     version = folder / "mean" / "1"
@@ -99,16 +116,23 @@ def make_repository(folder: Path) -> Path:
     mean = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])
     axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
     graph = helper.make_graph([node], "mean", [row], [mean], [axes])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), version / "model.onnx")
+    save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8),
+        version / "model.onnx",
+    )
     return folder
 
 
 @contextmanager
 def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
-    """Yield the named servers when they are ready. `before` is another checkout of this project; its server is
-    "before"."""
+    """Yield the named servers when they are ready. `before` is another checkout of this project;
+    its server is "before"."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+            )
+        )
         repository = make_repository(folder / "models")
         starters = {
             "ours": _ours,
@@ -121,7 +145,11 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
         servers: list[Server] = []
         for name in names:
             root = before if name == "before" and before else ROOT
-            servers.append(stack.enter_context(starters.get(name, _peer)(name, root, repository, folder / name)))
+            servers.append(
+                stack.enter_context(
+                    starters.get(name, _peer)(name, root, repository, folder / name)
+                )
+            )
         yield servers
 
 
@@ -137,7 +165,9 @@ def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
         "SAGEMAKER_TRITON_GRPC_PORT": str(grpc),
     }
     python = root / ".venv" / "bin" / "python"
-    with _started(name, "ours", http, [str(python), str(root / "serve")], root, variables, scratch) as server:
+    with _started(
+        name, "ours", http, [str(python), str(root / "serve")], root, variables, scratch
+    ) as server:
         yield replace(server, grpc=grpc)
 
 
@@ -146,9 +176,29 @@ def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
     """Start gunicorn like this project, over the tritonserver of a separate `serve`."""
     with _ours(f"{name}'s triton", root, repository, scratch) as triton:
         [port] = PORTS.pick(1)
-        variables = {"BENCH_TRITON": f"127.0.0.1:{triton.grpc}", "BENCH_REPOSITORY": str(repository)}
-        options = ["--worker-class", "gthread", "--workers", "2", "--threads", "16", "--keep-alive", "75"]
-        command = [sys.executable, "-m", "gunicorn", "bench.bare:app", "--bind", f"127.0.0.1:{port}", *options]
+        variables = {
+            "BENCH_TRITON": f"127.0.0.1:{triton.grpc}",
+            "BENCH_REPOSITORY": str(repository),
+        }
+        options = [
+            "--worker-class",
+            "gthread",
+            "--workers",
+            "2",
+            "--threads",
+            "16",
+            "--keep-alive",
+            "75",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "gunicorn",
+            "bench.bare:app",
+            "--bind",
+            f"127.0.0.1:{port}",
+            *options,
+        ]
         with _started(name, "plain", port, command, root, variables, scratch) as server:
             yield replace(server, processes=[*server.processes, *triton.processes])
 
@@ -169,7 +219,9 @@ def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[
         f"--http-port={port}",
     ]
     variables = tritonserver.environment(os.environ)
-    with _started(name, "triton", port, command, root, variables, scratch, ready="/v2/health/ready") as server:
+    with _started(
+        name, "triton", port, command, root, variables, scratch, ready="/v2/health/ready"
+    ) as server:
         yield server
 
 
@@ -180,7 +232,17 @@ def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
     python = str(environment(name))
     command = [python, "-m", module]
     if name == "bentoml":
-        command = [python, "-m", "bentoml", "serve", f"{module}:Models", "--port", str(port), "--host", "127.0.0.1"]
+        command = [
+            python,
+            "-m",
+            "bentoml",
+            "serve",
+            f"{module}:Models",
+            "--port",
+            str(port),
+            "--host",
+            "127.0.0.1",
+        ]
     variables = {
         "BENCH_PORT": str(port),
         "BENCH_REPOSITORY": str(repository),
@@ -193,7 +255,8 @@ def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 
 
 def environment(peer: str) -> Path:
-    """Return the Python of a peer's own environment, which is made from its lock file at the first call."""
+    """Return the Python of a peer's own environment, which is made from its lock file at the first
+    call."""
     folder, lock = CACHE / peer, ROOT / "bench" / "peers" / f"{peer}.lock"
     python, installed = folder / "bin" / "python", folder / "installed"
     if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
@@ -223,11 +286,15 @@ def _started(
         deadline = time.monotonic() + START_SECONDS
         while not _answers(f"http://127.0.0.1:{port}{ready}"):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise NotStarted(f"{name} does not start:\n{log.read_text(errors='replace')[-3000:]}")
+                raise NotStarted(
+                    f"{name} does not start:\n{log.read_text(errors='replace')[-3000:]}"
+                )
             time.sleep(0.1)
         yield Server(name, form, port, [psutil.Process(process.pid)])
     finally:
-        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        children = (
+            psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        )
         process.terminate()
         try:
             process.wait(STOP_SECONDS)

@@ -1,5 +1,5 @@
-"""Computes a scenario's answers without any code of this project: the work of the limit, of the bare server and of the
-peers, and an independent check of this project's answers."""
+"""Computes a scenario's answers without any code of this project: the work of the limit, of the
+bare server and of the peers, and an independent check of this project's answers."""
 
 import json
 from pathlib import Path
@@ -15,13 +15,15 @@ CONFIDENCE, OVERLAP = 0.40, 0.45  # of YOLOv4-tiny's publisher
 
 
 class Model:
-    """A body -> tensors -> a prediction. `threads`: how many threads one run of the network may take."""
+    """A body -> tensors -> a prediction. `threads`: how many threads one run of the network may
+    take."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def session(self, threads: int) -> onnxruntime.InferenceSession:
-        """Return the network's session, with the options that this project's ONNX Runtime backend sets."""
+        """Return the network's session, with the options that this project's ONNX Runtime backend
+        sets."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -45,14 +47,17 @@ def _photo(body: bytes) -> Array:
 
 
 class Photo(Model):
-    """EfficientNet-Lite0: a centre crop of 0.875 of the short side, bicubic to 224, as bytes; the top class."""
+    """EfficientNet-Lite0: a centre crop of 0.875 of the short side, bicubic to 224, as bytes; the
+    top class."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         image = _photo(body)
         height, width = image.shape[:2]
         side = round(min(height, width) * 0.875)
         top, left = (height - side) // 2, (width - side) // 2
-        crop = cv2.resize(image[top : top + side, left : left + side], (224, 224), interpolation=cv2.INTER_CUBIC)
+        crop = cv2.resize(
+            image[top : top + side, left : left + side], (224, 224), interpolation=cv2.INTER_CUBIC
+        )
         return {"images": np.ascontiguousarray(crop.transpose(2, 0, 1)[None])}
 
     def finish(self, outputs: dict[str, Array]) -> Any:
@@ -81,9 +86,13 @@ class Boxes(Model):
         kept = best > CONFIDENCE
         rows, classes, best = rows[kept], classes[kept], best[kept]
         corners = np.concatenate([rows[:, :2] - rows[:, 2:] / 2, rows[:, 2:]], axis=1)
-        chosen = cv2.dnn.NMSBoxesBatched(corners.tolist(), best.tolist(), classes.tolist(), CONFIDENCE, OVERLAP)
+        chosen = cv2.dnn.NMSBoxesBatched(
+            corners.tolist(), best.tolist(), classes.tolist(), CONFIDENCE, OVERLAP
+        )
         names = self.labels()
-        return [{"label": names[int(classes[i])], "score": float(best[i])} for i in np.ravel(chosen)]
+        return [
+            {"label": names[int(classes[i])], "score": float(best[i])} for i in np.ravel(chosen)
+        ]
 
 
 class Sentence(Model):
@@ -91,12 +100,18 @@ class Sentence(Model):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+        self.tokenizer = tokenizers.Tokenizer.from_file(
+            str(folder / "tokenizer" / "tokenizer.json")
+        )
         self.tokenizer.no_padding()
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         ids = np.array([self.tokenizer.encode(body.decode()).ids], np.int64)
-        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        return {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "token_type_ids": np.zeros_like(ids),
+        }
 
     def finish(self, outputs: dict[str, Array]) -> Any:
         embedding = outputs["sentence_embedding"][0]
@@ -107,14 +122,23 @@ class Floats(Model):
     """The mean of a row of floats, which comes as KServe's JSON or as raw bytes."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
-        row = json.loads(body)["inputs"][0]["data"] if body[:1] == b"{" else np.frombuffer(body, np.float32)
+        row = (
+            json.loads(body)["inputs"][0]["data"]
+            if body[:1] == b"{"
+            else np.frombuffer(body, np.float32)
+        )
         return {"x": np.array(row, np.float32)[None]}
 
     def finish(self, outputs: dict[str, Array]) -> Any:
         return outputs["y"].ravel().tolist()
 
 
-KINDS: dict[str, type[Model]] = {"efficientnet": Photo, "yolov4_tiny": Boxes, "bert": Sentence, "mean": Floats}
+KINDS: dict[str, type[Model]] = {
+    "efficientnet": Photo,
+    "yolov4_tiny": Boxes,
+    "bert": Sentence,
+    "mean": Floats,
+}
 
 
 def predict(model: Model, session: onnxruntime.InferenceSession, body: bytes) -> Any:

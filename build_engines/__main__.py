@@ -13,7 +13,8 @@ from build_engines.recipes import RECIPES
 from build_engines.request import REPOSITORY, Request, positive
 
 INTERRUPTED = 130  # a shell's status of a command that SIGINT ended
-SWALLOWED = 8.0  # seconds until a command that still runs is interrupted again; cleaning up takes at most 6
+# seconds until a command that still runs is interrupted again; cleaning up takes at most 6
+SWALLOWED = 8.0
 FIELDS = dataclasses.fields(Request)[1:]
 
 
@@ -25,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BuildError as err:
         return _failed(str(err), err.code)
     except ModuleNotFoundError as err:
-        return _failed(f"this needs the package '{err.name}', which is not installed: make dev installs it", 1)
+        return _failed(
+            f"this needs the package '{err.name}', which is not installed: make dev installs it", 1
+        )
     except OSError as err:
         return _failed(str(err), 1)
     except KeyboardInterrupt:
@@ -34,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def clean_up_at_signals() -> None:
-    """Let SIGTERM end the command as Ctrl-C does. A library may swallow the KeyboardInterrupt (seen in one of 300
-    builds), so a timer raises it again."""
+    """Let SIGTERM end the command as Ctrl-C does. A library may swallow the KeyboardInterrupt (seen
+    in one of 300 builds), so a timer raises it again."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _interrupt)
 
@@ -52,28 +55,51 @@ def _failed(message: str, code: int) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser. Each command imports its own modules when it runs."""
-    parser = argparse.ArgumentParser(prog="python -m build_engines", description="Makes what Triton serves.")
+    parser = argparse.ArgumentParser(
+        prog="python -m build_engines", description="Makes what Triton serves."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_build(commands.add_parser("build", help="build a model folder from weights"))
-    commands.add_parser("list", help="list the models that can be built by name").set_defaults(run=_list)
+    commands.add_parser("list", help="list the models that can be built by name").set_defaults(
+        run=_list
+    )
     verify = _stored(
-        commands.add_parser("verify", help="compare the engine with its fp32 reference; exit code 1 if a limit fails"),
+        commands.add_parser(
+            "verify",
+            help="compare the engine with its fp32 reference; exit code 1 if a limit fails",
+        ),
         _verify,
     )
-    verify.add_argument("--reference", type=Path, metavar="ONNX", help="the fp32 model, if it is not in the cache")
-    verify.add_argument("--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts")
+    verify.add_argument(
+        "--reference", type=Path, metavar="ONNX", help="the fp32 model, if it is not in the cache"
+    )
+    verify.add_argument(
+        "--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts"
+    )
     verify.add_argument("--count", type=positive, default=0, help="number of samples; default: all")
-    archive = _stored(commands.add_parser("archive", help="make the NAME.tar.gz that SageMaker takes"), _archive)
-    archive.add_argument("--copies", type=positive, default=0, help="make NAME-0.tar.gz …, each with its own name")
+    archive = _stored(
+        commands.add_parser("archive", help="make the NAME.tar.gz that SageMaker takes"), _archive
+    )
     archive.add_argument(
-        "--out", type=Path, default=Path("dist"), metavar="FOLDER", help="output folder; default: dist"
+        "--copies", type=positive, default=0, help="make NAME-0.tar.gz …, each with its own name"
+    )
+    archive.add_argument(
+        "--out",
+        type=Path,
+        default=Path("dist"),
+        metavar="FOLDER",
+        help="output folder; default: dist",
     )
     return parser
 
 
-def _stored(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+def _stored(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", help="a folder of the repository")
-    parser.add_argument("--repository", type=Path, default=REPOSITORY, metavar="FOLDER", help="the model repository")
+    parser.add_argument(
+        "--repository", type=Path, default=REPOSITORY, metavar="FOLDER", help="the model repository"
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -86,7 +112,9 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a model that `python -m build_engines list` prints, or your own name with --weights",
     )
-    parser.add_argument("--force", action="store_true", help="build even if the model is up to date")
+    parser.add_argument(
+        "--force", action="store_true", help="build even if the model is up to date"
+    )
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for each in FIELDS:
         words = dict(each.metadata)
@@ -98,19 +126,24 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(parsed: argparse.Namespace) -> Request:
-    """Return the request that the command line describes. Raise UsageError for a name that no model can have."""
+    """Return the request that the command line describes. Raise UsageError for a name that no model
+    can have."""
     from build_engines.engines.trtexec import find_trtexec
     from serving.clients import family_name
     from serving.host.machine import has_gpu
 
-    fields = {each.name: value for each in FIELDS if (value := getattr(parsed, each.name, None)) is not None}
+    fields = {
+        each.name: value
+        for each in FIELDS
+        if (value := getattr(parsed, each.name, None)) is not None
+    }
     for name in (parsed.model, fields.get("name", "")):
         if name.startswith(".") or "/" in name or name != name.strip():
             raise UsageError(f"'{name}' cannot be the name of a model's folder")
     if parsed.model not in RECIPES and "weights" not in fields:
         raise UsageError(
-            f"'{parsed.model}' is not known; the models are {', '.join(RECIPES)}; for one of your own add "
-            "--weights PATH or HUB-ID"
+            f"'{parsed.model}' is not known; the models are {', '.join(RECIPES)}; for one "
+            "of your own add --weights PATH or HUB-ID"
         )
     fields["inputs"] = tuple(fields.get("inputs", ()))
     fields["settings"] = dict(fields.get("settings", ()))
@@ -128,7 +161,11 @@ def _build(parsed: argparse.Namespace) -> int:
     started = time.monotonic()
     builders = {"text_embedding": text_embedding, "image_classes": image_classes}
     folder, built = builders.get(parsed.model, build)(request_of(parsed), parsed.force)
-    print(f"built {folder} in {time.monotonic() - started:.1f} s" if built else f"{folder} is up to date")
+    print(
+        f"built {folder} in {time.monotonic() - started:.1f} s"
+        if built
+        else f"{folder} is up to date"
+    )
     return 0
 
 
@@ -136,8 +173,8 @@ def _list(_: argparse.Namespace) -> int:
     for name, recipe in RECIPES.items():
         print(f"{name:<14} {recipe.summary}")
     print(
-        "NAME           your own: --weights PATH (ONNX, TorchScript, a checkpoint, a model of scikit-learn, XGBoost or "
-        "LightGBM) or HUB-ID"
+        "NAME           your own: --weights PATH (ONNX, TorchScript, a checkpoint, a model "
+        "of scikit-learn, XGBoost or LightGBM) or HUB-ID"
     )
     return 0
 

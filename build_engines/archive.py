@@ -1,8 +1,9 @@
-"""`archive`: write a model as SageMaker takes it, NAME.tar.gz with the folder NAME in it; an ensemble with all its
-parts.
+"""`archive`: write a model as SageMaker takes it, NAME.tar.gz with the folder NAME in it; an
+ensemble with all its parts.
 
-The same model gives the same bytes: entries are sorted, without times and owners. Copies are for multi-model endpoints:
-each has its own name, and so have its parts, because two loaded ensembles cannot share a part by name.
+The same model gives the same bytes: entries are sorted, without times and owners. Copies are for
+multi-model endpoints: each has its own name, and so have its parts, because two loaded ensembles
+cannot share a part by name.
 """
 
 import gzip
@@ -23,7 +24,8 @@ SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.part", "*.part
 
 
 def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Path]:
-    """Write OUT/NAME.tar.gz, or for copies OUT/NAME-0.tar.gz with the folder NAME_0 …; return the files.
+    """Write OUT/NAME.tar.gz, or for copies OUT/NAME-0.tar.gz with the folder NAME_0 …; return the
+    files.
 
     Raise BuildError if the model or a part of it is not there.
     """
@@ -45,16 +47,22 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
     return [_write(out, name, folders, clients, ending) for ending in endings]
 
 
-def _write(out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[str, Path], ending: str) -> Path:
+def _write(
+    out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[str, Path], ending: str
+) -> Path:
     """Write the archive in a temporary folder of links, then rename it."""
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=out) as scratch:
         linked, packed = Path(scratch) / "models", Path(scratch) / "packed"
         for part, folder in folders.items():
-            shutil.copytree(folder.resolve(), linked / names[part], copy_function=os.symlink, ignore=SKIPPED)
+            shutil.copytree(
+                folder.resolve(), linked / names[part], copy_function=os.symlink, ignore=SKIPPED
+            )
         for folder in {*clients.values()}:
-            shutil.copytree(folder.resolve(), linked / folder.name, copy_function=os.symlink, ignore=SKIPPED)
+            shutil.copytree(
+                folder.resolve(), linked / folder.name, copy_function=os.symlink, ignore=SKIPPED
+            )
         for file in linked.rglob("*.pbtxt") if ending else ():
             part = next(part for part in folders if linked / names[part] in file.parents)
             text = renamed(file.read_text(encoding="utf-8"), part, names, part in clients)
@@ -63,9 +71,14 @@ def _write(out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[s
         with (
             packed.open("wb") as raw,
             gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as zipped,
-            tarfile.open(fileobj=zipped, mode="w|", format=tarfile.GNU_FORMAT, dereference=True) as tar,
+            tarfile.open(
+                fileobj=zipped, mode="w|", format=tarfile.GNU_FORMAT, dereference=True
+            ) as tar,
         ):
-            for packed_name in [*names.values(), *sorted({folder.name for folder in clients.values()})]:
+            for packed_name in [
+                *names.values(),
+                *sorted({folder.name for folder in clients.values()}),
+            ]:
                 tar.add(linked / packed_name, packed_name, filter=_anonymous)
         packed.replace(target)
     return target
@@ -73,13 +86,21 @@ def _write(out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[s
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     """Remove an entry's time, owner and own rights."""
-    return entry.replace(deep=False, mtime=0, mode=0o755 if entry.isdir() else 0o644, uid=0, gid=0, uname="", gname="")
+    return entry.replace(
+        deep=False,
+        mtime=0,
+        mode=0o755 if entry.isdir() else 0o644,
+        uid=0,
+        gid=0,
+        uname="",
+        gname="",
+    )
 
 
 def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
-    """Return the config.pbtxt for the copy of model `name`. It has the new names of the model and of its steps, and
-    names the client that the old name selected: one of this project, or, if the model `shares` one, of its
-    repository."""
+    """Return the config.pbtxt for the copy of model `name`. It has the new names of the model and
+    of its steps, and names the client that the old name selected: one of this project, or, if the
+    model `shares` one, of its repository."""
     config = parse_config(text)
     if config.name:
         config.name = names[name]

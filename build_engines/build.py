@@ -1,6 +1,7 @@
 """Builds one model in a scratch folder, which is renamed to the model's name when it is complete.
 
-    weights -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt, build.json -> checked -> published
+    weights -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt, build.json
+        -> checked -> published
 
 A build that is interrupted or fails leaves the repository as it was.
 """
@@ -17,7 +18,15 @@ from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
 from build_engines import comparison
 from build_engines.engines import onnx_runtime, tensorrt, trtexec
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import bert, bundled, efficientnet, image_folder, onnx_file, table, yolov4_tiny
+from build_engines.families import (
+    bert,
+    bundled,
+    efficientnet,
+    image_folder,
+    onnx_file,
+    table,
+    yolov4_tiny,
+)
 from build_engines.families.image_folder import is_image
 from build_engines.families.text_folder import is_text
 from build_engines.model_folder import (
@@ -68,7 +77,8 @@ OWN_WEIGHTS: dict[str, Callable[[Request, Path], ModelSpec]] = {
     "efficientnet": efficientnet.export,
     "yolov4_tiny": yolov4_tiny.export,
 }
-# Clients whose models stay within comparison.py's limits in BF16: on CPUs with AMX, `serve` runs them on OpenVINO.
+# Clients whose models stay within comparison.py's limits in BF16: on CPUs with AMX, `serve` runs
+# them on OpenVINO.
 ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
 PRECISION = "INFERENCE_PRECISION_HINT"  # OpenVINO's; others compute in FP32 unless --set names it
 ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by target
@@ -104,19 +114,24 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
         if request.compare and engine.precision == "int8" and engine.cpu_only:
             compare_with_fp32(folder, reference_folder(source) / "model.onnx", request)
         elif engine.precision == "int8":
-            print(f"INT8 is not compared with fp32: do so with verify {target.name} --samples PATH", flush=True)
+            print(
+                f"INT8 is not compared with fp32: do so with verify {target.name} --samples PATH",
+                flush=True,
+            )
         if request.load:
             load(folder, target)
             if request.target in ON_A_GPU and not has_gpu():
-                print("loaded with its CPU configuration, because this machine has no GPU", flush=True)
+                print(
+                    "loaded with its CPU configuration, because this machine has no GPU", flush=True
+                )
         keep_users_files(folder, target)
         publish(folder, target)
     return target, True
 
 
 def compare_with_fp32(folder: Path, reference: Path, request: Request) -> None:
-    """Print how alike the answers of the engine and of fp32 are on samples that calibration did not see, or, without
-    samples, on those of `verify`. Raise BuildError if a limit fails."""
+    """Print how alike the answers of the engine and of fp32 are on samples that calibration did not
+    see, or, without samples, on those of `verify`. Raise BuildError if a limit fails."""
     stored = open_model(folder.name, folder.parent, "")
     model, client = stored.model, stored.client()
     samples = request.calibration if model.parameters.get("client") in comparison.SAMPLED else None
@@ -125,8 +140,9 @@ def compare_with_fp32(folder: Path, reference: Path, request: Request) -> None:
         print(score, flush=True)
         if not score.passed:
             raise BuildError(
-                f"INT8 does not answer as fp32 does: {score}; calibrate it with pictures or texts of the kind that it "
-                "will get (--calibration), or build it all the same with --no-compare"
+                f"INT8 does not answer as fp32 does: {score}; calibrate it with pictures or "
+                "texts of the kind that it will get (--calibration), or build it all the "
+                "same with --no-compare"
             )
 
 
@@ -137,8 +153,15 @@ def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
         asked.pop(field)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights
-    files = {"weights": weights, "labels": request.labels, "tokenizer": request.tokenizer, "data": request.data}
-    asked["sha256"] = {name: sources.identity(file) for name, file in files.items() if file and file.exists()}
+    files = {
+        "weights": weights,
+        "labels": request.labels,
+        "tokenizer": request.tokenizer,
+        "data": request.data,
+    }
+    asked["sha256"] = {
+        name: sources.identity(file) for name, file in files.items() if file and file.exists()
+    }
     asked["calibration"] = request.calibration.name if request.calibration else ""
     if request.target == "tensorrt" and (bound := trtexec.bound_to()):
         asked["bound_to"] = bound
@@ -180,8 +203,8 @@ def _exported(request: Request, weights: Path | None, folder: Path) -> ModelSpec
 
 
 def _family(request: Request, weights: Path | None, kind: str) -> str:
-    """Return the client that serves these weights: that of the recipe or the flag, else the one that config.json
-    names."""
+    """Return the client that serves these weights: that of the recipe or the flag, else the one
+    that config.json names."""
     name = request.recipe.client if request.recipe else onnx_file.client_of(request)
     if not name and kind == "checkpoint" and weights:
         config = json.loads((weights / "config.json").read_text(encoding="utf-8"))
@@ -190,25 +213,34 @@ def _family(request: Request, weights: Path | None, kind: str) -> str:
             name = "resnet" if is_image(weights) else "bert" if is_text(weights) else name
     if name not in FAMILIES and kind == "checkpoint":
         raise UsageError(
-            f"{weights} ({name or 'no model_type in config.json'}) has neither a tokenizer's files nor "
-            "preprocessor_config.json, so it is not known what it takes: save its tokenizer or image processor "
-            "there too (save_pretrained), or export it to ONNX, of which any file is taken"
+            f"{weights} ({name or 'no model_type in config.json'}) has neither a "
+            "tokenizer's files nor preprocessor_config.json, so it is not known what it "
+            "takes: save its tokenizer or image processor there too (save_pretrained), or "
+            "export it to ONNX, of which any file is taken"
         )
     if kind == "tensors" and name != onnx_file.DETECTOR:
         raise UsageError(
-            f"{weights} is a file of torch.save, of which only YOLOv5's is built (--client yolov5): where its "
-            "code is, export the network, torch.onnx.export(network, example, 'model.onnx'), and build that"
+            f"{weights} is a file of torch.save, of which only YOLOv5's is built (--client "
+            "yolov5): where its code is, export the network, torch.onnx.export(network, "
+            "example, 'model.onnx'), and build that"
         )
     return name
 
 
 def check_settings(client: str, names: Iterable[str]) -> None:
-    """Raise UsageError, with the nearest name, for a setting that neither the client nor a backend has."""
-    own = {each.name for each in (*family(client).settings, *family(client).parameters)} if client else set()
+    """Raise UsageError, with the nearest name, for a setting that neither the client nor a backend
+    has."""
+    own = (
+        {each.name for each in (*family(client).settings, *family(client).parameters)}
+        if client
+        else set()
+    )
     whose = f"the client '{client}'" if client else "a backend (name the --client for its own)"
     for name in names:
         if name not in own | OF_BACKENDS and not name.startswith(SESSION):
-            raise UsageError(f"--set {name}: {unknown(f'setting of {whose}', name, own or OF_BACKENDS)}")
+            raise UsageError(
+                f"--set {name}: {unknown(f'setting of {whose}', name, own or OF_BACKENDS)}"
+            )
 
 
 def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, request: Request) -> None:
@@ -217,17 +249,29 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, request: 
     An engine for a CPU only has the first alone.
     """
     cpu = model_config(
-        model_spec, platform=model_spec.platform, kind="KIND_CPU", count=model_spec.cpu_instances, request=request
+        model_spec,
+        platform=model_spec.platform,
+        kind="KIND_CPU",
+        count=model_spec.cpu_instances,
+        request=request,
     )
-    open_to_all = {PARAMETER: AUTO} if model_spec.client in ANY_CPU_ENGINE and model_spec.platform == ONNX else {}
+    open_to_all = (
+        {PARAMETER: AUTO}
+        if model_spec.client in ANY_CPU_ENGINE and model_spec.platform == ONNX
+        else {}
+    )
     by_openvino = engine.cpu_parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32"
     in_fp32 = {PRECISION: "f32"} if by_openvino and not open_to_all else {}
-    for name, value in (open_to_all | dict(engine.cpu_parameters) | in_fp32 | dict(model_spec.settings)).items():
+    for name, value in (
+        open_to_all | dict(engine.cpu_parameters) | in_fp32 | dict(model_spec.settings)
+    ).items():
         cpu.parameters[name].string_value = value
     if engine.cpu_only:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
-    gpu = model_config(model_spec, platform=engine.platform, kind="KIND_GPU", count=1, request=request)
+    gpu = model_config(
+        model_spec, platform=engine.platform, kind="KIND_GPU", count=1, request=request
+    )
     if gpu.HasField("dynamic_batching"):
         gpu.dynamic_batching.preferred_batch_size.extend(engine.preferred_batch_sizes)
     if engine.accelerator:
@@ -239,5 +283,10 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, request: 
 
 
 def _usual_name(request: Request, engine: Engine) -> str:
-    """Return the model's name, followed by the precision of a CPU's engine that is not fp32: both can be served."""
-    return f"{request.model}_{engine.precision}" if engine.cpu_only and engine.precision != "fp32" else request.model
+    """Return the model's name, followed by the precision of a CPU's engine that is not fp32: both
+    can be served."""
+    return (
+        f"{request.model}_{engine.precision}"
+        if engine.cpu_only and engine.precision != "fp32"
+        else request.model
+    )

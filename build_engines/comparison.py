@@ -1,4 +1,5 @@
-"""`verify`: compare an engine with the fp32 model that it was made from, and time both; each limit must hold.
+"""`verify`: compare an engine with the fp32 model that it was made from, and time both; each limit
+must hold.
 
 | Model | Measured | Limit |
 |---|---|---|
@@ -6,8 +7,8 @@
 | detection | detections in common, of all that either finds | 0.90 |
 | embedding | mean cosine | 0.98 |
 | classes of pixels | overlap of the shares of the classes | 0.98 |
-| fill-mask, entities, answers, rankings | share of equal first tokens, entities, answers, documents | 0.90 |
-| a model without a client, or an image model without --samples | mean cosine of each output | 0.99 |
+| fill-mask, entities, answers, rankings | share of equal first results | 0.90 |
+| no client, or an image model without --samples | mean cosine of each output | 0.99 |
 """
 
 import time
@@ -33,7 +34,8 @@ TEXTS_CLIENT, TABLES_CLIENT = "bert", "table"
 SAMPLED = (TEXTS_CLIENT, "resnet", "yolov5")  # clients whose engines are calibrated on samples
 TENSOR_COSINE, OVERLAP = 0.99, 0.5
 SECONDS, LEAST_RUNS = 1.0, 3  # of the timed runs of the engine, and of fp32
-HELD_OUT, LEAST = 4, 8  # INT8 is compared on each 4th sample and calibrated on the others, of at least 8
+# INT8 is compared on each 4th sample and calibrated on the others, of at least 8
+HELD_OUT, LEAST = 4, 8
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -63,29 +65,43 @@ class Score:
         return self.limit is None or self.value >= self.limit
 
     def __str__(self) -> str:
-        limit = "" if self.limit is None else f" (limit {self.limit:.4f}{'' if self.passed else ', FAILED'})"
+        limit = (
+            ""
+            if self.limit is None
+            else f" (limit {self.limit:.4f}{'' if self.passed else ', FAILED'})"
+        )
         return f"{self.name} {self.value:.4f}{limit}{f', {self.note}' if self.note else ''}"
 
 
-def verify(stored: StoredModel, reference: Path | None, source: Path | None, count: int) -> list[Score]:
-    """Return the scores of a built model against `reference`, by default the fp32 model that its build kept."""
+def verify(
+    stored: StoredModel, reference: Path | None, source: Path | None, count: int
+) -> list[Score]:
+    """Return the scores of a built model against `reference`, by default the fp32 model that its
+    build kept."""
     if not reference:
         sha256 = stored.record.get("source_sha256", "")
         kept = reference_folder(sha256) / "model.onnx"
-        known = (path for path in (kept, stored.version / "model.onnx") if path.is_file() and digest(path) == sha256)
+        known = (
+            path
+            for path in (kept, stored.version / "model.onnx")
+            if path.is_file() and digest(path) == sha256
+        )
         if not (reference := next(known, None)):
             raise BuildError(
-                f"the fp32 model that {stored.folder.name} was made from is not in {kept.parent}: build it again with "
-                "--force, or name it with --reference ONNX"
+                f"the fp32 model that {stored.folder.name} was made from is not in "
+                f"{kept.parent}: build it again with --force, or name it with --reference ONNX"
             )
     engine, fp32 = runner_of(stored), onnx_runner(reference)
     scores = compare(stored.model, stored.client(), engine, fp32, count, source)
     # trtexec loads a plan for each run
-    return scores if stored.config.platform == PLAN else [*scores, _speed(stored.model, engine, fp32)]
+    return (
+        scores if stored.config.platform == PLAN else [*scores, _speed(stored.model, engine, fp32)]
+    )
 
 
 def _speed(model: Model, engine: Runner, fp32: Runner) -> Score:
-    """Return how many times as fast as fp32 the engine is. They run in turns, so that a disturbance affects both."""
+    """Return how many times as fast as fp32 the engine is. They run in turns, so that a disturbance
+    affects both."""
     feed = example_feed(model, 1, length=128)
     times: dict[Runner, list[float]] = {engine: [], fp32: []}
     end = time.perf_counter() + 2 * SECONDS
@@ -95,7 +111,9 @@ def _speed(model: Model, engine: Runner, fp32: Runner) -> Score:
             run(feed)
             taken.append(time.perf_counter() - started)
     ours, theirs = (median(taken[1:]) * 1e3 for taken in times.values())  # the first run warms up
-    return Score("times as fast as fp32", theirs / ours, note=f"{ours:.2f} ms, fp32 {theirs:.2f} ms")
+    return Score(
+        "times as fast as fp32", theirs / ours, note=f"{ours:.2f} ms, fp32 {theirs:.2f} ms"
+    )
 
 
 def compare(
@@ -107,14 +125,17 @@ def compare(
     source: Path | None = None,
     held_out: bool | None = None,
 ) -> list[Score]:
-    """Return the scores of `engine` on at most `count` samples of `source`, 0 for all; `held_out` is as for `_part`.
+    """Return the scores of `engine` on at most `count` samples of `source`, 0 for all; `held_out`
+    is as for `_part`.
 
-    Without `source` texts are compared on sentences of our own, images on the model's example, others on random
-    tensors.
+    Without `source` texts are compared on sentences of our own, images on the model's example,
+    others on random tensors.
     """
     family = model.parameters.get("client", "")
     if client is None or family == TABLES_CLIENT:
-        return compare_tensors(example_feed(model, min(4, model.max_batch_size) or 1), engine, reference)
+        return compare_tensors(
+            example_feed(model, min(4, model.max_batch_size) or 1), engine, reference
+        )
     if source is None and family != TEXTS_CLIENT:
         example = client.codec.from_bytes(ServedModel(model, client).example(), Limits())
         feed = row_of(model, client.preprocess([example]))
@@ -122,20 +143,31 @@ def compare(
     samples = list(islice(_samples(client, family, source, held_out), count or None))
     ours, theirs = ([_predict(client, run, s) for s in samples] for run in (engine, reference))
     measure = MEASURES[str(client.options["task"]) if family == TEXTS_CLIENT else family]
-    alike = [value for pair in zip(ours, theirs, strict=True) if (value := measure.alike(*pair)) is not None]
+    alike = [
+        value
+        for pair in zip(ours, theirs, strict=True)
+        if (value := measure.alike(*pair)) is not None
+    ]
     if not alike:
         raise BuildError(
-            f"fp32 finds nothing in {len(samples)} images of {source}: name images with objects; a build takes these "
-            "with --no-compare"
+            f"fp32 finds nothing in {len(samples)} images of {source}: name images with "
+            "objects; a build takes these with --no-compare"
         )
     return [Score(measure.name, float(np.mean(alike)), measure.limit, f"{len(samples)} samples")]
 
 
-def compare_tensors(feed: Tensors, engine: Runner, reference: Runner, note: str = "random input") -> list[Score]:
+def compare_tensors(
+    feed: Tensors, engine: Runner, reference: Runner, note: str = "random input"
+) -> list[Score]:
     """Return the cosine of each output."""
     ours, theirs = _run(engine, feed), _run(reference, feed)
     return [
-        Score(f"cosine of '{name}'", cosine(np.atleast_2d(ours[name]), np.atleast_2d(array)), TENSOR_COSINE, note)
+        Score(
+            f"cosine of '{name}'",
+            cosine(np.atleast_2d(ours[name]), np.atleast_2d(array)),
+            TENSOR_COSINE,
+            note,
+        )
         for name, array in theirs.items()
     ]
 
@@ -159,9 +191,12 @@ def _run(run: Runner, feed: Tensors) -> Tensors:
 def for_calibration(
     client: ModelClient, family: str, source: Path | None, held_out: bool | None = None
 ) -> Iterator[Tensors]:
-    """Yield the client's tensors for each instance of `source`, batch dimension included; `held_out` as for `_part`."""
+    """Yield the client's tensors for each instance of `source`, batch dimension included;
+    `held_out` as for `_part`."""
     if source is None:
-        raise UsageError("INT8 is calibrated: name a folder of images, or a file of texts, with --calibration")
+        raise UsageError(
+            "INT8 is calibrated: name a folder of images, or a file of texts, with --calibration"
+        )
     names = {spec.name for spec in client.model.inputs}
     for instance in _samples(client, family, source, held_out):
         rows = row_of(client.model, client.preprocess([instance]))
@@ -169,16 +204,24 @@ def for_calibration(
 
 
 def _part(source: Path, samples: list[Any], held_out: bool | None) -> list[Any]:
-    """Return the samples held out of calibration (True), the other ones (False), or all (None). Raise UsageError."""
+    """Return the samples held out of calibration (True), the other ones (False), or all (None).
+    Raise UsageError."""
     if held_out is not None and len(samples) < LEAST:
         raise UsageError(
-            f"{source} has {len(samples)} of the {LEAST} samples that calibrate INT8 and show that it answers as fp32 "
-            "does: some dozens of the kind that the model gets are best; --no-compare takes fewer"
+            f"{source} has {len(samples)} of the {LEAST} samples that calibrate INT8 and "
+            "show that it answers as fp32 does: some dozens of the kind that the model gets "
+            "are best; --no-compare takes fewer"
         )
-    return [sample for index, sample in enumerate(samples) if held_out in (None, index % HELD_OUT == HELD_OUT - 1)]
+    return [
+        sample
+        for index, sample in enumerate(samples)
+        if held_out in (None, index % HELD_OUT == HELD_OUT - 1)
+    ]
 
 
-def _samples(client: ModelClient, family: str, source: Path | None, held_out: bool | None = None) -> Iterator[Any]:
+def _samples(
+    client: ModelClient, family: str, source: Path | None, held_out: bool | None = None
+) -> Iterator[Any]:
     """Yield the images of a folder, or the lines of a file as instances of the client's task."""
     if family == TEXTS_CLIENT:
         for text in _part(source, _lines(source), held_out) if source else TEXTS:
@@ -225,7 +268,9 @@ def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
     a, b = (array.reshape(len(array), -1).astype(np.float64) for array in (ours, theirs))
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     both_zero = ~a.any(1) & ~b.any(1)
-    return float(np.where(both_zero, 1.0, (a * b).sum(1) / np.where(lengths > 0, lengths, 1.0)).mean())
+    return float(
+        np.where(both_zero, 1.0, (a * b).sum(1) / np.where(lengths > 0, lengths, 1.0)).mean()
+    )
 
 
 @dataclass(frozen=True)
@@ -251,11 +296,16 @@ def _same_shares(ours: Any, theirs: Any) -> float:
 
 
 def _same_boxes(ours: Any, theirs: Any) -> float | None:
-    """Return the share of both models' detections that have a partner of the same class at the same position."""
+    """Return the share of both models' detections that have a partner of the same class at the same
+    position."""
     free = list(theirs["detections"])
     total = len(ours["detections"]) + len(free)
     for mine in ours["detections"]:
-        matches = [each for each in free if each["class_id"] == mine["class_id"] and overlap(mine["box"], each["box"])]
+        matches = [
+            each
+            for each in free
+            if each["class_id"] == mine["class_id"] and overlap(mine["box"], each["box"])
+        ]
         if matches:
             free.remove(matches[0])
     return 2 * (len(theirs["detections"]) - len(free)) / total if total else None
@@ -283,12 +333,18 @@ MEASURES = {  # by client or, for texts, by task
     "image_embedding": _VECTORS,
     "embedding": _VECTORS,
     "semantic_segmentation": Measure("common shares of classes", 0.98, _same_shares),
-    "fill-mask": _equal("equal first tokens", 0.90, lambda answer: answer["masks"][0][0]["token_id"]),
+    "fill-mask": _equal(
+        "equal first tokens", 0.90, lambda answer: answer["masks"][0][0]["token_id"]
+    ),
     "token-classification": _equal(
-        "equal entities", 0.90, lambda answer: [(each["label"], each["start"]) for each in answer["entities"]]
+        "equal entities",
+        0.90,
+        lambda answer: [(each["label"], each["start"]) for each in answer["entities"]],
     ),
     "question-answering": _equal(
         "equal answers", 0.90, lambda answer: [each["answer"] for each in answer["answers"][:1]]
     ),
-    "text-ranking": _equal("equal first documents", 0.90, lambda answer: answer["ranking"][0]["index"]),
+    "text-ranking": _equal(
+        "equal first documents", 0.90, lambda answer: answer["ranking"][0]["index"]
+    ),
 }

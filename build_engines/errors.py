@@ -24,5 +24,6 @@ def brief(err: Exception) -> str:
 
 
 def first_line(err: Exception) -> str:
-    """Return the first line of another library's error, or its type if it has no text, for messages of one line."""
+    """Return the first line of another library's error, or its type if it has no text, for messages
+    of one line."""
     return (str(err).strip().splitlines() or [type(err).__name__])[0]

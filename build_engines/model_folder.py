@@ -1,9 +1,11 @@
-"""The description of a model that a family has written, the folder that is built from it, and how to read it back.
+"""The description of a model that a family has written, the folder that is built from it, and how
+to read it back.
 
-    weights --family--> ModelSpec --engine--> 1/model.onnx or 1/model.plan --> config.pbtxt, labels.txt, build.json
+    weights --family--> ModelSpec --engine--> 1/model.onnx or 1/model.plan
+        --> config.pbtxt, labels.txt, build.json
 
-config.pbtxt is written through Triton's own protobuf, so Triton can read it. A folder is made in a scratch folder,
-which is renamed when it is complete.
+config.pbtxt is written through Triton's own protobuf, so Triton can read it. A folder is made in a
+scratch folder, which is renamed when it is complete.
 """
 
 import contextlib
@@ -46,7 +48,8 @@ from serving.repository.model_config import (
 from serving.repository.model_config import read_config as config_on
 from serving.settings.table import Settings
 
-ONNX, TORCHSCRIPT, PLAN = "onnxruntime_onnx", "pytorch_libtorch", "tensorrt_plan"  # Triton's platforms
+# Triton's platforms
+ONNX, TORCHSCRIPT, PLAN = "onnxruntime_onnx", "pytorch_libtorch", "tensorrt_plan"
 MODEL_FILES = {ONNX: "model.onnx", TORCHSCRIPT: "model.pt", PLAN: "model.plan"}
 HEADER = "# Written by python -m build_engines.\n"
 RECORD = "build.json"  # the request a folder was built from, and the digests of its files
@@ -54,7 +57,8 @@ SCRATCH, STALE = ".build-", 86400  # seconds
 
 
 def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
-    """Return the tensor's shape with `batch` in front, 0 for none, and `length` for each dimension that varies."""
+    """Return the tensor's shape with `batch` in front, 0 for none, and `length` for each dimension
+    that varies."""
     return (*([batch] if batch else []), *(length if size == -1 else size for size in tensor.shape))
 
 
@@ -62,9 +66,10 @@ def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
 class ModelSpec:
     """A model whose folder has 1/model.onnx in fp32 (or 1/model.pt), labels and an example already.
 
-    `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters` tell it;
-    `max_batch_size` 0 means no batch dimension; `lengths` are the least, the usual and the most that a dimension of -1
-    is. `note` is a comment for config.pbtxt; `cpu_only`: no GPU computes its operators.
+    `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters`
+    tell it; `max_batch_size` 0 means no batch dimension; `lengths` are the least, the usual and the
+    most that a dimension of -1 is. `note` is a comment for config.pbtxt; `cpu_only`: no GPU
+    computes its operators.
     """
 
     client: str = ""
@@ -80,7 +85,8 @@ class ModelSpec:
 
     @property
     def cpu_instances(self) -> int:
-        """Return the instances on a CPU: 1 if the backend merges waiting requests into runs on all processors."""
+        """Return the instances on a CPU: 1 if the backend merges waiting requests into runs on all
+        processors."""
         return 1 if self.platform == ONNX and self.max_batch_size else 2
 
     @property
@@ -89,19 +95,26 @@ class ModelSpec:
         return MODEL_FILES[self.platform]
 
     def profile(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Return the least, the usual and the largest shape of each input, batch dimension included."""
+        """Return the least, the usual and the largest shape of each input, batch dimension
+        included."""
         most = self.max_batch_size
-        sizes = list(zip((1, max(most // 2, 1), most) if most else (0, 0, 0), self.lengths, strict=True))
-        return {spec.name: tuple(full_shape(spec, batch, length) for batch, length in sizes) for spec in self.inputs}
+        sizes = list(
+            zip((1, max(most // 2, 1), most) if most else (0, 0, 0), self.lengths, strict=True)
+        )
+        return {
+            spec.name: tuple(full_shape(spec, batch, length) for batch, length in sizes)
+            for spec in self.inputs
+        }
 
 
 @dataclass(frozen=True)
 class Engine:
     """The engine that was built from 1/model.onnx.
 
-    `bound_to` says on which GPU and versions the engine depends, "engine" in build.json. `cpu_only`: it always runs on
-    a CPU. `cpu_parameters` go into the configuration for a CPU; `accelerator` are the parameters of ONNX Runtime's
-    TensorRT provider in the configuration for a GPU.
+    `bound_to` says on which GPU and versions the engine depends, "engine" in build.json.
+    `cpu_only`: it always runs on a CPU. `cpu_parameters` go into the configuration for a CPU;
+    `accelerator` are the parameters of ONNX Runtime's TensorRT provider in the configuration for a
+    GPU.
     """
 
     platform: str
@@ -113,9 +126,14 @@ class Engine:
     accelerator: Mapping[str, str] = field(default_factory=dict)
 
 
-def model_config(model_spec: ModelSpec, platform: str, kind: str, count: int, request: Request) -> Any:
-    """Return the ModelConfig of the model on `platform`, with `count` instances on `kind` (KIND_CPU, KIND_GPU)."""
-    config = model_config_pb2.ModelConfig(platform=platform, max_batch_size=model_spec.max_batch_size)
+def model_config(
+    model_spec: ModelSpec, platform: str, kind: str, count: int, request: Request
+) -> Any:
+    """Return the ModelConfig of the model on `platform`, with `count` instances on `kind`
+    (KIND_CPU, KIND_GPU)."""
+    config = model_config_pb2.ModelConfig(
+        platform=platform, max_batch_size=model_spec.max_batch_size
+    )
     for spec in model_spec.inputs:
         _tensor(config.input.add(), spec, model_spec.max_batch_size)
     for spec in model_spec.outputs:
@@ -126,14 +144,17 @@ def model_config(model_spec: ModelSpec, platform: str, kind: str, count: int, re
     group.kind = group.Kind.Value(kind)
     if model_spec.max_batch_size:
         config.dynamic_batching.SetInParent()
-    parameters = ({"client": model_spec.client} if model_spec.client else {}) | dict(model_spec.settings)
+    parameters = ({"client": model_spec.client} if model_spec.client else {}) | dict(
+        model_spec.settings
+    )
     for key, value in parameters.items():
         config.parameters[key].string_value = value
     return config
 
 
 def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
-    """Declare a tensor. config.pbtxt has no scalars: callers send [1], or [n, 1]; the model gets [], or [n]."""
+    """Declare a tensor. config.pbtxt has no scalars: callers send [1], or [n, 1]; the model gets
+    [], or [n]."""
     target.name, target.data_type = spec.name, data_type(spec.datatype)
     target.dims.extend(spec.shape or (1,))
     if not spec.shape and max_batch_size:
@@ -153,8 +174,8 @@ def render(config: Any, note: str = "") -> str:
 
 
 def difference(base: Any, other: Any) -> Any:
-    """Return the configs/NAME.pbtxt with which `serve` turns config.pbtxt, `base`, into `other`: the differences, or
-    all."""
+    """Return the configs/NAME.pbtxt with which `serve` turns config.pbtxt, `base`, into `other`:
+    the differences, or all."""
     own = model_config_pb2.ModelConfig()
     for each, value in other.ListFields():
         there = getattr(base, each.name)
@@ -173,7 +194,9 @@ def read_config(folder: Path) -> Any:
 
 def specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
     """Return a ModelConfig's inputs or outputs."""
-    return tuple(TensorSpec(each.name, datatype_name(each.data_type), tuple(each.dims)) for each in tensors)
+    return tuple(
+        TensorSpec(each.name, datatype_name(each.data_type), tuple(each.dims)) for each in tensors
+    )
 
 
 def parameters_of(config: Any) -> dict[str, str]:
@@ -195,20 +218,24 @@ def cache_folder() -> Path:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines that are not empty. Raise OSError or UnicodeDecodeError if it is not a text file."""
+    """Return the lines that are not empty. Raise OSError or UnicodeDecodeError if it is not a text
+    file."""
     return [line.strip() for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
-    """Write the labels of `file`, else `labels`. Return whether there are any. Raise UsageError for a bad file, and for
-    a label with a line end, because each line of a file is one label."""
+    """Write the labels of `file`, else `labels`. Return whether there are any. Raise UsageError for
+    a bad file, and for a label with a line end, because each line of a file is one label."""
     if file:
         try:
             labels = read_lines(file)
         except (OSError, UnicodeDecodeError) as err:
             raise UsageError(f"--labels {file}: {err}") from err
     if broken := next((label for label in labels if "\n" in label or "\r" in label), None):
-        raise UsageError(f"the name {broken!r} has a line end, and {target.name} has a name on each line: rename it")
+        raise UsageError(
+            f"the name {broken!r} has a line end, and {target.name} has a name on each "
+            "line: rename it"
+        )
     if labels:
         target.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     return bool(labels)
@@ -239,13 +266,15 @@ def write_record(folder: Path, made_from: Mapping[str, Any], source: str, engine
 def changed_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
     """Return the names of files that are missing or have changed since the build."""
     files = record["files"].items()
-    return [name for name, sha in files if not (folder / name).is_file() or digest(folder / name) != sha]
+    return [
+        name for name, sha in files if not (folder / name).is_file() or digest(folder / name) != sha
+    ]
 
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder in `parent`, which Triton and the tools ignore. Remove it at the end in any case, and `parent`
-    if that is new too and empty.
+    """Yield a new folder in `parent`, which Triton and the tools ignore. Remove it at the end in
+    any case, and `parent` if that is new too and empty.
 
     Folders that killed builds left are removed after a day.
     """
@@ -266,14 +295,15 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def check(folder: Path, name: str) -> None:
-    """Check the folder of the model `name` as `serve --check` does. Raise BuildError with the first finding."""
+    """Check the folder of the model `name` as `serve --check` does. Raise BuildError with the first
+    finding."""
     for finding in check_models(Settings.from_env({}), {name: folder}):
         raise BuildError(f"the model would not be served: {finding.removeprefix(f'{name}: ')}")
 
 
 def load(folder: Path, target: Path) -> None:
-    """Load the finished folder, which will become `target`, into a tritonserver, and test it with its example. Raise
-    BuildError if it would not be served. If it was not loaded, print why."""
+    """Load the finished folder, which will become `target`, into a tritonserver, and test it with
+    its example. Raise BuildError if it would not be served. If it was not loaded, print why."""
     settings, others = Settings.from_env({}), target.parent
     try:
         backends = {path.name for path in backend_directory().iterdir()}
@@ -294,7 +324,8 @@ def load(folder: Path, target: Path) -> None:
 
 
 def keep_users_files(folder: Path, target: Path) -> None:
-    """Link the files that a user added to `target` into the new folder: another version, a client.py."""
+    """Link the files that a user added to `target` into the new folder: another version, a
+    client.py."""
     built = {RECORD, *read_record(target).get("files", ())}
     for path in target.rglob("*"):
         name = path.relative_to(target)
@@ -333,8 +364,8 @@ def keep_reference(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """`config` is the ModelConfig that this machine uses, read from `config_file`; `record` the build's build.json ({}
-    without one)."""
+    """`config` is the ModelConfig that this machine uses, read from `config_file`; `record` the
+    build's build.json ({} without one)."""
 
     folder: Path
     config_file: Path
@@ -357,8 +388,9 @@ class StoredModel:
         path = self.version / name
         if not name or not path.is_file():
             raise BuildError(
-                f"{self.folder.name} ({self.config.platform or self.config.backend or 'no platform'}) has "
-                f"no model file that can be run here in {self.version}"
+                f"{self.folder.name} "
+                f"({self.config.platform or self.config.backend or 'no platform'}) has no "
+                f"model file that can be run here in {self.version}"
             )
         return path
 
@@ -371,7 +403,8 @@ class StoredModel:
 
 
 def open_model(name: str, repository: Path, config_name: str | None = None) -> StoredModel:
-    """Return the model of that name. Raise BuildError if it does not exist or its configuration cannot be read.
+    """Return the model of that name. Raise BuildError if it does not exist or its configuration
+    cannot be read.
 
     `config_name` is Triton's --model-config-name; None: "cpu" on a machine without a GPU.
     """
@@ -379,7 +412,11 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
         config_name = "" if this_gpu() else "cpu"
     folder = repository / name
     if not folder.is_dir():
-        there = sorted(path.name for path in repository.iterdir() if path.is_dir()) if repository.is_dir() else []
+        there = (
+            sorted(path.name for path in repository.iterdir() if path.is_dir())
+            if repository.is_dir()
+            else []
+        )
         raise BuildError(
             f"there is no model '{name}' in {repository}; there are: "
             f"{', '.join(n for n in there if not n.startswith('.')) or 'none'}"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 class Recipe:
     """A row of RECIPES.
 
-    `client` is also the family that reads the weights, "" for an ensemble. `hub` is the Hugging Face model with the
-    weights, `url` and `sha256` are the publisher's file; all are "" if the weights come from elsewhere.
+    `client` is also the family that reads the weights, "" for an ensemble. `hub` is the Hugging
+    Face model with the weights, `url` and `sha256` are the publisher's file; all are "" if the
+    weights come from elsewhere.
     """
 
     summary: str
@@ -21,8 +22,12 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "efficientnet": Recipe("EfficientNet-Lite0, 1000 classes of ImageNet, 224×224", "resnet"),
     "yolov4_tiny": Recipe("YOLOv4-tiny, 80 classes of COCO, 416×416, output as YOLOv5's", "yolov5"),
-    "resnet": Recipe("ResNet-18 at a quarter of its width; reads handwritten digits, 64×64", "resnet"),
-    "resnet50": Recipe("ResNet-50, 1000 classes of ImageNet, 224×224", "resnet", hub="microsoft/resnet-50"),
+    "resnet": Recipe(
+        "ResNet-18 at a quarter of its width; reads handwritten digits, 64×64", "resnet"
+    ),
+    "resnet50": Recipe(
+        "ResNet-50, 1000 classes of ImageNet, 224×224", "resnet", hub="microsoft/resnet-50"
+    ),
     "yolov5": Recipe("YOLOv5n; finds handwritten digits on pages, 640×640", "yolov5"),
     "yolov5s": Recipe(
         "YOLOv5s, 80 classes of COCO, 640×640 (AGPL-3.0)",
@@ -32,6 +37,10 @@ RECIPES: dict[str, Recipe] = {
     ),
     "bert": Recipe("all-MiniLM-L6-v2, sentences to embeddings", "bert"),
     "bert_base": Recipe("BERT-base, fill-mask", "bert", hub="google-bert/bert-base-uncased"),
-    "text_embedding": Recipe("ensemble: tokenizer, bert, pooling inside Triton; STRING to FP32 [384]", ""),
-    "image_classes": Recipe("ensemble: decoding, a classifier inside Triton; an encoded image to classes", ""),
+    "text_embedding": Recipe(
+        "ensemble: tokenizer, bert, pooling inside Triton; STRING to FP32 [384]", ""
+    ),
+    "image_classes": Recipe(
+        "ensemble: decoding, a classifier inside Triton; an encoded image to classes", ""
+    ),
 }

@@ -1,5 +1,6 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
-"""What `build` is asked to make. Each field is also a flag of the command line, and declared only here."""
+"""What `build` is asked to make. Each field is also a flag of the command line, and declared only
+here."""
 
 import argparse
 from collections.abc import Mapping
@@ -12,11 +13,17 @@ from build_engines.recipes import RECIPES, Recipe
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 PRECISIONS = ("fp32", "fp16", "int8")
 TARGETS = ("cpu", "openvino", "gpu", "tensorrt")
-NETWORK, ENGINE, CLIENT, SERVING = "the network", "the engine", "the client", "how Triton serves it (config.pbtxt)"
+NETWORK, ENGINE, CLIENT, SERVING = (
+    "the network",
+    "the engine",
+    "the client",
+    "how Triton serves it (config.pbtxt)",
+)
 
 
 def option(group: str, default: Any, about: str, **words: Any) -> Any:
-    """Declare a field and its flag: --NAME, or `flag`. The other `words` go to argparse's add_argument."""
+    """Declare a field and its flag: --NAME, or `flag`. The other `words` go to argparse's
+    add_argument."""
     initial = {"default_factory": default} if callable(default) else {"default": default}
     return field(**initial, metadata={"group": group, "help": about, **words})
 
@@ -44,17 +51,20 @@ def pair(text: str) -> tuple[str, str]:
 class Request:
     """What to build. 0, -1, "" and () leave a choice to the family, or to Triton.
 
-    `model` is a recipe's name or the user's own. The fields' names are in build.json: a model whose record has others
-    is built again.
+    `model` is a recipe's name or the user's own. The fields' names are in build.json: a model whose
+    record has others is built again.
     """
 
     model: str
     weights: str = option(NETWORK, "", "PATH or HUB-ID; default: the recipe's own")
-    size: int = option(NETWORK, 0, "height and width of the input, if the network leaves them free", type=positive)
+    size: int = option(
+        NETWORK, 0, "height and width of the input, if the network leaves them free", type=positive
+    )
     inputs: tuple[str, ...] = option(
         NETWORK,
         (),
-        "for TorchScript, such as FP32:3,224,224; for scikit-learn a column each, such as age:FP32:1",
+        "for TorchScript, such as FP32:3,224,224; for scikit-learn a column each, such as "
+        "age:FP32:1",
         flag="--input",
         action="append",
         metavar="[NAME:]DATATYPE:DIMS",
@@ -62,7 +72,8 @@ class Request:
     allow_pickle: bool = option(
         NETWORK,
         False,
-        "read a .joblib or .pkl file, which runs the code that is in it: only of those whom you trust",
+        "read a .joblib or .pkl file, which runs the code that is in it: only of those whom "
+        "you trust",
         action="store_true",
     )
     data: Path | None = option(
@@ -86,14 +97,23 @@ class Request:
     client: str = option(
         CLIENT,
         "",
-        "for your own model: image-classification (resnet), image-embedding, semantic-segmentation, "
-        "object-detection (yolov5), detr, text (bert), table; default: none, it takes tensors",
+        "for your own model: image-classification (resnet), image-embedding, "
+        "semantic-segmentation, object-detection (yolov5), detr, text (bert), table; "
+        "default: none, it takes tensors",
     )
-    task: str = option(CLIENT, "", "for texts, if config.json does not decide: one of those in docs/models.md")
+    task: str = option(
+        CLIENT, "", "for texts, if config.json does not decide: one of those in docs/models.md"
+    )
     tokenizer: Path | None = option(
-        CLIENT, None, "for an ONNX file of texts: its tokenizer's files", type=Path, metavar="FOLDER"
+        CLIENT,
+        None,
+        "for an ONNX file of texts: its tokenizer's files",
+        type=Path,
+        metavar="FOLDER",
     )
-    labels: Path | None = option(CLIENT, None, "file with one label per line", type=Path, metavar="FILE")
+    labels: Path | None = option(
+        CLIENT, None, "file with one label per line", type=Path, metavar="FILE"
+    )
     settings: Mapping[str, str] = option(
         CLIENT,
         dict,
@@ -103,10 +123,17 @@ class Request:
         type=pair,
         metavar="NAME=VALUE",
     )
-    max_batch_size: int = option(SERVING, -1, "0: no batches, one instance at a time", type=count, metavar="N")
+    max_batch_size: int = option(
+        SERVING, -1, "0: no batches, one instance at a time", type=count, metavar="N"
+    )
     instances: int = option(SERVING, 0, "how many run side by side", type=positive, metavar="N")
     repository: Path = option(
-        "", REPOSITORY, "the model repository to build into", flag="--out", type=Path, metavar="REPOSITORY"
+        "",
+        REPOSITORY,
+        "the model repository to build into",
+        flag="--out",
+        type=Path,
+        metavar="REPOSITORY",
     )
     load: bool = option(
         "",
@@ -122,7 +149,9 @@ class Request:
         flag="--no-compare",
         action="store_false",
     )
-    name: str = option("", "", "the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
+    name: str = option(
+        "", "", "the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU"
+    )
 
     @property
     def recipe(self) -> Recipe | None:

@@ -36,12 +36,17 @@ def onnx_runner(path: Path) -> Runner:
     inputs = {node.name for node in session.get_inputs()}
     names, run_options = [node.name for node in session.get_outputs()], onnx_session.run_options()
     return lambda feed: dict(
-        zip(names, session.run(names, {k: v for k, v in feed.items() if k in inputs}, run_options), strict=True)
+        zip(
+            names,
+            session.run(names, {k: v for k, v in feed.items() if k in inputs}, run_options),
+            strict=True,
+        )
     )
 
 
 def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
-    """Run an ONNX file by OpenVINO. In one process with ONNX Runtime it has crashed, so it has a process of its own."""
+    """Run an ONNX file by OpenVINO. In one process with ONNX Runtime it has crashed, so it has a
+    process of its own."""
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
     def run(feed: Tensors) -> Tensors:
@@ -59,13 +64,17 @@ def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
 def _compiled(path: Path, parameters: tuple[tuple[str, str], ...]) -> Any:
     import openvino
 
-    settings = OpenvinoSettings.from_config({"parameters": {k: {"string_value": v} for k, v in parameters}})
+    settings = OpenvinoSettings.from_config(
+        {"parameters": {k: {"string_value": v} for k, v in parameters}}
+    )
     core = openvino.Core()
     properties = settings.properties(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
     return core.compile_model(str(path), "CPU", properties)
 
 
-def _infer_by_openvino(path: Path, parameters: tuple[tuple[str, str], ...], feed: Tensors) -> Tensors:
+def _infer_by_openvino(
+    path: Path, parameters: tuple[tuple[str, str], ...], feed: Tensors
+) -> Tensors:
     """Start a run and wait for it. openvino_engine.py says why `infer` is not used."""
     compiled = _compiled(path, parameters)
     request = compiled.create_infer_request()
@@ -79,7 +88,10 @@ def _infer_by_openvino(path: Path, parameters: tuple[tuple[str, str], ...], feed
     }
 
 
-RUNNERS: dict[str, Callable[[Path], Runner]] = {ONNX: onnx_runner, PLAN: lambda path: partial(run_plan, path)}
+RUNNERS: dict[str, Callable[[Path], Runner]] = {
+    ONNX: onnx_runner,
+    PLAN: lambda path: partial(run_plan, path),
+}
 
 
 def runner_of(stored: StoredModel) -> Runner:
@@ -99,13 +111,18 @@ def runner_of(stored: StoredModel) -> Runner:
 
 
 def row_of(model: Model, rows: Tensors) -> Tensors:
-    """Return a client's rows as the model's file takes them: without the batch dimension if it takes no batches."""
-    return rows if model.max_batch_size else {spec.name: rows[spec.name][0] for spec in model.inputs}
+    """Return a client's rows as the model's file takes them: without the batch dimension if it
+    takes no batches."""
+    return (
+        rows if model.max_batch_size else {spec.name: rows[spec.name][0] for spec in model.inputs}
+    )
 
 
 def rows_of(model: Model, outputs: Tensors) -> Tensors:
     """Return the file's outputs as the client takes them: with a batch dimension."""
-    return outputs if model.max_batch_size else {name: array[None] for name, array in outputs.items()}
+    return (
+        outputs if model.max_batch_size else {name: array[None] for name, array in outputs.items()}
+    )
 
 
 def example_feed(model: Model, batch: int, length: int = 16) -> Tensors:
@@ -116,7 +133,10 @@ def example_feed(model: Model, batch: int, length: int = 16) -> Tensors:
     if keeps_ratio(model.parameters):
         length = int(model.parameters["resize_to"].partition(",")[0])
     rng = np.random.default_rng(0)
-    return {spec.name: _random(spec, batch if model.max_batch_size else 0, length, rng) for spec in model.inputs}
+    return {
+        spec.name: _random(spec, batch if model.max_batch_size else 0, length, rng)
+        for spec in model.inputs
+    }
 
 
 def _random(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator) -> Any:
@@ -126,4 +146,8 @@ def _random(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator)
         return np.full(shape, "text", np.object_)
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
-    return np.ones(shape, dtype) if dtype.kind == "i" else rng.integers(0, LEVELS[dtype.kind], shape).astype(dtype)
+    return (
+        np.ones(shape, dtype)
+        if dtype.kind == "i"
+        else rng.integers(0, LEVELS[dtype.kind], shape).astype(dtype)
+    )

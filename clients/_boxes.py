@@ -16,7 +16,8 @@ GREY = 114  # the colour of YOLOv5's padding
 
 @dataclass(frozen=True)
 class Letterbox:
-    """An image of `width`×`height` scaled to `new_width`×`new_height` and laid into a target at (left, top)."""
+    """An image of `width`×`height` scaled to `new_width`×`new_height` and laid into a target at
+    (left, top)."""
 
     width: int
     height: int
@@ -29,8 +30,9 @@ class Letterbox:
 
     @classmethod
     def fit(cls, width: int, height: int, target_width: int, target_height: int) -> "Letterbox":
-        """Place an image by YOLOv5's rule: one scale for both sides, sizes rounded, padding on both sides. If the
-        padding is odd, the right and the bottom side get the larger half (YOLOv5 subtracts 0.1 before rounding)."""
+        """Place an image by YOLOv5's rule: one scale for both sides, sizes rounded, padding on both
+        sides. If the padding is odd, the right and the bottom side get the larger half (YOLOv5
+        subtracts 0.1 before rounding)."""
         scale = min(target_width / width, target_height / height)
         new_width, new_height = max(round(width * scale), 1), max(round(height * scale), 1)
         left = round((target_width - new_width) / 2 - 0.1)
@@ -38,11 +40,16 @@ class Letterbox:
         return cls(width, height, new_width, new_height, left, top, target_width, target_height)
 
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return the image as [target_height,target_width,3], resized bilinearly, with grey padding."""
+        """Return the image as [target_height,target_width,3], resized bilinearly, with grey
+        padding."""
         if (self.width, self.height) != (self.new_width, self.new_height):
-            pixels = cv2.resize(pixels, (self.new_width, self.new_height), interpolation=cv2.INTER_LINEAR)
+            pixels = cv2.resize(
+                pixels, (self.new_width, self.new_height), interpolation=cv2.INTER_LINEAR
+            )
         canvas = np.full((self.target_height, self.target_width, 3), GREY, np.uint8)
-        canvas[self.top : self.top + self.new_height, self.left : self.left + self.new_width] = pixels
+        canvas[self.top : self.top + self.new_height, self.left : self.left + self.new_width] = (
+            pixels
+        )
         return canvas
 
     def to_image(self, boxes: Floats) -> Floats:
@@ -61,11 +68,15 @@ class Letterbox:
         return np.array([self.left, self.top], np.float32)
 
 
-def nms(boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: float, limit: int) -> NDArray[np.intp]:
-    """Return the indices of at most `limit` boxes, best score first: greedy non-maximum suppression within each class.
+def nms(
+    boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: float, limit: int
+) -> NDArray[np.intp]:
+    """Return the indices of at most `limit` boxes, best score first: greedy non-maximum suppression
+    within each class.
 
-    A box is dropped when its IoU with a better box of its class is above `iou`. Of two equal scores, the first is
-    better. A box without an area drops no other and is never dropped. (ONNX's NonMaxSuppression does the same.)
+    A box is dropped when its IoU with a better box of its class is above `iou`. Of two equal
+    scores, the first is better. A box without an area drops no other and is never dropped. (ONNX's
+    NonMaxSuppression does the same.)
     """
     areas: Floats = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)
     order = np.argsort(-scores, kind="stable")

@@ -16,14 +16,19 @@ Array = NDArray[Any]
 Row = Sequence[Any]
 FLOATS: dict[str, Any] = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 INTEGERS: dict[str, Any] = {
-    f"{sign.upper()}INT{bits}": getattr(np, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+    f"{sign.upper()}INT{bits}": getattr(np, f"{sign}int{bits}")
+    for sign in ("", "u")
+    for bits in (8, 16, 32, 64)
 }
 DTYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "BOOL": np.bool_, "BYTES": np.object_}
 WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def array_of(rows: Sequence[Row], datatype: str, missing: Sequence[bool], column: Callable[[int], str]) -> Array:
-    """Return rows of one length as [rows, cells] of that datatype; `missing` says which columns take empty cells.
+def array_of(
+    rows: Sequence[Row], datatype: str, missing: Sequence[bool], column: Callable[[int], str]
+) -> Array:
+    """Return rows of one length as [rows, cells] of that datatype; `missing` says which columns
+    take empty cells.
 
     Raise DecodingError with the number of the row, and as its field the `column` of the cell.
     """
@@ -57,27 +62,36 @@ def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array |
 
 
 def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] | None]:
-    """Return for each column the cells that `array_of` makes of its known categories, None if it may have other cells
-    too. The build writes the file if an encoder refuses other cells."""
+    """Return for each column the cells that `array_of` makes of its known categories, None if it
+    may have other cells too. The build writes the file if an encoder refuses other cells."""
     columns = orjson.loads(file.read_bytes()) if file.exists() else [None] * len(datatypes)
 
     def cells(values: Sequence[Any], datatype: str) -> Collection[Any]:
-        return frozenset(array_of([[value] for value in values], datatype, [True], lambda _: file.name)[:, 0].tolist())
+        return frozenset(
+            array_of([[value] for value in values], datatype, [True], lambda _: file.name)[
+                :, 0
+            ].tolist()
+        )
 
     pairs = zip(columns, datatypes, strict=True)
     return [None if values is None else cells(values, datatype) for values, datatype in pairs]
 
 
-def check_known(array: Array, known: Sequence[Collection[Any] | None], column: Callable[[int], str]) -> None:
-    """Raise DecodingError, as array_of does, for a cell that is not one of its column's `known` categories. NaN is
-    an empty cell, which array_of has checked."""
+def check_known(
+    array: Array, known: Sequence[Collection[Any] | None], column: Callable[[int], str]
+) -> None:
+    """Raise DecodingError, as array_of does, for a cell that is not one of its column's `known`
+    categories. NaN is an empty cell, which array_of has checked."""
     for index, values in enumerate(known):
         if values is None:
             continue
         for number, cell in enumerate(array[:, index].tolist()):
             if cell == cell and cell not in values:
                 text = describe(cell.decode() if isinstance(cell, bytes) else cell)
-                reason = f"{text} is not a category that the model was trained with, and its encoder refuses others"
+                reason = (
+                    f"{text} is not a category that the model was trained with, and its "
+                    "encoder refuses others"
+                )
                 raise DecodingError(reason, field=column(index), instance=number)
 
 
@@ -114,7 +128,8 @@ def _float(cell: Any, datatype: str, missing: bool) -> float:
 
 
 def _number(cell: Any) -> float:
-    """Return the cell as a number, NaN for an empty one. pandas writes booleans into CSV as True and False."""
+    """Return the cell as a number, NaN for an empty one. pandas writes booleans into CSV as True
+    and False."""
     if is_empty(cell):
         return math.nan
     if isinstance(cell, str) and (word := cell[:10].strip().lower()) in ("true", "false"):
@@ -128,9 +143,14 @@ def _number(cell: Any) -> float:
 
 
 def _integer(cell: Any, datatype: str) -> int:
-    """Read a whole number: digits exactly, because a float has no more than 16 of them; 3.0 is 3."""
+    """Read a whole number: digits exactly, because a float has no more than 16 of them; 3.0 is
+    3."""
     try:
-        value = int(cell) if isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell) else _number(cell)
+        value = (
+            int(cell)
+            if isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell)
+            else _number(cell)
+        )
     except ValueError:
         value = _number(cell)
     limits = np.iinfo(INTEGERS[datatype])

@@ -12,8 +12,8 @@ SEEN = 0.5  # keypoints of a lower score are not drawn
 
 
 def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.Image:
-    """Return a copy of the image with the frame, label, score, mask and keypoints of each detection, in a colour for
-    each class."""
+    """Return a copy of the image with the frame, label, score, mask and keypoints of each
+    detection, in a colour for each class."""
     picture = image.copy()
     stroke = max(round(sum(picture.size) * 0.0015), 2)
     if any(detection.get("polygons") for detection in detections):
@@ -23,7 +23,12 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
         _draw_frame(drawing, picture.width, detection, stroke)
         for point in detection.get("keypoints", ()):
             if point.get("score", 1) >= SEEN:
-                drawing.circle((point["x"], point["y"]), 2 * stroke, class_colour(detection["class_id"]), "white")
+                drawing.circle(
+                    (point["x"], point["y"]),
+                    2 * stroke,
+                    class_colour(detection["class_id"]),
+                    "white",
+                )
     return picture
 
 
@@ -34,9 +39,12 @@ def _draw_masks(picture: Image.Image, detections: Sequence[Mapping[str, Any]]) -
             drawing.polygon(polygon, fill=(*class_colour(detection["class_id"]), VEIL))
 
 
-def _draw_frame(drawing: ImageDraw.ImageDraw, right: int, detection: Mapping[str, Any], stroke: int) -> None:
+def _draw_frame(
+    drawing: ImageDraw.ImageDraw, right: int, detection: Mapping[str, Any], stroke: int
+) -> None:
     x0, y0, x1, y1 = detection["box"].values()
-    x, y, *_ = corners = (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))  # a network may swap corners
+    # a network may swap corners
+    x, y, *_ = corners = (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
     colour = class_colour(detection["class_id"])
     font = ImageFont.load_default(max(stroke * 6, 11))
     drawing.rectangle(corners, outline=colour, width=stroke)
@@ -49,7 +57,8 @@ def _draw_frame(drawing: ImageDraw.ImageDraw, right: int, detection: Mapping[str
 
 
 def class_colour(class_id: int) -> Colour:
-    """Return a strong colour that differs between neighbouring classes: their hues are a golden angle apart."""
+    """Return a strong colour that differs between neighbouring classes: their hues are a golden
+    angle apart."""
     red, green, blue = colorsys.hsv_to_rgb(class_id * 0.618034 % 1, 0.85, 0.9)
     return round(255 * red), round(255 * green), round(255 * blue)
 

@@ -1,13 +1,15 @@
-"""Finds a detector's head by the shapes of the network's outputs (only in `head_of`), and reads it (`candidates`).
+"""Finds a detector's head by the shapes of the network's outputs (only in `head_of`), and reads it
+(`candidates`).
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
     columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11
-    final    [300, 6]       xmin, ymin, xmax, ymax, score, class      end-to-end: YOLOv10, YOLO26, an export with NMS
+    final    [300, 6]       xmin, ymin, xmax, ymax, score, class      YOLOv10, YOLO26, any with NMS
 
-After these values a box may have 32 coefficients for the prototypes of masks, [32, 160, 160] in a second output, or
-keypoints, which the setting `keypoints` distinguishes from classes. All other heads are refused with a message that
-says what they are and what to do. Sources: the exporters of ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3,
-and their documentation of each task's output.
+After these values a box may have 32 coefficients for the prototypes of masks, [32, 160, 160] in a
+second output, or keypoints, which the setting `keypoints` distinguishes from classes. All other
+heads are refused with a message that says what they are and what to do. Sources: the exporters of
+ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation of each task's
+output.
 """
 
 from collections.abc import Sequence
@@ -20,15 +22,17 @@ from numpy.typing import NDArray
 from serving.errors import InvalidRequest
 
 ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setting `layout`
-BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}  # values of a box before its class scores; FINAL has none of them
+# values of a box before its class scores; FINAL has none of them
+BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
 MASKS = 32  # coefficients of a box in a segmentation head
 PERSON = 1 + 17 * 3  # a pose head for COCO: one class, 17 keypoints
 COCO = 80
-STRANGE_FINAL = (7, 6 + MASKS, 6 + 17 * 3)  # columns after NMS: with the image's number; masks or keypoints unannounced
+# columns after NMS: with the image's number; masks or keypoints unannounced
+STRANGE_FINAL = (7, 6 + MASKS, 6 + 17 * 3)
 MOST_FINAL = 1000  # boxes after NMS; a network has thousands before it
 DETECTION = (
-    "export the detection model (yolo export model=yolov8n.pt format=onnx), or build it without --client: then it "
-    "takes and gives tensors"
+    "export the detection model (yolo export model=yolov8n.pt format=onnx), or build it "
+    "without --client: then it takes and gives tensors"
 )
 POSE = "if it has keypoints, say how many and the values of each: --set keypoints=17,3"
 
@@ -37,8 +41,8 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Head:
-    """`layout` is ROWS, COLUMNS or FINAL; `classes` is -1 if the shape does not say. After its classes a box has
-    `masks` coefficients, and `keypoints`: how many, and the values of each."""
+    """`layout` is ROWS, COLUMNS or FINAL; `classes` is -1 if the shape does not say. After its
+    classes a box has `masks` coefficients, and `keypoints`: how many, and the values of each."""
 
     layout: str
     classes: int
@@ -48,7 +52,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Boxes [n,4] as corners in the network's input, scores, classes, and the values of a box after its classes."""
+    """Boxes [n,4] as corners in the network's input, scores, classes, and the values of a box after
+    its classes."""
 
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -57,26 +62,45 @@ class Candidates:
 
     def take(self, which: Any) -> "Candidates":
         """Return the candidates that an index, a slice or a mask selects."""
-        return Candidates(self.boxes[which], self.scores[which], self.classes[which], self.extras[which])
+        return Candidates(
+            self.boxes[which], self.scores[which], self.classes[which], self.extras[which]
+        )
 
 
 def head_of(
-    shape: Shape, others: Sequence[Shape], layout: str, labels: int, keypoints: tuple[int, int] = (0, 0)
+    shape: Shape,
+    others: Sequence[Shape],
+    layout: str,
+    labels: int,
+    keypoints: tuple[int, int] = (0, 0),
 ) -> Head:
-    """Return the head of a network whose first output has this `shape`, without Triton's batch dimension, and whose
-    other outputs have the shapes `others`. `layout` and `keypoints` are the settings, `labels` is the number of labels,
-    0 if they are unknown. Raise InvalidRequest."""
+    """Return the head of a network whose first output has this `shape`, without Triton's batch
+    dimension, and whose other outputs have the shapes `others`. `layout` and `keypoints` are the
+    settings, `labels` is the number of labels, 0 if they are unknown. Raise InvalidRequest."""
     shape, others = without_batch(shape, 2), [without_batch(other, 3) for other in others]
     table = tuple(shape)
     masks = next((MASKS if other[0] == -1 else other[0] for other in others if len(other) == 3), 0)
     if len(table) == 2 and 4 in (table[1], *(other[-1] for other in others if len(other) == 2)):
-        raise refused(shape, "has its boxes and its scores in two outputs, as DETR or an export with NMS", DETECTION)
+        raise refused(
+            shape,
+            "has its boxes and its scores in two outputs, as DETR or an export with NMS",
+            DETECTION,
+        )
     if len(table) != 2:
-        raise refused(shape, "is not a table of boxes: it has a classifier's or a segmentation's scores", DETECTION)
+        raise refused(
+            shape,
+            "is not a table of boxes: it has a classifier's or a segmentation's scores",
+            DETECTION,
+        )
     head = _head(table, layout, masks, keypoints, labels)
     if layout == AUTO and head.layout != FINAL and _is_strange(table, head.classes == labels):
-        remedy = f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: --set layout=yolov5"
-        raise refused(shape, "looks like boxes after NMS, with more than corners, score and class", remedy)
+        remedy = (
+            f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: "
+            "--set layout=yolov5"
+        )
+        raise refused(
+            shape, "looks like boxes after NMS, with more than corners, score and class", remedy
+        )
     if head.classes == 0:
         raise refused(shape, "has too few columns for boxes and classes", DETECTION)
     if surplus := _surplus(head, labels):
@@ -93,12 +117,22 @@ def _head(table: Shape, layout: str, masks: int, keypoints: tuple[int, int], lab
     more = masks + keypoints[0] * keypoints[1]
     if layout == AUTO:
         few = 0 < table[0] <= MOST_FINAL or (table[0] == -1 and labels > 1)
-        layout = FINAL if few and table[1] == BOX[FINAL] + more else COLUMNS if 0 < table[0] < table[1] else ROWS
+        layout = (
+            FINAL
+            if few and table[1] == BOX[FINAL] + more
+            else COLUMNS
+            if 0 < table[0] < table[1]
+            else ROWS
+        )
     values = table[0] if layout == COLUMNS else table[1]
     if layout != FINAL:
-        return Head(layout, -1 if values == -1 else max(values - BOX[layout] - more, 0), masks, keypoints)
+        return Head(
+            layout, -1 if values == -1 else max(values - BOX[layout] - more, 0), masks, keypoints
+        )
     if values not in (-1, BOX[FINAL] + more):
-        raise refused(table, f"has {values} columns, and an end-to-end head has {BOX[FINAL] + more}", POSE)
+        raise refused(
+            table, f"has {values} columns, and an end-to-end head has {BOX[FINAL] + more}", POSE
+        )
     return Head(layout, -1, masks, keypoints)
 
 
@@ -108,35 +142,56 @@ def _is_strange(table: Shape, fits_labels: bool) -> bool:
 
 
 def _surplus(head: Head, labels: int) -> str:
-    """Return what a box has in addition to class scores; "" if it seems to have nothing else, or if that is unknown."""
+    """Return what a box has in addition to class scores; "" if it seems to have nothing else, or if
+    that is unknown."""
     if not labels:
-        heads = {COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its prototypes"}
-        heads |= {PERSON: f"a person and 17 keypoints: a pose head; {POSE}"} if head.layout == COLUMNS else {}
+        heads = {
+            COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its "
+            "prototypes"
+        }
+        heads |= (
+            {PERSON: f"a person and 17 keypoints: a pose head; {POSE}"}
+            if head.layout == COLUMNS
+            else {}
+        )
         kind = heads.get(head.classes, "")
-        return f"looks like {kind} (if it has {head.classes} classes, say them in --labels)" if kind else ""
+        return (
+            f"looks like {kind} (if it has {head.classes} classes, say them in --labels)"
+            if kind
+            else ""
+        )
     more = head.classes - labels
     if more == MASKS:
-        return f"has {MASKS} values beside {labels} classes: mask coefficients without their prototypes"
+        return (
+            f"has {MASKS} values beside {labels} classes: mask coefficients without their "
+            "prototypes"
+        )
     if head.layout == COLUMNS and more == 1:
         return f"has one value beside {labels} classes: the angle of an oriented box (obb)"
     if head.layout == COLUMNS and more > 1 and any(more % values == 0 for values in (2, 3)):
-        return f"has scores of {head.classes} classes for {labels} labels, or {more} values of keypoints; {POSE}"
+        return (
+            f"has scores of {head.classes} classes for {labels} labels, or {more} values of "
+            f"keypoints; {POSE}"
+        )
     return ""
 
 
 def refused(shape: Shape, flaw: str, remedy: str) -> InvalidRequest:
-    return InvalidRequest(f"the output {list(shape)} {flaw}, and this client serves boxes with class scores; {remedy}")
+    return InvalidRequest(
+        f"the output {list(shape)} {flaw}, and this client serves boxes with class scores; {remedy}"
+    )
 
 
 def candidates(table: NDArray[Any], head: Head, confidence: float) -> Candidates:
-    """Return the boxes of a table with a score above `confidence`, each with its best class. Scores are compared in
-    FP32, because NumPy would round `confidence` to an FP16 table's datatype."""
+    """Return the boxes of a table with a score above `confidence`, each with its best class. Scores
+    are compared in FP32, because NumPy would round `confidence` to an FP16 table's datatype."""
     if head.layout == FINAL:
         rows = table[table[:, 4].astype(np.float32) > confidence].astype(np.float32)
         return Candidates(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.intp), rows[:, 6:])
     more = head.masks + head.keypoints[0] * head.keypoints[1]
     if head.layout == ROWS:
-        rows = table[table[:, 4].astype(np.float32) > confidence].astype(np.float32)  # no score exceeds objectness
+        # no score exceeds objectness
+        rows = table[table[:, 4].astype(np.float32) > confidence].astype(np.float32)
         end = rows.shape[1] - more
         merits = rows[:, 5:end] * rows[:, 4:5]
     else:

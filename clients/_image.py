@@ -15,16 +15,20 @@ from serving.codecs import IMAGE
 from serving.errors import InferenceFailed
 
 Pixels = NDArray[np.uint8]
-RIBBON = 16  # longer side / shorter side; to resize such an image before cropping would take gigabytes
-STEPS = ("nearest", "box")  # the interpolations that jump: a difference in rounding changes a whole pixel
-AMPLE = 1.4  # a JPEG is decoded at no less than this times its resized size: 12 megapixels at an eighth for 224
+# longer side / shorter side; to resize such an image before cropping would take gigabytes
+RIBBON = 16
+# the interpolations that jump: a difference in rounding changes a whole pixel
+STEPS = ("nearest", "box")
+# a JPEG is decoded at no less than this times its resized size: 12 megapixels at an eighth for 224
+AMPLE = 1.4
 
 
 class ImageClient(ModelClient):
     """A model whose first input, whatever its name, is one image."""
 
     codec = IMAGE
-    answers_in_pixels: ClassVar[bool] = False  # of the image as it was sent: it is decoded at its full size
+    # of the image as it was sent: it is decoded at its full size
+    answers_in_pixels: ClassVar[bool] = False
     settings: ClassVar[tuple[Parameter, ...]] = SETTINGS
 
     def __init__(self, model: Model) -> None:
@@ -40,12 +44,18 @@ class ImageClient(ModelClient):
         self.resize = cuts.get(options["resize"]) or whole(self.frame, options)
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
-        """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for keep_ratio."""
+        """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for
+        keep_ratio."""
         pixels = [self.fit(image) for image in instances]
-        return {self.input.name: self.normalize(np.stack(pixels) if len(pixels) > 1 else pixels[0][None])}
+        return {
+            self.input.name: self.normalize(
+                np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
+            )
+        }
 
     def fit(self, image: Image.Image) -> Pixels:
-        """Return an RGB image as pixels [height, width, channels] in the network's size and channel order."""
+        """Return an RGB image as pixels [height, width, channels] in the network's size and channel
+        order."""
         grey = self.frame.channels == 1
         pixels: Pixels = np.asarray(self.resize(image.convert("L") if grey else image))
         if grey:
@@ -53,7 +63,8 @@ class ImageClient(ModelClient):
         return pixels[..., ::-1] if self.options["channel_order"] == "bgr" else pixels
 
     def normalize(self, pixels: Pixels) -> NDArray[Any]:
-        """Return pixels [n, height, width, channels] in the input's datatype and layout, [n, *its shape]."""
+        """Return pixels [n, height, width, channels] in the input's datatype and layout, [n, *its
+        shape]."""
         frame = self.frame
         ordered = pixels if frame.channels_last else pixels.transpose(0, 3, 1, 2)
         if frame.dtype == np.uint8:
@@ -65,14 +76,18 @@ class ImageClient(ModelClient):
         return values[:, None] if frame.own_batch else values
 
     def _shortest(self, image: Image.Image) -> Image.Image:
-        """Cover `resized`, then crop the centre: the rule of torchvision and transformers for ImageNet. Pillow takes
-        two thirds of the time if it computes only the crop, and rounds by less than torchvision's two ways differ."""
+        """Cover `resized`, then crop the centre: the rule of torchvision and transformers for
+        ImageNet. Pillow takes two thirds of the time if it computes only the crop, and rounds by
+        less than torchvision's two ways differ."""
         (width, height), (least_height, least_width) = image.size, self.frame.resized
         covering = (least_height * width // height, least_height)
         if least_width * height >= least_height * width:
             covering = (least_width, least_width * height // width)
         box = self._centre(covering)
-        if self.resizes_first and max(covering[0] / least_width, covering[1] / least_height) <= RIBBON:
+        if (
+            self.resizes_first
+            and max(covering[0] / least_width, covering[1] / least_height) <= RIBBON
+        ):
             return image.resize(covering, self.method).crop(box)
         x, y = width / covering[0], height / covering[1]
         source = (box[0] * x, box[1] * y, min(box[2] * x, width), min(box[3] * y, height))
@@ -83,7 +98,8 @@ class ImageClient(ModelClient):
         return image.resize(sides, self.method).crop(self._centre(sides))
 
     def _centre(self, sides: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Return the box of the centre. torchvision rounds half a pixel to even, transformers rounds it down."""
+        """Return the box of the centre. torchvision rounds half a pixel to even, transformers
+        rounds it down."""
         height, width = self.frame.size
         half = round if self.options["exact"] == TORCHVISION else math.floor
         left, top = half((sides[0] - width) / 2), half((sides[1] - height) / 2)
@@ -97,6 +113,7 @@ class ImageClient(ModelClient):
         return values
 
     def of_each(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
-        """Return the same with one row for each image, also if the network has a batch dimension of its own."""
+        """Return the same with one row for each image, also if the network has a batch dimension of
+        its own."""
         values = self.finite(outputs, name)
         return values[:, 0] if self.frame.own_batch and values.shape[1:2] == (1,) else values

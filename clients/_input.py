@@ -33,26 +33,50 @@ from serving.codecs import decode_base64
 from serving.errors import InvalidRequest
 
 KEEP_RATIO = "keep_ratio"  # the resize that gives each image a size of its own
-INEXACT, TORCHVISION, TRANSFORMERS = EXACT = ("false", "true", "transformers")  # the setting `exact`
+# the setting `exact`
+INEXACT, TORCHVISION, TRANSFORMERS = EXACT = ("false", "true", "transformers")
 INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 SETTINGS = (
     Parameter("size", (), "height and width in pixels, or one number for both", minimum=1),
-    Parameter("layout", "auto", "order of the input's dimensions", choices=("auto", "nchw", "nhwc")),
+    Parameter(
+        "layout", "auto", "order of the input's dimensions", choices=("auto", "nchw", "nhwc")
+    ),
     Parameter("channel_order", "rgb", "order of the channels", choices=("rgb", "bgr")),
-    Parameter("resize", "shortest", "how to resize to size", choices=("shortest", "stretch", "pad", KEEP_RATIO)),
-    Parameter("crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1),
-    Parameter("resize_to", (), "shorter side, or height and width, before the centre is cut out", minimum=1),
+    Parameter(
+        "resize",
+        "shortest",
+        "how to resize to size",
+        choices=("shortest", "stretch", "pad", KEEP_RATIO),
+    ),
+    Parameter(
+        "crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1
+    ),
+    Parameter(
+        "resize_to",
+        (),
+        "shorter side, or height and width, before the centre is cut out",
+        minimum=1,
+    ),
     Parameter("size_divisor", 1, "both sides of keep_ratio are multiples of it", minimum=1),
-    Parameter("exact", INEXACT, "torchvision's pixels (true) or transformers', at the cost of time", choices=EXACT),
+    Parameter(
+        "exact",
+        INEXACT,
+        "torchvision's pixels (true) or transformers', at the cost of time",
+        choices=EXACT,
+    ),
     Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
-    Parameter("interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))),
+    Parameter(
+        "interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))
+    ),
     Parameter("scale", 1 / 255, "factor for the pixels"),
     Parameter("mean", (0.485, 0.456, 0.406), "subtracted after scale"),
     Parameter("std", (0.229, 0.224, 0.225), "divides after mean", minimum=1e-6),
 )
 # The settings of a client that answers for the whole image:
-WHOLE = tuple(replace(each, default="stretch") if each.name == "resize" else each for each in SETTINGS)
+WHOLE = tuple(
+    replace(each, default="stretch") if each.name == "resize" else each for each in SETTINGS
+)
 EXAMPLE = decode_base64(  # a grey gradient, 8×8
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 )
@@ -60,11 +84,13 @@ EXAMPLE = decode_base64(  # a grey gradient, 8×8
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The form of the network's input: `size` is (height, width), (-1, -1) if each image has a size of its own.
+    """The form of the network's input: `size` is (height, width), (-1, -1) if each image has a size
+    of its own.
 
-    `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0. An image is resized to `resized`
-    before the centre of `size` is cut out of it; for shortest it covers this, and for keep_ratio these are the shorter
-    side and the most of the longer one. Per channel, pixel · `gain` + `offset` is (pixel · scale - mean) / std.
+    `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0. An image is
+    resized to `resized` before the centre of `size` is cut out of it; for shortest it covers this,
+    and for keep_ratio these are the shorter side and the most of the longer one. Per channel, pixel
+    · `gain` + `offset` is (pixel · scale - mean) / std.
     """
 
     size: tuple[int, int]
@@ -78,17 +104,20 @@ class Frame:
 
 
 def keeps_ratio(settings: Mapping[str, Any]) -> bool:
-    """Return whether each image keeps its proportions, so its size differs from others': no batch."""
+    """Return whether each image keeps its proportions, so its size differs from others': no
+    batch."""
     return settings.get("resize") == KEEP_RATIO
 
 
 def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) -> Frame:
-    """Return the frame that the input and the settings give. Raise InvalidRequest if they do not fit together."""
+    """Return the frame that the input and the settings give. Raise InvalidRequest if they do not
+    fit together."""
     shape = spec.shape[1:] if len(spec.shape) == 4 else spec.shape
     if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
         raise InvalidRequest(
-            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; an image classifier takes one image of "
-            f"UINT8, FP16, FP32 or FP64 as [channels, height, width] or [height, width, channels]"
+            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; an image "
+            "classifier takes one image of UINT8, FP16, FP32 or FP64 as [channels, height, "
+            "width] or [height, width, channels]"
         )
     channels_last = _channels_last(spec, shape, options["layout"])
     channels, height, width = (shape[2], *shape[:2]) if channels_last else shape
@@ -98,8 +127,8 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) 
     resized = _resized(size, options)
     if keeps_ratio(options) and max_batch_size > 1:
         raise InvalidRequest(
-            f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes make no batch: max_batch_size is "
-            f"{max_batch_size}, and must be 1 or 0"
+            f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes make no "
+            f"batch: max_batch_size is {max_batch_size}, and must be 1 or 0"
         )
     gain, offset = _normalization(spec, channels, channels_last, options)
     dtype = FLOAT_TYPES.get(spec.datatype, np.uint8)
@@ -107,13 +136,15 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) 
 
 
 def check_whole(options: Mapping[str, Any], frame: Frame) -> None:
-    """Raise InvalidRequest if the network does not get the whole image and nothing else. The rules of transformers may
-    cut it, because its pipelines also stretch the answer for the centre over the whole image."""
+    """Raise InvalidRequest if the network does not get the whole image and nothing else. The rules
+    of transformers may cut it, because its pipelines also stretch the answer for the centre over
+    the whole image."""
     whole = keeps_ratio(options) or (options["resize"] == "stretch" and frame.resized == frame.size)
     if not whole and (options["exact"] != TRANSFORMERS or options["resize"] == "pad"):
         raise InvalidRequest(
-            f"parameter 'resize' ({options['resize']}) or 'resize_to' cuts or pads the image, and this client answers "
-            "for the whole image: use --set resize=stretch without resize_to, or --set resize=keep_ratio"
+            f"parameter 'resize' ({options['resize']}) or 'resize_to' cuts or pads the "
+            "image, and this client answers for the whole image: use --set resize=stretch "
+            "without resize_to, or --set resize=keep_ratio"
         )
 
 
@@ -129,27 +160,33 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
 
 
 def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (height, width) from the setting, checked against the shape, or from the shape alone."""
+    """Return (height, width) from the setting, checked against the shape, or from the shape
+    alone."""
     setting = options["size"]
     if keeps_ratio(options):
         if setting or shape != (-1, -1):
             raise InvalidRequest(
-                f"parameter 'resize' is {KEEP_RATIO}: it takes no 'size', and input '{spec.name}' {list(spec.shape)} "
-                "with a height and width of -1"
+                f"parameter 'resize' is {KEEP_RATIO}: it takes no 'size', and input "
+                f"'{spec.name}' {list(spec.shape)} with a height and width of -1"
             )
         return shape
     if not setting:
         if min(shape) > 0:
             return shape
         raise InvalidRequest(
-            f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size' (--set "
-            f"size=224, or height and width: --set size=48,192), or 'resize' to {KEEP_RATIO}"
+            f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter "
+            "'size' (--set size=224, or height and width: --set size=48,192), or 'resize' "
+            f"to {KEEP_RATIO}"
         )
     if len(setting) > 2 or any(not side.is_integer() for side in setting):
-        raise InvalidRequest(f"parameter 'size': {setting} must be one or two whole numbers (height, width)")
+        raise InvalidRequest(
+            f"parameter 'size': {setting} must be one or two whole numbers (height, width)"
+        )
     size = (int(setting[0]), int(setting[-1]))
     if any(side not in (-1, wanted) for side, wanted in zip(shape, size, strict=True)):
-        raise InvalidRequest(f"parameter 'size' is {size}, but input '{spec.name}' has the shape {list(spec.shape)}")
+        raise InvalidRequest(
+            f"parameter 'size' is {size}, but input '{spec.name}' has the shape {list(spec.shape)}"
+        )
     return size
 
 
@@ -158,8 +195,8 @@ def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, in
     if keeps_ratio(options):
         if len(sizes) != 2:
             raise InvalidRequest(
-                f"parameter 'resize_to': {KEEP_RATIO} takes two numbers, the shorter side and the most that the longer "
-                "one may be"
+                f"parameter 'resize_to': {KEEP_RATIO} takes two numbers, the shorter side "
+                "and the most that the longer one may be"
             )
         return (int(sizes[0]), int(sizes[1]))
     if not sizes:
@@ -168,7 +205,8 @@ def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, in
     sides = (int(sizes[0]), int(sizes[-1]))
     if len(sizes) > 2 or sides[0] < size[0] or sides[1] < size[1] or options["resize"] == "pad":
         raise InvalidRequest(
-            f"parameter 'resize_to': {sizes} must be one or two numbers, at least the size {size} that is cut out of it"
+            f"parameter 'resize_to': {sizes} must be one or two numbers, at least the size "
+            f"{size} that is cut out of it"
         )
     return sides
 
@@ -179,8 +217,9 @@ def _normalization(
     for name in ("mean", "std"):
         if spec.datatype != "UINT8" and len(options[name]) not in (1, channels):
             raise InvalidRequest(
-                f"parameter '{name}' has {len(options[name])} values, input '{spec.name}' has {channels} "
-                f"channel{'s' if channels > 1 else ''}: give one value, or one per channel"
+                f"parameter '{name}' has {len(options[name])} values, input '{spec.name}' "
+                f"has {channels} channel{'s' if channels > 1 else ''}: give one value, or "
+                "one per channel"
             )
     mean, std = (np.asarray(options[name], np.float64) for name in ("mean", "std"))
     shape = (1, 1, -1) if channels_last else (-1, 1, 1)

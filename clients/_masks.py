@@ -1,6 +1,7 @@
 """A segmentation head's masks (YOLACT, Bolya et al. 2019), as outlines or as COCO's run lengths.
 
-A mask is where the sum of the network's prototypes, each times a coefficient of the box, is above 0 inside the box.
+A mask is where the sum of the network's prototypes, each times a coefficient of the box, is above 0
+inside the box.
 """
 
 import math
@@ -18,10 +19,14 @@ MOST_PIXELS = 2**21  # of a mask or a map of classes that is as large as the ima
 
 
 def outlines(
-    boxes: NDArray[np.float32], coefficients: NDArray[np.float32], prototypes: NDArray[Any], fit: Letterbox
+    boxes: NDArray[np.float32],
+    coefficients: NDArray[np.float32],
+    prototypes: NDArray[Any],
+    fit: Letterbox,
 ) -> list[Polygons]:
-    """Return for each box, in the network's input, with its coefficients [n,M] of prototypes [M,height,width], the
-    outer edges of its mask in pixels of the image, as lists [x1, y1, x2, y2, …], the largest first."""
+    """Return for each box, in the network's input, with its coefficients [n,M] of prototypes
+    [M,height,width], the outer edges of its mask in pixels of the image, as lists [x1, y1, x2, y2,
+    …], the largest first."""
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     return [
         _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
@@ -30,10 +35,13 @@ def outlines(
 
 
 def runs(
-    boxes: NDArray[np.float32], coefficients: NDArray[np.float32], prototypes: NDArray[Any], fit: Letterbox
+    boxes: NDArray[np.float32],
+    coefficients: NDArray[np.float32],
+    prototypes: NDArray[Any],
+    fit: Letterbox,
 ) -> list[dict[str, Any]]:
-    """Return the same boxes' masks as COCO's compressed RLE, {"size": [height, width], "counts": "…"}, with
-    their holes; as large as the image, or of MOST_PIXELS if the image has more."""
+    """Return the same boxes' masks as COCO's compressed RLE, {"size": [height, width], "counts":
+    "…"}, with their holes; as large as the image, or of MOST_PIXELS if the image has more."""
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     size = map_size(fit.width, fit.height)
     return [
@@ -51,11 +59,16 @@ def map_size(width: int, height: int) -> tuple[int, int]:
 def _runs(
     box: NDArray[np.float32], levels: NDArray[np.float32], fit: Letterbox, size: tuple[int, int]
 ) -> dict[str, Any]:
-    """Return the run lengths of a mask. Each pixel's level is that at its position in the network's input."""
-    scale = np.array([fit.new_width, fit.new_height]) / size  # of the network's input, for each pixel
+    """Return the run lengths of a mask. Each pixel's level is that at its position in the network's
+    input."""
+    # of the network's input, for each pixel
+    scale = np.array([fit.new_width, fit.new_height]) / size
     shift = np.array([fit.left, fit.top])
     corners = (box.reshape(2, 2) - shift) / scale
-    low, high = np.floor(corners[0]).clip(0, size).astype(int), np.ceil(corners[1]).clip(0, size).astype(int)
+    low, high = (
+        np.floor(corners[0]).clip(0, size).astype(int),
+        np.ceil(corners[1]).clip(0, size).astype(int),
+    )
     described = {"size": [size[1], size[0]]}
     if (low >= high).any():
         return described | {"counts": compressed(np.array([size[0] * size[1]]))}
@@ -64,14 +77,17 @@ def _runs(
     inside = _sampled(levels, first, scale * ratio, (high - low).tolist()) > 0
     column = np.zeros((high[0] - low[0], size[1]), bool)
     column[:, low[1] : high[1]] = inside.T
-    edges = np.flatnonzero(np.diff(column.reshape(-1), prepend=False, append=False)) + low[0] * size[1]
+    edges = (
+        np.flatnonzero(np.diff(column.reshape(-1), prepend=False, append=False)) + low[0] * size[1]
+    )
     counts = np.diff(edges, prepend=0, append=size[0] * size[1])
     return described | {"counts": compressed(counts if counts[-1] else counts[:-1])}
 
 
 def compressed(counts: NDArray[np.int64]) -> str:
-    """Write run lengths as pycocotools does (maskApi.c, rleToString): from the fourth on the difference to the one
-    before the last, in characters of five bits, the lowest first, and one bit that says whether more follow."""
+    """Write run lengths as pycocotools does (maskApi.c, rleToString): from the fourth on the
+    difference to the one before the last, in characters of five bits, the lowest first, and one bit
+    that says whether more follow."""
     values = counts.astype(np.int64)
     values[3:] -= counts[1:-2]
     characters = np.zeros((len(values), 8), np.uint8)  # 35 bits and more
@@ -87,17 +103,24 @@ def compressed(counts: NDArray[np.int64]) -> str:
 
 def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) -> Polygons:
     left, top = max(math.floor(box[0]), 0), max(math.floor(box[1]), 0)
-    right, bottom = min(math.ceil(box[2]), fit.target_width), min(math.ceil(box[3]), fit.target_height)
+    right, bottom = (
+        min(math.ceil(box[2]), fit.target_width),
+        min(math.ceil(box[3]), fit.target_height),
+    )
     if left >= right or top >= bottom:
         return []
     inside = _enlarged(levels, (left, top, right, bottom), fit) > 0
-    edges, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
+    edges, _ = cv2.findContours(
+        inside.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top)
+    )
     areas = sorted((edge for edge in edges if len(edge) > 2), key=cv2.contourArea, reverse=True)
     centres = [fit.points_to_image(edge.reshape(-1, 2).astype(np.float32) + 0.5) for edge in areas]
     return [edge.astype(np.float64).round(2).reshape(-1).tolist() for edge in centres]
 
 
-def _enlarged(levels: NDArray[np.float32], part: tuple[int, int, int, int], fit: Letterbox) -> NDArray[Any]:
+def _enlarged(
+    levels: NDArray[np.float32], part: tuple[int, int, int, int], fit: Letterbox
+) -> NDArray[Any]:
     """Enlarge a part of the map bilinearly to the network's input."""
     left, top, right, bottom = part
     step = np.array(levels.shape[::-1]) / (fit.target_width, fit.target_height)
@@ -106,10 +129,16 @@ def _enlarged(levels: NDArray[np.float32], part: tuple[int, int, int, int], fit:
 
 
 def _sampled(
-    levels: NDArray[np.float32], first: NDArray[np.float64], step: NDArray[np.float64], size: Sequence[int]
+    levels: NDArray[np.float32],
+    first: NDArray[np.float64],
+    step: NDArray[np.float64],
+    size: Sequence[int],
 ) -> NDArray[Any]:
-    """Return `size` (width, height) values, bilinearly from the point `first` (x, y) on, `step` apart."""
+    """Return `size` (width, height) values, bilinearly from the point `first` (x, y) on, `step`
+    apart."""
     grid = np.array([[step[0], 0, first[0]], [0, step[1], first[1]]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    values: NDArray[Any] = cv2.warpAffine(levels, grid, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    values: NDArray[Any] = cv2.warpAffine(
+        levels, grid, size, flags=flags, borderMode=cv2.BORDER_REPLICATE
+    )
     return values

@@ -1,4 +1,5 @@
-"""Resize a whole image, for detectors, segmenters and encoders: pad it to a size, or keep its proportions."""
+"""Resize a whole image, for detectors, segmenters and encoders: pad it to a size, or keep its
+proportions."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,41 +12,58 @@ from serving.errors import DecodingError
 
 
 def whole(frame: Frame, options: Mapping[str, Any]) -> Callable[[Image.Image], Image.Image]:
-    """Return the function that resizes an image by the setting `resize`, which is pad or keep_ratio."""
+    """Return the function that resizes an image by the setting `resize`, which is pad or
+    keep_ratio."""
     method = INTERPOLATIONS[options["interpolation"]]
     if keeps_ratio(options):
         shorter, longer = frame.resized
-        return partial(keep_ratio, shorter=shorter, longer=longer, divisor=options["size_divisor"], method=method)
+        return partial(
+            keep_ratio,
+            shorter=shorter,
+            longer=longer,
+            divisor=options["size_divisor"],
+            method=method,
+        )
     return partial(pad, size=frame.size, level=options["pad_value"], method=method)
 
 
-def pad(image: Image.Image, size: tuple[int, int], level: int, method: Image.Resampling) -> Image.Image:
+def pad(
+    image: Image.Image, size: tuple[int, int], level: int, method: Image.Resampling
+) -> Image.Image:
     """Put the image, as large as fits, in the middle of a background of this grey `level`."""
     factor = min(size[0] / image.height, size[1] / image.width)
     height, width = (max(1, round(side * factor)) for side in (image.height, image.width))
     sheet = Image.new(image.mode, size[::-1], level if image.mode == "L" else (level,) * 3)
-    sheet.paste(image.resize((width, height), method), ((size[1] - width) // 2, (size[0] - height) // 2))
+    sheet.paste(
+        image.resize((width, height), method), ((size[1] - width) // 2, (size[0] - height) // 2)
+    )
     return sheet
 
 
-def keep_ratio(image: Image.Image, shorter: int, longer: int, divisor: int, method: Image.Resampling) -> Image.Image:
-    """Resize the image to the size that `kept_ratio` gives. Raise DecodingError if a side would have no pixels."""
+def keep_ratio(
+    image: Image.Image, shorter: int, longer: int, divisor: int, method: Image.Resampling
+) -> Image.Image:
+    """Resize the image to the size that `kept_ratio` gives. Raise DecodingError if a side would
+    have no pixels."""
     height, width = kept_ratio(image.height, image.width, shorter, longer, divisor)
     if min(height, width) < 1:
         raise DecodingError(
-            f"the image of {image.width}×{image.height} pixels is too narrow: with its longer side at {longer} the "
-            f"shorter one would be less than {divisor}; cut it to pieces"
+            f"the image of {image.width}×{image.height} pixels is too narrow: with its "
+            f"longer side at {longer} the shorter one would be less than {divisor}; cut it "
+            "to pieces"
         )
     return image.resize((width, height), method)
 
 
 def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> tuple[int, int]:
-    """Return the size that transformers gives such an image: get_size_with_aspect_ratio, for YOLOS …_yolos."""
+    """Return the size that transformers gives such an image: get_size_with_aspect_ratio, for YOLOS
+    …_yolos."""
     least, share = min(height, width), float(shorter)
     if max(height, width) / least * shorter > longer:
         share = longer * float(least) / max(height, width)
         shorter = round(share)
-    if least == shorter and (divisor == 1 or height <= width):  # the order of YOLOS' rule is another
+    # the order of YOLOS' rule is another
+    if least == shorter and (divisor == 1 or height <= width):
         size = (height, width)
     elif width < height:
         size = (int(share * height / width), shorter)

@@ -1,4 +1,5 @@
-"""What a client is: data and two pure functions. It keeps no request's state on `self`: worker threads share it.
+"""What a client is: data and two pure functions. It keeps no request's state on `self`: worker
+threads share it.
 
 bytes --codec--> instance --preprocess--> tensors --Triton--> outputs --postprocess--> prediction
       DecodingError       InvalidRequest          InferenceFailed …             (JSON)
@@ -25,8 +26,8 @@ Tensors = dict[str, Array]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a model: `datatype` in Triton's spelling (FP32, INT64, BYTES …), `shape` without the
-    batch dimension, -1 for a variable dimension."""
+    """One tensor of a model: `datatype` in Triton's spelling (FP32, INT64, BYTES …), `shape`
+    without the batch dimension, -1 for a variable dimension."""
 
     name: str
     datatype: str
@@ -36,8 +37,8 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as Triton serves it: its folder, the `parameters` of its config.pbtxt, its tensors. Without a batch
-    dimension `max_batch_size` is 0, and the model gets one instance per call."""
+    """A model as Triton serves it: its folder, the `parameters` of its config.pbtxt, its tensors.
+    Without a batch dimension `max_batch_size` is 0, and the model gets one instance per call."""
 
     name: str
     path: Path
@@ -47,8 +48,8 @@ class Model:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     def file(self, name: str) -> Path:
-        """Return the path of `name`, a file or folder in the model's folder. Raise InvalidRequest when it is outside
-        of that folder. Links are followed: a staged folder consists of links."""
+        """Return the path of `name`, a file or folder in the model's folder. Raise InvalidRequest
+        when it is outside of that folder. Links are followed: a staged folder consists of links."""
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise InvalidRequest(f"model '{self.name}': '{name}' is not inside the model's folder")
         return self.path / name
@@ -58,7 +59,8 @@ class Parameter(NamedValue):
     """A named value from config.pbtxt or a request."""
 
     def parse(self, value: Any) -> Any:
-        """Return the checked value. Raise InvalidRequest with the parameter and the allowed values."""
+        """Return the checked value. Raise InvalidRequest with the parameter and the allowed
+        values."""
         try:
             return super().parse(value)
         except ValueError as err:
@@ -68,79 +70,114 @@ class Parameter(NamedValue):
 class ModelClient(ABC):
     """What one family of models needs around Triton. The attributes are its data."""
 
-    codec: ClassVar[Codec]  # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
-    # The keys that a JSON object may have, else it is 400. None: those that the codec reads (JSON: all).
+    # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
+    codec: ClassVar[Codec]
+    # The keys that a JSON object may have, else it is 400. None: those that the codec reads (JSON:
+    # all).
     keys: ClassVar[tuple[str, ...] | None] = None
-    example: bytes  # one instance as a caller would post it, asked at each start; a file `example.*` replaces it
+    # one instance as a caller would post it, asked at each start; a file `example.*` replaces it
+    example: bytes
     # What differs between two models of the family: read from config.pbtxt's `parameters`.
     settings: ClassVar[tuple[Parameter, ...]] = ()
     # What a caller may set per request; config.pbtxt's `parameters` may change the defaults.
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     # Of each object:
-    side: int = 0  # images may be decoded smaller, with sides of at least this many pixels; 0: only at full size
+    # images may be decoded smaller, with sides of at least this many pixels; 0: only at full size
+    side: int = 0
     columns: tuple[str, ...] = ()  # the names of a row's cells, in their order, if they have names
-    outputs: tuple[str, ...] = ()  # the names of the model's outputs that postprocess reads; () means all
+    # the names of the model's outputs that postprocess reads; () means all
+    outputs: tuple[str, ...] = ()
 
     def __init__(self, model: Model) -> None:
-        """Read the model's folder once. Raise InvalidRequest or OSError when the folder is wrong."""
-        names, texts = {value.name for value in (*self.settings, *self.parameters)}, model.parameters
+        """Read the model's folder once. Raise InvalidRequest or OSError when the folder is
+        wrong."""
+        names, texts = (
+            {value.name for value in (*self.settings, *self.parameters)},
+            model.parameters,
+        )
         for name in sorted(texts.keys() - names):  # a backend's parameter, or a mistyped setting
             if near := nearest(name, names):
-                raise InvalidRequest(f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?")
+                raise InvalidRequest(
+                    f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?"
+                )
         self.model = model
         self.options, self.defaults = (
-            {value.name: value.parse(texts[value.name]) if value.name in texts else value.default for value in values}
+            {
+                value.name: value.parse(texts[value.name]) if value.name in texts else value.default
+                for value in values
+            }
             for values in (self.settings, self.parameters)
         )
 
     def instance_keys(self) -> tuple[str, ...]:
-        """Return the keys of an instance that is an object; none if any key is taken, as a table's columns are."""
+        """Return the keys of an instance that is an object; none if any key is taken, as a table's
+        columns are."""
         return self.keys or self.codec.keys or ()
 
     def check_keys(self, instance: Any) -> None:
         """Raise DecodingError for a JSON object with a key that nothing would read."""
         keys = self.codec.keys if self.keys is None else self.keys
-        if isinstance(instance, dict) and keys is not None and (strange := instance.keys() - set(keys)):
+        if (
+            isinstance(instance, dict)
+            and keys is not None
+            and (strange := instance.keys() - set(keys))
+        ):
             raise DecodingError(unknown("key", min(strange), keys))
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every request parameter with its value. Raise InvalidRequest for an unknown name or a wrong value."""
+        """Return every request parameter with its value. Raise InvalidRequest for an unknown name
+        or a wrong value."""
         parameters = {parameter.name: parameter for parameter in self.parameters}
         if strange := values.keys() - parameters:
-            raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', min(strange), parameters)}")
-        return self.defaults | {name: parameters[name].parse(value) for name, value in values.items()}
+            raise InvalidRequest(
+                f"model '{self.model.name}': {unknown('parameter', min(strange), parameters)}"
+            )
+        return self.defaults | {
+            name: parameters[name].parse(value) for name, value in values.items()
+        }
 
     @abstractmethod
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        """Return {tensor name: array of n rows} for n decoded instances, row i made from instance i. Only the model's
-        inputs are sent to Triton; `postprocess` gets all arrays."""
+        """Return {tensor name: array of n rows} for n decoded instances, row i made from instance
+        i. Only the model's inputs are sent to Triton; `postprocess` gets all arrays."""
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Make a request's tensors. Override it instead of preprocess if they depend on `parameters`, or if an instance
-        makes several rows (`rows`): then postprocess must find in `inputs` which instance a row belongs to."""
+        """Make a request's tensors. Override it instead of preprocess if they depend on
+        `parameters`, or if an instance makes several rows (`rows`): then postprocess must find in
+        `inputs` which instance a row belongs to."""
         return self.preprocess(instances)
 
     def rows(self, instance: Any) -> int:
-        """Return about how many rows `prepare` makes of the instance, which bounds the instances in a batch."""
+        """Return about how many rows `prepare` makes of the instance, which bounds the instances in
+        a batch."""
         return 1
 
     @abstractmethod
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return n predictions, which JSON can write, for Triton's outputs of those n instances, in the same order.
-        `inputs` is what preprocess returned, `parameters` what read_parameters returned."""
+        """Return n predictions, which JSON can write, for Triton's outputs of those n instances, in
+        the same order. `inputs` is what preprocess returned, `parameters` what read_parameters
+        returned."""
 
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of each parameter, for GET /models and the page."""
         return {parameter.name: parameter.schema() for parameter in self.parameters}
 
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
-        """Return the instance as a picture with its prediction, for `Accept: image/jpeg` or `image/png`."""
-        raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")
+        """Return the instance as a picture with its prediction, for `Accept: image/jpeg` or
+        `image/png`."""
+        raise NotAcceptable(
+            f"model '{self.model.name}' gives no pictures; ask for application/json"
+        )
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns that a CSV's first line names, () if the model does not know them, None for a row."""
+        """Return the columns that a CSV's first line names, () if the model does not know them,
+        None for a row."""
         return None
 
 
@@ -156,7 +193,8 @@ def sigmoid(logits: Array) -> Array:
 
 
 def best(scores: Array, count: int) -> list[tuple[int, float]]:
-    """Return (index, score) of the `count` highest scores of a vector, highest first, equal ones by their index."""
+    """Return (index, score) of the `count` highest scores of a vector, highest first, equal ones by
+    their index."""
     candidates = np.arange(len(scores))
     if count < len(scores):
         candidates = np.flatnonzero(~(scores < np.partition(scores, -count)[-count]))  # keeps NaN
@@ -164,4 +202,8 @@ def best(scores: Array, count: int) -> list[tuple[int, float]]:
     return list(zip(order.tolist(), scores[order].tolist(), strict=True))
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"softmax": softmax, "sigmoid": sigmoid, "none": np.asarray}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": np.asarray,
+}

@@ -1,7 +1,8 @@
 """Serves texts with BERT and its relatives: embeddings, and the tasks of transformers' pipelines.
 
-The model's folder holds the setting `task` and the tokenizer's files as transformers saves them. The answers equal
-those of transformers' own pipelines with the same weights. clients/_text has a module for each task.
+The model's folder holds the setting `task` and the tokenizer's files as transformers saves them.
+The answers equal those of transformers' own pipelines with the same weights. clients/_text has a
+module for each task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,19 +31,29 @@ TASK = Parameter("task", "embedding", "what the model's output is", choices=tupl
 
 
 class Client(ModelClient):
-    """Serves one task of texts. What an instance is, and which parameters a caller may set, depend on the task."""
+    """Serves one task of texts. What an instance is, and which parameters a caller may set, depend
+    on the task."""
 
     codec: ClassVar[Codec] = TEXT
     example = b"Paris is the [MASK] of France."
     settings = (
         TASK,
-        Parameter("tokenizer", "tokenizer", "folder of the tokenizer's files, inside the model's folder"),
+        Parameter(
+            "tokenizer", "tokenizer", "folder of the tokenizer's files, inside the model's folder"
+        ),
         Parameter("max_length", 0, "longest text in tokens; 0: the model's own limit", minimum=0),
-        Parameter("pad_to_multiple_of", 1, "pads each batch to a multiple of this number of tokens", minimum=1),
+        Parameter(
+            "pad_to_multiple_of",
+            1,
+            "pads each batch to a multiple of this number of tokens",
+            minimum=1,
+        ),
         Parameter("labels", "", "file of labels; default: id2label in config.json"),
         *(setting for task in TASKS.values() for setting in task.settings),
     )
-    parameters = tuple({value.name: value for task in TASKS.values() for value in task.parameters}.values())
+    parameters = tuple(
+        {value.name: value for task in TASKS.values() for value in task.parameters}.values()
+    )
 
     def __init__(self, model: Model) -> None:
         kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
@@ -61,11 +72,16 @@ class Client(ModelClient):
         return self.prepare(instances, self.defaults)
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return input_ids, attention_mask and token_type_ids, INT64 [rows, longest], and what the task needs."""
+        """Return input_ids, attention_mask and token_type_ids, INT64 [rows, longest], and what the
+        task needs."""
         return self.task.tokens(instances, parameters)
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
         """Return what the task predicts, with `tokens`, and whether the text was `truncated`."""
         counts = inputs["num_tokens"]
@@ -73,5 +89,7 @@ class Client(ModelClient):
         predictions = self.task.predict(outputs, inputs, instances, parameters)
         return [
             prediction | {"tokens": count, "truncated": cut}
-            for prediction, count, cut in zip(predictions, counts.tolist(), truncated.tolist(), strict=True)
+            for prediction, count, cut in zip(
+                predictions, counts.tolist(), truncated.tolist(), strict=True
+            )
         ]

@@ -1,4 +1,5 @@
-"""Object detection by the networks of transformers that answer with a set of boxes: DETR, YOLOS, RT-DETR, D-FINE …"""
+"""Object detection by the networks of transformers that answer with a set of boxes: DETR, YOLOS,
+RT-DETR, D-FINE …"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -37,28 +38,37 @@ class Client(ImageClient):
     answers_in_pixels = True
     settings = (
         *WHOLE,
-        Parameter("scores", "softmax", "what turns logits into scores", choices=("softmax", "sigmoid")),
-        Parameter("queries", 0, "how many of the best scores are looked at; 0: as many as there are boxes", minimum=0),
+        Parameter(
+            "scores", "softmax", "what turns logits into scores", choices=("softmax", "sigmoid")
+        ),
+        Parameter(
+            "queries",
+            0,
+            "how many of the best scores are looked at; 0: as many as there are boxes",
+            minimum=0,
+        ),
         LABELS,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("confidence", 0.5, "return only detections with a score above it", minimum=0, maximum=1),
+        Parameter(
+            "confidence", 0.5, "return only detections with a score above it", minimum=0, maximum=1
+        ),
         Parameter("max_detections", 100, "how many to return per image", minimum=1, maximum=MOST),
     )
 
     outputs = (LOGITS, BOXES)
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit together, OSError if
-        the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit
+        together, OSError if the file that `labels` names is missing."""
         super().__init__(model)
         check_whole(self.options, self.frame)
         self.labels = labels_of(model, self.options["labels"])
         shapes = {spec.name: spec.shape for spec in model.outputs}
         if LOGITS not in shapes or shapes.get(BOXES, ())[-1:] != (4,):
             raise InvalidRequest(
-                f"model '{model.name}' has the outputs {', '.join(shapes)}, not {LOGITS} [boxes, classes] and {BOXES} "
-                "[boxes, 4]"
+                f"model '{model.name}' has the outputs {', '.join(shapes)}, not {LOGITS} "
+                f"[boxes, classes] and {BOXES} [boxes, 4]"
             )
         if mismatch := self._mismatch(shapes[LOGITS][-1]):
             raise InvalidRequest(mismatch)
@@ -68,10 +78,14 @@ class Client(ImageClient):
         return labels_mismatch(self.model, self.labels, LOGITS, classes)
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Image.Image],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return the detections of each image, highest score first. Raise InferenceFailed when the outputs
-        are not finite or their number of classes is not that of the labels."""
+        """Return the detections of each image, highest score first. Raise InferenceFailed when the
+        outputs are not finite or their number of classes is not that of the labels."""
         logits, boxes = self.of_each(outputs, LOGITS), self.of_each(outputs, BOXES)
         if mismatch := self._mismatch(logits.shape[-1]):
             raise InferenceFailed(mismatch)
@@ -94,14 +108,19 @@ class Client(ImageClient):
         sides = np.array([*size, *size], np.float32)
         corners = np.clip(np.concatenate((centres - half, centres + half), 1) * sides, 0, sides)
         detections = zip(
-            classes[kept].tolist(), scores[kept].tolist(), corners.astype(np.float64).round(2).tolist(), strict=True
+            classes[kept].tolist(),
+            scores[kept].tolist(),
+            corners.astype(np.float64).round(2).tolist(),
+            strict=True,
         )
         return {
             "detections": [self._detection(*detection) for detection in detections],
             "image": {"width": size[0], "height": size[1]},
         }
 
-    def _ranked(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    def _ranked(
+        self, logits: NDArray[np.float32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
         """Return boxes, their classes and scores, highest score first."""
         if self.options["scores"] == "sigmoid":
             scores = sigmoid(logits).reshape(-1)
@@ -113,7 +132,12 @@ class Client(ImageClient):
 
     def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
         label = label_of(self.labels, class_id)
-        return {"label": label, "class_id": class_id, "score": score, "box": dict(zip(CORNERS, corners, strict=True))}
+        return {
+            "label": label,
+            "class_id": class_id,
+            "score": score,
+            "box": dict(zip(CORNERS, corners, strict=True)),
+        }
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """Return the image with a box and a label for each detection."""

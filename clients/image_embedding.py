@@ -1,4 +1,5 @@
-"""Images as vectors, by the vision encoders of transformers or any network that gives one vector for an image."""
+"""Images as vectors, by the vision encoders of transformers or any network that gives one vector
+for an image."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +12,8 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 
 class Client(ImageClient):
-    """`{"embedding": [floats]}`, of length 1 or as the network gives it. The client uses the model's first output,
-    [dimensions]; its settings are those of its input (clients/_input.py)."""
+    """`{"embedding": [floats]}`, of length 1 or as the network gives it. The client uses the
+    model's first output, [dimensions]; its settings are those of its input (clients/_input.py)."""
 
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
 
@@ -22,17 +23,24 @@ class Client(ImageClient):
         self.output = model.outputs[0]
         if len(self.output.shape) != 1 + (model.max_batch_size == 0):
             raise InvalidRequest(
-                f"output '{self.output.name}' {list(self.output.shape)} of model '{model.name}' is not a vector; "
-                "export the network with its pooled output first"
+                f"output '{self.output.name}' {list(self.output.shape)} of model "
+                f"'{model.name}' is not a vector; export the network with its pooled output first"
             )
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
         """Return a vector for each image. Raise InferenceFailed when the output is not finite."""
         vectors = self.of_each(outputs, self.output.name)
         if vectors.ndim != 2:
-            raise InferenceFailed(f"output '{self.output.name}' {list(vectors.shape)} is not one vector for each image")
+            raise InferenceFailed(
+                f"output '{self.output.name}' {list(vectors.shape)} is not one vector for "
+                "each image"
+            )
         if parameters["normalize"]:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return [{"embedding": vector} for vector in vectors.tolist()]

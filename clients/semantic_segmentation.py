@@ -1,4 +1,5 @@
-"""A class for each pixel of an image, by SegFormer or any network that gives a map of scores for each class."""
+"""A class for each pixel of an image, by SegFormer or any network that gives a map of scores for
+each class."""
 
 import base64
 import io
@@ -43,32 +44,42 @@ class Client(ImageClient):
     )
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit together, OSError
-        when the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit
+        together, OSError when the file that `labels` names is missing."""
         super().__init__(model)
         check_whole(self.options, self.frame)
         self.output, self.labels = model.outputs[0], labels_of(model, self.options["labels"])
         shape = self.output.shape[int(model.max_batch_size == 0) :]
         if len(shape) != 3:
-            raise InvalidRequest(f"output '{self.output.name}' {list(shape)} is not a map of scores for each class")
+            raise InvalidRequest(
+                f"output '{self.output.name}' {list(shape)} is not a map of scores for each class"
+            )
         if mismatch := self._mismatch(shape[0]):
             raise InvalidRequest(mismatch)
 
     def _mismatch(self, classes: int) -> str:
         if classes == 1:
             return (
-                f"output '{self.output.name}' has one channel, in which every pixel would be class 0: export it "
-                "with a channel for the background too, such as torch.cat((-x, x), 1) of logits x"
+                f"output '{self.output.name}' has one channel, in which every pixel would "
+                "be class 0: export it with a channel for the background too, such as "
+                "torch.cat((-x, x), 1) of logits x"
             )
         if classes > MOST_CLASSES:
-            return f"output '{self.output.name}' has {classes} classes, and a map has at most {MOST_CLASSES}"
+            return (
+                f"output '{self.output.name}' has {classes} classes, and a map has at most "
+                f"{MOST_CLASSES}"
+            )
         return labels_mismatch(self.model, self.labels, self.output.name, classes)
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Image.Image],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return the map of each image. Raise InferenceFailed when the output is not finite or its number of classes
-        is not that of the labels."""
+        """Return the map of each image. Raise InferenceFailed when the output is not finite or its
+        number of classes is not that of the labels."""
         scores = self.of_each(outputs, self.output.name)
         if mismatch := self._mismatch(scores.shape[1]):
             raise InferenceFailed(mismatch)
@@ -77,21 +88,30 @@ class Client(ImageClient):
             for score, image in zip(scores, instances, strict=True)
         ]
 
-    def _prediction(self, scores: NDArray[np.float32], size: tuple[int, int], with_map: bool) -> dict[str, Any]:
+    def _prediction(
+        self, scores: NDArray[np.float32], size: tuple[int, int], with_map: bool
+    ) -> dict[str, Any]:
         classes = best_classes(scores, map_size(*size))
         counts = np.bincount(classes.reshape(-1), minlength=len(scores))
         order = [index for index in np.argsort(-counts, kind="stable").tolist() if counts[index]]
         segments = [
-            {"label": label_of(self.labels, index), "class_id": index, "share": float(counts[index] / classes.size)}
+            {
+                "label": label_of(self.labels, index),
+                "class_id": index,
+                "share": float(counts[index] / classes.size),
+            }
             for index in order
         ]
         image = {"image": {"width": size[0], "height": size[1]}}
         return {"segments": segments, **({"map": _encoded(classes)} if with_map else {}), **image}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
-        """Return the image under a veil of its classes' colours. Raise InvalidRequest if the map was not asked for."""
+        """Return the image under a veil of its classes' colours. Raise InvalidRequest if the map
+        was not asked for."""
         if "map" not in prediction:
-            raise InvalidRequest("a picture is drawn from the map: leave the parameter 'map' at png")
+            raise InvalidRequest(
+                "a picture is drawn from the map: leave the parameter 'map' at png"
+            )
         classes = Image.open(io.BytesIO(decode_base64(prediction["map"]["b64"])))
         classes.putpalette([part for index in range(MOST_CLASSES) for part in class_colour(index)])
         veil = classes.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
@@ -99,8 +119,9 @@ class Client(ImageClient):
 
 
 def best_classes(scores: NDArray[np.float32], size: tuple[int, int]) -> Pixels:
-    """Enlarge scores [classes, height, width] to `size` (width, height), and return the class of each pixel, of equal
-    scores the first class. One class at a time, so that it takes the memory of three maps."""
+    """Enlarge scores [classes, height, width] to `size` (width, height), and return the class of
+    each pixel, of equal scores the first class. One class at a time, so that it takes the memory of
+    three maps."""
     best = np.zeros(size[::-1], np.uint8)
     highest = cv2.resize(scores[0], size, interpolation=cv2.INTER_LINEAR)
     for index, plane in enumerate(scores[1:], 1):

@@ -1,8 +1,8 @@
 """Rows of a table: numbers and strings by column -> a prediction, and a probability for each class.
 
-For the ONNX files that skl2onnx and onnxmltools write for scikit-learn, XGBoost and LightGBM models: an input for each
-column, a matrix of all columns, or several of both. The answers equal those of the model's own predict and
-predict_proba.
+For the ONNX files that skl2onnx and onnxmltools write for scikit-learn, XGBoost and LightGBM
+models: an input for each column, a matrix of all columns, or several of both. The answers equal
+those of the model's own predict and predict_proba.
 """
 
 import math
@@ -27,43 +27,55 @@ LISTED = 20  # columns that an error names
 
 
 class Client(ModelClient):
-    """`{"prediction": …}`, of a classifier also `"probabilities": {class: …}`; further outputs by their own names."""
+    """`{"prediction": …}`, of a classifier also `"probabilities": {class: …}`; further outputs by
+    their own names."""
 
     codec = ROW
     settings = (
         Parameter(
             "columns",
             "columns.txt",
-            "file of the columns' names, one per line, in the order of the inputs; default: columns.txt where there is "
-            "one, else the inputs' names where each input is one column",
+            "file of the columns' names, one per line, in the order of the inputs; default: "
+            "columns.txt where there is one, else the inputs' names where each input is one column",
         ),
         Parameter(
             "labels",
             "labels.txt",
-            "file of the classes' names, one per line, in the order of the probabilities; default: labels.txt where "
-            "there is one",
+            "file of the classes' names, one per line, in the order of the probabilities; "
+            "default: labels.txt where there is one",
         ),
         Parameter(
             "classes",
             (),
             "the numbers that the model gives for its classes, in that order; default: 0, 1, 2 …",
-            parser=lambda text: tuple(n if type(n) is int else float(n) for n in orjson.loads(f"[{text}]")),
+            parser=lambda text: tuple(
+                n if type(n) is int else float(n) for n in orjson.loads(f"[{text}]")
+            ),
         ),
-        Parameter("probabilities", "", "the output of the probabilities; default: the one whose name has 'prob' in it"),
+        Parameter(
+            "probabilities",
+            "",
+            "the output of the probabilities; default: the one whose name has 'prob' in it",
+        ),
         Parameter(
             "missing",
             Names((REFUSE,)),
-            "which columns take an empty cell or null (NaN; of a text ''): refuse (none), nan (all), or their numbers "
-            "from 0, such as 0,3",
+            "which columns take an empty cell or null (NaN; of a text ''): refuse (none), "
+            "nan (all), or their numbers from 0, such as 0,3",
         ),
     )
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         if not model.max_batch_size:
-            raise InvalidRequest(f"model '{model.name}' takes no batches: max_batch_size must be 1 or more")
+            raise InvalidRequest(
+                f"model '{model.name}' takes no batches: max_batch_size must be 1 or more"
+            )
         self.columns = tuple(names_of(model, self.options["columns"], "columns"))
-        self.widths = [_width(spec, len(self.columns) if len(model.inputs) == 1 else 0) for spec in model.inputs]
+        self.widths = [
+            _width(spec, len(self.columns) if len(model.inputs) == 1 else 0)
+            for spec in model.inputs
+        ]
         if not self.columns and set(self.widths) == {1}:
             self.columns = tuple(spec.name for spec in model.inputs)
         self._check_columns()
@@ -80,7 +92,9 @@ class Client(ModelClient):
 
     def _check_columns(self) -> None:
         if self.columns and len(self.columns) != sum(self.widths):
-            raise InvalidRequest(f"{len(self.columns)} names of columns for {sum(self.widths)} columns")
+            raise InvalidRequest(
+                f"{len(self.columns)} names of columns for {sum(self.widths)} columns"
+            )
         if len(set(self.columns)) < len(self.columns):
             raise InvalidRequest("two columns have the same name")
 
@@ -90,7 +104,9 @@ class Client(ModelClient):
         if missing in ((REFUSE,), (NAN,)):
             return [missing == (NAN,)] * count
         if unknown := sorted(set(missing) - set(map(str, range(count)))):
-            raise InvalidRequest(f"missing: '{unknown[0]}' is not {REFUSE}, {NAN} or a column's number below {count}")
+            raise InvalidRequest(
+                f"missing: '{unknown[0]}' is not {REFUSE}, {NAN} or a column's number below {count}"
+            )
         return [str(column) in missing for column in range(count)]
 
     def _probabilities(self) -> str:
@@ -104,24 +120,34 @@ class Client(ModelClient):
         shape = next((spec.shape for spec in self.model.outputs if spec.name == self.scores), ())
         for setting, names in (("labels", self.labels), ("classes", self.options["classes"])):
             if names and shape and shape[-1] not in (-1, len(names)):
-                raise InvalidRequest(f"{len(names)} {setting} for the {shape[-1]} columns of output '{self.scores}'")
+                raise InvalidRequest(
+                    f"{len(names)} {setting} for the {shape[-1]} columns of output '{self.scores}'"
+                )
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns if the cells name some. pandas numbers columns without names 0, 1, 2 …: three or more such
-        cells are a header too, and so are as many different words as a model of nameless numbers has columns."""
+        """Return the columns if the cells name some. pandas numbers columns without names 0, 1, 2
+        …: three or more such cells are a header too, and so are as many different words as a model
+        of nameless numbers has columns."""
         if cells and sorted(cells) == sorted(self.columns):
             return cells
-        if len(cells) == sum(self.widths) > 2 and [*cells] == [str(number) for number in range(len(cells))]:
+        if len(cells) == sum(self.widths) > 2 and [*cells] == [
+            str(number) for number in range(len(cells))
+        ]:
             return ()
         if any(map(is_number, cells)):
             return None
         if self.columns:
             return cells if set(cells) & set(self.columns) else None
-        words = len(set(cells) - {"", "True", "False", "true", "false"}) == len(cells) == sum(self.widths)
+        words = (
+            len(set(cells) - {"", "True", "False", "true", "false"})
+            == len(cells)
+            == sum(self.widths)
+        )
         return () if words and all(spec.datatype != "BYTES" for spec in self.model.inputs) else None
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        """Return each input [n, its columns]. Raise DecodingError that names the row and the column."""
+        """Return each input [n, its columns]. Raise DecodingError that names the row and the
+        column."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
         arrays, first = {}, 0
         for spec, width in zip(self.model.inputs, self.widths, strict=True):
@@ -145,34 +171,52 @@ class Client(ModelClient):
         expected = sum(self.widths)
         if len(instance) != expected:
             names = f" ({_listed(self.columns)})" if self.columns else ""
-            more = "; curl keeps the rows apart with --data-binary" if len(instance) > expected else ""
+            more = (
+                "; curl keeps the rows apart with --data-binary" if len(instance) > expected else ""
+            )
             hint = "; the label is not sent" if len(instance) == expected + 1 else more
-            raise DecodingError(f"expected {expected} cells{names}, got {len(instance)}{hint}", instance=number)
+            raise DecodingError(
+                f"expected {expected} cells{names}, got {len(instance)}{hint}", instance=number
+            )
         return instance
 
     def _named(self, instance: Mapping[str, Any], number: int) -> Row:
         if not self.columns:
-            raise DecodingError("this model's columns have no names: send a list of cells", instance=number)
+            raise DecodingError(
+                "this model's columns have no names: send a list of cells", instance=number
+            )
         if unknown := instance.keys() - set(self.columns):
-            reason = f"there is no column {_listed(sorted(unknown))}; the columns are {_listed(self.columns)}"
+            reason = (
+                f"there is no column {_listed(sorted(unknown))}; the columns are "
+                f"{_listed(self.columns)}"
+            )
             raise DecodingError(reason, instance=number)
         if absent := [name for name in self.columns if name not in instance]:
             raise DecodingError(f"the row has no {_listed(absent)}", instance=number)
         return [instance[name] for name in self.columns]
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return each output's value of each row; the first output that is not a probability is the prediction."""
+        """Return each output's value of each row; the first output that is not a probability is the
+        prediction."""
         values: dict[str, list[Any]] = {}
         for spec in self.model.outputs:
             array = outputs[spec.name].reshape(len(instances), -1)
             if spec.name == self.scores:
                 continue
             name = spec.name if values else "prediction"
-            values[name] = [row[0] if len(row) == 1 else row for row in self._rows(array, name == "prediction")]
+            values[name] = [
+                row[0] if len(row) == 1 else row for row in self._rows(array, name == "prediction")
+            ]
         if self.scores:
-            values["probabilities"] = self._by_class(outputs[self.scores].reshape(len(instances), -1))
+            values["probabilities"] = self._by_class(
+                outputs[self.scores].reshape(len(instances), -1)
+            )
         return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
     def _rows(self, array: Array, predicted: bool) -> list[list[Any]]:
@@ -188,19 +232,23 @@ class Client(ModelClient):
 
     def _by_class(self, array: Array) -> list[dict[str, float]]:
         numbers = self.options["classes"] or range(array.shape[1])
-        names = self.labels or [str(int(number) if number % 1 == 0 else number) for number in numbers]
+        names = self.labels or [
+            str(int(number) if number % 1 == 0 else number) for number in numbers
+        ]
         if self.boolean and not self.labels and array.shape[1] == len(BOOLEANS):
             names = BOOLEANS
         return [dict(zip(names, row, strict=True)) for row in array.tolist()]
 
 
 def _width(spec: TensorSpec, named: int) -> int:
-    """Return the number of columns of an input; `named` is their number if its shape does not say."""
+    """Return the number of columns of an input; `named` is their number if its shape does not
+    say."""
     columns = math.prod(spec.shape)
     if len(spec.shape) > 1 or spec.datatype not in DTYPES or (columns < 1 and not named):
         raise InvalidRequest(
-            f"input '{spec.name}' {spec.datatype} {list(spec.shape)} is not a column or matrix of columns: beside the "
-            "batch it must have one dimension, of a fixed size, or the columns' names must be in columns.txt"
+            f"input '{spec.name}' {spec.datatype} {list(spec.shape)} is not a column or "
+            "matrix of columns: beside the batch it must have one dimension, of a fixed "
+            "size, or the columns' names must be in columns.txt"
         )
     return columns if columns > 0 else named
 

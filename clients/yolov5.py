@@ -1,5 +1,5 @@
-"""Object detection with YOLOv5, or any network with a head of clients/_heads.py; with masks or keypoints if the head
-has them."""
+"""Object detection with YOLOv5, or any network with a head of clients/_heads.py; with masks or
+keypoints if the head has them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,8 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
-MASKS: dict[str, Callable[..., list[Any]]] = {"polygons": outlines, "rle": runs}  # `masks`, and the key of a detection
+# `masks`, and the key of a detection
+MASKS: dict[str, Callable[..., list[Any]]] = {"polygons": outlines, "rle": runs}
 DIGITS = 18  # the most of a class id: every number of 18 digits fits INT64
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 
@@ -69,11 +70,15 @@ class Client(ModelClient):
         Parameter("layout", "auto", "form of the output", choices=(AUTO, ROWS, COLUMNS, FINAL)),
         Parameter("keypoints", (), "how many keypoints, and the values of each", minimum=0),
         Parameter("size", 640, "longer side, when the input's size is variable", minimum=32),
-        Parameter("stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1),
+        Parameter(
+            "stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1
+        ),
         LABELS,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("confidence", 0.25, "return only detections with a score above it", minimum=0, maximum=1),
+        Parameter(
+            "confidence", 0.25, "return only detections with a score above it", minimum=0, maximum=1
+        ),
         Parameter(
             "iou",
             0.45,
@@ -81,13 +86,15 @@ class Client(ModelClient):
             minimum=0,
             maximum=1,
         ),
-        Parameter("max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES),
+        Parameter(
+            "max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES
+        ),
         Parameter("classes", Names(), "labels or class ids to keep; all when empty"),
     )
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest when input, settings and labels do not fit together, OSError
-        when the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest when input, settings and labels do not fit
+        together, OSError when the file that `labels` names is missing."""
         self.input, self.output = model.inputs[0], model.outputs[0]
         maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
         if prototypes := next(maps, ""):
@@ -97,14 +104,19 @@ class Client(ModelClient):
         self.keypoints = _keypoints(self.options["keypoints"])
         self.height, self.width = _input_size(self.input)
         self.labels = labels_of(model, self.options["labels"])
-        if mismatch := labels_mismatch(model, self.labels, self.output.name, self._head(self.output.shape).classes):
+        if mismatch := labels_mismatch(
+            model, self.labels, self.output.name, self._head(self.output.shape).classes
+        ):
             raise InvalidRequest(mismatch)
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Read as ModelClient does, and turn `classes` into class ids. Raise InvalidRequest for an unknown class."""
+        """Read as ModelClient does, and turn `classes` into class ids. Raise InvalidRequest for an
+        unknown class."""
         parameters = super().read_parameters(values)
-        return parameters | ({"classes": self.class_ids(parameters["classes"])} if "classes" in values else {})
+        return parameters | (
+            {"classes": self.class_ids(parameters["classes"])} if "classes" in values else {}
+        )
 
     def class_ids(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return the class ids of labels or numbers; a label that is a number counts as a label."""
@@ -113,7 +125,11 @@ class Client(ModelClient):
     def _class_ids(self, name: str) -> list[int]:
         if ids := [class_id for class_id, label in enumerate(self.labels) if label == name]:
             return ids
-        if name.isdecimal() and len(name) <= DIGITS and (not self.labels or int(name) < len(self.labels)):
+        if (
+            name.isdecimal()
+            and len(name) <= DIGITS
+            and (not self.labels or int(name) < len(self.labels))
+        ):
             return [int(name)]
         labels = ", ".join(self.labels[:100]) + (", …" if len(self.labels) > 100 else "")
         raise InvalidRequest(
@@ -122,7 +138,8 @@ class Client(ModelClient):
         )
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
-        """Return RGB images of any sizes as the input [n,3,height,width], 0 to 1, or 0 to 255 when it is UINT8.
+        """Return RGB images of any sizes as the input [n,3,height,width], 0 to 1, or 0 to 255 when
+        it is UINT8.
 
         If the model's height and width are variable, they are the smallest that fit all the images.
         """
@@ -131,7 +148,8 @@ class Client(ModelClient):
         scale = np.uint8(1) if rows.dtype == np.uint8 else np.float32(1 / 255)
         for row, image in zip(rows, instances, strict=True):
             pixels = Letterbox.fit(*image.size, width, height).apply(np.asarray(image))
-            for channel, plane in enumerate(row):  # extracting contiguous channels first halves the time
+            # extracting contiguous channels first halves the time
+            for channel, plane in enumerate(row):
                 values = cv2.extractChannel(pixels, channel)
                 np.multiply(values, scale, out=plane, casting="same_kind")
         return {self.input.name: rows[:, None] if len(self.input.shape) == 4 else rows}
@@ -149,15 +167,23 @@ class Client(ModelClient):
         if self.labels:
             ids = range(len(self.labels))
             names = {"type": "string", "enum": list(dict.fromkeys([*self.labels, *map(str, ids)]))}
-            schemas["classes"]["items"] = {"anyOf": [names, {"type": "integer", "minimum": 0, "maximum": ids[-1]}]}
+            schemas["classes"]["items"] = {
+                "anyOf": [names, {"type": "integer", "minimum": 0, "maximum": ids[-1]}]
+            }
         return schemas
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Image.Image],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return the detections of each image, highest score first, from [n,rows,5+C], [n,4+C,rows] or [n,rows,6].
+        """Return the detections of each image, highest score first, from [n,rows,5+C], [n,4+C,rows]
+        or [n,rows,6].
 
-        Raise InferenceFailed when the output is not finite or its number of classes is not that of the labels.
+        Raise InferenceFailed when the output is not finite or its number of classes is not that of
+        the labels.
         """
         output = outputs[self.output.name]
         height, width = inputs[self.input.name].shape[-2:]
@@ -172,7 +198,11 @@ class Client(ModelClient):
             if not np.isfinite(outputs[name].sum(dtype=np.float32)):
                 raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         tables = output.reshape(len(instances), *output.shape[-2:])
-        maps = [None] * len(tables) if prototypes is None else prototypes.reshape(-1, *prototypes.shape[-3:])
+        maps = (
+            [None] * len(tables)
+            if prototypes is None
+            else prototypes.reshape(-1, *prototypes.shape[-3:])
+        )
         return [
             self._detect(table, protos, head, Letterbox.fit(*image.size, width, height), parameters)
             for table, protos, image in zip(tables, maps, instances, strict=True)
@@ -201,10 +231,15 @@ class Client(ModelClient):
         if prototypes is not None and parameters["masks"] != "none":
             kind = parameters["masks"]
             masks = MASKS[kind](kept.boxes, kept.extras[:, : head.masks], prototypes, fit)
-            detections = [entry | {kind: mask} for entry, mask in zip(detections, masks, strict=True)]
+            detections = [
+                entry | {kind: mask} for entry, mask in zip(detections, masks, strict=True)
+            ]
         if head.keypoints[0]:
             points = _points(kept.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
-            detections = [entry | {"keypoints": keypoints} for entry, keypoints in zip(detections, points, strict=True)]
+            detections = [
+                entry | {"keypoints": keypoints}
+                for entry, keypoints in zip(detections, points, strict=True)
+            ]
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: NDArray[Any]) -> None:
@@ -212,9 +247,11 @@ class Client(ModelClient):
         ids, classes = table[:, 5], len(self.labels) or np.inf
         if (ids != ids.round()).any() or (ids < 0).any() or (ids >= classes).any():
             raise InferenceFailed(
-                f"the last column of output '{self.output.name}' of model '{self.model.name}' has other values than "
-                f"class ids{f' of {classes} labels' if self.labels else ''}: it is not an end-to-end head, or the "
-                "labels are not its own; for YOLOv5's table of one class set the parameter 'layout' to yolov5"
+                f"the last column of output '{self.output.name}' of model "
+                f"'{self.model.name}' has other values than class "
+                f"ids{f' of {classes} labels' if self.labels else ''}: it is not an "
+                "end-to-end head, or the labels are not its own; for YOLOv5's table of one "
+                "class set the parameter 'layout' to yolov5"
             )
 
     def _detections(self, kept: Candidates, fit: Letterbox) -> list[dict[str, Any]]:
@@ -224,34 +261,51 @@ class Client(ModelClient):
 
     def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
         box = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
-        return {"label": label_of(self.labels, class_id), "class_id": class_id, "score": score, "box": box}
+        return {
+            "label": label_of(self.labels, class_id),
+            "class_id": class_id,
+            "score": score,
+            "box": box,
+        }
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
-        """Return the image with its masks, a box and a label for each detection, and its keypoints."""
+        """Return the image with its masks, a box and a label for each detection, and its
+        keypoints."""
         return draw(instance, prediction["detections"])
 
     def _head(self, shape: Sequence[int]) -> Head:
         """Return the head of an output with this shape. Raise InvalidRequest."""
         if len(shape) >= len(self.input.shape):
-            raise refused(shape, "is not a table of boxes: it has as many dimensions as the image", DETECTION)
+            raise refused(
+                shape, "is not a table of boxes: it has as many dimensions as the image", DETECTION
+            )
         others = [spec.shape for spec in self.model.outputs[1:]]
         return head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
     """Return (height, width), -1 for a variable one."""
-    if len(spec.shape) not in (3, 4) or spec.shape[-3] not in (3, -1) or spec.datatype not in DATATYPES:
+    if (
+        len(spec.shape) not in (3, 4)
+        or spec.shape[-3] not in (3, -1)
+        or spec.datatype not in DATATYPES
+    ):
         raise InvalidRequest(
-            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; a detector takes one RGB image of "
-            f"UINT8, FP16 or FP32 as [3, height, width]"
+            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; a detector takes "
+            f"one RGB image of UINT8, FP16 or FP32 as [3, height, width]"
         )
     return spec.shape[-2], spec.shape[-1]
 
 
 def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
     """Return the parameters of a segmentation head."""
-    limited = [replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters]
-    return (*limited, Parameter("masks", "polygons", "how masks are returned", choices=(*MASKS, "none")))
+    limited = [
+        replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters
+    ]
+    return (
+        *limited,
+        Parameter("masks", "polygons", "how masks are returned", choices=(*MASKS, "none")),
+    )
 
 
 def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
@@ -261,13 +315,18 @@ def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
     whole = len(setting) == 2 and all(value.is_integer() for value in setting)
     if not whole or setting[0] < 1 or setting[1] not in (2, 3):
         raise InvalidRequest(
-            f"parameter 'keypoints': {setting} must be how many, and 2 or 3 values of each, such as 17,3"
+            f"parameter 'keypoints': {setting} must be how many, and 2 or 3 values of each, "
+            "such as 17,3"
         )
     return int(setting[0]), int(setting[1])
 
 
 def _points(values: NDArray[np.float32], fit: Letterbox) -> list[list[dict[str, float]]]:
-    """Map [n, keypoints, 2 or 3] of the network's input to x and y in the image, and the score if there is one."""
+    """Map [n, keypoints, 2 or 3] of the network's input to x and y in the image, and the score if
+    there is one."""
     points = fit.points_to_image(values[..., :2].reshape(-1, 2)).astype(np.float64).round(2)
     rows = np.concatenate((points.reshape(*values.shape[:2], 2), values[..., 2:]), 2)
-    return [[dict(zip(("x", "y", "score"), point, strict=False)) for point in row] for row in rows.tolist()]
+    return [
+        [dict(zip(("x", "y", "score"), point, strict=False)) for point in row]
+        for row in rows.tolist()
+    ]

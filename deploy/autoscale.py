@@ -17,8 +17,12 @@ def variant(name: str) -> Reply:
 
 
 def policy(name: str, metric: str, value: float) -> Reply:
-    """Return PutScalingPolicy's parameters. The name is the same for each metric, so a new one replaces the old."""
-    tracked = {"TargetValue": value, "PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
+    """Return PutScalingPolicy's parameters. The name is the same for each metric, so a new one
+    replaces the old."""
+    tracked = {
+        "TargetValue": value,
+        "PredefinedMetricSpecification": {"PredefinedMetricType": metric},
+    }
     cooldown = {"ScaleInCooldown": 600, "ScaleOutCooldown": 300}
     return {
         **variant(name),

@@ -20,14 +20,21 @@ WAIT = 7200.0  # seconds; AWS itself gives up on an endpoint sooner
 
 
 class Aws:
-    """AWS's operations by service and name, as botocore's models spell them ("sagemaker", "CreateModel").
+    """AWS's operations by service and name, as botocore's models spell them ("sagemaker",
+    "CreateModel").
 
-    `runtime_url` replaces the runtime API's URL (a simulator). `poll` is the number of seconds between two looks at
-    an endpoint that is changing.
+    `runtime_url` replaces the runtime API's URL (a simulator). `poll` is the number of seconds
+    between two looks at an endpoint that is changing.
     """
 
     def __init__(
-        self, session: boto3.Session, region: str, *, dry_run: bool, runtime_url: str | None, poll: float
+        self,
+        session: boto3.Session,
+        region: str,
+        *,
+        dry_run: bool,
+        runtime_url: str | None,
+        poll: float,
     ) -> None:
         self.region, self.dry_run = region, dry_run
         self._session, self._runtime_url, self._poll = session, runtime_url, poll
@@ -75,12 +82,15 @@ class Aws:
             print(text, flush=True)
 
     def wait(self, waiter: str, endpoint: str) -> None:
-        """Wait with one of botocore's waiters; a dry run does not. Raise DeployError when AWS gives up."""
+        """Wait with one of botocore's waiters; a dry run does not. Raise DeployError when AWS gives
+        up."""
         if self.dry_run:
             return
         config = {"Delay": self._poll, "MaxAttempts": int(WAIT / max(self._poll, 1))}
         try:
-            self._client("sagemaker").get_waiter(waiter).wait(EndpointName=endpoint, WaiterConfig=config)
+            self._client("sagemaker").get_waiter(waiter).wait(
+                EndpointName=endpoint, WaiterConfig=config
+            )
         except WaiterError as err:
             last: Reply = dict(err.last_response)
             reason = one_line(last.get("FailureReason") or str(err))
@@ -90,7 +100,8 @@ class Aws:
             ) from None
 
     def check(self, service: str, operation: str, parameters: Reply) -> None:
-        """Raise UsageError, which names the fields, unless botocore's model of the operation accepts `parameters`."""
+        """Raise UsageError, which names the fields, unless botocore's model of the operation
+        accepts `parameters`."""
         report = ParamValidator().validate(parameters, self.input_shape(service, operation))
         if report.has_errors():
             raise UsageError(f"{operation}: {one_line(report.generate_report())}")
@@ -101,24 +112,39 @@ class Aws:
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
-            self._clients[service] = self._connect(service, self._runtime_url if service == RUNTIME else None)
+            self._clients[service] = self._connect(
+                service, self._runtime_url if service == RUNTIME else None
+            )
         return self._clients[service]
 
     def _connect(self, service: str, url: str | None) -> Any:
-        """Calls to `url` are not signed if there are no credentials. A runtime call is never sent twice."""
-        unsigned = {"signature_version": UNSIGNED} if url and self._session.get_credentials() is None else {}
+        """Calls to `url` are not signed if there are no credentials. A runtime call is never sent
+        twice."""
+        unsigned = (
+            {"signature_version": UNSIGNED}
+            if url and self._session.get_credentials() is None
+            else {}
+        )
         retries = {"total_max_attempts": 1} if service == RUNTIME else {"mode": "standard"}
         config = Config(read_timeout=READ_TIMEOUT, connect_timeout=10, retries=retries, **unsigned)  # type: ignore[arg-type]
         try:
-            return self._session.client(service, region_name=self.region, endpoint_url=url, config=config)  # type: ignore[call-overload]
+            return self._session.client(
+                service, region_name=self.region, endpoint_url=url, config=config
+            )  # type: ignore[call-overload]
         except ValueError as err:
-            raise DeployError(f"{err} (check --region and the variables AWS_ENDPOINT_URL…)") from None
+            raise DeployError(
+                f"{err} (check --region and the variables AWS_ENDPOINT_URL…)"
+            ) from None
 
 
 def printable(value: Any) -> Any:
-    """Return JSON-able parameters: bodies as their size, secrets in a container's environment masked."""
+    """Return JSON-able parameters: bodies as their size, secrets in a container's environment
+    masked."""
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, Mapping):
-        return {key: masked(each) if key == "Environment" else printable(each) for key, each in value.items()}
+        return {
+            key: masked(each) if key == "Environment" else printable(each)
+            for key, each in value.items()
+        }
     return [printable(each) for each in value] if isinstance(value, list | tuple) else value

@@ -23,7 +23,14 @@ SERVICES = {
     "InvokeEndpoint": "sagemaker-runtime",
     "InvokeEndpointWithResponseStream": "sagemaker-runtime",
 }
-NAMES = {"ModelName", "EndpointConfigName", "EndpointName", "ResourceId", "PolicyName", "repositoryName"}
+NAMES = {
+    "ModelName",
+    "EndpointConfigName",
+    "EndpointName",
+    "ResourceId",
+    "PolicyName",
+    "repositoryName",
+}
 MAX_BYTES, MAX_DEPTH = 65_536, 16
 
 
@@ -37,44 +44,68 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the file's requests by operation. Raise ArgumentTypeError for a file that does not hold such."""
+    """Return the file's requests by operation. Raise ArgumentTypeError for a file that does not
+    hold such."""
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_BYTES:
-            raise argparse.ArgumentTypeError(f"{path} has {len(data)} bytes, at most {MAX_BYTES} are read")
+            raise argparse.ArgumentTypeError(
+                f"{path} has {len(data)} bytes, at most {MAX_BYTES} are read"
+            )
         document = json.loads(data) if path.endswith(".json") else yaml.load(data, Loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as err:
         raise argparse.ArgumentTypeError(f"{path} cannot be read: {err}") from None
-    if not isinstance(document, dict) or not all(isinstance(part, dict) for part in document.values()):
-        raise argparse.ArgumentTypeError(f"{path} must hold an object for each operation, such as CreateModel: {{…}}")
+    if not isinstance(document, dict) or not all(
+        isinstance(part, dict) for part in document.values()
+    ):
+        raise argparse.ArgumentTypeError(
+            f"{path} must hold an object for each operation, such as CreateModel: {{…}}"
+        )
     for operation, part in document.items():
         if operation not in SERVICES:
-            raise argparse.ArgumentTypeError(f"{path}: '{operation}' is not one of {', '.join(SERVICES)}")
+            raise argparse.ArgumentTypeError(
+                f"{path}: '{operation}' is not one of {', '.join(SERVICES)}"
+            )
         if fixed := NAMES & part.keys():
-            raise argparse.ArgumentTypeError(f"{path}: {operation}.{min(fixed)} follows from --name")
+            raise argparse.ArgumentTypeError(
+                f"{path}: {operation}.{min(fixed)} follows from --name"
+            )
     return document
 
 
 def request(aws: Aws, config: dict[str, Any], operation: str, parameters: Reply) -> Reply:
-    """Return the request with the file's part of it; raise UsageError, which names the field, if AWS has no such."""
+    """Return the request with the file's part of it; raise UsageError, which names the field, if
+    AWS has no such."""
     merged: Reply = merge(parameters, config.get(operation, {}))
     aws.check(SERVICES[operation], operation, merged)
     return merged
 
 
 def merge(base: Any, patch: Any, depth: int = 0) -> Any:
-    """Return `base` changed by `patch`: objects by key (null removes one), lists of objects by position.
+    """Return `base` changed by `patch`: objects by key (null removes one), lists of objects by
+    position.
 
-    Anything else in `patch` replaces what `base` has. This is JSON Merge Patch (RFC 7396) but for lists of objects.
+    Anything else in `patch` replaces what `base` has. This is JSON Merge Patch (RFC 7396) but for
+    lists of objects.
     """
     if depth > MAX_DEPTH:
         raise UsageError(f"--config: more than {MAX_DEPTH} levels in each other")
     if isinstance(patch, dict):
         there = base if isinstance(base, dict) else {}
-        changed = {key: merge(there.get(key), value, depth + 1) for key, value in patch.items() if value is not None}
-        return {key: value for key, value in (there | changed).items() if key not in patch or patch[key] is not None}
+        changed = {
+            key: merge(there.get(key), value, depth + 1)
+            for key, value in patch.items()
+            if value is not None
+        }
+        return {
+            key: value
+            for key, value in (there | changed).items()
+            if key not in patch or patch[key] is not None
+        }
     if _of_objects(patch):
-        pairs: Iterable[tuple[Any, Any]] = zip_longest(base if _of_objects(base) else [], patch, fillvalue={})
+        pairs: Iterable[tuple[Any, Any]] = zip_longest(
+            base if _of_objects(base) else [], patch, fillvalue={}
+        )
         return [merge(old, new, depth + 1) for old, new in pairs]
     return patch
 
@@ -84,8 +115,17 @@ def _of_objects(value: Any) -> bool:
 
 
 def accepted(shape: Any, described: Any) -> Any:
-    """Return what a Create operation (`shape`) accepts of a Describe operation's reply, without empty parts."""
+    """Return what a Create operation (`shape`) accepts of a Describe operation's reply, without
+    empty parts."""
     if shape.type_name == "structure":
-        known = {key: value for key, value in described.items() if key in shape.members and value not in ({}, [], None)}
+        known = {
+            key: value
+            for key, value in described.items()
+            if key in shape.members and value not in ({}, [], None)
+        }
         return {key: accepted(shape.members[key], value) for key, value in known.items()}
-    return [accepted(shape.member, each) for each in described] if shape.type_name == "list" else described
+    return (
+        [accepted(shape.member, each) for each in described]
+        if shape.type_name == "list"
+        else described
+    )

@@ -25,7 +25,9 @@ def create(options: argparse.Namespace, aws: Aws) -> None:
             aws.remove("sagemaker", "DeleteEndpoint", EndpointName=options.name)
             aws.wait("endpoint_deleted", options.name)
         elif current["EndpointConfigName"] != config["EndpointConfigName"]:
-            raise DeployError(f"the endpoint '{options.name}' exists with other settings: 'update' changes it")
+            raise DeployError(
+                f"the endpoint '{options.name}' exists with other settings: 'update' changes it"
+            )
         else:
             say(f"the endpoint '{options.name}' exists already")
             _settle(options, aws, config)
@@ -40,20 +42,28 @@ def create(options: argparse.Namespace, aws: Aws) -> None:
 
 
 def update(options: argparse.Namespace, aws: Aws) -> None:
-    """Change what the options and --config name; keep everything else, including the current number of instances."""
+    """Change what the options and --config name; keep everything else, including the current number
+    of instances."""
     endpoint = require(options, aws)
     if endpoint["EndpointStatus"] in (*CHANGING, "Failed"):
         raise DeployError(
-            f"the endpoint '{options.name}' is {endpoint['EndpointStatus']}: 'create' replaces a failed one"
+            f"the endpoint '{options.name}' is {endpoint['EndpointStatus']}: 'create' "
+            "replaces a failed one"
         )
-    old = aws.read("sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"])
+    old = aws.read(
+        "sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"]
+    )
     name = model_name(old)
     old_model = kept(aws, "CreateModel", aws.read("sagemaker", "DescribeModel", ModelName=name))
     old_config = kept(aws, "CreateEndpointConfig", old)
-    for variant, now in zip(old_config["ProductionVariants"], endpoint.get("ProductionVariants", ()), strict=False):
+    for variant, now in zip(
+        old_config["ProductionVariants"], endpoint.get("ProductionVariants", ()), strict=False
+    ):
         if "InitialInstanceCount" in variant and now.get("DesiredInstanceCount"):
             variant["InitialInstanceCount"] = now["DesiredInstanceCount"]
-    options.own_tags = [tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in tags(options)]
+    options.own_tags = [
+        tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in tags(options)
+    ]
     model = model_request(options, aws, old_model)
     changed = untagged(model, "ModelName") != old_model
     config = endpoint_config(options, aws, old_config, model["ModelName"] if changed else name)
@@ -68,7 +78,10 @@ def update(options: argparse.Namespace, aws: Aws) -> None:
     say(f"updating endpoint {options.name}")
     aws.write("sagemaker", "UpdateEndpoint", parameters)
     if _settle(options, aws, config):
-        for kind, wanted in (("EndpointConfig", config["EndpointConfigName"]), ("Model", model_name(config))):
+        for kind, wanted in (
+            ("EndpointConfig", config["EndpointConfigName"]),
+            ("Model", model_name(config)),
+        ):
             for each in owned(options, aws, kind):
                 if each != wanted:
                     remove(aws, kind, each)
@@ -77,11 +90,15 @@ def update(options: argparse.Namespace, aws: Aws) -> None:
 def status(options: argparse.Namespace, aws: Aws) -> None:
     """Print what runs on the endpoint, a line for each fact."""
     endpoint = require(options, aws)
-    config = aws.read("sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"])
+    config = aws.read(
+        "sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"]
+    )
     model = aws.read("sagemaker", "DescribeModel", ModelName=model_name(config))
     variant, container = config["ProductionVariants"][0], model["PrimaryContainer"]
     now = endpoint.get("ProductionVariants", [{}])[0]
-    source = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "in the image")
+    source = (
+        container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "in the image")
+    )
     rows = {
         "endpoint": options.name,
         "status": endpoint["EndpointStatus"],
@@ -93,7 +110,10 @@ def status(options: argparse.Namespace, aws: Aws) -> None:
         "image": container["Image"],
         "models": container.get("ModelDataUrl", source),
         "mode": container.get("Mode", "SingleModel"),
-        "scaling": ", ".join(f"{t['MinCapacity']} to {t['MaxCapacity']}" for t in autoscale.targets(aws, options.name)),
+        "scaling": ", ".join(
+            f"{t['MinCapacity']} to {t['MaxCapacity']}"
+            for t in autoscale.targets(aws, options.name)
+        ),
     }
     if "ServerlessConfig" in variant:
         rows["instances"] = "serverless, {MemorySizeInMB} MB, {MaxConcurrency} concurrent".format(
@@ -101,17 +121,25 @@ def status(options: argparse.Namespace, aws: Aws) -> None:
         )
     lines = [(name, value) for name, value in rows.items() if value]
     variables = environment.masked(container.get("Environment", {}))
-    for name, value in [*lines, *(("variable", f"{key}={value}") for key, value in variables.items())]:
+    for name, value in [
+        *lines,
+        *(("variable", f"{key}={value}") for key, value in variables.items()),
+    ]:
         print(f"{name:<13}  {value}")
 
 
 def delete(options: argparse.Namespace, aws: Aws) -> None:
-    """Delete the resources with the stack's tags, if confirmed. Keep the image, the files in S3 and the logs."""
+    """Delete the resources with the stack's tags, if confirmed. Keep the image, the files in S3 and
+    the logs."""
     resources = [(kind, name) for kind in KINDS for name in owned(options, aws, kind)]
     if not resources:
         say(f"nothing in {aws.region} has the tags of '{options.name}': there is nothing to delete")
         return
-    say("\n".join([f"to delete in {aws.region}:", *(f"  {kind} {name}" for kind, name in resources)]))
+    say(
+        "\n".join(
+            [f"to delete in {aws.region}:", *(f"  {kind} {name}" for kind, name in resources)]
+        )
+    )
     if not (options.yes or aws.dry_run or _confirm("delete it?")):
         raise DeployError("nothing was deleted")
     for kind, name in resources:
@@ -127,7 +155,9 @@ def require(options: argparse.Namespace, aws: Aws) -> Reply:
     """Return DescribeEndpoint's reply; raise DeployError unless the stack has an endpoint."""
     endpoint = _describe(options, aws)
     if not endpoint:
-        raise DeployError(f"there is no endpoint '{options.name}' in {aws.region}: check --name and --region")
+        raise DeployError(
+            f"there is no endpoint '{options.name}' in {aws.region}: check --name and --region"
+        )
     require_ours(options, aws, endpoint)
     return endpoint
 
@@ -136,8 +166,9 @@ def require_ours(options: argparse.Namespace, aws: Aws, endpoint: Reply) -> None
     """Raise DeployError for an endpoint that does not have the stack's tags."""
     if not is_ours(options, aws, endpoint["EndpointArn"]):
         raise DeployError(
-            f"the endpoint '{options.name}' in {aws.region} does not have the tags created-by and stack, so this "
-            "program did not make it and does not change it: choose another --name"
+            f"the endpoint '{options.name}' in {aws.region} does not have the tags "
+            "created-by and stack, so this program did not make it and does not change it: "
+            "choose another --name"
         )
 
 
@@ -146,7 +177,8 @@ def _describe(options: argparse.Namespace, aws: Aws) -> Reply | None:
 
 
 def _settle(options: argparse.Namespace, aws: Aws, config: Reply) -> bool:
-    """Wait until the endpoint serves `config`; return whether it does. Raise DeployError if AWS rolled back."""
+    """Wait until the endpoint serves `config`; return whether it does. Raise DeployError if AWS
+    rolled back."""
     if options.no_wait or aws.dry_run:
         return aws.dry_run
     say("waiting for the endpoint, which takes minutes")
@@ -154,13 +186,18 @@ def _settle(options: argparse.Namespace, aws: Aws, config: Reply) -> bool:
     endpoint = aws.read("sagemaker", "DescribeEndpoint", EndpointName=options.name)
     if endpoint["EndpointConfigName"] != config["EndpointConfigName"]:
         reason = one_line(endpoint.get("FailureReason") or "AWS gives no reason")
-        raise DeployError(f"the update was rolled back, {endpoint['EndpointConfigName']} is still served: {reason}")
+        raise DeployError(
+            f"the update was rolled back, {endpoint['EndpointConfigName']} is still served: "
+            f"{reason}"
+        )
     print(f"the endpoint '{options.name}' is InService with {config['EndpointConfigName']}")
     return True
 
 
 def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("cannot ask for confirmation, because standard input is not a terminal: --yes confirms")
+        raise UsageError(
+            "cannot ask for confirmation, because standard input is not a terminal: --yes confirms"
+        )
     say(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -8,7 +8,9 @@ from serving.settings.explain import MASK, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import TABLE, Settings
 
-SECRET_WORDS = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_KEY", re.IGNORECASE)
+SECRET_WORDS = re.compile(
+    r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_KEY", re.IGNORECASE
+)
 SECRET_SETTINGS = {variable for row in TABLE if row.secret for variable in row.variables}
 
 
@@ -26,7 +28,9 @@ def check(environment: Mapping[str, str], multi_model: bool) -> list[str]:
     Raise UsageError for a value with which the container would not start.
     """
     try:
-        Settings.from_env({**environment, **({"SAGEMAKER_MULTI_MODEL": "true"} if multi_model else {})})
+        Settings.from_env(
+            {**environment, **({"SAGEMAKER_MULTI_MODEL": "true"} if multi_model else {})}
+        )
     except SettingsError as err:
         raise UsageError(f"the container would not start: {'; '.join(err.mistakes)}") from None
     return unknown_variables(environment)

@@ -18,9 +18,15 @@ ABSENT_CODES = {
 }
 ADVICE = (  # by what the error's code contains
     (r"AccessDenied", POLICY),
-    (r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|UnrecognizedClient", LOGIN),
+    (
+        r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|UnrecognizedClient",
+        LOGIN,
+    ),
     (r"Throttling", "AWS limits the rate of calls: try again in a minute"),
-    (r"ResourceLimitExceeded", "ask for a higher quota in Service Quotas, or take another --instance-type"),
+    (
+        r"ResourceLimitExceeded",
+        "ask for a higher quota in Service Quotas, or take another --instance-type",
+    ),
     (r"ModelNotReady", "the model is still being loaded: try again in a minute"),
 )
 WITHOUT_LOGIN = (aws.NoCredentialsError, aws.PartialCredentialsError, aws.SSOError)
@@ -37,7 +43,9 @@ class UsageError(DeployError):
 def is_absent(error: aws.ClientError) -> bool:
     """Return whether AWS says that the resource does not exist."""
     code = error.response["Error"]["Code"]
-    return code in ABSENT_CODES or (code.startswith("Validation") and "could not find" in _message(error).lower())
+    return code in ABSENT_CODES or (
+        code.startswith("Validation") and "could not find" in _message(error).lower()
+    )
 
 
 def explain(error: Exception) -> str:
@@ -60,7 +68,9 @@ def _explain_reply(error: aws.ClientError) -> str:
     code = error.response["Error"]["Code"]
     if code == "ModelError":
         reply: dict[str, Any] = dict(error.response)  # has fields that boto3's types do not know
-        return _container_error(reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error))
+        return _container_error(
+            reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error)
+        )
     advice = next((text for pattern, text in ADVICE if re.search(pattern, code)), code)
     return f"{error.operation_name}: {one_line(_message(error)) or code} ({advice})"
 

@@ -29,9 +29,15 @@ def invoke(options: argparse.Namespace, aws: Aws) -> None:
         "TargetModel": options.target_model,
     }
     present = {key: value for key, value in optional.items() if value}
-    parameters = {"EndpointName": options.name, "Body": body, "ContentType": options.content_type or content_type}
+    parameters = {
+        "EndpointName": options.name,
+        "Body": body,
+        "ContentType": options.content_type or content_type,
+    }
     operation = "InvokeEndpointWithResponseStream" if options.stream else "InvokeEndpoint"
-    reply = aws.write(RUNTIME, operation, request(aws, options.config, operation, {**parameters, **present}))
+    reply = aws.write(
+        RUNTIME, operation, request(aws, options.config, operation, {**parameters, **present})
+    )
     if aws.dry_run:
         return
     if options.stream:
@@ -58,16 +64,20 @@ def _body(options: argparse.Namespace) -> tuple[bytes, str]:
 
 
 def _attributes(options: argparse.Namespace) -> str:
-    """Return model, version and parameters as Custom-Attributes, the header that SageMaker passes to the container."""
+    """Return model, version and parameters as Custom-Attributes, the header that SageMaker passes
+    to the container."""
     for text in options.parameter:
         if "=" not in text or ";" in text:
             raise UsageError(f"--parameter takes NAME=VALUE without a semicolon, got '{text}'")
     named = {"model_name": options.model, "model_version": options.version}
-    return ";".join([*(f"{name}={value}" for name, value in named.items() if value), *options.parameter])
+    return ";".join(
+        [*(f"{name}={value}" for name, value in named.items() if value), *options.parameter]
+    )
 
 
 def _print_stream(reply: Reply) -> None:
-    """Print the parts of the reply as they arrive; raise DeployError if the container breaks off."""
+    """Print the parts of the reply as they arrive; raise DeployError if the container breaks
+    off."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for event in reply["Body"]:
         if "PayloadPart" in event:
@@ -81,7 +91,9 @@ def _show(options: argparse.Namespace, reply: Reply) -> None:
         try:
             text = body.decode()
         except UnicodeDecodeError:
-            raise DeployError(f"the reply is {len(body)} bytes of {kind}: --output FILE writes them") from None
+            raise DeployError(
+                f"the reply is {len(body)} bytes of {kind}: --output FILE writes them"
+            ) from None
         print(text.rstrip("\n"))
         return
     try:

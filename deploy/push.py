@@ -12,13 +12,20 @@ from deploy.config import request
 from deploy.errors import DeployError
 from deploy.stack import PROJECT, git_version, say
 
-# SageMaker refuses images with an OCI manifest. Docker has no option for that (docs/deploy.md says how to build).
-ENGINES: dict[str, list[str]] = {"docker": [], "podman": ["--format", "v2s2"], "buildah": ["--format", "v2s2"]}
+# SageMaker refuses images with an OCI manifest. Docker has no option for that (docs/deploy.md says
+# how to build).
+ENGINES: dict[str, list[str]] = {
+    "docker": [],
+    "podman": ["--format", "v2s2"],
+    "buildah": ["--format", "v2s2"],
+}
 
 
 def push(options: argparse.Namespace, aws: Aws) -> None:
     """Log in, tag and push; print the image's URI to stdout."""
-    engine = options.engine or next(filter(shutil.which, ENGINES), "" if not aws.dry_run else "docker")
+    engine = options.engine or next(
+        filter(shutil.which, ENGINES), "" if not aws.dry_run else "docker"
+    )
     if not engine:
         raise DeployError(f"none of {', '.join(ENGINES)} is installed here")
     tag = options.tag or git_version()
@@ -40,21 +47,32 @@ def _ensure_repository(options: argparse.Namespace, aws: Aws) -> None:
         return
     say(f"creating ECR repository {name}")
     tags = [{"Key": "created-by", "Value": PROJECT}]
-    parameters = {"repositoryName": name, "imageScanningConfiguration": {"scanOnPush": True}, "tags": tags}
-    aws.write("ecr", "CreateRepository", request(aws, options.config, "CreateRepository", parameters))
+    parameters = {
+        "repositoryName": name,
+        "imageScanningConfiguration": {"scanOnPush": True},
+        "tags": tags,
+    }
+    aws.write(
+        "ecr", "CreateRepository", request(aws, options.config, "CreateRepository", parameters)
+    )
 
 
 def _run(aws: Aws, command: Sequence[str], secret: str = "") -> None:
-    """Run the command with the secret on standard input; a dry run prints it. Raise DeployError if it fails."""
+    """Run the command with the secret on standard input; a dry run prints it. Raise DeployError if
+    it fails."""
     if aws.dry_run:
         print(json.dumps({"command": command}, indent=2), flush=True)
     elif code := subprocess.run(command, input=secret, text=True).returncode:
-        raise DeployError(f"'{' '.join(command)}' failed with exit code {code}; its output says why")
+        raise DeployError(
+            f"'{' '.join(command)}' failed with exit code {code}; its output says why"
+        )
 
 
 def _warn_of_oci(aws: Aws, repository: str, tag: str) -> None:
     """Warn of an OCI manifest, which CreateModel refuses."""
-    images = aws.find("ecr", "DescribeImages", repositoryName=repository, imageIds=[{"imageTag": tag}])
+    images = aws.find(
+        "ecr", "DescribeImages", repositoryName=repository, imageIds=[{"imageTag": tag}]
+    )
     if images and "oci" in images["imageDetails"][0].get("imageManifestMediaType", ""):
         say(
             "warning: the image has an OCI manifest, which SageMaker refuses; build it with "

@@ -1,4 +1,5 @@
-"""Builds CreateModel's and CreateEndpointConfig's requests: the current state, changed by options and --config."""
+"""Builds CreateModel's and CreateEndpointConfig's requests: the current state, changed by options
+and --config."""
 
 import argparse
 import hashlib
@@ -30,7 +31,11 @@ def model(options: argparse.Namespace, aws: Aws, base: Reply) -> Reply:
     if options.model_data:
         if getattr(options, "multi_model", None):
             raise UsageError("give one of --model-data and --multi-model")
-        container = {key: value for key, value in container.items() if not key.startswith(("ModelData", "Mode"))}
+        container = {
+            key: value
+            for key, value in container.items()
+            if not key.startswith(("ModelData", "Mode"))
+        }
         container |= _data(options.model_data)
     elif getattr(options, "multi_model", None):
         container |= {"Mode": "MultiModel", "ModelDataUrl": options.multi_model}
@@ -42,7 +47,9 @@ def model(options: argparse.Namespace, aws: Aws, base: Reply) -> Reply:
     parameters = {**base, "ExecutionRoleArn": role, "PrimaryContainer": container}
     model = _named(options, aws, "Model", parameters)
     container = model["PrimaryContainer"]
-    for line in environment.check(container.get("Environment", {}), container.get("Mode") == "MultiModel"):
+    for line in environment.check(
+        container.get("Environment", {}), container.get("Mode") == "MultiModel"
+    ):
         say(f"warning: {line}")
     return model
 
@@ -55,15 +62,22 @@ def endpoint_config(options: argparse.Namespace, aws: Aws, base: Reply, model: s
         "InitialInstanceCount": options.instances,
         "InferenceAmiVersion": options.inference_ami,
     }
-    variant = {**first, **{key: value for key, value in settings.items() if value is not None}, "ModelName": model}
-    config = _named(options, aws, "EndpointConfig", {**base, "ProductionVariants": [variant, *others]})
+    variant = {
+        **first,
+        **{key: value for key, value in settings.items() if value is not None},
+        "ModelName": model,
+    }
+    config = _named(
+        options, aws, "EndpointConfig", {**base, "ProductionVariants": [variant, *others]}
+    )
     for each in config["ProductionVariants"]:
         _warn_of_driver(each)
     return config
 
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
-    """Return the request that would create a described resource again, without its name and tags."""
+    """Return the request that would create a described resource again, without its name and
+    tags."""
     parameters: Reply = accepted(aws.input_shape("sagemaker", operation), described)
     container = parameters.get("PrimaryContainer", {})
     if "ModelDataUrl" in container:  # AWS describes an archive in two fields, and takes one of them
@@ -75,11 +89,14 @@ def model_name(config: Reply) -> str:
     try:
         return str(config["ProductionVariants"][0]["ModelName"])
     except KeyError:
-        raise DeployError("the endpoint has inference components, not a model: it was created elsewhere") from None
+        raise DeployError(
+            "the endpoint has inference components, not a model: it was created elsewhere"
+        ) from None
 
 
 def _named(options: argparse.Namespace, aws: Aws, kind: str, parameters: Reply) -> Reply:
-    """Return the request with --config's part, with tags, and with a name that is derived from its content.
+    """Return the request with --config's part, with tags, and with a name that is derived from its
+    content.
 
     So a command that failed halfway can be repeated: it keeps the resources that it created before.
     """
@@ -93,11 +110,15 @@ def untagged(parameters: Reply, name: str) -> Reply:
 
 
 def _data(url: str) -> dict[str, Any]:
-    """Return the fields of a ContainerDefinition for an archive or, if `url` ends with /, for unpacked files."""
+    """Return the fields of a ContainerDefinition for an archive or, if `url` ends with /, for
+    unpacked files."""
     if url.endswith(".tar.gz"):
         return {"ModelDataUrl": url}
     if not url.endswith("/"):
-        raise UsageError(f"--model-data '{url}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ with a final /")
+        raise UsageError(
+            f"--model-data '{url}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ "
+            "with a final /"
+        )
     source = {"S3Uri": url, "S3DataType": "S3Prefix", "CompressionType": "None"}
     return {"ModelDataSource": {"S3DataSource": source}}
 
@@ -105,7 +126,9 @@ def _data(url: str) -> dict[str, Any]:
 def _default_image(aws: Aws) -> str:
     reply = aws.find("ecr", "DescribeRepositories", repositoryNames=[PROJECT])
     if not reply:
-        raise DeployError(f"ECR has no repository '{PROJECT}' in {aws.region}: run 'push' first, or give --image")
+        raise DeployError(
+            f"ECR has no repository '{PROJECT}' in {aws.region}: run 'push' first, or give --image"
+        )
     return f"{reply['repositories'][0]['repositoryUri']}:{git_version()}"
 
 
@@ -114,7 +137,10 @@ def _role_arn(aws: Aws, role: str) -> str:
         return role
     reply = aws.find("iam", "GetRole", RoleName=role)
     if not reply:
-        raise DeployError(f"there is no role '{role}': docs/deploy.md says how to create it; --role chooses another")
+        raise DeployError(
+            f"there is no role '{role}': docs/deploy.md says how to create it; --role "
+            "chooses another"
+        )
     return str(reply["Role"]["Arn"])
 
 
@@ -125,6 +151,7 @@ def _warn_of_driver(variant: Reply) -> None:
     ami = variant.get("InferenceAmiVersion")
     if types and DRIVERS.get(ami, NEEDED_DRIVER) < NEEDED_DRIVER:
         say(
-            f"warning: {types[0]} with InferenceAmiVersion {ami} has NVIDIA driver {DRIVERS[ami]}, and the gpu image "
-            f"needs {NEEDED_DRIVER}: --inference-ami {[*DRIVERS][-1]}"
+            f"warning: {types[0]} with InferenceAmiVersion {ami} has NVIDIA driver "
+            f"{DRIVERS[ami]}, and the gpu image needs {NEEDED_DRIVER}: --inference-ami "
+            f"{[*DRIVERS][-1]}"
         )

@@ -23,9 +23,13 @@ def git_version() -> str:
     command = ["git", "describe", "--tags", "--always", "--dirty"]
     folder = Path(__file__).parent
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        raise DeployError("git describe finds no version: pass --tag to push, and --image to create") from None
+        raise DeployError(
+            "git describe finds no version: pass --tag to push, and --image to create"
+        ) from None
 
 
 def tags(options: argparse.Namespace) -> list[dict[str, str]]:
@@ -35,7 +39,9 @@ def tags(options: argparse.Namespace) -> list[dict[str, str]]:
 
 def tagged(options: argparse.Namespace, parameters: Reply) -> Reply:
     """Add the stack's tags, and those that the endpoint already has, to the tags of --config."""
-    own = {tag["Key"]: tag for tag in [*getattr(options, "own_tags", ()), *parameters.get("Tags", ())]}
+    own = {
+        tag["Key"]: tag for tag in [*getattr(options, "own_tags", ()), *parameters.get("Tags", ())]
+    }
     return {**parameters, "Tags": [*own.values(), *tags(options)]}
 
 
@@ -52,7 +58,8 @@ def is_ours(options: argparse.Namespace, aws: Aws, arn: str) -> bool:
 def owned(options: argparse.Namespace, aws: Aws, kind: str) -> list[str]:
     """Return the names of the stack's resources of this kind."""
     resources = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
-    ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")  # without it, every resource's tags would be read
+    # without it, every resource's tags would be read
+    ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")
     mine = [each for each in resources if ours.fullmatch(each[f"{kind}Name"])]
     return [each[f"{kind}Name"] for each in mine if is_ours(options, aws, each[f"{kind}Arn"])]
 

@@ -1,7 +1,7 @@
 """Releases: python scripts/release.py 1.2.3, or make release VERSION=1.2.3.
 
-Writes the version into serving/__init__.py, and the version and date into the changelog, commits both and tags the
-commit v1.2.3. Pushes nothing.
+Writes the version into serving/__init__.py, and the version and date into the changelog, commits
+both and tags the commit v1.2.3. Pushes nothing.
 """
 
 import re
@@ -20,8 +20,12 @@ class ReleaseError(Exception):
 
 
 def release(version: str, root: Path) -> str:
-    """Commit and tag, and return the tag. Raise ReleaseError, before anything is changed, if check does."""
-    source, changes = (root / SOURCE).read_text(encoding="utf-8"), (root / CHANGES).read_text(encoding="utf-8")
+    """Commit and tag, and return the tag. Raise ReleaseError, before anything is changed, if check
+    does."""
+    source, changes = (
+        (root / SOURCE).read_text(encoding="utf-8"),
+        (root / CHANGES).read_text(encoding="utf-8"),
+    )
     check(version, source, changes, root)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     (root / SOURCE).write_text(LINE.sub(f'VERSION = "{version}"', source), encoding="utf-8")
@@ -35,12 +39,17 @@ def release(version: str, root: Path) -> str:
 def check(version: str, source: str, changes: str, root: Path) -> None:
     """Raise ReleaseError if this version cannot be released."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise ReleaseError(f"'{version}' is not a version: it must be three numbers, as in make release VERSION=1.2.3")
+        raise ReleaseError(
+            f"'{version}' is not a version: it must be three numbers, as in make release "
+            "VERSION=1.2.3"
+        )
     current = LINE.search(source)
     if current and _numbers(version) < _numbers(current[1]):
         raise ReleaseError(f"{version} is older than {current[1]}, the version in {SOURCE}")
     if not changes.partition(UNRELEASED)[2].partition("\n## ")[0].strip():
-        raise ReleaseError(f"{CHANGES} has no entry below '{UNRELEASED.strip()}': write what has changed")
+        raise ReleaseError(
+            f"{CHANGES} has no entry below '{UNRELEASED.strip()}': write what has changed"
+        )
     if git(root, "status", "--porcelain"):
         raise ReleaseError("there are changes that are not committed: commit them first")
     if git(root, "tag", "--list", f"v{version}"):
@@ -53,7 +62,9 @@ def _numbers(version: str) -> list[int]:
 
 def git(root: Path, *arguments: str) -> str:
     """Return git's output. Raise CalledProcessError if it fails."""
-    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def main(arguments: list[str]) -> int:
@@ -63,7 +74,10 @@ def main(arguments: list[str]) -> int:
     except ReleaseError as err:
         print(f"error: {err}", file=sys.stderr)
         return 1
-    print(f"{tag} is committed and tagged; `git push --follow-tags` publishes it, `make image` builds it")
+    print(
+        f"{tag} is committed and tagged; `git push --follow-tags` publishes it, `make "
+        "image` builds it"
+    )
     return 0
 
 

@@ -1,6 +1,8 @@
-"""What one request may take, decided before work is done for it: the limits, with their reasons, and its Deadline.
+"""What one request may take, decided before work is done for it: the limits, with their reasons,
+and its Deadline.
 
-Limits without a setting are far beyond what callers send. docs/errors.md has the table of all of them.
+Limits without a setting are far beyond what callers send. docs/errors.md has the table of all of
+them.
 """
 
 import math
@@ -16,34 +18,42 @@ from serving.errors import PayloadTooLarge, TooLate
 
 Item = TypeVar("Item")
 
-MOST_JSON_PARTS = 2_000_000  # lists, objects and strings of a document: 60 to 120 bytes each as Python objects
-MOST_INSTANCES = 100_000  # of a body that is not JSON lines: no model answers as many within a minute
+# lists, objects and strings of a document: 60 to 120 bytes each as Python objects
+MOST_JSON_PARTS = 2_000_000
+# of a body that is not JSON lines: no model answers as many within a minute
+MOST_INSTANCES = 100_000
 MOST_STRINGS = 1_000_000  # of a tensor: four bytes each in a body, about 60 as a Python object
 MOST_CELLS = 100_000  # of a row of CSV: a cell is a Python string of about 50 bytes
-MOST_NAMED = 10_000  # inputs, outputs or parameters of a tensor request: models have at most a few hundred
+# inputs, outputs or parameters of a tensor request: models have at most a few hundred
+MOST_NAMED = 10_000
 MOST_DIMENSIONS = 32  # of numpy 1, and of Triton's Python backend
 MOST_ROWS = 1_000  # that a client makes of one instance: BERT-base needs a minute for them
-MOST_MADE = 2**22  # characters of a query with all of its documents, or of a template with all of its labels
+# characters of a query with all of its documents, or of a template with all of its labels
+MOST_MADE = 2**22
 MOST_MEMBERS = 10_000  # of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
 MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
-OUTPUT_FACTOR = 10  # JSON of a reply to the largest body: short texts become embeddings of 100 times their length
+# JSON of a reply to the largest body: short texts become embeddings of 100 times their length
+OUTPUT_FACTOR = 10
 LOOK_EACH = 1_000  # items between two looks at the deadline
 PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The limit that a setting changes: the bytes of a body, and of what it unpacks to (SERVE_MAX_BODY_MB)."""
+    """The limit that a setting changes: the bytes of a body, and of what it unpacks to
+    (SERVE_MAX_BODY_MB)."""
 
     body_bytes: int = 25 * 2**20
 
     def check_output(self, size: int) -> None:
-        """Raise PayloadTooLarge if the JSON of a reply in one piece is longer than `OUTPUT_FACTOR` bodies."""
+        """Raise PayloadTooLarge if the JSON of a reply in one piece is longer than `OUTPUT_FACTOR`
+        bodies."""
         most = OUTPUT_FACTOR * self.body_bytes
         if size > most:
             raise PayloadTooLarge(
-                f"the answer is longer than {most} bytes of JSON: ask for binary outputs or a stream, "
-                f"send less at a time, or raise SERVE_MAX_BODY_MB (the limit is {OUTPUT_FACTOR} times that)"
+                f"the answer is longer than {most} bytes of JSON: ask for binary outputs or "
+                "a stream, send less at a time, or raise SERVE_MAX_BODY_MB (the limit is "
+                f"{OUTPUT_FACTOR} times that)"
             )
 
 
@@ -54,7 +64,8 @@ def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a
 
 
 def read_json(data: bytes) -> Any:
-    """Return the value of a JSON text. Raise ValueError, or PayloadTooLarge before the text is read."""
+    """Return the value of a JSON text. Raise ValueError, or PayloadTooLarge before the text is
+    read."""
     check_json(data)
     try:
         return msgspec.json.decode(data)
@@ -74,12 +85,18 @@ def check_json(data: bytes) -> None:
         lists += int(np.count_nonzero(piece == ord("[")))
         quotes += int(np.count_nonzero(piece == ord('"')))
     parts = "lists, objects and strings of JSON"
-    check_count(objects + lists + quotes // 2, MOST_JSON_PARTS, parts, "send fewer at a time, or binary tensors")
+    check_count(
+        objects + lists + quotes // 2,
+        MOST_JSON_PARTS,
+        parts,
+        "send fewer at a time, or binary tensors",
+    )
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """When the caller stops waiting, on time.monotonic()'s clock. Work past that moment is dropped."""
+    """When the caller stops waiting, on time.monotonic()'s clock. Work past that moment is
+    dropped."""
 
     end: float = math.inf
 
@@ -92,8 +109,8 @@ class Deadline:
         seconds = min(most, self.end - monotonic())
         if seconds <= 0:
             raise TooLate(
-                "the request waited for its turn until its time was over: send fewer requests at once, serve on more "
-                "or larger machines, or raise SERVE_REQUEST_TIMEOUT"
+                "the request waited for its turn until its time was over: send fewer "
+                "requests at once, serve on more or larger machines, or raise SERVE_REQUEST_TIMEOUT"
             )
         return seconds
 

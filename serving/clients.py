@@ -1,4 +1,5 @@
-"""Find and make the client of a model: the code that turns instances into tensors and outputs into predictions.
+"""Find and make the client of a model: the code that turns instances into tensors and outputs into
+predictions.
 
 The first of these that exists is the model's client:
 
@@ -6,7 +7,8 @@ The first of these that exists is the model's client:
     REPOSITORY/clients/NAME.py      one that several models of a repository share
     clients/NAME.py                 one of this project's
 
-NAME is what config.pbtxt's parameter `client` says, else the model's name. Each of these modules defines `Client`.
+NAME is what config.pbtxt's parameter `client` says, else the model's name. Each of these modules
+defines `Client`.
 """
 
 import importlib
@@ -29,9 +31,11 @@ _numbers = count()
 
 
 def make_client(model: Model) -> ModelClient | None:
-    """Make the model's client; return None if it has none. Raise what the client's code raises, or ConfigError."""
+    """Make the model's client; return None if it has none. Raise what the client's code raises, or
+    ConfigError."""
     named = model.parameters.get("client", "")
-    if file := own_client(model.path, named):  # imported in a package of its own, so that it can import its neighbours
+    # imported in a package of its own, so that it can import its neighbours
+    if file := own_client(model.path, named):
         spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]
         sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -40,7 +44,10 @@ def make_client(model: Model) -> ModelClient | None:
             raise ConfigError(file, "defines no class Client(ModelClient)")
         return client(model)
     if named and family_name(named) not in families():
-        expected = f"the clients are {', '.join([*families(), *TASKS])}; one of your own is {CLIENTS}/NAME.py beside "
+        expected = (
+            f"the clients are {', '.join([*families(), *TASKS])}; one of your own is "
+            f"{CLIENTS}/NAME.py beside "
+        )
         raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
     # the name of an archive's folder differs from that of Triton's model
     names = [family_name(named)] if named else [model.name, model.path.name]
@@ -51,12 +58,15 @@ def forget(client: ModelClient) -> None:
     """Forget the modules of a client that came from a model repository."""
     package = type(client).__module__.partition(".")[0]
     if package.startswith(OWN_PACKAGE):
-        for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        for name in [
+            name for name in sys.modules if name == package or name.startswith(f"{package}.")
+        ]:
             sys.modules.pop(name, None)
 
 
 def source_of(client: ModelClient) -> str:
-    """Return the name of the client if it is one of this project's, else its file: client.py or clients/NAME.py."""
+    """Return the name of the client if it is one of this project's, else its file: client.py or
+    clients/NAME.py."""
     package, _, name = type(client).__module__.partition(".")
     if not package.startswith(OWN_PACKAGE):
         return name
@@ -64,12 +74,18 @@ def source_of(client: ModelClient) -> str:
 
 
 def families() -> list[str]:
-    """Return the names of the clients in this project: the modules of clients/, without its base."""
-    return sorted(m.name for m in pkgutil.iter_modules(clients.__path__) if m.name != "base" and m.name[0] != "_")
+    """Return the names of the clients in this project: the modules of clients/, without its
+    base."""
+    return sorted(
+        m.name
+        for m in pkgutil.iter_modules(clients.__path__)
+        if m.name != "base" and m.name[0] != "_"
+    )
 
 
 def family_name(name: str) -> str:
-    """Return the module of this project's client called `name`, which may be a task or have hyphens."""
+    """Return the module of this project's client called `name`, which may be a task or have
+    hyphens."""
     name = name.replace("-", "_")
     return TASKS.get(name, name)
 
@@ -81,7 +97,8 @@ def family(name: str) -> type[ModelClient]:
 
 
 class _Source(SourceFileLoader):
-    """Compile the source each time: another archive's file may have the path, time and size of cached bytecode."""
+    """Compile the source each time: another archive's file may have the path, time and size of
+    cached bytecode."""
 
     def path_stats(self, path: str) -> dict[str, object]:
         """Say that the file has no time, so that Python neither reads nor writes bytecode."""
@@ -92,7 +109,9 @@ class _Finder:
     """Find the modules of clients from model repositories, without a cache of their folders."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
         """Return None for all other modules."""
         if path and name.startswith(OWN_PACKAGE):
             return FileFinder(path[0], (_Source, [".py"])).find_spec(name)

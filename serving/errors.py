@@ -1,4 +1,5 @@
-"""The errors that a caller can see, as one table. nginx.conf, /openapi.json and docs/errors.md must have them."""
+"""The errors that a caller can see, as one table. nginx.conf, /openapi.json and docs/errors.md must
+have them."""
 
 from typing import ClassVar, NamedTuple
 
@@ -6,7 +7,8 @@ LONGEST = 2_000  # characters of a message
 
 
 class Row(NamedTuple):
-    """What an error code means. `retry_after` is in seconds, 0 for none; `also` has statuses that only nginx gives."""
+    """What an error code means. `retry_after` is in seconds, 0 for none; `also` has statuses that
+    only nginx gives."""
 
     status: int
     retry_after: int
@@ -15,49 +17,126 @@ class Row(NamedTuple):
     also: tuple[int, ...] = ()
 
 
-# fmt: off
 TABLE = {
-    "invalid_request": Row(400, 0, "the request makes no sense: its shape, a parameter, a tensor, no model or two",
-        "correct the request", also=(414, 431)),
-    "decoding_error": Row(400, 0, "an instance cannot be decoded", "correct it; the text names instance and field"),
-    "load_failed": Row(400, 0, "multi-model mode: the archive cannot be loaded", "correct it as the text says"),
-    "forbidden": Row(403, 0, "managing models is closed to this caller", "send what `SERVE_MANAGEMENT_SECRET` names"),
-    "not_found": Row(404, 0, "there is no such route", "use one of the routes in [calling.md](calling.md)"),
+    "invalid_request": Row(
+        400,
+        0,
+        "the request makes no sense: its shape, a parameter, a tensor, no model or two",
+        "correct the request",
+        also=(414, 431),
+    ),
+    "decoding_error": Row(
+        400, 0, "an instance cannot be decoded", "correct it; the text names instance and field"
+    ),
+    "load_failed": Row(
+        400, 0, "multi-model mode: the archive cannot be loaded", "correct it as the text says"
+    ),
+    "forbidden": Row(
+        403,
+        0,
+        "managing models is closed to this caller",
+        "send what `SERVE_MANAGEMENT_SECRET` names",
+    ),
+    "not_found": Row(
+        404, 0, "there is no such route", "use one of the routes in [calling.md](calling.md)"
+    ),
     "model_not_found": Row(404, 0, "there is no such model", "name one that the text lists"),
-    "version_not_found": Row(404, 0, "the model has no such version", "name one that the text lists, or none"),
-    "model_not_loaded": Row(404, 0, "multi-model mode: the model is not loaded", "`POST /models`; platforms do so"),
-    "method_not_allowed": Row(405, 0, "the route does not take this method", "use one that `Allow` lists"),
-    "not_acceptable": Row(406, 0, "the model cannot give what `Accept` asks for", "ask for JSON, or as the text says"),
-    "model_already_loaded": Row(409, 0, "multi-model mode: the model is loaded already", "call it, or unload it first"),
-    "session_not_found": Row(410, 0, "the session has ended, was idle too long, or never began", "begin a new session"),
-    "payload_too_large": Row(413, 0, "the body, its unpacked size, its number of parts or the answer is over a limit; "
-        "or the route or the method takes no body", "send less at a time; [Limits](#limits) has what can be raised"),
-    "unsupported_media_type": Row(415, 0, "the model does not take this Content-Type, or this Content-Encoding "
-        "is unknown", "send one that the text lists"),
-    "internal_error": Row(500, 0, "this program failed, or the disk (`/tmp`, `SERVE_RUN_DIR`) is full",
-        "see the log under the request id"),
-    "inference_failed": Row(500, 0, "Triton or the model's client failed on a request that looked right",
-        "see the log under the request id"),
-    "overloaded": Row(503, 1, "too many requests, or bytes of their bodies, are in flight, in total or for the model",
-        "retry; send fewer at once, raise `SERVE_MAX_CONCURRENCY`, or serve on more machines"),
-    "too_many_connections": Row(503, 1, "nginx holds too many requests, uploads included",
-        "retry; send fewer at once, or raise `SERVE_MAX_CONCURRENCY`, which raises this limit too"),
-    "queue_full": Row(503, 1, "the model's queue in Triton is full, or the request waited in it too long",
-        "retry, or change the queue policy in the model's config.pbtxt"),
+    "version_not_found": Row(
+        404, 0, "the model has no such version", "name one that the text lists, or none"
+    ),
+    "model_not_loaded": Row(
+        404, 0, "multi-model mode: the model is not loaded", "`POST /models`; platforms do so"
+    ),
+    "method_not_allowed": Row(
+        405, 0, "the route does not take this method", "use one that `Allow` lists"
+    ),
+    "not_acceptable": Row(
+        406, 0, "the model cannot give what `Accept` asks for", "ask for JSON, or as the text says"
+    ),
+    "model_already_loaded": Row(
+        409, 0, "multi-model mode: the model is loaded already", "call it, or unload it first"
+    ),
+    "session_not_found": Row(
+        410, 0, "the session has ended, was idle too long, or never began", "begin a new session"
+    ),
+    "payload_too_large": Row(
+        413,
+        0,
+        "the body, its unpacked size, its number of parts or the answer is over a limit; "
+        "or the route or the method takes no body",
+        "send less at a time; [Limits](#limits) has what can be raised",
+    ),
+    "unsupported_media_type": Row(
+        415,
+        0,
+        "the model does not take this Content-Type, or this Content-Encoding is unknown",
+        "send one that the text lists",
+    ),
+    "internal_error": Row(
+        500,
+        0,
+        "this program failed, or the disk (`/tmp`, `SERVE_RUN_DIR`) is full",
+        "see the log under the request id",
+    ),
+    "inference_failed": Row(
+        500,
+        0,
+        "Triton or the model's client failed on a request that looked right",
+        "see the log under the request id",
+    ),
+    "overloaded": Row(
+        503,
+        1,
+        "too many requests, or bytes of their bodies, are in flight, in total or for the model",
+        "retry; send fewer at once, raise `SERVE_MAX_CONCURRENCY`, or serve on more machines",
+    ),
+    "too_many_connections": Row(
+        503,
+        1,
+        "nginx holds too many requests, uploads included",
+        "retry; send fewer at once, or raise `SERVE_MAX_CONCURRENCY`, which raises this limit too",
+    ),
+    "queue_full": Row(
+        503,
+        1,
+        "the model's queue in Triton is full, or the request waited in it too long",
+        "retry, or change the queue policy in the model's config.pbtxt",
+    ),
     "model_not_ready": Row(503, 1, "the model is being loaded", "retry"),
-    "model_restarting": Row(503, 2, "a process of the model died; the model alone is restarted", "retry"),
-    "model_refused": Row(503, 300, "processes of the model died too often; `Retry-After` says when it is tried again",
-        "find out which request ends the model; the log has how it died"),
-    "model_failed": Row(503, 0, "the model cannot be loaded, or its client cannot be made; at a start without "
-        "`SERVE_RELOAD`, `serve` ends", "correct the model, and start again unless `SERVE_RELOAD` watches its folder"),
+    "model_restarting": Row(
+        503, 2, "a process of the model died; the model alone is restarted", "retry"
+    ),
+    "model_refused": Row(
+        503,
+        300,
+        "processes of the model died too often; `Retry-After` says when it is tried again",
+        "find out which request ends the model; the log has how it died",
+    ),
+    "model_failed": Row(
+        503,
+        0,
+        "the model cannot be loaded, or its client cannot be made; at a start without "
+        "`SERVE_RELOAD`, `serve` ends",
+        "correct the model, and start again unless `SERVE_RELOAD` watches its folder",
+    ),
     "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
     "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),
-    "timeout": Row(504, 0, "the request waited for its turn longer than `SERVE_REQUEST_TIMEOUT`", "send fewer at once"),
-    "triton_timeout": Row(504, 0, "Triton took more than 0.9 of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"),
-    "out_of_memory": Row(507, 0, "loading or calling the model needs more memory, or more of `/dev/shm`, than there is",
-        "unload other models, or use a larger machine"),
+    "timeout": Row(
+        504,
+        0,
+        "the request waited for its turn longer than `SERVE_REQUEST_TIMEOUT`",
+        "send fewer at once",
+    ),
+    "triton_timeout": Row(
+        504, 0, "Triton took more than 0.9 of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"
+    ),
+    "out_of_memory": Row(
+        507,
+        0,
+        "loading or calling the model needs more memory, or more of `/dev/shm`, than there is",
+        "unload other models, or use a larger machine",
+    ),
 }
-# fmt: on
 
 
 class ServingError(Exception):
@@ -68,7 +147,11 @@ class ServingError(Exception):
     retry_after = TABLE[code].retry_after or None
 
     def __init_subclass__(cls, code: str) -> None:
-        cls.code, cls.status, cls.retry_after = code, TABLE[code].status, TABLE[code].retry_after or None
+        cls.code, cls.status, cls.retry_after = (
+            code,
+            TABLE[code].status,
+            TABLE[code].retry_after or None,
+        )
         KINDS[code] = cls
 
     def fields(self) -> dict[str, str]:
@@ -87,34 +170,71 @@ def by_code(code: str, text: str) -> ServingError:
 
 
 class ConfigError(Exception):
-    """A mistake of the operator in `source`, a file, folder or parameter: `problem` is wrong, and what to do."""
+    """A mistake of the operator in `source`, a file, folder or parameter: `problem` is wrong, and
+    what to do."""
 
     def __init__(self, source: object, problem: str, remedy: str = "") -> None:
         self.source, self.problem, self.remedy = source, " ".join(problem.split()), remedy
-        super().__init__(" ".join(filter(None, (str(source), self.problem))) + (f": {remedy}" if remedy else ""))
+        super().__init__(
+            " ".join(filter(None, (str(source), self.problem))) + (f": {remedy}" if remedy else "")
+        )
 
 
-# fmt: off
 class InvalidRequest(ServingError, code="invalid_request"): ...
+
+
 class Forbidden(ServingError, code="forbidden"): ...
+
+
 class NotFound(ServingError, code="not_found"): ...
+
+
 class MethodNotAllowed(ServingError, code="method_not_allowed"): ...
+
+
 class NotAcceptable(ServingError, code="not_acceptable"): ...
+
+
 class PayloadTooLarge(ServingError, code="payload_too_large"): ...
+
+
 class UnsupportedMediaType(ServingError, code="unsupported_media_type"): ...
+
+
 class InferenceFailed(ServingError, code="inference_failed"): ...
+
+
 class ModelNotReady(ServingError, code="model_not_ready"): ...
+
+
 class TritonUnavailable(ServingError, code="triton_unavailable"): ...
+
+
 class Overloaded(ServingError, code="overloaded"): ...
+
+
 class QueueFull(ServingError, code="queue_full"): ...
+
+
 class TritonTimeout(ServingError, code="triton_timeout"): ...
+
+
 class LoadFailed(ServingError, code="load_failed"): ...
+
+
 class ModelAlreadyLoaded(ServingError, code="model_already_loaded"): ...
+
+
 class ModelNotFound(ServingError, code="model_not_found"): ...
+
+
 class VersionNotFound(ServingError, code="version_not_found"): ...
+
+
 class TooLate(ServingError, code="timeout"): ...
+
+
 class OutOfMemory(ServingError, code="out_of_memory"): ...
-# fmt: on
 
 
 class DecodingError(ServingError, code="decoding_error"):
@@ -153,7 +273,9 @@ class ModelRestarting(ServingError, code="model_restarting"):
 
 class ModelRefused(ServingError, code="model_refused"):
     def __init__(self, name: str, reason: str, seconds: int) -> None:
-        super().__init__(f"model '{name}' is not served: {reason}; it is loaded again in {seconds} s")
+        super().__init__(
+            f"model '{name}' is not served: {reason}; it is loaded again in {seconds} s"
+        )
         self.retry_after = seconds
 
 
@@ -162,6 +284,7 @@ class SessionNotFound(ServingError, code="session_not_found"):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            f"there is no session '{session_id}': it has ended, was idle for longer than its model allows "
-            "(max_sequence_idle_microseconds), or never began; X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one"
+            f"there is no session '{session_id}': it has ended, was idle for longer than "
+            "its model allows (max_sequence_idle_microseconds), or never began; "
+            "X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one"
         )

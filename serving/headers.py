@@ -1,4 +1,5 @@
-"""SageMaker's header names, what Accept asks for, and sticky sessions, which are sequences in Triton.
+"""SageMaker's header names, what Accept asks for, and sticky sessions, which are sequences in
+Triton.
 
     X-Amzn-SageMaker-Session-Id: NEW_SESSION  -> a new id; Triton gets sequence_start
     X-Amzn-SageMaker-Session-Id: ID           -> the next step; Triton refuses an unknown sequence
@@ -21,8 +22,10 @@ from werkzeug.http import parse_accept_header
 from serving.errors import InvalidRequest, SessionNotFound
 
 JSON_TYPE = "application/json"
-CSV, NPY_TYPE, PICTURES = "text/csv", "application/x-npy", ("image/jpeg", "image/png")  # types of other replies
-EVENT_STREAM, JSON_LINES = "text/event-stream", "application/jsonlines"  # the types of streamed replies
+# types of other replies
+CSV, NPY_TYPE, PICTURES = "text/csv", "application/x-npy", ("image/jpeg", "image/png")
+# the types of streamed replies
+EVENT_STREAM, JSON_LINES = "text/event-stream", "application/jsonlines"
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
@@ -34,43 +37,53 @@ SEQUENCE_ID, SEQUENCE_END = "sequence_id", "sequence_end"
 LONGEST_ID = 19  # digits of 2**63
 LONGEST_NAME = 128  # bytes of an id that is a string (correlation_id.h)
 WORDS = {"true": True, "1": True, "false": False, "0": False}
-BITS = {"UINT64": 63, "INT64": 63, "UINT32": 31, "INT32": 31}  # signed, because gRPC has no unsigned parameters
+# signed, because gRPC has no unsigned parameters
+BITS = {"UINT64": 63, "INT64": 63, "UINT32": 31, "INT32": 31}
 
 
 @lru_cache(maxsize=256)
 def preferred(accept: str, *others: str) -> str:
-    """Return which of application/json and these types a header Accept prefers; JSON if it has no preference."""
+    """Return which of application/json and these types a header Accept prefers; JSON if it has no
+    preference."""
     bare = re.sub(r";\s*(?!q\s*=)[^,;]*", "", accept)  # ours have no parameters but a charset
     return parse_accept_header(bare, MIMEAccept).best_match([JSON_TYPE, *others], default=JSON_TYPE)
 
 
 @lru_cache(maxsize=256)
 def streamed_type(accept: str) -> str:
-    """Return the type of the stream that Accept asks for, "" if it prefers a reply in one piece or does not care."""
+    """Return the type of the stream that Accept asks for, "" if it prefers a reply in one piece or
+    does not care."""
     best = preferred(accept, CSV, *PICTURES, NPY_TYPE, EVENT_STREAM, JSON_LINES)
     return best if best in (EVENT_STREAM, JSON_LINES) else ""
 
 
 @dataclass(frozen=True)
 class Sequencing:
-    """A model's sequences: the datatype of their ids, and the seconds after which an idle one ends."""
+    """A model's sequences: the datatype of their ids, and the seconds after which an idle one
+    ends."""
 
     id_type: str
     idle_seconds: float
 
     def new_id(self) -> str:
-        """Return a new id, as hard to guess as its datatype allows, and never 0, which means no sequence."""
+        """Return a new id, as hard to guess as its datatype allows, and never 0, which means no
+        sequence."""
         bits = BITS.get(self.id_type)
         return uuid.uuid4().hex if bits is None else str(1 + secrets.randbelow(2**bits - 1))
 
     def read_id(self, text: str) -> int | str:
-        """Return the id as Triton takes it. Raise SessionNotFound if this model cannot have made it, and InvalidRequest
-        if it is too long."""
+        """Return the id as Triton takes it. Raise SessionNotFound if this model cannot have made
+        it, and InvalidRequest if it is too long."""
         bits = BITS.get(self.id_type)
         if bits is None:
             check_id(text)
             return text
-        if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_ID and 0 < int(text) < 2**bits):
+        if not (
+            text.isascii()
+            and text.isdigit()
+            and len(text) <= LONGEST_ID
+            and 0 < int(text) < 2**bits
+        ):
             raise SessionNotFound(text)
         return int(text)
 
@@ -78,7 +91,9 @@ class Sequencing:
 def check_id(sequence_id: str) -> None:
     """Raise InvalidRequest if the id is longer than Triton takes."""
     if (length := len(sequence_id.encode())) > LONGEST_NAME:
-        raise InvalidRequest(f"the session's id has {length} bytes, at most {LONGEST_NAME} are allowed")
+        raise InvalidRequest(
+            f"the session's id has {length} bytes, at most {LONGEST_NAME} are allowed"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,13 +106,17 @@ class Session:
     ends: bool = True
 
     @classmethod
-    def of(cls, sequencing: Sequencing, header: str, maps: Iterable[Mapping[str, object]]) -> "Session | None":
+    def of(
+        cls, sequencing: Sequencing, header: str, maps: Iterable[Mapping[str, object]]
+    ) -> "Session | None":
         """Return the session that the header names, None without a header.
-        `maps` are the objects that may have the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
+        `maps` are the objects that may have the key `sequence_end`. Raise SessionNotFound or
+        InvalidRequest."""
         words = [str(fields[SEQUENCE_END]).lower() for fields in maps if SEQUENCE_END in fields]
         if not WORDS.keys() >= set(words):
             raise InvalidRequest(f"'{SEQUENCE_END}' must be true or false")
-        name = header.partition(";")[0].strip()  # callers may send the reply's header back unchanged, with Expires
+        # callers may send the reply's header back unchanged, with Expires
+        name = header.partition(";")[0].strip()
         if not name:
             return None
         if starts := name == NEW_SESSION:
@@ -105,8 +124,11 @@ class Session:
         sequencing.read_id(name)
         return cls(sequencing, name, starts, any(WORDS[word] for word in words))
 
-    def parameters(self, first: bool = True, last: bool = True) -> dict[str, bool | int | float | str]:
-        """Return Triton's parameters. `first` and `last` say whether a step is the request's first or last."""
+    def parameters(
+        self, first: bool = True, last: bool = True
+    ) -> dict[str, bool | int | float | str]:
+        """Return Triton's parameters. `first` and `last` say whether a step is the request's first
+        or last."""
         return {
             SEQUENCE_ID: self.sequencing.read_id(self.id),
             "sequence_start": self.starts and first,
@@ -116,5 +138,7 @@ class Session:
     def headers(self) -> dict[str, str]:
         """Return the reply's headers. Expires is cut to whole seconds, so it is never too late."""
         expires = datetime.now(UTC) + timedelta(seconds=self.sequencing.idle_seconds)
-        begun = {SESSION_ID: f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"} if self.starts else {}
+        begun = (
+            {SESSION_ID: f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"} if self.starts else {}
+        )
         return begun | ({CLOSED_SESSION_ID: self.id} if self.ends else {})

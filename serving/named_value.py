@@ -1,4 +1,5 @@
-"""NamedValue: a value with a name, a default, and bounds or choices: a setting, or a parameter of a client."""
+"""NamedValue: a value with a name, a default, and bounds or choices: a setting, or a parameter of a
+client."""
 
 import contextlib
 import math
@@ -20,7 +21,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """Return the message for a name that is not a known one: "unknown `kind` 'name'", and which there are."""
+    """Return the message for a name that is not a known one: "unknown `kind` 'name'", and which
+    there are."""
     name, names = name[:100], sorted(choices)
     meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
     return f"unknown {kind} '{name}'; {meant}known: {', '.join(names) or 'none'}"
@@ -31,7 +33,8 @@ _QUOTED.maxstring = _QUOTED.maxother = 100
 
 
 def quoted(value: Any) -> str:
-    """Return a caller's value for an error message, cut if it is long, has many items or is nested deeply."""
+    """Return a caller's value for an error message, cut if it is long, has many items or is nested
+    deeply."""
     return _QUOTED.repr(value)
 
 
@@ -45,8 +48,9 @@ class Names(tuple[str, ...]):
 class NamedValue:
     """Describes a value, which is read by `parser`, or by the type of the default, then checked.
 
-    Types: bool, int, float, str, Path, tuple (of numbers, written "0.5,0.5,0.5" or as a JSON list) and Names (of
-    strings, written "cat,dog" or as a JSON list, where whole numbers count as strings). `form` describes the text.
+    Types: bool, int, float, str, Path, tuple (of numbers, written "0.5,0.5,0.5" or as a JSON list)
+    and Names (of strings, written "cat,dog" or as a JSON list, where whole numbers count as
+    strings). `form` describes the text.
     """
 
     name: str
@@ -65,7 +69,11 @@ class NamedValue:
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
             is_high_enough = self.minimum is None or all(part >= self.minimum for part in parts)
             is_low_enough = self.maximum is None or all(part <= self.maximum for part in parts)
-            if is_high_enough and is_low_enough and (not self.choices or {*parts} <= {*self.choices}):
+            if (
+                is_high_enough
+                and is_low_enough
+                and (not self.choices or {*parts} <= {*self.choices})
+            ):
                 return parsed
         raise ValueError(f"{quoted(value)} is not {self.expected()}")
 
@@ -74,20 +82,35 @@ class NamedValue:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = self.form or _TYPES[type(self.default)][1]
-        low, high = ("" if bound is None else f"{bound:.12g}" for bound in (self.minimum, self.maximum))
+        low, high = (
+            "" if bound is None else f"{bound:.12g}" for bound in (self.minimum, self.maximum)
+        )
         if low and high:
             return f"{words} from {low} to {high}"
         return words + (f" at least {low}" if low else "") + (f" at most {high}" if high else "")
 
     def schema(self) -> dict[str, Any]:
         """Return what a value must be, as JSON Schema."""
-        bounds = {"minimum": self.minimum, "maximum": self.maximum, "enum": list(self.choices) or None}
+        bounds = {
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "enum": list(self.choices) or None,
+        }
         item: dict[str, Any] = {"type": _TYPES[type(self.default)][2]}
         item |= {name: bound for name, bound in bounds.items() if bound is not None}
         return {"type": "array", "items": item} if isinstance(self.default, tuple) else item
 
 
-WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+WORDS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 
 
 def _parse_bool(value: Any) -> bool:
@@ -131,7 +154,8 @@ def _parse_names(value: Any) -> Names:
     return Names(name for name in names if name)
 
 
-# For each type of default: how to read a value, its name in messages, and its type in JSON Schema (of a list's item).
+# For each type of default: how to read a value, its name in messages, and its type in JSON Schema
+# (of a list's item).
 _TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
     bool: (_parse_bool, "true or false", "boolean"),
     int: (_parse_int, "a whole number", "integer"),

@@ -1,8 +1,10 @@
-"""A request, made once in the front and passed on whole, and the Job that its kind of body makes of it.
+"""A request, made once in the front and passed on whole, and the Job that its kind of body makes of
+it.
 
 bytes --parse--> body.bind(served, request) -> Job
 Job.batches -> Batch --Triton--> InferReply --Batch.read--> results --Job.reply--> Reply
-                                                               +------Job.line---> a line of a stream
+                                                               +------Job.line---> a line of a
+                                                               stream
 """
 
 from collections import deque
@@ -43,23 +45,30 @@ class Target:
 
     @classmethod
     def within(cls, source: str, values: Mapping[str, str]) -> "Target":
-        """Return the model that these values name. Raise InvalidRequest if two of NAME_KEYS disagree."""
+        """Return the model that these values name. Raise InvalidRequest if two of NAME_KEYS
+        disagree."""
         names = [cls(f"{source}, '{key}',", values[key]) for key in NAME_KEYS if values.get(key)]
         return cls(source, _agreed("name", names), values.get(VERSION_KEY) or None)
 
     @classmethod
     def agreed(cls, targets: Sequence["Target"], source: str) -> "Target":
-        """Return what the first target that names one says. Raise InvalidRequest if two disagree."""
+        """Return what the first target that names one says. Raise InvalidRequest if two
+        disagree."""
         return cls(source, _agreed("name", targets), _agreed("version", targets))
 
 
 def _agreed(field: str, targets: Iterable[Target]) -> str | None:
-    named = [(value, target.source) for target in targets if (value := getattr(target, field)) is not None]
+    named = [
+        (value, target.source)
+        for target in targets
+        if (value := getattr(target, field)) is not None
+    ]
     first, source = named[0] if named else (None, "")
     for value, other in named:
         if value != first:
             raise InvalidRequest(
-                f"two model {field}s: {source} says '{first}' and {other} says '{value}'; send one of them"
+                f"two model {field}s: {source} says '{first}' and {other} says '{value}'; "
+                "send one of them"
             )
     return first
 
@@ -91,7 +100,9 @@ class Stage:
         self._started = perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self._timings[self._name] = self._timings.get(self._name, 0.0) + perf_counter() - self._started
+        self._timings[self._name] = (
+            self._timings.get(self._name, 0.0) + perf_counter() - self._started
+        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,8 @@ class Request:
     parameters: Mapping[str, str] = field(default_factory=dict)  # the query string
     session: str = ""  # the header Session-Id as it came
     accept: str = ""  # the header Accept
-    stream: str = ""  # the media type of the stream that the caller asks for; "" for a reply in one piece
+    # the media type of the stream that the caller asks for; "" for a reply in one piece
+    stream: str = ""
     reply_deadline: Deadline = NEVER  # when the caller of a reply in one piece stops waiting
     stream_deadline: Deadline = NEVER  # when the caller of a stream stops waiting
     budget: Budget = field(default_factory=Budget)
@@ -119,8 +131,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Batch:
-    """One call to Triton. `read` makes a result of its reply, or returns None if the result needs the next call's reply
-    too. `is_pipelined` says that the next batch does not wait for this one's answer; the last one never is."""
+    """One call to Triton. `read` makes a result of its reply, or returns None if the result needs
+    the next call's reply too. `is_pipelined` says that the next batch does not wait for this one's
+    answer; the last one never is."""
 
     inputs: Sequence[Tensor]
     read: Callable[[InferReply], Any] = lambda reply: reply
@@ -142,7 +155,8 @@ class Reply:
 class Job:
     """One request to one model: each kind of body has one, which is run once.
 
-    `session` is the session that the request is a step of. The objects `flags` of the body may say `sequence_end`.
+    `session` is the session that the request is a step of. The objects `flags` of the body may say
+    `sequence_end`.
     """
 
     def __init__(self, served: ServedModel, request: Request, *flags: Mapping[str, Any]) -> None:
@@ -157,7 +171,8 @@ class Job:
         raise NotImplementedError
 
     def reply(self, results: Iterator[Any]) -> Reply:
-        """Return the answer in one piece, made of the results of all batches. Each has a `version`."""
+        """Return the answer in one piece, made of the results of all batches. Each has a
+        `version`."""
         raise NotImplementedError
 
     def line(self, result: Any) -> bytes:
@@ -192,9 +207,11 @@ class Job:
             for _, call in waiting:
                 call.cancel()
 
-    def responses(self, gateway: TritonGateway, started: Started = lambda responses: None) -> Results:
-        """Yield the result of each response of Triton's stream. `started` gets each call, so that another thread can
-        cancel it."""
+    def responses(
+        self, gateway: TritonGateway, started: Started = lambda responses: None
+    ) -> Results:
+        """Yield the result of each response of Triton's stream. `started` gets each call, so that
+        another thread can cancel it."""
         request, stage = self.request, self.request.timings.stage
         try:
             for batch in self.batches():
@@ -217,21 +234,23 @@ class Job:
             raise SessionNotFound(self.session.id) from error
 
     def _message(self, batch: Batch) -> InferRequest:
-        """Return the call to Triton. Raise InvalidRequest for more tensors than the model has, because Triton would
-        name all of them in its answer, and gRPC cannot carry 10,000; and for a batch of no rows, which Triton
-        never answers (quirks.py)."""
+        """Return the call to Triton. Raise InvalidRequest for more tensors than the model has,
+        because Triton would name all of them in its answer, and gRPC cannot carry 10,000; and for a
+        batch of no rows, which Triton never answers (quirks.py)."""
         served, request = self.served, self.request
         most = {"inputs": len(served.model.inputs), "outputs": len(served.model.outputs)}
         for kind, count in (("inputs", len(batch.inputs)), ("outputs", len(batch.outputs))):
             if count > most[kind]:
-                raise InvalidRequest(f"model '{served.name}' has {most[kind]} {kind}, and the request names {count}")
+                raise InvalidRequest(
+                    f"model '{served.name}' has {most[kind]} {kind}, and the request names {count}"
+                )
         if len({tensor.name for tensor in batch.inputs}) < len(batch.inputs):
             raise InvalidRequest("the request names an input twice; send each input once")
         for tensor in batch.inputs if served.model.max_batch_size or served.batched_parts else ():
             if tensor.shape[:1] == NO_ROWS:
                 raise InvalidRequest(
-                    f"input '{tensor.name}': its shape {list(tensor.shape)} has no rows; the first dimension counts "
-                    "them and must be at least 1"
+                    f"input '{tensor.name}': its shape {list(tensor.shape)} has no rows; "
+                    "the first dimension counts them and must be at least 1"
                 )
         return InferRequest(
             model=served.name,

@@ -27,20 +27,67 @@ FAILED, RULE_BROKEN = 1, 3  # exit codes
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m simulate",
-        description="Run the container as SageMaker would, and offer the sagemaker-runtime API to boto3.",
+        description="Run the container as SageMaker would, and offer the sagemaker-runtime API to "
+        "boto3.",
         epilog="rules: " + ", ".join(RULES),
     )
     add = parser.add_argument
-    add("--image", default="", help="an image, run with podman or docker; default: ./serve as a plain process")
-    add("--serve", type=Path, default=SERVE, metavar="PROGRAM", help="the program to run as a plain process")
+    add(
+        "--image",
+        default="",
+        help="an image, run with podman or docker; default: ./serve as a plain process",
+    )
+    add(
+        "--serve",
+        type=Path,
+        default=SERVE,
+        metavar="PROGRAM",
+        help="the program to run as a plain process",
+    )
     data = parser.add_mutually_exclusive_group()
-    data.add_argument("--model-data", type=existing, metavar="FOLDER|TAR", help="becomes /opt/ml/model")
-    data.add_argument("--models", type=existing, metavar="FOLDER", help="multi-model: its .tar.gz files")
-    add("--env", type=pair, action="append", default=[], metavar="NAME=VALUE", help="for the container; repeatable")
-    add("--memory", type=size, default=memory_limit(), metavar="4g", help="memory of the instance in GB")
-    add("--port", type=int, choices=range(65536), default=8081, metavar="PORT", help="0 chooses a free one")
-    add("--s3", type=Path, metavar="FOLDER", help="stands for S3: s3://BUCKET/KEY is FOLDER/BUCKET/KEY")
-    add("--limit", type=limit, action="append", default=[], metavar="RULE=NUMBER", help="change a limit; repeatable")
+    data.add_argument(
+        "--model-data", type=existing, metavar="FOLDER|TAR", help="becomes /opt/ml/model"
+    )
+    data.add_argument(
+        "--models", type=existing, metavar="FOLDER", help="multi-model: its .tar.gz files"
+    )
+    add(
+        "--env",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="for the container; repeatable",
+    )
+    add(
+        "--memory",
+        type=size,
+        default=memory_limit(),
+        metavar="4g",
+        help="memory of the instance in GB",
+    )
+    add(
+        "--port",
+        type=int,
+        choices=range(65536),
+        default=8081,
+        metavar="PORT",
+        help="0 chooses a free one",
+    )
+    add(
+        "--s3",
+        type=Path,
+        metavar="FOLDER",
+        help="stands for S3: s3://BUCKET/KEY is FOLDER/BUCKET/KEY",
+    )
+    add(
+        "--limit",
+        type=limit,
+        action="append",
+        default=[],
+        metavar="RULE=NUMBER",
+        help="change a limit; repeatable",
+    )
     add("--strict", action="store_true", help="exit code 3 if a rule was broken")
     return parser
 
@@ -66,12 +113,15 @@ def size(text: str) -> int:
 def limit(text: str) -> tuple[str, float]:
     name, number = pair(text)
     if name not in RULES or not RULES[name].limit or not 0 < float(number) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} must be RULE=NUMBER, of a rule with a limit and a number above 0")
+        raise argparse.ArgumentTypeError(
+            f"{text} must be RULE=NUMBER, of a rule with a limit and a number above 0"
+        )
     return name, float(number)
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code: 0; 1 after a failure, 2 for wrong arguments, 3 with --strict if a rule was broken."""
+    """Return the exit code: 0; 1 after a failure, 2 for wrong arguments, 3 with --strict if a rule
+    was broken."""
     options = parser().parse_args(arguments)
     journal = Journal(with_limits(dict(options.limit)), partial(print, flush=True))
     try:
@@ -112,7 +162,9 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
         while not (endpoint.settled.is_set() or stop.wait(TICK)):
             pass
         if not (endpoint.failure or stop.is_set()):
-            journal.say(f"in service: http://{HOST}:{server.port} (any EndpointName); Ctrl-C ends it")
+            journal.say(
+                f"in service: http://{HOST}:{server.port} (any EndpointName); Ctrl-C ends it"
+            )
         while not (stop.wait(TICK) or endpoint.failure):
             pass
         journal.say("stopping …")

@@ -38,8 +38,12 @@ class Api:
     def app(self) -> Flask:
         app = Flask(__name__)
         app.add_url_rule("/endpoints/<name>/invocations", view_func=self.invoke, methods=["POST"])
-        app.add_url_rule("/endpoints/<name>/invocations-response-stream", view_func=self.stream, methods=["POST"])
-        app.add_url_rule("/endpoints/<name>/async-invocations", view_func=self.invoke_async, methods=["POST"])
+        app.add_url_rule(
+            "/endpoints/<name>/invocations-response-stream", view_func=self.stream, methods=["POST"]
+        )
+        app.add_url_rule(
+            "/endpoints/<name>/async-invocations", view_func=self.invoke_async, methods=["POST"]
+        )
         app.register_error_handler(PlatformError, self._failed)
         app.register_error_handler(404, _unknown)
         app.register_error_handler(405, _unknown)
@@ -58,15 +62,22 @@ class Api:
         with ExitStack() as stack:
             reply = stack.enter_context(self._endpoint.exchange(call))
             headers = self._headers(STREAM, reply.headers)
-            response = Response(self._parts(reply, call), headers=headers, content_type=eventstream.CONTENT_TYPE)
+            response = Response(
+                self._parts(reply, call), headers=headers, content_type=eventstream.CONTENT_TYPE
+            )
             response.call_on_close(stack.pop_all().close)
         return response
 
     def invoke_async(self, name: str) -> Response:
         members, body = self._read(ASYNC, name)
         identifier, output, failure = self._queue.put(name, members, body)
-        headers = {"X-Amzn-SageMaker-OutputLocation": output, "X-Amzn-SageMaker-FailureLocation": failure}
-        return Response(json.dumps({"InferenceId": identifier}), 202, headers, content_type="application/json")
+        headers = {
+            "X-Amzn-SageMaker-OutputLocation": output,
+            "X-Amzn-SageMaker-FailureLocation": failure,
+        }
+        return Response(
+            json.dumps({"InferenceId": identifier}), 202, headers, content_type="application/json"
+        )
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
         """Return the request's members and its body; raise ValidationError."""
@@ -74,14 +85,18 @@ class Api:
         if len(body) > most:
             self._journal.complain("body", f"a request of {len(body)} bytes")
             raise ValidationError(
-                "1 validation error detected: Value at 'body' failed to satisfy constraint: Member must have length "
-                f"less than or equal to {most:.0f}"
+                "1 validation error detected: Value at 'body' failed to satisfy constraint: "
+                f"Member must have length less than or equal to {most:.0f}"
             )
         headers = {header.lower(): value for header, value in request.headers}
         for header in service_model.dropped(operation, headers):
-            self._journal.complain("headers", f"the caller's header {header} does not reach the container", once=True)
+            self._journal.complain(
+                "headers", f"the caller's header {header} does not reach the container", once=True
+            )
         if request.query_string:
-            self._journal.complain("query", f"that of {request.path} does not reach the container", once=True)
+            self._journal.complain(
+                "query", f"that of {request.path} does not reach the container", once=True
+            )
         members = service_model.read(operation, headers)
         self._endpoint.check_created(name)
         self._check(name, members, operation)
@@ -90,18 +105,27 @@ class Api:
     def _check(self, name: str, members: Mapping[str, str], operation: str) -> None:
         multi_model = self._endpoint.store is not None
         if (variant := members.get("TargetVariant", VARIANT)) != VARIANT:
-            raise ValidationError(f"Variant {variant} was not found for endpoint {name}; it has {VARIANT}")
+            raise ValidationError(
+                f"Variant {variant} was not found for endpoint {name}; it has {VARIANT}"
+            )
         if "TargetModel" in members and not multi_model:
             raise ValidationError(
-                f"Endpoint {name} is not a multi-model endpoint and does not support target model header."
+                f"Endpoint {name} is not a multi-model endpoint and does not support target "
+                "model header."
             )
         if multi_model and operation == ASYNC:
-            raise ValidationError("InvokeEndpointAsync has no TargetModel, so it cannot call a multi-model endpoint")
+            raise ValidationError(
+                "InvokeEndpointAsync has no TargetModel, so it cannot call a multi-model endpoint"
+            )
         if multi_model and "TargetModel" not in members:
-            raise ValidationError(f"Endpoint {name} is a multi-model endpoint: a TargetModel is needed")
+            raise ValidationError(
+                f"Endpoint {name} is a multi-model endpoint: a TargetModel is needed"
+            )
         for member in ("TargetContainerHostname", "InferenceComponentName"):
             if member in members:
-                raise ValidationError(f"Endpoint {name} has one container and no components: leave {member} out")
+                raise ValidationError(
+                    f"Endpoint {name} has one container and no components: leave {member} out"
+                )
 
     def _call(self, name: str, members: Mapping[str, str], body: bytes, rule: str) -> Call:
         deadline = time.monotonic() + self._rules[rule].limit
@@ -111,8 +135,12 @@ class Api:
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
         """Return the headers of the API's reply, built from the container's headers."""
         attributes, session = reply.get(ATTRIBUTES, ""), reply.get(SESSION_ID, "")
-        if len(attributes) > self._rules["attributes"].limit or not (attributes.isascii() and attributes.isprintable()):
-            self._journal.complain("attributes", f"the reply has {len(attributes)} characters of Custom-Attributes")
+        if len(attributes) > self._rules["attributes"].limit or not (
+            attributes.isascii() and attributes.isprintable()
+        ):
+            self._journal.complain(
+                "attributes", f"the reply has {len(attributes)} characters of Custom-Attributes"
+            )
             attributes = ""
         if session and not service_model.is_new_session(session):
             self._journal.complain("session", f"the container answered {session!r}")
@@ -124,10 +152,13 @@ class Api:
             "ClosedSessionId": reply.get(CLOSED_SESSION_ID, ""),
         }
         names = service_model.reply_headers(operation)
-        return {names[member]: value for member, value in members.items() if value and member in names}
+        return {
+            names[member]: value for member, value in members.items() if value and member in names
+        }
 
     def _parts(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
-        """Yield the reply as event-stream messages; an error becomes the last message, an exception."""
+        """Yield the reply as event-stream messages; an error becomes the last message, an
+        exception."""
         yield b""
         try:
             for part in parts_of(reply, call.deadline):
@@ -135,7 +166,9 @@ class Api:
             self._journal.count("streams answered")
         except urllib3.exceptions.ReadTimeoutError:
             self._journal.complain("stream-time", "the container was still sending")
-            yield eventstream.failure("The model did not finish in time", "ModelInvocationTimeExceeded")
+            yield eventstream.failure(
+                "The model did not finish in time", "ModelInvocationTimeExceeded"
+            )
         except (urllib3.exceptions.HTTPError, OSError) as err:
             self._journal.say(f"the container broke off a stream: {err}")
             yield eventstream.failure("The container broke off the stream", "StreamBroken")
@@ -151,7 +184,9 @@ def _unknown(_: object) -> Response:
 
 
 def _error(status: int, code: str, document: Mapping[str, Any]) -> Response:
-    return Response(json.dumps(document), status, {"x-amzn-ErrorType": code}, content_type="application/json")
+    return Response(
+        json.dumps(document), status, {"x-amzn-ErrorType": code}, content_type="application/json"
+    )
 
 
 class _Handler(WSGIRequestHandler):

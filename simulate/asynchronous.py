@@ -30,18 +30,26 @@ class Queue:
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="async")
 
     def put(self, name: str, members: Mapping[str, str], body: bytes) -> tuple[str, str, str]:
-        """Queue a call. Return its id and where its output or its failure will be. Raise ValidationError."""
+        """Queue a call. Return its id and where its output or its failure will be. Raise
+        ValidationError."""
         location, most = members.get("InputLocation", ""), self._rules["async-inline"].limit
         if bool(location) == bool(body):
             raise ValidationError("Provide exactly one of Body and InputLocation")
         if len(body) > most:
             self._journal.complain("async-inline", f"a body of {len(body)} bytes")
-            raise ValidationError(f"Value at 'body' failed to satisfy constraint: at most {most:g} bytes")
+            raise ValidationError(
+                f"Value at 'body' failed to satisfy constraint: at most {most:g} bytes"
+            )
         if location:
             _key(location)
         identifier, file = members.get("InferenceId") or str(uuid.uuid4()), uuid.uuid4()
-        folder = "/".join(filter(None, [OUTPUT, members.get("S3OutputPathExtension", "").strip("/")]))
-        output, failure = f"{folder}/{members.get('Filename') or f'{file}.out'}", f"{OUTPUT}/failures/{file}-error.out"
+        folder = "/".join(
+            filter(None, [OUTPUT, members.get("S3OutputPathExtension", "").strip("/")])
+        )
+        output, failure = (
+            f"{folder}/{members.get('Filename') or f'{file}.out'}",
+            f"{OUTPUT}/failures/{file}-error.out",
+        )
         members = {**members, "InferenceId": identifier}
         self._threads.submit(self._work, name, members, body, time.monotonic(), output, failure)
         return identifier, output, failure
@@ -51,7 +59,13 @@ class Queue:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _work(
-        self, name: str, members: Mapping[str, str], body: bytes, queued: float, output: str, failure: str
+        self,
+        name: str,
+        members: Mapping[str, str],
+        body: bytes,
+        queued: float,
+        output: str,
+        failure: str,
     ) -> None:
         try:
             write_object(self._s3, output, self._invoke(name, members, body, queued))
@@ -66,12 +80,18 @@ class Queue:
     def _invoke(self, name: str, members: Mapping[str, str], inline: bytes, queued: float) -> bytes:
         if time.monotonic() > queued + int(members.get("RequestTTLSeconds", QUEUE_SECONDS)):
             raise ValidationError("The request has waited longer than RequestTTLSeconds")
-        with self._open(members["InputLocation"]) if "InputLocation" in members else BytesIO(inline) as body:
+        with (
+            self._open(members["InputLocation"])
+            if "InputLocation" in members
+            else BytesIO(inline) as body
+        ):
             headers = {**passed_on(members), "Content-Length": str(body.seek(0, 2))}
             body.seek(0)
             seconds = int(members.get("InvocationTimeoutSeconds", INVOCATION_SECONDS))
             deadline = time.monotonic() + min(seconds, self._rules["async-time"].limit)
-            call = Call(endpoint=name, body=body, headers=headers, deadline=deadline, rule="async-time")
+            call = Call(
+                endpoint=name, body=body, headers=headers, deadline=deadline, rule="async-time"
+            )
             return self._endpoint.invoke(call, self._rules["async-body"].limit)[1]
 
     def _open(self, location: str) -> IO[bytes]:
@@ -94,5 +114,7 @@ def write_object(root: Path, location: str, data: bytes) -> None:
 def _key(location: str) -> str:
     match = LOCATION.fullmatch(location)
     if not match or ".." in Path(location).parts:
-        raise ValidationError(f"{location!r} is not the location of an object in S3; use s3://BUCKET/KEY")
+        raise ValidationError(
+            f"{location!r} is not the location of an object in S3; use s3://BUCKET/KEY"
+        )
     return f"{match[1]}/{match[2]}"

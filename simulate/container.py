@@ -1,8 +1,9 @@
 """One container: how it is started, its output, its answers to /ping, calls to it, its stop.
 
-A checkout's `serve` runs as a plain process, an image with docker or podman. A plain process has this machine's
-network, and variables that point to a copy of /opt/ml/model. An image runs read-only and, as root, without a network:
-the simulator connects inside it. Without root its port is published on 127.0.0.1.
+A checkout's `serve` runs as a plain process, an image with docker or podman. A plain process has
+this machine's network, and variables that point to a copy of /opt/ml/model. An image runs read-only
+and, as root, without a network: the simulator connects inside it. Without root its port is
+published on 127.0.0.1.
 """
 
 import contextlib
@@ -37,7 +38,15 @@ MODEL, MODELS = "/opt/ml/model", "/opt/ml/models"
 START_SECONDS = 60.0
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 # Fewer rights than on the platform, so that what works here works there.
-RIGHTS = ["--read-only", "--tmpfs", "/tmp:rw,mode=1777", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+RIGHTS = [
+    "--read-only",
+    "--tmpfs",
+    "/tmp:rw,mode=1777",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+]
 RIGHTS += ["--pids-limit", "4096", "--no-healthcheck"]
 PAUSE = 0.1
 NEVER_WELL_SECONDS = 5.0  # to stop a container that never answered /ping with 200
@@ -45,7 +54,9 @@ REFUSED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTime
 # What a container logs when it breaks a rule of the platform.
 SYMPTOMS = {
     "model-read-only": re.compile(r"Read-only file system|EROFS"),
-    "network": re.compile(r"Network is unreachable|Name or service not known|Temporary failure in name resolution"),
+    "network": re.compile(
+        r"Network is unreachable|Name or service not known|Temporary failure in name resolution"
+    ),
 }
 
 
@@ -55,8 +66,9 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start. `folder` is an empty folder for this container's files. `model` becomes /opt/ml/model, `models`
-    becomes /opt/ml/models; both are read-only for the container. `image` "" runs `program` as a plain process."""
+    """What to start. `folder` is an empty folder for this container's files. `model` becomes
+    /opt/ml/model, `models` becomes /opt/ml/models; both are read-only for the container. `image` ""
+    runs `program` as a plain process."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -75,10 +87,18 @@ class Process:
     models = MODELS
     pid = 0
 
-    def __init__(self, command: list[str], environment: Mapping[str, str] | None, folder: Path) -> None:
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str] | None, folder: Path
+    ) -> None:
         nothing, pipe, merged = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
         self._process = subprocess.Popen(
-            command, env=environment, cwd=folder, start_new_session=True, stdin=nothing, stdout=pipe, stderr=merged
+            command,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+            stdin=nothing,
+            stdout=pipe,
+            stderr=merged,
         )
         self.output: IO[bytes] = self._process.stdout or BytesIO()
 
@@ -95,7 +115,10 @@ class Plain(Process):
 
     def __init__(self, launch: Launch) -> None:
         if not os.access(launch.program, os.X_OK):
-            raise CannotStart(f"{launch.program} is not an executable file; give one with --serve, or --image IMAGE")
+            raise CannotStart(
+                f"{launch.program} is not an executable file; give one with --serve, or "
+                "--image IMAGE"
+            )
         self._picker = PortPicker()
         self.port, self.models = self._picker.pick(1)[0], str(launch.models or MODELS)
         self._copy, temporary = launch.folder / "model", launch.folder / "tmp"
@@ -106,9 +129,16 @@ class Plain(Process):
                 path.chmod(0o555 if path.is_dir() else 0o444)
         self._files = stamps(self._copy)
         temporary.mkdir()
-        own = {"SERVE_HOST": "127.0.0.1"} | ({"SERVE_MODEL_REPOSITORY": str(repository)} if repository else {})
+        own = {"SERVE_HOST": "127.0.0.1"} | (
+            {"SERVE_MODEL_REPOSITORY": str(repository)} if repository else {}
+        )
         programs = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-        base = {"PATH": programs, "HOME": str(temporary), "TMPDIR": str(temporary), "LANG": "C.UTF-8"}
+        base = {
+            "PATH": programs,
+            "HOME": str(temporary),
+            "TMPDIR": str(temporary),
+            "LANG": "C.UTF-8",
+        }
         environment = {**base, **own, **platform_variables(self.port), **launch.environment}
         super().__init__([str(launch.program.absolute()), "serve"], environment, launch.folder)
         self.pid = self._process.pid
@@ -131,31 +161,44 @@ class Plain(Process):
     def changed_files(self) -> list[str]:
         """Return the files that it changed in its copy of /opt/ml/model, where root can write."""
         now = stamps(self._copy)
-        return sorted(name for name in {*now, *self._files} if now.get(name) != self._files.get(name))
+        return sorted(
+            name for name in {*now, *self._files} if now.get(name) != self._files.get(name)
+        )
 
 
 class Image(Process):
-    """A running image. The engine's process runs as long as it, and passes on its output and its exit code."""
+    """A running image. The engine's process runs as long as it, and passes on its output and its
+    exit code."""
 
     def __init__(self, launch: Launch) -> None:
         self._engine, self._name = launch.engine, f"sim-{os.getpid()}-{launch.folder.name}"
         done = self._run("image", "inspect", launch.image)
         if done.returncode:
-            raise CannotStart(f"{launch.engine} has no image {launch.image}: {done.stderr.strip()[-300:]}")
+            raise CannotStart(
+                f"{launch.engine} has no image {launch.image}: {done.stderr.strip()[-300:]}"
+            )
         self._picker, alone = PortPicker(), os.geteuid() == 0
         self.port = PORT if alone else self._picker.pick(1)[0]
-        super().__init__(image_command(launch, self._name, 0 if alone else self.port), None, launch.folder)
+        super().__init__(
+            image_command(launch, self._name, 0 if alone else self.port), None, launch.folder
+        )
         deadline = time.monotonic() + START_SECONDS
         while not self.pid:
             if self.exit_code() is not None or time.monotonic() > deadline:
                 self.kill()
-                raise CannotStart(f"{self._engine}: {self.output.read().decode(errors='replace').strip()[-500:]}")
-            self.pid = int(self._run("inspect", "--format", "{{.State.Pid}}", self._name).stdout.strip() or 0)
+                raise CannotStart(
+                    f"{self._engine}: {self.output.read().decode(errors='replace').strip()[-500:]}"
+                )
+            self.pid = int(
+                self._run("inspect", "--format", "{{.State.Pid}}", self._name).stdout.strip() or 0
+            )
         if alone:
             self.connection = connection_in(self.pid)
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([self._engine, *arguments], capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [self._engine, *arguments], capture_output=True, text=True, check=False
+        )
 
     def terminate(self) -> None:
         self._run("kill", "--signal", "TERM", self._name)
@@ -173,11 +216,21 @@ def image_command(launch: Launch, name: str, port: int) -> list[str]:
     network = ["-p", f"127.0.0.1:{port}:{PORT}"] if port else ["--network", "none"]
     memory = ["--memory", str(launch.memory), "--memory-swap", str(launch.memory)]
     mounts = [(launch.model, MODEL), (launch.models, MODELS)]
-    volumes = [word for path, folder in mounts if path for word in ("-v", f"{path.absolute()}:{folder}:ro")]
+    volumes = [
+        word for path, folder in mounts if path for word in ("-v", f"{path.absolute()}:{folder}:ro")
+    ]
     environment = {**platform_variables(PORT), **launch.environment}
     variables = [word for key, value in environment.items() for word in ("-e", f"{key}={value}")]
     head = [launch.engine, "run", "--rm", "--name", name, *RIGHTS, *network, *memory]
-    return [*head, "--shm-size", str(launch.memory // 2), *volumes, *variables, launch.image, "serve"]
+    return [
+        *head,
+        "--shm-size",
+        str(launch.memory // 2),
+        *volumes,
+        *variables,
+        launch.image,
+        "serve",
+    ]
 
 
 def find_engine() -> str:
@@ -194,7 +247,8 @@ def platform_variables(port: int) -> dict[str, str]:
 
 
 def connection_in(pid: int) -> type[HTTPConnection]:
-    """Return connections in the network of that process: a socket belongs to the network in which it is created."""
+    """Return connections in the network of that process: a socket belongs to the network in which
+    it is created."""
 
     def enter(network: int) -> None:
         if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
@@ -203,7 +257,10 @@ def connection_in(pid: int) -> type[HTTPConnection]:
     class Connection(HTTPConnection):
         def _new_conn(self) -> socket.socket:
             try:
-                with Path("/proc/thread-self/ns/net").open() as own, Path(f"/proc/{pid}/ns/net").open() as theirs:
+                with (
+                    Path("/proc/thread-self/ns/net").open() as own,
+                    Path(f"/proc/{pid}/ns/net").open() as theirs,
+                ):
                     enter(theirs.fileno())
                     try:
                         return super()._new_conn()
@@ -218,14 +275,17 @@ def connection_in(pid: int) -> type[HTTPConnection]:
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """Return {file: (size, time of its last change in nanoseconds)}."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in files
+    }
 
 
 class Container:
     """Starts at once and makes `launch.folder`; `end` removes it.
 
-    `well`: /ping has answered 200 at least once. `killed`: the simulator killed it as the kernel would. `refused`:
-    the number of connections that it did not accept.
+    `well`: /ping has answered 200 at least once. `killed`: the simulator killed it as the kernel
+    would. `refused`: the number of connections that it did not accept.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
@@ -242,19 +302,32 @@ class Container:
         self._reader.start()
 
     def send(
-        self, method: str, path: str, body: bytes | IO[bytes] | None, headers: Mapping[str, str], deadline: float
+        self,
+        method: str,
+        path: str,
+        body: bytes | IO[bytes] | None,
+        headers: Mapping[str, str],
+        deadline: float,
     ) -> urllib3.BaseHTTPResponse:
         """Return a reply with its body still unread.
 
-        Raise one of REFUSED if nothing listens, ReadTimeoutError after `deadline` (time.monotonic()), or ProtocolError
-        if the connection breaks off.
+        Raise one of REFUSED if nothing listens, ReadTimeoutError after `deadline`
+        (time.monotonic()), or ProtocolError if the connection breaks off.
         """
-        timeout = urllib3.Timeout(connect=self.rules["listening"].limit, read=max(0.001, deadline - time.monotonic()))
-        how = {"retries": False, "redirect": False, "preload_content": False, "decode_content": False}
+        timeout = urllib3.Timeout(
+            connect=self.rules["listening"].limit, read=max(0.001, deadline - time.monotonic())
+        )
+        how = {
+            "retries": False,
+            "redirect": False,
+            "preload_content": False,
+            "decode_content": False,
+        }
         return self._pool.urlopen(method, path, body=body, headers=headers, timeout=timeout, **how)
 
     def ping(self) -> str:
-        """Return what is wrong with the reply, or "". Complain of a reply that breaks another rule."""
+        """Return what is wrong with the reply, or "". Complain of a reply that breaks another
+        rule."""
         limit = self.rules["ping-time"].limit
         try:
             reply = self.send("GET", "/ping", None, {}, time.monotonic() + limit)
@@ -269,7 +342,11 @@ class Container:
         self.well = self.well or reply.status == HTTPStatus.OK
         if reply.status == HTTPStatus.OK and body:
             self.journal.complain("ping-body", f"/ping has a body of {len(body)} bytes", once=True)
-        return "" if reply.status == HTTPStatus.OK else f"{reply.status} {body[:300].decode(errors='replace')}".strip()
+        return (
+            ""
+            if reply.status == HTTPStatus.OK
+            else f"{reply.status} {body[:300].decode(errors='replace')}".strip()
+        )
 
     def check_ports(self) -> None:
         """Complain of open ports that the platform may use itself."""
@@ -278,14 +355,23 @@ class Container:
         first = psutil.Process(self.process.pid)
         for process in (first, *first.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                ports |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
+                ports |= {
+                    each.laddr.port
+                    for each in process.net_connections("tcp")
+                    if each.status == "LISTEN"
+                }
         if others := ports - allowed:
-            self.journal.complain("safe-ports", f"the container listens on {sorted(others)}, not {SAFE_PORTS}")
+            self.journal.complain(
+                "safe-ports", f"the container listens on {sorted(others)}, not {SAFE_PORTS}"
+            )
 
     def check_refusals(self) -> None:
-        """Complain of refused connections, unless the container was killed. Called late: a dying one refuses too."""
+        """Complain of refused connections, unless the container was killed. Called late: a dying
+        one refuses too."""
         if self.refused and not self.killed:
-            self.journal.complain("listening", f"the container did not accept {self.refused} connections")
+            self.journal.complain(
+                "listening", f"the container did not accept {self.refused} connections"
+            )
             self.refused = 0
 
     def memory(self) -> int:
@@ -298,9 +384,14 @@ class Container:
         self.process.kill()
 
     def end(self) -> None:
-        """Stop it by SIGTERM, then SIGKILL, and remove its files. A container that was never well may not handle
-        SIGTERM yet, which process 1 then ignores, so the rule `stop` does not hold for it."""
-        limit = self.rules["stop"].limit if self.well else min(NEVER_WELL_SECONDS, self.rules["stop"].limit)
+        """Stop it by SIGTERM, then SIGKILL, and remove its files. A container that was never well
+        may not handle SIGTERM yet, which process 1 then ignores, so the rule `stop` does not hold
+        for it."""
+        limit = (
+            self.rules["stop"].limit
+            if self.well
+            else min(NEVER_WELL_SECONDS, self.rules["stop"].limit)
+        )
         if self.exit_code() is None:
             self.process.terminate()
             deadline = time.monotonic() + limit

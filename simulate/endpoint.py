@@ -1,4 +1,5 @@
-"""The endpoint: starts a container, checks its health, starts it again when it dies, and sends it the calls."""
+"""The endpoint: starts a container, checks its health, starts it again when it dies, and sends it
+the calls."""
 
 import threading
 import time
@@ -12,7 +13,14 @@ import urllib3
 
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
 from simulate.container import REFUSED, CannotStart, Container, Launch, parts_of
-from simulate.errors import ACCOUNT, TOO_LATE, InternalFailure, ModelError, ServiceUnavailable, ValidationError
+from simulate.errors import (
+    ACCOUNT,
+    TOO_LATE,
+    InternalFailure,
+    ModelError,
+    ServiceUnavailable,
+    ValidationError,
+)
 from simulate.models import NO_ROOM, NOT_FOUND, Models
 from simulate.rules import Journal
 
@@ -24,8 +32,9 @@ ATTEMPTS = 3  # the container may lose a model, or have no room for it, and be a
 
 @dataclass(frozen=True)
 class Call:
-    """A call to the endpoint. `headers` are those that the API passes on. The caller gets a reply before `deadline`
-    (time.monotonic()), which comes from the rule `rule`. `target` and `session` are "" if there is none."""
+    """A call to the endpoint. `headers` are those that the API passes on. The caller gets a reply
+    before `deadline` (time.monotonic()), which comes from the rule `rule`. `target` and `session`
+    are "" if there is none."""
 
     endpoint: str
     body: bytes | IO[bytes]
@@ -38,7 +47,8 @@ class Call:
 
 class Endpoint:
     """`launch.folder` is for the files of all its containers, one after the
-    other. `store` is the folder that stands for S3 of a multi-model endpoint. Safe to share between threads.
+    other. `store` is the folder that stands for S3 of a multi-model endpoint. Safe to share between
+    threads.
 
     `settled` is set as soon as a container is in service, or `failure` says why none ever was.
     """
@@ -70,13 +80,15 @@ class Endpoint:
             raise ValidationError(f"Endpoint {name} of account {ACCOUNT} not found.")
 
     def invoke(self, call: Call, most: float) -> tuple[Mapping[str, str], bytes]:
-        """Return headers and body of the reply, which has at most `most` bytes. Raise PlatformError."""
+        """Return headers and body of the reply, which has at most `most` bytes. Raise
+        PlatformError."""
         with self.exchange(call) as reply:
             return reply.headers, self._read(reply, call, most)
 
     @contextmanager
     def exchange(self, call: Call) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Yield the container's successful reply, to be read inside the context; raise PlatformError."""
+        """Yield the container's successful reply, to be read inside the context; raise
+        PlatformError."""
         if call.session not in ("", NEW_SESSION, *self._sessions):
             raise ValidationError(f"Session {call.session} does not exist or has expired")
         container = self._container
@@ -92,7 +104,8 @@ class Endpoint:
             yield reply
 
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
-        """Load the model if need be, also again if the container has lost it. Evict others if there is no room."""
+        """Load the model if need be, also again if the container has lost it. Evict others if there
+        is no room."""
         for _ in range(ATTEMPTS if self._models else 1):
             with ExitStack() as own:
                 path = "/invocations"
@@ -104,7 +117,9 @@ class Endpoint:
                 own.callback(reply.close)
                 if self._models and reply.status == NOT_FOUND:
                     self._models.forget(model)
-                    self.journal.complain("lost-model", f"the container does not know {call.target} any more")
+                    self.journal.complain(
+                        "lost-model", f"the container does not know {call.target} any more"
+                    )
                 elif self._models and reply.status == NO_ROOM and self._models.evict():
                     self.journal.count("evictions for a 507")
                 else:
@@ -181,20 +196,27 @@ class Endpoint:
         launch = replace(self.launch, folder=self.launch.folder / str(self._lives))
         if self.store is None:
             return Container(launch, self.journal)
-        models, environment = launch.folder / "models", {"SAGEMAKER_MULTI_MODEL": "true", **launch.environment}
+        models, environment = (
+            launch.folder / "models",
+            {"SAGEMAKER_MULTI_MODEL": "true", **launch.environment},
+        )
         container = Container(replace(launch, models=models, environment=environment), self.journal)
         self._models = Models(container, self.store, models, launch.memory)
         return container
 
     def _await_healthy(self, container: Container, deadline: float) -> bool:
-        """Return whether /ping answers 200 before the deadline. A container that ends earlier fails the endpoint at
-        once; the platform would start it again until the deadline."""
+        """Return whether /ping answers 200 before the deadline. A container that ends earlier fails
+        the endpoint at once; the platform would start it again until the deadline."""
         wrong = "nothing listens on the port"
         while not self._stopping.is_set():
             if (code := container.exit_code()) is not None:
-                return self._fail("exit", f"the container ended with exit code {code} before /ping answered 200")
+                return self._fail(
+                    "exit", f"the container ended with exit code {code} before /ping answered 200"
+                )
             if time.monotonic() > deadline:
-                return self._fail("start-up", f"the ping health check did not pass; the last one: {wrong}")
+                return self._fail(
+                    "start-up", f"the ping health check did not pass; the last one: {wrong}"
+                )
             if not (wrong := container.ping()):
                 return True
             self._stopping.wait(TICK)
@@ -215,14 +237,17 @@ class Endpoint:
             if (code := container.exit_code()) is not None:
                 return self.journal.complain("exit", f"the container ended with exit code {code}")
             if (used := container.memory()) > memory:
-                self.journal.complain("memory", f"the container uses {used / 2**20:.0f} of {memory / 2**20:.0f} MB")
+                self.journal.complain(
+                    "memory", f"the container uses {used / 2**20:.0f} of {memory / 2**20:.0f} MB"
+                )
                 container.kill()
             container.check_refusals()
             if time.monotonic() - asked >= interval:
                 asked = time.monotonic()
                 failed_pings = failed_pings + 1 if (wrong := container.ping()) else 0
                 self._stopping.wait(TICK if wrong else 0)
-                if wrong and not container.killed and container.exit_code() is None:  # or its end is reported
+                # or its end is reported
+                if wrong and not container.killed and container.exit_code() is None:
                     self.journal.complain("ping-status", f"/ping: {wrong}")
         if failed_pings >= most:
             self.journal.say("the container is replaced")

@@ -7,7 +7,8 @@ ACCOUNT, REGION = "123456789012", "us-east-1"  # made up, for messages and ARNs
 CONTAINER = "primary"  # the platform's name for an endpoint's only container
 TOO_LATE = (
     f"Your invocation timed out while waiting for a response from container {CONTAINER}. "
-    "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again."
+    "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, "
+    "and try again."
 )
 
 
@@ -23,9 +24,12 @@ class PlatformError(Exception):
 
 
 ValidationError = partial(PlatformError, 400, "ValidationError")  # the call is wrong
-ModelNotReady = partial(PlatformError, 429, "ModelNotReadyException")  # the model is still being loaded
-InternalFailure = partial(PlatformError, 500, "InternalFailure")  # the container closed the connection early
-ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")  # no container accepts the call
+# the model is still being loaded
+ModelNotReady = partial(PlatformError, 429, "ModelNotReadyException")
+# the container closed the connection early
+InternalFailure = partial(PlatformError, 500, "InternalFailure")
+# no container accepts the call
+ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")
 
 
 class ModelError(PlatformError):
@@ -36,18 +40,24 @@ class ModelError(PlatformError):
         self.endpoint, self.original_status, self.original = endpoint, original_status, text
         self.is_client_error = 400 <= original_status < 500
         kind = "client" if self.is_client_error else "server"
-        content = f'with message "{text}"' if text else "and could not load the entire response body"
+        content = (
+            f'with message "{text}"' if text else "and could not load the entire response body"
+        )
         super().__init__(
             424,
             "ModelError",
-            f"Received {kind} error ({original_status}) from {CONTAINER} {content}. See the log of the simulator "
-            f"(on AWS: /aws/sagemaker/Endpoints/{endpoint} in account {ACCOUNT}) for more information.",
+            f"Received {kind} error ({original_status}) from {CONTAINER} {content}. See the "
+            f"log of the simulator (on AWS: /aws/sagemaker/Endpoints/{endpoint} in account "
+            f"{ACCOUNT}) for more information.",
         )
 
     def document(self) -> dict[str, Any]:
         return {
-            "ErrorCode": "CLIENT_ERROR_FROM_MODEL" if self.is_client_error else "INTERNAL_FAILURE_FROM_MODEL",
-            "LogStreamArn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/aws/sagemaker/Endpoints/{self.endpoint}",
+            "ErrorCode": "CLIENT_ERROR_FROM_MODEL"
+            if self.is_client_error
+            else "INTERNAL_FAILURE_FROM_MODEL",
+            "LogStreamArn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:"
+            f"/aws/sagemaker/Endpoints/{self.endpoint}",
             "Message": str(self),
             "OriginalMessage": self.original,
             "OriginalStatusCode": self.original_status,

@@ -1,7 +1,8 @@
 """Messages of `application/vnd.amazon.eventstream`, the encoding of AWS's response streams.
 
-A message: total length, headers' length, CRC-32 of these two, headers, payload, CRC-32 of everything before. Numbers
-are big-endian. Source: Amazon Transcribe developer guide, 'Event stream encoding'; botocore.eventstream decodes it.
+A message: total length, headers' length, CRC-32 of these two, headers, payload, CRC-32 of
+everything before. Numbers are big-endian. Source: Amazon Transcribe developer guide, 'Event stream
+encoding'; botocore.eventstream decodes it.
 """
 
 import json
@@ -16,13 +17,21 @@ _FRAME = 16  # bytes of a message without its headers and its payload
 
 def part(data: bytes) -> bytes:
     """Return a PayloadPart: some bytes of the model's reply."""
-    kind = {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}
+    kind = {
+        ":event-type": "PayloadPart",
+        ":content-type": "application/octet-stream",
+        ":message-type": "event",
+    }
     return message(kind, data)
 
 
 def failure(text: str, code: str) -> bytes:
     """Return the ModelStreamError that ends a stream."""
-    headers = {":exception-type": "ModelStreamError", ":content-type": "application/json", ":message-type": "exception"}
+    headers = {
+        ":exception-type": "ModelStreamError",
+        ":content-type": "application/json",
+        ":message-type": "exception",
+    }
     return message(headers, json.dumps({"Message": text, "ErrorCode": code}).encode())
 
 

@@ -1,7 +1,8 @@
 """The models that the container of a multi-model endpoint has loaded.
 
     a call -> unpack the archive -> POST /models -> POST /models/HASH/invoke
-    507, or too much memory in use -> DELETE /models/HASH of the least recently used models -> try again
+    507, or too much memory in use -> DELETE /models/HASH of the least recently used models
+        -> try again
 
 A load continues after its caller has left, so that the next caller finds the model loaded.
 """
@@ -25,7 +26,13 @@ import urllib3
 
 from serving.headers import TARGET_MODEL
 from simulate.container import Container
-from simulate.errors import InternalFailure, ModelError, ModelNotReady, PlatformError, ValidationError
+from simulate.errors import (
+    InternalFailure,
+    ModelError,
+    ModelNotReady,
+    PlatformError,
+    ValidationError,
+)
 
 PAUSE = 0.1
 LOADS_AT_ONCE = 8
@@ -38,9 +45,11 @@ class BadArchive(Exception):
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar archive, compressed or not, into a new folder. Raise BadArchive, and remove the folder then.
+    """Unpack a tar archive, compressed or not, into a new folder. Raise BadArchive, and remove the
+    folder then.
 
-    tarfile's "data" filter (PEP 706) refuses devices and entries outside of the folder, and ignores owners.
+    tarfile's "data" filter (PEP 706) refuses devices and entries outside of the folder, and ignores
+    owners.
     """
     folder.mkdir(parents=True)
     try:
@@ -53,7 +62,8 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the file with that path below the folder, as S3 finds an object by its key; None if there is none."""
+    """Return the file with that path below the folder, as S3 finds an object by its key; None if
+    there is none."""
     path = folder / name.lstrip("/")
     inside = ".." not in Path(name).parts and path.resolve().is_relative_to(folder.resolve())
     return path if inside and path.is_file() else None
@@ -74,8 +84,8 @@ class Loaded:
 
 
 class Models:
-    """Safe to share between threads. `store` stands for S3, `folder` is the container's /opt/ml/models, `memory` is
-    the instance's memory in bytes."""
+    """Safe to share between threads. `store` stands for S3, `folder` is the container's
+    /opt/ml/models, `memory` is the instance's memory in bytes."""
 
     def __init__(self, container: Container, store: Path, folder: Path, memory: int) -> None:
         self._container, self._store, self._folder = container, store, folder
@@ -89,13 +99,16 @@ class Models:
 
     @contextmanager
     def using(self, target: str, deadline: float) -> Iterator[Loaded]:
-        """Yield the model, loaded if need be and not unloaded inside the context. Raise PlatformError."""
+        """Yield the model, loaded if need be and not unloaded inside the context. Raise
+        PlatformError."""
         while (model := self._take(target)) is None:
             try:
                 self._begin(target).result(timeout=max(0.0, deadline - time.monotonic()))
             except NotYet:
                 self._journal.count("answers of ModelNotReadyException")
-                raise ModelNotReady(f"The model {target} is still being loaded; try again") from None
+                raise ModelNotReady(
+                    f"The model {target} is still being loaded; try again"
+                ) from None
             except CancelledError:
                 raise InternalFailure(ENDED) from None
         try:
@@ -111,7 +124,8 @@ class Models:
                 del self._loaded[model.target]
 
     def evict(self) -> bool:
-        """Unload the least recently used of the models that no call uses; return False if there is none."""
+        """Unload the least recently used of the models that no call uses; return False if there is
+        none."""
         with self._lock:
             victim = next((model for model in self._loaded.values() if not model.calls), None)
             if victim is None:
@@ -128,7 +142,8 @@ class Models:
         return True
 
     def close(self) -> None:
-        """Fail loads with InternalFailure from now on: the container is ending, and its files are removed."""
+        """Fail loads with InternalFailure from now on: the container is ending, and its files are
+        removed."""
         with self._lock:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -149,8 +164,9 @@ class Models:
                     raise InternalFailure(ENDED)
                 if find(self._store, target) is None:
                     raise ValidationError(
-                        f"Failed to download model data(bucket: {self._store}, key: {target}). Please ensure that "
-                        "there is an object located at the URL and that the role has permissions to download the model."
+                        f"Failed to download model data(bucket: {self._store}, key: "
+                        f"{target}). Please ensure that there is an object located at the "
+                        "URL and that the role has permissions to download the model."
                     )
                 self._loading[target] = self._threads.submit(self._load, target)
             return self._loading[target]
@@ -161,8 +177,12 @@ class Models:
         try:
             shutil.rmtree(self._folder / name, ignore_errors=True)
             unpack(self._store / target.lstrip("/"), self._folder / name / "model")
-            while self._container.memory() + size_of(self._folder / name) > self._most and self.evict():
-                self._journal.count("evictions for the memory share")  # the platform does not ask the container
+            while (
+                self._container.memory() + size_of(self._folder / name) > self._most
+                and self.evict()
+            ):
+                # the platform does not ask the container
+                self._journal.count("evictions for the memory share")
             self._hand_over(target, name, begun + self._rules["load-time"].limit)
             with self._lock:
                 self._loaded[target] = Loaded(target, name)
@@ -184,7 +204,9 @@ class Models:
         """Ask the container to load the model, again after each eviction. Raise PlatformError."""
         document = {"model_name": name, "url": f"{self._container.process.models}/{name}/model"}
         while True:
-            status, body = self._ask("POST", "/models", "load-time", deadline, target, json.dumps(document).encode())
+            status, body = self._ask(
+                "POST", "/models", "load-time", deadline, target, json.dumps(document).encode()
+            )
             if status != NO_ROOM:
                 break
             self._journal.count("answers of 507")
@@ -192,7 +214,9 @@ class Models:
                 raise ModelError("NAME", NO_ROOM, body)
         if status not in (OK, CONFLICT):
             if not 400 <= status < 500:
-                self._journal.complain("load-status", f"the container answered {status} to the load of {target}")
+                self._journal.complain(
+                    "load-status", f"the container answered {status} to the load of {target}"
+                )
             raise ModelError("NAME", status, body)
 
     def _evict_or_wait(self) -> bool:
@@ -209,17 +233,27 @@ class Models:
         """Unload the model. After a failure it counts as unloaded too."""
         deadline = time.monotonic() + self._rules["unload-time"].limit
         try:
-            status, _ = self._ask("DELETE", f"/models/{model.name}", "unload-time", deadline, model.target)
+            status, _ = self._ask(
+                "DELETE", f"/models/{model.name}", "unload-time", deadline, model.target
+            )
         except PlatformError as err:
             self._journal.say(f"cannot unload {model.target}: {err}")
         else:
             if status not in (OK, NOT_FOUND):
-                self._journal.complain("unload-status", f"the container answered {status} for {model.target}")
+                self._journal.complain(
+                    "unload-status", f"the container answered {status} for {model.target}"
+                )
         self._journal.count("unloads")
         shutil.rmtree(self._folder / model.name, ignore_errors=True)
 
     def _ask(
-        self, method: str, path: str, rule: str, deadline: float, target: str, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        rule: str,
+        deadline: float,
+        target: str,
+        body: bytes | None = None,
     ) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json", TARGET_MODEL: target} if body else {}
         try:

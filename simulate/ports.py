@@ -9,8 +9,9 @@ from itertools import repeat
 class PortPicker:
     """Pick free TCP ports, each once: the lowest of `allowed`, or any if that is empty.
 
-    A port is reserved until the picker is closed, by the name of an abstract Unix socket: such names belong to the
-    network namespace, as ports do. So two programs on one network never pick the same port before their servers listen.
+    A port is reserved until the picker is closed, by the name of an abstract Unix socket: such
+    names belong to the network namespace, as ports do. So two programs on one network never pick
+    the same port before their servers listen.
     """
 
     def __init__(self, allowed: Sequence[int] = ()) -> None:
@@ -18,7 +19,8 @@ class PortPicker:
         self._locks: list[socket.socket] = []
 
     def pick(self, count: int) -> list[int]:
-        """Return `count` different ports, reserved; fewer if no more of the allowed ones are free."""
+        """Return `count` different ports, reserved; fewer if no more of the allowed ones are
+        free."""
         ports: list[int] = []
         for port in self._allowed or repeat(0):
             if len(ports) == count:

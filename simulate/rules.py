@@ -16,7 +16,9 @@ INVOKE = "SageMaker API reference, 'InvokeEndpoint'"
 STREAM = "SageMaker API reference, 'InvokeEndpointWithResponseStream'"
 ASYNC = "SageMaker API reference, 'InvokeEndpointAsync'"
 PIPELINE = "SageMaker developer guide, 'Inference pipelines'"
-ISOLATION = "SageMaker developer guide, 'Run training and inference containers in internet-free mode'"
+ISOLATION = (
+    "SageMaker developer guide, 'Run training and inference containers in internet-free mode'"
+)
 VARIANT = "SageMaker API reference, 'ProductionVariant'"
 CHOSEN = "not published by AWS: chosen here"
 
@@ -31,41 +33,103 @@ class Rule:
     limit: float = 0
 
     def __str__(self) -> str:
-        return f"{self.text.format(limit=f'{self.limit:g}', megabytes=f'{self.limit / MEGABYTE:g}')} ({self.source})"
+        megabytes = f"{self.limit / MEGABYTE:g}"
+        text = self.text.format(limit=f"{self.limit:g}", megabytes=megabytes)
+        return f"{text} ({self.source})"
 
 
 TABLE = (
     Rule("start-up", "/ping must answer 200 within {limit} s of the start", VARIANT, 480),
     Rule("ping-time", "/ping must answer within {limit} s", HOSTING, 2),
-    Rule("ping-status", "/ping must answer 200, or the instance is replaced (here after {limit} in a row)", HOSTING, 3),
+    Rule(
+        "ping-status",
+        "/ping must answer 200, or the instance is replaced (here after {limit} in a row)",
+        HOSTING,
+        3,
+    ),
     Rule("ping-body", "/ping must answer with an empty body", HOSTING),
     Rule("ping-interval", "/ping is asked every {limit} s", CHOSEN, 5),
     Rule("exit", "the container must not end by itself; it is started again", HOSTING),
-    Rule("stop", "SIGTERM must end the container within {limit} s, then it gets SIGKILL", HOSTING, 30),
-    Rule("listening", "the container must accept a connection on its port within {limit} s", HOSTING, 0.25),
+    Rule(
+        "stop", "SIGTERM must end the container within {limit} s, then it gets SIGKILL", HOSTING, 30
+    ),
+    Rule(
+        "listening",
+        "the container must accept a connection on its port within {limit} s",
+        HOSTING,
+        0.25,
+    ),
     Rule("safe-ports", "every other port must lie in SAGEMAKER_SAFE_PORT_RANGE", PIPELINE),
-    Rule("memory", "a container beyond the instance's memory is killed", "Linux, the memory limit of a control group"),
+    Rule(
+        "memory",
+        "a container beyond the instance's memory is killed",
+        "Linux, the memory limit of a control group",
+    ),
     Rule("model-read-only", "/opt/ml/model is read-only; write below /tmp", HOSTING),
-    Rule("network", "with network isolation nothing outside the container can be reached", ISOLATION),
+    Rule(
+        "network", "with network isolation nothing outside the container can be reached", ISOLATION
+    ),
     Rule("time", "the container must answer /invocations within {limit} s", HOSTING, 60),
     Rule("stream-time", "a stream must end within {limit} s", STREAM, 480),
-    Rule("async-time", "an asynchronous call must end within InvocationTimeoutSeconds, at most {limit} s", ASYNC, 3600),
+    Rule(
+        "async-time",
+        "an asynchronous call must end within InvocationTimeoutSeconds, at most {limit} s",
+        ASYNC,
+        3600,
+    ),
     Rule("status", "4xx and 5xx of the container reach the caller as ModelError", INVOKE),
     Rule("body", "a request's body has at most {megabytes} MB", INVOKE, 25 * MEGABYTE),
     Rule("reply-body", "a reply's body has at most {megabytes} MB", INVOKE, 25 * MEGABYTE),
-    Rule("async-body", "an asynchronous call's body in S3 has at most {megabytes} MB", ASYNC, 1024 * MEGABYTE),
-    Rule("async-inline", "an asynchronous call's inline body has at most {limit} bytes", ASYNC, 128_000),
+    Rule(
+        "async-body",
+        "an asynchronous call's body in S3 has at most {megabytes} MB",
+        ASYNC,
+        1024 * MEGABYTE,
+    ),
+    Rule(
+        "async-inline",
+        "an asynchronous call's inline body has at most {limit} bytes",
+        ASYNC,
+        128_000,
+    ),
     Rule("headers", "other headers than the API's own are dropped", INVOKE),
     Rule("query", "query strings are dropped", INVOKE),
-    Rule("attributes", "Custom-Attributes have at most {limit} visible ASCII characters", INVOKE, 1024),
-    Rule("session", "a new session is answered with 'Session-Id: ID; Expires=yyyy-mm-ddThh:mm:ssZ'", INVOKE),
+    Rule(
+        "attributes",
+        "Custom-Attributes have at most {limit} visible ASCII characters",
+        INVOKE,
+        1024,
+    ),
+    Rule(
+        "session",
+        "a new session is answered with 'Session-Id: ID; Expires=yyyy-mm-ddThh:mm:ssZ'",
+        INVOKE,
+    ),
     Rule("archive", "a model archive is a tar.gz whose entries stay in it", MULTI_MODEL),
-    Rule("load-status", "POST /models answers 200, 409 (loaded already), 507 (no memory) or 4xx", MULTI_MODEL),
-    Rule("load-time", "a load must end within {limit} s; the caller waits no longer than for a call", MULTI_MODEL, 360),
-    Rule("unload-status", "DELETE /models/NAME answers 200, or 404 for a model that is not loaded", MULTI_MODEL),
+    Rule(
+        "load-status",
+        "POST /models answers 200, 409 (loaded already), 507 (no memory) or 4xx",
+        MULTI_MODEL,
+    ),
+    Rule(
+        "load-time",
+        "a load must end within {limit} s; the caller waits no longer than for a call",
+        MULTI_MODEL,
+        360,
+    ),
+    Rule(
+        "unload-status",
+        "DELETE /models/NAME answers 200, or 404 for a model that is not loaded",
+        MULTI_MODEL,
+    ),
     Rule("unload-time", "an unload must end within {limit} s", MULTI_MODEL, 360),
     Rule("lost-model", "a model that was loaded must not be answered 404", MULTI_MODEL),
-    Rule("memory-share", "models are unloaded when the container takes more than {limit} of the memory", CHOSEN, 0.8),
+    Rule(
+        "memory-share",
+        "models are unloaded when the container takes more than {limit} of the memory",
+        CHOSEN,
+        0.8,
+    ),
 )
 
 Rules = Mapping[str, Rule]
@@ -78,8 +142,8 @@ def with_limits(limits: Mapping[str, float]) -> Rules:
 
 
 class Journal:
-    """Lines to print at once, and counts for the summary. Safe to share between threads. `write` gets whole lines,
-    without a line end."""
+    """Lines to print at once, and counts for the summary. Safe to share between threads. `write`
+    gets whole lines, without a line end."""
 
     def __init__(self, rules: Rules, write: Callable[[str], None]) -> None:
         self.rules, self.say = rules, write
@@ -93,8 +157,8 @@ class Journal:
             self.counts[what] += 1
 
     def complain(self, rule: str, what: str, once: bool = False) -> None:
-        """Report what the platform would not accept, with the rule that forbids it. With `once`, report the same text
-        only once: it may happen at every call."""
+        """Report what the platform would not accept, with the rule that forbids it. With `once`,
+        report the same text only once: it may happen at every call."""
         with self._lock:
             if once and (rule, what) in self._known:
                 return
@@ -106,5 +170,8 @@ class Journal:
     def summary(self) -> str:
         """Return all counts, and how often each rule was broken."""
         counts = ", ".join(f"{number} {what}" for what, number in self.counts.items()) or "no calls"
-        broken = ", ".join(f"{rule} {number}" for rule, number in sorted(self.complaints.items())) or "none"
+        broken = (
+            ", ".join(f"{rule} {number}" for rule, number in sorted(self.complaints.items()))
+            or "none"
+        )
         return f"{counts}\nrules broken: {broken}"

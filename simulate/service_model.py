@@ -1,4 +1,5 @@
-"""The headers that the sagemaker-runtime API allows, and their limits, read from botocore's service model."""
+"""The headers that the sagemaker-runtime API allows, and their limits, read from botocore's service
+model."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from botocore.model import Shape
 from simulate.errors import ValidationError
 
 INVOKE, STREAM, ASYNC = "InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"
-# Headers of HTTP, of the signature and of AWS's clients: it is no mistake that they do not reach the container.
+# Headers of HTTP, of the signature and of AWS's clients: it is no mistake that they do not reach
+# the container.
 TRANSPORT_HEADERS = re.compile(
     r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|host|user-agent|"
     r"transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*|x-amz-user-agent",
@@ -23,13 +25,20 @@ TRANSPORT_HEADERS = re.compile(
 def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
     """Return {header in lower case: (member, shape)} of the request's members that are headers."""
     members = _operation(operation).input_shape.members
-    headers = {name: each for name, each in members.items() if each.serialization.get("location") == "header"}
+    headers = {
+        name: each
+        for name, each in members.items()
+        if each.serialization.get("location") == "header"
+    }
     return {str(each.serialization["name"]).lower(): (name, each) for name, each in headers.items()}
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """Return a request's members as the headers that the container gets, which are InvokeEndpoint's."""
-    headers = {name: str(shape.serialization["name"]) for name, shape in request_headers(INVOKE).values()}
+    """Return a request's members as the headers that the container gets, which are
+    InvokeEndpoint's."""
+    headers = {
+        name: str(shape.serialization["name"]) for name, shape in request_headers(INVOKE).values()
+    }
     return {headers[name]: value for name, value in members.items() if name in headers}
 
 
@@ -37,18 +46,24 @@ def passed_on(members: Mapping[str, str]) -> dict[str, str]:
 def reply_headers(operation: str) -> Mapping[str, str]:
     """Return {member of a reply: its header}."""
     members = _operation(operation).output_shape.members
-    return {name: str(each.serialization["name"]) for name, each in members.items() if "name" in each.serialization}
+    return {
+        name: str(each.serialization["name"])
+        for name, each in members.items()
+        if "name" in each.serialization
+    }
 
 
 def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return {member: value} from a request's headers (names in lower case); raise ValidationError."""
+    """Return {member: value} from a request's headers (names in lower case); raise
+    ValidationError."""
     values = {}
     for header, (name, shape) in request_headers(operation).items():
         if (value := headers.get(header)) is not None:
             if constraint := violation(shape, value):
                 raise ValidationError(
-                    f"1 validation error detected: Value '{value[:100]}' at '{name[0].lower()}{name[1:]}' failed to "
-                    f"satisfy constraint: Member must {constraint}"
+                    f"1 validation error detected: Value '{value[:100]}' at "
+                    f"'{name[0].lower()}{name[1:]}' failed to satisfy constraint: Member "
+                    f"must {constraint}"
                 )
             values[name] = value
     return values
@@ -66,7 +81,8 @@ def is_new_session(header: str) -> bool:
 
 
 def violation(shape: Shape, value: str) -> str:
-    """Return the constraint that the value breaks, in the platform's words; "" if it breaks none."""
+    """Return the constraint that the value breaks, in the platform's words; "" if it breaks
+    none."""
     shortest, longest = int(shape.metadata.get("min", 0)), int(shape.metadata.get("max", 0))
     if shape.type_name == "integer":
         inside = value.isascii() and value.isdigit() and shortest <= int(value) <= longest
@@ -76,10 +92,20 @@ def violation(shape: Shape, value: str) -> str:
     if len(value) < shortest:
         return f"have length greater than or equal to {shortest}"
     java = str(shape.metadata.get("pattern", ""))  # in Java's syntax
-    pattern = java.replace(r"\p{ASCII}", r"[\x00-\x7F]").replace(r"\p{Print}", r"\x20-\x7E").replace(r"\z", r"\Z")
-    return f"satisfy regular expression pattern: {java}" if pattern and not re.fullmatch(pattern, value) else ""
+    pattern = (
+        java.replace(r"\p{ASCII}", r"[\x00-\x7F]")
+        .replace(r"\p{Print}", r"\x20-\x7E")
+        .replace(r"\z", r"\Z")
+    )
+    return (
+        f"satisfy regular expression pattern: {java}"
+        if pattern and not re.fullmatch(pattern, value)
+        else ""
+    )
 
 
 @cache
 def _operation(name: str) -> Any:
-    return botocore.session.get_session().get_service_model("sagemaker-runtime").operation_model(name)
+    return (
+        botocore.session.get_session().get_service_model("sagemaker-runtime").operation_model(name)
+    )

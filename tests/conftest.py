@@ -9,20 +9,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.harness import FP32, ROOT, Server, link_model, make_identity, make_scale, make_sleeper
+from tests.support.harness import (
+    FP32,
+    ROOT,
+    Server,
+    link_model,
+    make_identity,
+    make_scale,
+    make_sleeper,
+)
 from tests.support.started import end_all, ended_on_failure
 
 BUNDLED = ("resnet", "yolov5", "bert")
 MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
 
-# A shell that runs the tests in the background ignores SIGINT, and so would every program that they start.
+# A shell that runs the tests in the background ignores SIGINT, and so would every program that they
+# start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by timeout(1): what was started is ended too
+# as by timeout(1): what was started is ended too
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """The same random networks in each run: of some an INT8 file is too coarse, or the answers are too close."""
+    """The same random networks in each run: of some an INT8 file is too coarse, or the answers are
+    too close."""
     random.seed(0)
     np.random.seed(0)
     if torch := sys.modules.get("torch"):
@@ -46,7 +57,8 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file that `-m MARK` leaves out: some import torch, which takes 10 s of processor time."""
+    """Import no file that `-m MARK` leaves out: some import torch, which takes 10 s of processor
+    time."""
     mark = config.option.markexpr
     if mark in MARKS and collection_path.name.startswith("test_"):
         return f"pytest.mark.{mark}" not in collection_path.read_text() or None
@@ -55,9 +67,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    wrong = [item.nodeid for item in items if len({mark.name for mark in item.iter_markers()} & MARKS) != 1]
+    wrong = [
+        item.nodeid
+        for item in items
+        if len({mark.name for mark in item.iter_markers()} & MARKS) != 1
+    ]
     if wrong:
-        raise pytest.UsageError(f"each test has one of the marks {sorted(MARKS)}, but not {', '.join(wrong)}")
+        raise pytest.UsageError(
+            f"each test has one of the marks {sorted(MARKS)}, but not {', '.join(wrong)}"
+        )
 
 
 @pytest.fixture(scope="session")

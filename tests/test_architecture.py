@@ -1,4 +1,5 @@
-"""Packages import only those below them, each library has one place, and what a client needs is complete."""
+"""Packages import only those below them, each library has one place, and what a client needs is
+complete."""
 
 import ast
 import re
@@ -14,9 +15,11 @@ from serving.clients import families
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[1]
-QUIRKS = ROOT / "serving/triton/quirks.py"  # each quirk, what works around it and the tests that need it
+# each quirk, what works around it and the tests that need it
+QUIRKS = ROOT / "serving/triton/quirks.py"
 SHARED = ("errors", "headers", "budget", "named_value")
-# The packages, the lowest first; a file belongs to the package in which it lies, so a new file is covered.
+# The packages, the lowest first; a file belongs to the package in which it lies, so a new file is
+# covered.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "quirks": ("serving/triton/quirks.py",),
     "host": ("serving/host/*.py",),
@@ -56,7 +59,8 @@ def imported(path: Path) -> set[str]:
 
 @cache
 def package_of(module: str) -> str | None:
-    """Return the package of a module of this project; None for other modules and for packages themselves."""
+    """Return the package of a module of this project; None for other modules and for packages
+    themselves."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return next((package for package in PACKAGES if file in files(package)), None)
@@ -65,7 +69,12 @@ def package_of(module: str) -> str | None:
 @cache
 def imports_between() -> set[tuple[str, str]]:
     """Return pairs of the importing and the imported package."""
-    pairs = {(package, package_of(name)) for package in PACKAGES for path in files(package) for name in imported(path)}
+    pairs = {
+        (package, package_of(name))
+        for package in PACKAGES
+        for path in files(package)
+        for name in imported(path)
+    }
     return {(package, other) for package, other in pairs if other not in (package, None)}
 
 
@@ -113,7 +122,8 @@ def test_clients_import_neither_the_app_nor_torch(path: Path) -> None:
 
 @pytest.mark.parametrize("family", families())
 def test_every_client_is_complete(family: str) -> None:
-    """A client has a test, a row in docs/calling.md and, unless its example depends on the model, a model folder."""
+    """A client has a test, a row in docs/calling.md and, unless its example depends on the model, a
+    model folder."""
     client = __import__(f"clients.{family}", fromlist=["Client"]).Client
     assert issubclass(client, ModelClient)
     tests = "".join(path.read_text() for path in (ROOT / "tests/clients").glob("*.py"))
@@ -128,7 +138,11 @@ def test_every_client_is_complete(family: str) -> None:
 def test_every_file_that_the_quirks_name_exists() -> None:
     named = set(re.findall(r"[a-z_]+/[\w/]+\.(?:py|c)\b", QUIRKS.read_text()))
     assert len(named) > 10
-    assert [path for path in named if not (ROOT / path).exists() and not (ROOT / "serving" / path).exists()] == []
+    assert [
+        path
+        for path in named
+        if not (ROOT / path).exists() and not (ROOT / "serving" / path).exists()
+    ] == []
 
 
 def test_no_other_file_of_serving_knows_what_a_version_of_triton_does() -> None:

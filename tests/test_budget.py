@@ -21,7 +21,10 @@ def test_as_many_as_the_limit_are_taken_and_one_more_is_413_that_names_the_limit
 
 @pytest.mark.parametrize("each", [b"{}", b"[]", b'""'])
 def test_json_of_very_many_parts_is_refused_before_it_is_read(each: bytes) -> None:
-    assert len(read_json(b"[" + b",".join([each] * (MOST_JSON_PARTS - 1)) + b"]")) == MOST_JSON_PARTS - 1
+    assert (
+        len(read_json(b"[" + b",".join([each] * (MOST_JSON_PARTS - 1)) + b"]"))
+        == MOST_JSON_PARTS - 1
+    )
     with pytest.raises(PayloadTooLarge):
         read_json(b"[" + b",".join([each] * MOST_JSON_PARTS) + b"]")
 
@@ -55,11 +58,18 @@ def test_the_figures_without_settings_are_those_of_the_defaults() -> None:
 def test_the_page_of_limits_has_every_figure() -> None:
     """A row of the table says the figure and its name in serving/budget.py, or its setting."""
     page = (ROOT / "docs/errors.md").read_text().split("## Limits")[1]
-    figures = {name: value for name, value in vars(budget).items() if re.match("MOST_|OUTPUT_", name)}
+    figures = {
+        name: value for name, value in vars(budget).items() if re.match("MOST_|OUTPUT_", name)
+    }
     assert len(figures) == 11
     for name, value in figures.items():
         assert re.search(rf"^\|.*\b{value:,}\b.*\| \d.*`{name}`", page, re.MULTILINE), name
-    for name in ("SERVE_MAX_BODY_MB", "max_image_pixels", "SERVE_REQUEST_TIMEOUT", "SERVE_MAX_CONCURRENCY"):
+    for name in (
+        "SERVE_MAX_BODY_MB",
+        "max_image_pixels",
+        "SERVE_REQUEST_TIMEOUT",
+        "SERVE_MAX_CONCURRENCY",
+    ):
         assert re.search(rf"^\|.*\| \d.*`{name}`", page, re.MULTILINE), name
 
 

@@ -1,4 +1,5 @@
-"""How a model gets its client: its folder's, one in its repository's clients/, or one of this project's."""
+"""How a model gets its client: its folder's, one in its repository's clients/, or one of this
+project's."""
 
 import os
 import sys
@@ -13,7 +14,14 @@ from serving.repository.staging import Store
 from serving.settings.table import Settings
 from tests.pid1.test_serve import run
 from tests.preparation.test_check import findings
-from tests.support.harness import ROOT, SLEEPER, SLEEPER_CLIENT, Server, make_python_model, make_sleeper
+from tests.support.harness import (
+    ROOT,
+    SLEEPER,
+    SLEEPER_CLIENT,
+    Server,
+    make_python_model,
+    make_sleeper,
+)
 
 OWN = """
 from clients.base import ModelClient
@@ -57,7 +65,9 @@ def test_each_model_has_its_own_client_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_the_client_parameter_or_the_model_name_selects_a_client_of_this_project(tmp_path: Path) -> None:
+def test_the_client_parameter_or_the_model_name_selects_a_client_of_this_project(
+    tmp_path: Path,
+) -> None:
     by_parameter = make_client(model(tmp_path, client="resnet"))
     by_name = make_client(model(tmp_path, name="resnet"))
     assert type(by_parameter) is type(by_name) is not None
@@ -69,7 +79,9 @@ def test_the_client_parameter_or_the_model_name_selects_a_client_of_this_project
 def test_every_task_names_a_client_with_underscores_or_hyphens(tmp_path: Path) -> None:
     assert set(TASKS.values()) <= set(families()) and not TASKS.keys() & set(families())
     table = (ROOT / "docs/calling.md").read_text()
-    assert [f"| `{task}` | `{name}` |" in table for task, name in TASKS.items()] == [True] * len(TASKS)
+    assert [f"| `{task}` | `{name}` |" in table for task, name in TASKS.items()] == [True] * len(
+        TASKS
+    )
     for name in ("image_classification", "image-classification"):
         client = make_client(model(tmp_path, client=name))
         assert client and source_of(client) == "resnet"
@@ -97,7 +109,15 @@ def test_a_client_file_without_a_client_class_is_refused(tmp_path: Path, file: s
 
 @pytest.mark.unit
 def test_each_module_with_a_client_is_a_family() -> None:
-    assert families() == ["bert", "detr", "image_embedding", "resnet", "semantic_segmentation", "table", "yolov5"]
+    assert families() == [
+        "bert",
+        "detr",
+        "image_embedding",
+        "resnet",
+        "semantic_segmentation",
+        "table",
+        "yolov5",
+    ]
 
 
 @pytest.mark.unit
@@ -116,7 +136,9 @@ def test_models_of_a_repository_share_its_clients_and_these_share_modules(tmp_pa
 
 
 @pytest.mark.unit
-def test_a_client_of_a_repository_replaces_one_of_this_project_and_a_model_s_own_replaces_both(tmp_path: Path) -> None:
+def test_a_client_of_a_repository_replaces_one_of_this_project_and_a_model_s_own_replaces_both(
+    tmp_path: Path,
+) -> None:
     write_client(tmp_path / "clients/resnet.py", "repository")
     assert answer(make_client(model(tmp_path / "a", client="resnet"))) == "repository"
     assert answer(make_client(model(tmp_path / "resnet", "resnet"))) == "repository"
@@ -134,7 +156,8 @@ def test_a_forgotten_client_leaves_no_module_behind(tmp_path: Path) -> None:
     assert client and len(set(sys.modules) - before) == 2, "a package and its module"
     forget(client)
     assert set(sys.modules) <= before
-    write_client(file, "new")  # of the same size and second, which is what Python compares of bytecode
+    # of the same size and second, which is what Python compares of bytecode
+    write_client(file, "new")
     os.utime(file, (0, 0))
     assert not list(tmp_path.rglob("*.pyc"))
     assert (answer(client), answer(make_client(model(tmp_path / "mine")))) == ("old", "new")
@@ -142,10 +165,14 @@ def test_a_forgotten_client_leaves_no_module_behind(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("file", ["mine/client.py", "clients/mine.py"])
-def test_a_closed_repository_stages_no_model_with_a_client_of_its_own(tmp_path: Path, file: str) -> None:
+def test_a_closed_repository_stages_no_model_with_a_client_of_its_own(
+    tmp_path: Path, file: str
+) -> None:
     """Every mode stages by the store: a start, a reload and POST /models."""
     make_python_model(tmp_path / "mine", TENSORS, SLEEPER)
-    closed = Store(tmp_path / "staged", Settings(model_clients=False, device="cpu"), tmp_path / "backends")
+    closed = Store(
+        tmp_path / "staged", Settings(model_clients=False, device="cpu"), tmp_path / "backends"
+    )
     closed.stage(tmp_path / "mine", "mine")
     write_client(tmp_path / file, "mine")
     with pytest.raises(ConfigError) as error:
@@ -167,13 +194,25 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.mark.stack
-def test_a_repository_s_client_serves_and_its_folder_is_no_model(repository: Path, tmp_path: Path) -> None:
+def test_a_repository_s_client_serves_and_its_folder_is_no_model(
+    repository: Path, tmp_path: Path
+) -> None:
     server = Server(tmp_path, repository).wait_ready()
     for name in ("one", "two", "sleeper"):
-        assert server.post(json={"model_name": name, "instances": [0]}).json()["predictions"] == [0.0]
+        assert server.post(json={"model_name": name, "instances": [0]}).json()["predictions"] == [
+            0.0
+        ]
     clients = {each["name"]: each["client"] for each in server.get("/models").json()["models"]}
-    assert clients == {"one": "clients/sleeping.py", "two": "clients/sleeping.py", "sleeper": "client.py"}
-    assert not [entry for entry in server.entries("serve", level="warning") if "clients" in str(entry["message"])]
+    assert clients == {
+        "one": "clients/sleeping.py",
+        "two": "clients/sleeping.py",
+        "sleeper": "client.py",
+    }
+    assert not [
+        entry
+        for entry in server.entries("serve", level="warning")
+        if "clients" in str(entry["message"])
+    ]
     assert server.stop() == 0
 
 
@@ -187,7 +226,9 @@ def test_a_repository_s_client_serves_and_its_folder_is_no_model(repository: Pat
         (SLEEPER_CLIENT.replace("np.float32", "np.float64"), "float64"),
     ],
 )
-def test_check_reports_a_repository_s_client_that_does_not_work(repository: Path, code: str, name: str) -> None:
+def test_check_reports_a_repository_s_client_that_does_not_work(
+    repository: Path, code: str, name: str
+) -> None:
     assert findings(repository, "one", "two", "sleeper") == []
     (repository / "clients/sleeping.py").write_text(code)
     lines = findings(repository, "one", "two", "sleeper")
@@ -195,7 +236,9 @@ def test_check_reports_a_repository_s_client_that_does_not_work(repository: Path
 
 
 @pytest.mark.stack
-def test_a_client_with_a_syntax_error_ends_the_start_and_is_named(repository: Path, tmp_path: Path) -> None:
+def test_a_client_with_a_syntax_error_ends_the_start_and_is_named(
+    repository: Path, tmp_path: Path
+) -> None:
     (repository / "clients/sleeping.py").write_text("def :\n")
     server = Server(tmp_path, repository, SERVE_LOAD_MODELS="one")
     assert server.wait_ended() != 0
@@ -207,7 +250,11 @@ def test_a_setting_closes_clients_of_model_repositories(repository: Path, tmp_pa
     done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_MODEL_CLIENTS="false")
     assert done.returncode == 1
     lines = [line for line in done.stdout.splitlines() if "SERVE_MODEL_CLIENTS" in line]
-    files = {"one": "clients/sleeping.py", "sleeper": "sleeper/client.py", "two": "clients/sleeping.py"}
+    files = {
+        "one": "clients/sleeping.py",
+        "sleeper": "sleeper/client.py",
+        "two": "clients/sleeping.py",
+    }
     assert sorted(line.partition(":")[0] for line in lines) == sorted(files)
     assert all(str(repository / file) in "\n".join(lines) for file in files.values())
     server = Server(tmp_path, repository, SERVE_MODEL_CLIENTS="false", SERVE_LOAD_MODELS="one")
@@ -216,6 +263,8 @@ def test_a_setting_closes_clients_of_model_repositories(repository: Path, tmp_pa
     (repository / "clients/sleeping.py").rename(repository / "clients/_sleeping.py")
     (repository / "one/config.pbtxt").write_text(f'backend: "python"\n{TENSORS}')
     (tmp_path / "again").mkdir()
-    server = Server(tmp_path / "again", repository, SERVE_MODEL_CLIENTS="false", SERVE_LOAD_MODELS="one").wait_ready()
+    server = Server(
+        tmp_path / "again", repository, SERVE_MODEL_CLIENTS="false", SERVE_LOAD_MODELS="one"
+    ).wait_ready()
     assert server.get("/models").json()["models"][0]["client"] is None
     assert server.stop() == 0

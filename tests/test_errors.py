@@ -29,32 +29,47 @@ def codes_of_nginx() -> set[tuple[int, str]]:
 
 def test_each_code_is_an_error_of_python_or_of_nginx() -> None:
     assert TABLE.keys() == KINDS.keys() | {code for _, code in codes_of_nginx()}
-    classes = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ServingError)]
+    classes = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, ServingError)
+    ]
     assert sorted(kind.code for kind in classes) == sorted(KINDS)
 
 
 def test_nginx_answers_its_own_errors_as_the_table_has_them() -> None:
     assert codes_of_nginx() <= STATUSES
-    assert {status for status, _ in STATUSES} & {414, 431} == {status for status, _ in codes_of_nginx()} & {414, 431}
+    assert {status for status, _ in STATUSES} & {414, 431} == {
+        status for status, _ in codes_of_nginx()
+    } & {414, 431}
     with_messages = set(re.findall(r"^ +/\.error/([a-z_]+)", NGINX, re.MULTILINE))
     assert with_messages == {code for _, code in codes_of_nginx()}
     retried = re.search(r"map \$uri \$retry_after { \"~\^/\.error/\((.*)\)\$\" 1; }", NGINX)
     assert retried
-    assert set(retried[1].split("|")) == {code for code in with_messages if TABLE[code].retry_after == 1}
+    assert set(retried[1].split("|")) == {
+        code for code in with_messages if TABLE[code].retry_after == 1
+    }
 
 
 def test_openapi_json_has_the_table() -> None:
     document = create_app(Settings.from_env({})).test_client().get("/openapi.json").get_json()
     responses = document["components"]["responses"]
-    lists = {int(status): response["description"].removeprefix("code: ") for status, response in responses.items()}
-    assert {(status, code) for status, codes in lists.items() for code in codes.split(", ")} == STATUSES
+    lists = {
+        int(status): response["description"].removeprefix("code: ")
+        for status, response in responses.items()
+    }
+    assert {
+        (status, code) for status, codes in lists.items() for code in codes.split(", ")
+    } == STATUSES
     for path in document["paths"].values():
         for operation in path.values():
             assert operation["responses"].keys() - {"200"} == responses.keys()
 
 
 def test_docs_errors_md_has_the_table() -> None:
-    rows = [f"| {row.status} | `{code}` | {row.when} | {row.remedy} |" for code, row in TABLE.items()]
+    rows = [
+        f"| {row.status} | `{code}` | {row.when} | {row.remedy} |" for code, row in TABLE.items()
+    ]
     page = (ROOT / "docs/errors.md").read_text()
     assert re.findall(r"^\| \d{3} \|.*", page, re.MULTILINE) == rows
 

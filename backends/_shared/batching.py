@@ -2,8 +2,8 @@
 
     requests --read--> calls --key--> groups --run--> arrays of each call --> responses
 
-If a run fails, each of its requests runs again alone, so that one bad request does not fail the others.
-`backends.install` copies this file into every backend's folder.
+If a run fails, each of its requests runs again alone, so that one bad request does not fail the
+others. `backends.install` copies this file into every backend's folder.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -24,7 +24,8 @@ class InvalidInput(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its index among the requests, its input arrays, the names of the outputs it asks for."""
+    """One request: its index among the requests, its input arrays, the names of the outputs it asks
+    for."""
 
     index: int
     feed: Arrays
@@ -34,8 +35,9 @@ class Call:
 class Batcher:
     """Answers merged requests.
 
-    `read` gives a request's arrays and output names. Calls with the same `key` may share a `run`, which returns
-    the outputs of each call, in order. `invalid` lists the errors, besides InvalidInput, that mean a wrong request.
+    `read` gives a request's arrays and output names. Calls with the same `key` may share a `run`,
+    which returns the outputs of each call, in order. `invalid` lists the errors, besides
+    InvalidInput, that mean a wrong request.
     """
 
     def __init__(
@@ -64,14 +66,20 @@ class Batcher:
         return [responses[index] for index in range(len(requests))]
 
     def _answer(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """Yield (index, response) of each call. Run all calls at once; if that fails, run each one alone."""
+        """Yield (index, response) of each call. Run all calls at once; if that fails, run each one
+        alone."""
         if len(calls) > 1:
             try:
                 results = self.run(calls)
             except Exception as err:  # the libraries' exceptions have no common base class
-                pb_utils.Logger.log_verbose(f"a run of {len(calls)} requests failed, so each runs alone: {err}")
+                pb_utils.Logger.log_verbose(
+                    f"a run of {len(calls)} requests failed, so each runs alone: {err}"
+                )
             else:
-                yield from ((call.index, respond(outputs)) for call, outputs in zip(calls, results, strict=True))
+                yield from (
+                    (call.index, respond(outputs))
+                    for call, outputs in zip(calls, results, strict=True)
+                )
                 return
         for call in calls:
             try:
@@ -88,7 +96,9 @@ class Batcher:
 
 def same_shapes(call: Call) -> Hashable:
     """Return the key of calls that can be concatenated along the first dimension."""
-    return tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(call.feed.items()))
+    return tuple(
+        (name, array.dtype.str, array.shape[1:]) for name, array in sorted(call.feed.items())
+    )
 
 
 def alone(call: Call) -> Hashable:
@@ -99,7 +109,8 @@ def alone(call: Call) -> Hashable:
 def run_concatenated(
     run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], calls: Sequence[Call]
 ) -> list[Arrays]:
-    """Call `run(arrays, output names)` once with the rows of all calls; ValueError if its outputs cannot be split."""
+    """Call `run(arrays, output names)` once with the rows of all calls; ValueError if its outputs
+    cannot be split."""
     if len(calls) == 1:
         return [dict(run(calls[0].feed, calls[0].outputs))]
     sizes = [len(next(iter(call.feed.values()))) for call in calls]
@@ -115,15 +126,21 @@ def run_concatenated(
 
 
 def run_at_once(
-    run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], pool: Executor, calls: Sequence[Call]
+    run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]],
+    pool: Executor,
+    calls: Sequence[Call],
 ) -> list[Arrays]:
     """Call `run(arrays, output names)` for each call, in the pool's threads."""
     return list(pool.map(lambda call: dict(run(call.feed, call.outputs)), calls))
 
 
 def respond(arrays: Arrays) -> Any:
-    """Return arrays as Triton's response. A scalar gets the shape [1], because config.pbtxt allows no empty dims."""
-    tensors = [pb_utils.Tensor(name, array if array.ndim else array.reshape(1)) for name, array in arrays.items()]
+    """Return arrays as Triton's response. A scalar gets the shape [1], because config.pbtxt allows
+    no empty dims."""
+    tensors = [
+        pb_utils.Tensor(name, array if array.ndim else array.reshape(1))
+        for name, array in arrays.items()
+    ]
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 

@@ -1,4 +1,5 @@
-"""What every backend needs for an instance of a model: its file, its parameters, its number of threads.
+"""What every backend needs for an instance of a model: its file, its parameters, its number of
+threads.
 
 `backends.install` copies this file into every backend's folder.
 """
@@ -11,16 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-BOOLEANS = {"1": True, "true": True, "0": False, "false": False}  # upper or lower case, as in Triton's C++ backends
+# upper or lower case, as in Triton's C++ backends
+BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 
 @contextmanager
 def needs(what: str, remedy: str) -> Iterator[None]:
-    """Wrap the import of an optional library: its ModuleNotFoundError then says what needs it and what to do."""
+    """Wrap the import of an optional library: its ModuleNotFoundError then says what needs it and
+    what to do."""
     try:
         yield
     except ModuleNotFoundError as err:
-        raise ModuleNotFoundError(f"{what}, which Triton's Python environment lacks ({err}): {remedy}") from err
+        raise ModuleNotFoundError(
+            f"{what}, which Triton's Python environment lacks ({err}): {remedy}"
+        ) from err
 
 
 def given_parameters(config: Mapping[str, Any]) -> dict[str, str]:
@@ -28,13 +33,22 @@ def given_parameters(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
 
 
-def read(parameters: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any, allowed: str = "") -> Any:
-    """Return a parameter's value. Raise ValueError, with the value and the allowed ones, if `parse` rejects it."""
+def read(
+    parameters: Mapping[str, str],
+    name: str,
+    parse: Callable[[str], Any],
+    default: Any,
+    allowed: str = "",
+) -> Any:
+    """Return a parameter's value. Raise ValueError, with the value and the allowed ones, if `parse`
+    rejects it."""
     try:
         return parse(parameters[name]) if name in parameters else default
     except (KeyError, ValueError):
         hint = f"; allowed: {allowed}" if allowed else ""
-        raise ValueError(f"parameter '{name}' has a wrong value: '{parameters[name]}'{hint}") from None
+        raise ValueError(
+            f"parameter '{name}' has a wrong value: '{parameters[name]}'{hint}"
+        ) from None
 
 
 def parse_bool(text: str) -> bool:
@@ -43,27 +57,31 @@ def parse_bool(text: str) -> bool:
 
 
 def version_folder(args: Mapping[str, str]) -> Path:
-    """Return the folder with the version's files. `args` are those that Triton passes to initialize."""
+    """Return the folder with the version's files. `args` are those that Triton passes to
+    initialize."""
     return Path(args["model_repository"]) / args["model_version"]
 
 
 def stub_model_path() -> Path:
-    """Return the path of the model's file while the configuration is completed; the file may be missing.
+    """Return the path of the model's file while the configuration is completed; the file may be
+    missing.
 
-    Triton's stub passes it on the command line and nowhere else. serving/repository/staging.py passes it
-    in COMPLETED_MODEL.
+    Triton's stub passes it on the command line and nowhere else. serving/repository/staging.py
+    passes it in COMPLETED_MODEL.
     """
     on_command_line = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
     return Path(os.environ.get("COMPLETED_MODEL", on_command_line))
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system, because loading a model needs more memory than the loaded model."""
+    """Return freed memory to the system, because loading a model needs more memory than the loaded
+    model."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def default_threads() -> int:
-    """Return SERVE_INFERENCE_THREADS, else the number of processors that cgroup quota and CPU affinity allow."""
+    """Return SERVE_INFERENCE_THREADS, else the number of processors that cgroup quota and CPU
+    affinity allow."""
     threads = os.environ.get("SERVE_INFERENCE_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         return int(threads)
@@ -71,7 +89,8 @@ def default_threads() -> int:
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return how many processors cgroup v2 or v1 allows this container; infinity without a quota."""
+    """Return how many processors cgroup v2 or v1 allows this container; infinity without a
+    quota."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((root / name).read_text() for name in names).split()

@@ -1,9 +1,10 @@
-"""config.pbtxt and the tensors of a model's file: the file fills what is missing, and the two must agree.
+"""config.pbtxt and the tensors of a model's file: the file fills what is missing, and the two must
+agree.
 
-The rules are those of NVIDIA's ONNX Runtime backend (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc).
-`config` is the configuration that Triton passes to a backend. Every mistake raises a ValueError that names the tensor,
-what the model expects and what the configuration says. The error fails the load.
-`backends.install` copies this file into every backend's folder.
+The rules are those of NVIDIA's ONNX Runtime backend (triton-inference-server/onnxruntime_backend,
+src/onnxruntime.cc). `config` is the configuration that Triton passes to a backend. Every mistake
+raises a ValueError that names the tensor, what the model expects and what the configuration says.
+The error fails the load. `backends.install` copies this file into every backend's folder.
 """
 
 import os
@@ -32,7 +33,8 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """Return Triton's name for the type. Raise ValueError if the backend's table does not have it."""
+        """Return Triton's name for the type. Raise ValueError if the backend's table does not have
+        it."""
         if self.kind not in self.datatypes:
             raise ValueError(
                 f"this backend cannot serve tensor '{self.name}' of the model, a {self.kind}; "
@@ -44,25 +46,31 @@ class Tensor:
 def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
     """Fill inputs, outputs and max_batch_size in place, by the rules of NVIDIA's backend.
 
-    A model can be batched when the first dimension of each of its tensors is variable. max_batch_size is then
-    Triton's default, unless config.pbtxt sets it.
+    A model can be batched when the first dimension of each of its tensors is variable.
+    max_batch_size is then Triton's default, unless config.pbtxt sets it.
     """
     tensors = {"input": inputs, "output": outputs}
-    fixed = [tensor for side in tensors.values() for tensor in side.values() if tensor.shape[:1] != (-1,)]
+    fixed = [
+        tensor for side in tensors.values() for tensor in side.values() if tensor.shape[:1] != (-1,)
+    ]
     if config["max_batch_size"] == 0 and not fixed:
         config["max_batch_size"] = default_max_batch_size()
     if config["max_batch_size"] > 0 and fixed:
         raise ValueError(
-            f"model '{config['name']}', tensor '{fixed[0].name}': the configuration specifies max_batch_size "
-            f"{config['max_batch_size']} but the model's shape {list(fixed[0].shape)} has a fixed first dimension; "
-            "set max_batch_size 0 or export the model with a dynamic batch dimension"
+            f"model '{config['name']}', tensor '{fixed[0].name}': the configuration "
+            f"specifies max_batch_size {config['max_batch_size']} but the model's shape "
+            f"{list(fixed[0].shape)} has a fixed first dimension; set max_batch_size 0 or "
+            "export the model with a dynamic batch dimension"
         )
     for side, specs in tensors.items():
-        config[side] = config[side] or [completed(spec, config["max_batch_size"] > 0) for spec in specs.values()]
+        config[side] = config[side] or [
+            completed(spec, config["max_batch_size"] > 0) for spec in specs.values()
+        ]
 
 
 def completed(tensor: Tensor, batching: bool) -> Config:
-    """Return the tensor's entry in config.pbtxt. dims cannot be empty there, so callers send a scalar as [1].
+    """Return the tensor's entry in config.pbtxt. dims cannot be empty there, so callers send a
+    scalar as [1].
 
     Triton allows an empty `reshape` only for a model with batches; for others the backend reshapes.
     """
@@ -72,8 +80,8 @@ def completed(tensor: Tensor, batching: bool) -> Config:
 
 
 def default_max_batch_size() -> int:
-    """Return --backend-config=default-max-batch-size from the server's command line (the parent process) or from the
-    options that `serve` passes to it; Triton's default is 4."""
+    """Return --backend-config=default-max-batch-size from the server's command line (the parent
+    process) or from the options that `serve` passes to it; Triton's default is 4."""
     command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
     values = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
@@ -89,13 +97,15 @@ def check(
 ) -> None:
     """Raise ValueError if config.pbtxt and the file disagree about a tensor.
 
-    config.pbtxt may leave out `optional` inputs. `batch` is the first dimension if max_batch_size is set.
+    config.pbtxt may leave out `optional` inputs. `batch` is the first dimension if max_batch_size
+    is set.
     """
     controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
     missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
     if missing:
         raise ValueError(
-            f"model '{config['name']}': the model has the input '{min(missing)}', but the configuration does not"
+            f"model '{config['name']}': the model has the input '{min(missing)}', but the "
+            "configuration does not"
         )
     for entry in config["input"]:
         check_tensor(config, "input", entry, {**inputs, **(optional or {})}, batch)
@@ -103,21 +113,31 @@ def check(
         check_tensor(config, "output", entry, outputs, batch)
 
 
-def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str, Tensor], batch: int = -1) -> None:
+def check_tensor(
+    config: Config, side: str, entry: Config, tensors: Mapping[str, Tensor], batch: int = -1
+) -> None:
     """Check one input or output of config.pbtxt against those in the file."""
     label = f"model '{config['name']}', {side} '{entry['name']}'"
     tensor = tensors.get(entry["name"])
     if tensor is None:
-        raise ValueError(f"{label}: the model has no such {side}, only {', '.join(sorted(tensors))}")
+        raise ValueError(
+            f"{label}: the model has no such {side}, only {', '.join(sorted(tensors))}"
+        )
     if tensor.datatype != entry["data_type"]:
         raise ValueError(
-            f"{label}: the model expects {tensor.datatype} but the configuration specifies {entry['data_type']}"
+            f"{label}: the model expects {tensor.datatype} but the configuration specifies "
+            f"{entry['data_type']}"
         )
     shape = configured_shape(entry, config["max_batch_size"], batch)
     if tensor.shape and not fits(shape, tensor.shape):
-        note = " (the first is the batch dimension of max_batch_size)" if config["max_batch_size"] else ""
+        note = (
+            " (the first is the batch dimension of max_batch_size)"
+            if config["max_batch_size"]
+            else ""
+        )
         raise ValueError(
-            f"{label}: the model expects shape {list(tensor.shape)} but the configuration specifies {list(shape)}{note}"
+            f"{label}: the model expects shape {list(tensor.shape)} but the configuration "
+            f"specifies {list(shape)}{note}"
         )
 
 
@@ -128,6 +148,7 @@ def configured_shape(entry: Config, max_batch_size: int, batch: int = -1) -> tup
 
 
 def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Return whether the file's shape accepts the configured one: a variable dimension accepts any size."""
+    """Return whether the file's shape accepts the configured one: a variable dimension accepts any
+    size."""
     same_rank = len(configured) == len(shape)
     return same_rank and all(b in (-1, a) for a, b in zip(configured, shape, strict=True))

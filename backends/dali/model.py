@@ -1,9 +1,9 @@
 """Triton's `backend: "dali"` without NVIDIA's image: a DALI pipeline in a python-based backend.
 
-It serves what NVIDIA's own backend serves (triton-inference-server/dali_backend): 1/model.dali, or a 1/dali.py
-with one pipeline marked @autoserialize. Inputs have the names of the pipeline's external sources, outputs their order.
-Each instance runs in its own process. The container does not include DALI: without it the load fails and says what to
-install.
+It serves what NVIDIA's own backend serves (triton-inference-server/dali_backend): 1/model.dali, or
+a 1/dali.py with one pipeline marked @autoserialize. Inputs have the names of the pipeline's
+external sources, outputs their order. Each instance runs in its own process. The container does not
+include DALI: without it the load fails and says what to install.
 """
 
 import json
@@ -25,8 +25,8 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Raise ValueError if config.pbtxt has no inputs or outputs, because a serialized pipeline does not name
-        them."""
+        """Raise ValueError if config.pbtxt has no inputs or outputs, because a serialized pipeline
+        does not name them."""
         config = auto_complete_model_config.as_dict()
         for side in ("input", "output"):
             if not config[side]:
@@ -37,23 +37,31 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Make the pipeline. ValueError, FileNotFoundError, or ModuleNotFoundError without DALI, fails the load."""
+        """Make the pipeline. ValueError, FileNotFoundError, or ModuleNotFoundError without DALI,
+        fails the load."""
         with instance.needs("the backend dali needs NVIDIA DALI", REMEDY):
             import dali_pipeline  # type: ignore[import-not-found]
         config = json.loads(args["model_config"])
         self.batching = config["max_batch_size"] > 0
         self.outputs = [entry["name"] for entry in config["output"]]
         batch_size, threads = config["max_batch_size"] or 1, self._threads(config)
-        device = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+        device = (
+            int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+        )
         filename = config.get("default_model_filename", "")
-        content = dali_pipeline.serialized(instance.version_folder(args), filename, batch_size, threads, device)
+        content = dali_pipeline.serialized(
+            instance.version_folder(args), filename, batch_size, threads, device
+        )
         self.runner = dali_pipeline.Runner(content, batch_size, threads, device)
         self.batcher = Batcher(
-            self._read, self._run, (lambda call: None) if self.batching else (lambda call: call.index)
+            self._read,
+            self._run,
+            (lambda call: None) if self.batching else (lambda call: call.index),
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher merged: one response per request, in the same order."""
+        """Answer the requests that the dynamic batcher merged: one response per request, in the
+        same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 
@@ -62,7 +70,9 @@ class TritonPythonModel:
         del self.runner
 
     def _threads(self, config: Mapping[str, Any]) -> int:
-        threads = int(instance.read(instance.given_parameters(config), "num_threads", int, 0, THREADS))
+        threads = int(
+            instance.read(instance.given_parameters(config), "num_threads", int, 0, THREADS)
+        )
         return threads if threads > 0 else int(instance.default_threads())
 
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
@@ -75,11 +85,15 @@ class TritonPythonModel:
         rows = [list(self._samples(next(iter(call.feed.values())))) for call in calls]
         ends = np.cumsum([len(each) for each in rows])
         inputs = {
-            name: [sample for call in calls for sample in self._samples(call.feed[name])] for name in calls[0].feed
+            name: [sample for call in calls for sample in self._samples(call.feed[name])]
+            for name in calls[0].feed
         }
         results = dict(zip(self.outputs, self.runner.run(inputs), strict=True))
         return [
-            {name: self._joined(name, results[name][end - len(each) : end]) for name in call.outputs}
+            {
+                name: self._joined(name, results[name][end - len(each) : end])
+                for name in call.outputs
+            }
             for call, each, end in zip(calls, rows, ends, strict=True)
         ]
 

@@ -1,8 +1,9 @@
-"""Triton's `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a python-based backend.
+"""Triton's `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a python-based
+backend.
 
-It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters and defaults
-(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in its own process.
-Requests that cannot share a run (different shapes, max_batch_size 0) run alone.
+It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters and
+defaults (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in
+its own process. Requests that cannot share a run (different shapes, max_batch_size 0) run alone.
 """
 
 import json
@@ -15,7 +16,16 @@ from typing import Any
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 import tensors as table  # type: ignore[import-not-found]
 import triton_python_backend_utils as pb_utils
-from batching import Arrays, Batcher, Call, alone, decode, run_at_once, run_concatenated, same_shapes  # type: ignore[import-not-found]
+from batching import (  # type: ignore[import-not-found]
+    Arrays,
+    Batcher,
+    Call,
+    alone,
+    decode,
+    run_at_once,
+    run_concatenated,
+    same_shapes,
+)
 from onnx_session import UNOPTIMIZED, SessionSettings, load, providers, run_options  # type: ignore[import-not-found]
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
@@ -36,7 +46,8 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Fill the missing fields of config.pbtxt from the ONNX file. Do not change a complete one."""
+        """Fill the missing fields of config.pbtxt from the ONNX file. Do not change a complete
+        one."""
         config = auto_complete_model_config.as_dict()
         if not (config["input"] and config["output"]):
             complete(config, load(instance.stub_model_path(), UNOPTIMIZED))
@@ -45,24 +56,31 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Create the session, and check config.pbtxt against the file. ValueError fails the load."""
+        """Create the session, and check config.pbtxt against the file. ValueError fails the
+        load."""
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
-        path = instance.version_folder(args) / (config.get("default_model_filename") or "model.onnx")
+        path = instance.version_folder(args) / (
+            config.get("default_model_filename") or "model.onnx"
+        )
         available = providers(args)
         self.runs = Runs(lambda each: load(path, each, available), settings)
         self.session = self.runs.session
         check(config, self.session)
         self.scalars = {node.name for node in self.session.get_inputs() if not node.shape}
-        self.strings = {node.name for node in self.session.get_inputs() if node.type == "tensor(string)"}
+        self.strings = {
+            node.name for node in self.session.get_inputs() if node.type == "tensor(string)"
+        }
         key = same_shapes if config["max_batch_size"] > 0 else alone
         self.batcher = Batcher(self._read, self.runs.run, key, (InvalidArgument,))
         pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.session.get_providers()[0]}, {settings.describe()}"
+            f"{args['model_instance_name']}: {self.session.get_providers()[0]}, "
+            f"{settings.describe()}"
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher merged: one response per request, in the same order."""
+        """Answer the requests that the dynamic batcher merged: one response per request, in the
+        same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 
@@ -84,20 +102,25 @@ class TritonPythonModel:
 class Runs:
     """Run merged calls: all rows in one run, or each call on a thread of its own.
 
-    One run on all threads is fastest for texts and small images. A batch of large images does not fit into the
-    processors' caches, and the threads of a run wait for each other hundreds of times. So with at least as many calls
-    as threads, each call of such a model runs on one thread. Measured with YOLOv5n at 640, 8 callers, 2 processors that
-    also decode the images: 24.5 ms of processor time per call instead of 32 to 37.
+    One run on all threads is fastest for texts and small images. A batch of large images does not
+    fit into the processors' caches, and the threads of a run wait for each other hundreds of times.
+    So with at least as many calls as threads, each call of such a model runs on one thread.
+    Measured with YOLOv5n at 640, 8 callers, 2 processors that also decode the images: 24.5 ms of
+    processor time per call instead of 32 to 37.
 
-    Holds a session that uses all threads and, for a model with large rows, a second one whose runs use one thread.
+    Holds a session that uses all threads and, for a model with large rows, a second one whose runs
+    use one thread.
 
-    The second session takes the memory of the weights again, so it is created when calls are first merged.
+    The second session takes the memory of the weights again, so it is created when calls are first
+    merged.
     """
 
     def __init__(self, load: Callable[[SessionSettings], Any], settings: SessionSettings) -> None:
         self.load, self.settings = load, settings
         self.session, self.options = load(settings), run_options()
-        self.pool = ThreadPoolExecutor(settings.intra_op_threads) if settings.separate_runs else None
+        self.pool = (
+            ThreadPoolExecutor(settings.intra_op_threads) if settings.separate_runs else None
+        )
 
     @cached_property
     def single(self) -> Any:
@@ -124,12 +147,15 @@ class Runs:
 
 def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
     """Return the session's inputs or outputs by name."""
-    shapes = {n.name: tuple(size if isinstance(size, int) else -1 for size in n.shape) for n in nodes}
+    shapes = {
+        n.name: tuple(size if isinstance(size, int) else -1 for size in n.shape) for n in nodes
+    }
     return {n.name: table.Tensor(n.name, n.type, shapes[n.name], DATATYPES) for n in nodes}
 
 
 def complete(config: Config, session: Any) -> None:
-    """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the file does not allow it."""
+    """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the file does not allow
+    it."""
     table.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
 
 

@@ -1,7 +1,8 @@
 """ONNX Runtime's session for one instance: its options, its threads, its execution provider.
 
-The parameters and their defaults are those of NVIDIA's backend (triton-inference-server/onnxruntime_backend,
-src/onnxruntime.cc), except the number of threads, which follows the container's limit and not the machine's.
+The parameters and their defaults are those of NVIDIA's backend
+(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), except the number of threads,
+which follows the container's limit and not the machine's.
 """
 
 import math
@@ -15,19 +16,37 @@ import onnxruntime as ort
 try:
     from instance import default_threads, give_back_memory, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # in Triton's stub, beside this file
 except ModuleNotFoundError:  # build_engines takes the options from here
-    from backends._shared.instance import default_threads, give_back_memory, given_parameters, parse_bool, read
+    from backends._shared.instance import (
+        default_threads,
+        give_back_memory,
+        given_parameters,
+        parse_bool,
+        read,
+    )
 
 CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's servers (lscpu)
 VALUE_BYTES = 4  # runs compute in FP32, also from UINT8 pixels
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the optimization.graph.level in config.pbtxt that turns optimization off
 PARAMETERS = (  # of config.pbtxt; those of NVIDIA's backend that only a GPU has are among them
-    *("intra_op_thread_count", "inter_op_thread_count", "execution_mode", "enable_mem_arena", "enable_mem_pattern"),
-    *("separate_runs", "memory.enable_memory_arena_shrinkage", "cudnn_conv_algo_search", "gpu_mem_limit"),
+    *(
+        "intra_op_thread_count",
+        "inter_op_thread_count",
+        "execution_mode",
+        "enable_mem_arena",
+        "enable_mem_pattern",
+    ),
+    *(
+        "separate_runs",
+        "memory.enable_memory_arena_shrinkage",
+        "cudnn_conv_algo_search",
+        "gpu_mem_limit",
+    ),
     *("arena_extend_strategy", "cudnn_conv_use_max_workspace", "do_copy_in_default_stream"),
 )
 SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
-BRIEF_SPIN = {SPIN_TIME: "20"}  # microseconds: long enough between operators, too short between runs
+# microseconds: long enough between operators, too short between runs
+BRIEF_SPIN = {SPIN_TIME: "20"}
 FATAL = 4  # ONNX Runtime's log severity
 OPTIMIZATION_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -38,7 +57,8 @@ OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """config.pbtxt's `parameters`, named as in NVIDIA's backend; only `separate_runs` is our own."""
+    """config.pbtxt's `parameters`, named as in NVIDIA's backend; only `separate_runs` is our
+    own."""
 
     intra_op_threads: int = 1
     inter_op_threads: int = 0
@@ -63,11 +83,14 @@ class SessionSettings:
             memory_arena=read(parameters, "enable_mem_arena", parse_bool, True),
             memory_pattern=read(parameters, "enable_mem_pattern", parse_bool, True),
             separate_runs=separate_runs(config, parameters, threads),
-            entries=tuple((k, v) for k, v in sorted(parameters.items()) if k.startswith("session.")),
+            entries=tuple(
+                (k, v) for k, v in sorted(parameters.items()) if k.startswith("session.")
+            ),
         )
 
     def options(self) -> ort.SessionOptions:
-        """Return ONNX Runtime's options. Waiting threads spin only briefly, because models share the processors."""
+        """Return ONNX Runtime's options. Waiting threads spin only briefly, because models share
+        the processors."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.intra_op_threads
         if self.parallel:
@@ -76,7 +99,10 @@ class SessionSettings:
         options.graph_optimization_level = OPTIMIZATION_LEVELS.get(
             self.level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         )
-        options.enable_cpu_mem_arena, options.enable_mem_pattern = self.memory_arena, self.memory_pattern
+        options.enable_cpu_mem_arena, options.enable_mem_pattern = (
+            self.memory_arena,
+            self.memory_pattern,
+        )
         entries = dict(self.entries)
         spinning = {} if entries.keys() & {SPINNING, SPIN_TIME} else BRIEF_SPIN
         for key, value in ({"session.inter_op.allow_spinning": "0"} | spinning | entries).items():
@@ -86,24 +112,36 @@ class SessionSettings:
     def describe(self) -> str:
         """Return the settings in words, for the log."""
         mode = "parallel" if self.parallel else "sequential"
-        separate = ", merged requests run at the same time on one thread each" if self.separate_runs else ""
-        return f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level {self.level}{separate}"
+        separate = (
+            ", merged requests run at the same time on one thread each"
+            if self.separate_runs
+            else ""
+        )
+        return (
+            f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level "
+            f"{self.level}{separate}"
+        )
 
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
-    """Return whether merged requests run separately at the same time: the parameter, else whether a row exceeds the
-    cache.
+    """Return whether merged requests run separately at the same time: the parameter, else whether a
+    row exceeds the cache.
 
     Return False on a GPU, and if the batcher merges no requests or fewer than there are threads.
     """
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     gpu = any(group["kind"] == "KIND_GPU" for group in config.get("instance_group", ()))
     large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
-    return bool(read(parameters, "separate_runs", parse_bool, large)) and 1 < threads <= merged and not gpu
+    return (
+        bool(read(parameters, "separate_runs", parse_bool, large))
+        and 1 < threads <= merged
+        and not gpu
+    )
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:
-    """Return the bytes of one row of an input in config.pbtxt, in FP32; a variable dimension counts as 1."""
+    """Return the bytes of one row of an input in config.pbtxt, in FP32; a variable dimension counts
+    as 1."""
     return VALUE_BYTES * math.prod(abs(int(size)) for size in entry["dims"])
 
 
@@ -119,19 +157,25 @@ def run_options() -> ort.RunOptions:
 
 def providers(args: Mapping[str, str]) -> list[Any]:
     """Return CUDA first for an instance on a GPU, if this onnxruntime has it; otherwise the CPU."""
-    if args["model_instance_kind"] == "GPU" and "CUDAExecutionProvider" in ort.get_available_providers():
+    if (
+        args["model_instance_kind"] == "GPU"
+        and "CUDAExecutionProvider" in ort.get_available_providers()
+    ):
         cuda = ("CUDAExecutionProvider", {"device_id": args["model_instance_device_id"]})
         return [cuda, *CPU]
     return list(CPU)
 
 
 def load(path: Path, settings: SessionSettings, execution_providers: Sequence[Any] = CPU) -> Any:
-    """Return the session. Raise ValueError or FileNotFoundError that says what is wrong with the file."""
+    """Return the session. Raise ValueError or FileNotFoundError that says what is wrong with the
+    file."""
     file = path / "model.onnx" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"unable to find '{file}'")
     try:
-        session = ort.InferenceSession(str(file), settings.options(), providers=list(execution_providers))
+        session = ort.InferenceSession(
+            str(file), settings.options(), providers=list(execution_providers)
+        )
     except Exception as err:  # ONNX Runtime's exceptions have no common base class
         raise ValueError(f"ONNX Runtime cannot load '{file}': {err}") from err
     give_back_memory()

@@ -1,9 +1,9 @@
 """Triton's `backend: "openvino"` without NVIDIA's image: OpenVINO in a python-based backend.
 
 It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters
-(triton-inference-server/openvino_backend). Each instance runs in its own process, in which no other engine is loaded:
-ONNX Runtime and OpenVINO in one process have crashed. The container does not include OpenVINO: without it the load
-fails and says what to install.
+(triton-inference-server/openvino_backend). Each instance runs in its own process, in which no other
+engine is loaded: ONNX Runtime and OpenVINO in one process have crashed. The container does not
+include OpenVINO: without it the load fails and says what to install.
 """
 
 import json
@@ -18,7 +18,10 @@ from openvino_settings import OpenvinoSettings  # type: ignore[import-not-found]
 
 Arrays = dict[str, NDArray[Any]]
 NEEDS = "the backend openvino needs OpenVINO"
-REMEDY = "pip install --no-deps openvino there (its numpy must stay below 2), or serve the model with ONNX Runtime"
+REMEDY = (
+    "pip install --no-deps openvino there (its numpy must stay below 2), or serve the model "
+    "with ONNX Runtime"
+)
 
 
 class TritonPythonModel:
@@ -47,10 +50,16 @@ class TritonPythonModel:
             import openvino_engine
         config = json.loads(args["model_config"])
         settings = OpenvinoSettings.from_config(config)
-        file = instance.version_folder(args) / (config.get("default_model_filename") or openvino_engine.DEFAULT_FILE)
+        file = instance.version_folder(args) / (
+            config.get("default_model_filename") or openvino_engine.DEFAULT_FILE
+        )
         model, self.scalars = openvino_engine.fitted(file, config, settings)
-        compiled = openvino_engine.Compiled(model, settings, args["model_name"], args["model_version"])
-        self.runs = openvino_engine.Runs(compiled.model, config["max_batch_size"] * settings.fixed_batch, settings)
+        compiled = openvino_engine.Compiled(
+            model, settings, args["model_name"], args["model_version"]
+        )
+        self.runs = openvino_engine.Runs(
+            compiled.model, config["max_batch_size"] * settings.fixed_batch, settings
+        )
         self.check_range = openvino_engine.check_range
         self.outputs = [entry["name"] for entry in config["output"]]
         key = same_shapes if config["max_batch_size"] > 0 else alone
@@ -61,7 +70,8 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {compiled.describe()}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher merged: one response per request, in the same order."""
+        """Answer the requests that the dynamic batcher merged: one response per request, in the
+        same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 

@@ -1,8 +1,9 @@
-"""A model in OpenVINO: read, fitted to config.pbtxt, compiled or taken from the cache, and run. Needs OpenVINO.
+"""A model in OpenVINO: read, fitted to config.pbtxt, compiled or taken from the cache, and run.
+Needs OpenVINO.
 
-Each run uses `start_async` and `wait`. With one thread, OpenVINO 2026.4's synchronous `infer` loses the error if shapes
-do not fit: it returns the outputs of the previous request, which may be another caller's, and sometimes the process
-dies (SIGSEGV).
+Each run uses `start_async` and `wait`. With one thread, OpenVINO 2026.4's synchronous `infer` loses
+the error if shapes do not fit: it returns the outputs of the previous request, which may be another
+caller's, and sometimes the process dies (SIGSEGV).
 """
 
 import math
@@ -27,19 +28,24 @@ Config = dict[str, Any]
 
 DEFAULT_FILE = "model.xml"
 DATATYPES = {
-    f"{sign}{bits}": f"TYPE_{word}{bits}" for sign, word in (("i", "INT"), ("u", "UINT")) for bits in (8, 16, 32, 64)
+    f"{sign}{bits}": f"TYPE_{word}{bits}"
+    for sign, word in (("i", "INT"), ("u", "UINT"))
+    for bits in (8, 16, 32, 64)
 }
 DATATYPES |= {"boolean": "TYPE_BOOL", "f16": "TYPE_FP16", "f32": "TYPE_FP32", "f64": "TYPE_FP64"}
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
 CONVERTED = {*DATATYPES, "bf16"}  # the compiled model converts between these datatypes
 VIRTUAL = ("AUTO", "MULTI", "HETERO", "BATCH")  # OpenVINO's devices that choose among others
-WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")  # OpenVINO's errors that the request caused
-WIDE = ("i8", "u8", "u4")  # NumPy's integers that may not fit into int32, with which OpenVINO computes
+# OpenVINO's errors that the request caused
+WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
+# NumPy's integers that may not fit into int32, with which OpenVINO computes
+WIDE = ("i8", "u8", "u4")
 INT32 = np.iinfo(np.int32)
 
 
 def read(file: Path, settings: OpenvinoSettings) -> Any:
-    """Return the model in the file. Raise ValueError or FileNotFoundError that says what is wrong with it."""
+    """Return the model in the file. Raise ValueError or FileNotFoundError that says what is wrong
+    with it."""
     if not file.exists():
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
@@ -59,50 +65,68 @@ def read(file: Path, settings: OpenvinoSettings) -> Any:
 def plain(error: Exception) -> str:
     """Return OpenVINO's error message without the positions in its source."""
     lines = [line.strip() for line in str(error).splitlines()]
-    reasons = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
+    reasons = [
+        line for line in lines if line and not line.startswith(("Exception from ", "Check '"))
+    ]
     return " ".join(reasons) or " ".join(lines)
 
 
 def fit(model: Any, config: Config, settings: OpenvinoSettings) -> None:
-    """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if it cannot take them."""
+    """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if it cannot take
+    them."""
     shapes = {port.get_any_name(): _shape(port, config, settings) for port in model.inputs}
     current = {port.get_any_name(): _known_shape(port) for port in model.inputs}
     if shapes != current:
         try:
-            model.reshape({name: openvino.PartialShape(list(shape)) for name, shape in shapes.items()})
+            model.reshape(
+                {name: openvino.PartialShape(list(shape)) for name, shape in shapes.items()}
+            )
         except RuntimeError as err:
             raise ValueError(
-                f"model '{config['name']}' cannot take the shapes {shapes}: {plain(err)}; set max_batch_size 0 or "
-                "export the model with dynamic dimensions"
+                f"model '{config['name']}' cannot take the shapes {shapes}: {plain(err)}; "
+                "set max_batch_size 0 or export the model with dynamic dimensions"
             ) from err
 
 
 def _shape(port: Any, config: Config, settings: OpenvinoSettings) -> tuple[int, ...]:
-    """Return the input's shape from the file (from config.pbtxt with RESHAPE_IO_LAYERS), batch dimension first."""
+    """Return the input's shape from the file (from config.pbtxt with RESHAPE_IO_LAYERS), batch
+    dimension first."""
     entry = next((each for each in config["input"] if each["name"] in port.names), None)
-    batch = [config["max_batch_size"] if settings.fixed_batch else -1] if config["max_batch_size"] else []
+    batch = (
+        [config["max_batch_size"] if settings.fixed_batch else -1]
+        if config["max_batch_size"]
+        else []
+    )
     if entry and (settings.reshape or port.partial_shape.rank.is_dynamic):
         return table.configured_shape(entry, config["max_batch_size"], *batch)  # type: ignore[no-any-return]
     shape = _known_shape(port)
     if batch and not shape:
-        raise ValueError(f"input '{port.get_any_name()}' has no dimension for batches: set max_batch_size 0")
+        raise ValueError(
+            f"input '{port.get_any_name()}' has no dimension for batches: set max_batch_size 0"
+        )
     return (*batch, *shape[len(batch) :])
 
 
 def _known_shape(port: Any) -> tuple[int, ...]:
-    """Return the shape, with -1 for variable dimensions. Raise ValueError if their number is unknown."""
+    """Return the shape, with -1 for variable dimensions. Raise ValueError if their number is
+    unknown."""
     shape = port.partial_shape
     if shape.rank.is_dynamic:
         raise ValueError(
-            f"tensor '{port.get_any_name()}' has an unknown number of dimensions: list the tensors in config.pbtxt"
+            f"tensor '{port.get_any_name()}' has an unknown number of dimensions: list the "
+            "tensors in config.pbtxt"
         )
     return tuple(-1 if size.is_dynamic else size.get_length() for size in shape)
 
 
 def convert(model: Any, config: Config) -> Any:
-    """Return the model with config.pbtxt's datatypes at its inputs and outputs, as NVIDIA's backend does."""
+    """Return the model with config.pbtxt's datatypes at its inputs and outputs, as NVIDIA's backend
+    does."""
     processor = PrePostProcessor(model)
-    for side, ports, info in (("input", model.inputs, processor.input), ("output", model.outputs, processor.output)):
+    for side, ports, info in (
+        ("input", model.inputs, processor.input),
+        ("output", model.outputs, processor.output),
+    ):
         for index, entry in ((index_of(each["name"], ports), each) for each in config[side]):
             wanted = KINDS.get(entry["data_type"])
             if index is not None and wanted and kind(ports[index]) in CONVERTED:
@@ -121,42 +145,61 @@ def kind(port: Any) -> str:
 
 
 def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the inputs or outputs by name: the name that config.pbtxt uses, else OpenVINO's first."""
+    """Return the inputs or outputs by name: the name that config.pbtxt uses, else OpenVINO's
+    first."""
     known = {entry["name"] for entry in entries}
     names = {min(port.names & known, default=port.get_any_name()): port for port in ports}
-    return {name: table.Tensor(name, kind(port), _known_shape(port), DATATYPES) for name, port in names.items()}
+    return {
+        name: table.Tensor(name, kind(port), _known_shape(port), DATATYPES)
+        for name, port in names.items()
+    }
 
 
 def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any, set[str]]:
-    """Return the model fitted to config.pbtxt, and its scalar inputs. Raise ValueError if the two disagree."""
+    """Return the model fitted to config.pbtxt, and its scalar inputs. Raise ValueError if the two
+    disagree."""
     model = read(file, settings)
     fit(model, config, settings)
     model = convert(model, config)
-    inputs, outputs = tensors(model.inputs, config["input"]), tensors(model.outputs, config["output"])
+    inputs, outputs = (
+        tensors(model.inputs, config["input"]),
+        tensors(model.outputs, config["output"]),
+    )
     for tensor in (*inputs.values(), *outputs.values()):
         tensor.datatype  # noqa: B018  # ValueError for strings
-    table.check(config, inputs, outputs, batch=config["max_batch_size"] if settings.fixed_batch else -1)
+    table.check(
+        config, inputs, outputs, batch=config["max_batch_size"] if settings.fixed_batch else -1
+    )
     return model, {name for name, tensor in inputs.items() if not tensor.shape}
 
 
 def complete(config: Config, file: Path) -> None:
-    """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the model does not allow it."""
+    """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the model does not
+    allow it."""
     settings = replace(OpenvinoSettings.from_config(config), fixed_batch=False)
     model = read(file, settings)
     fit(model, config, settings)
-    table.complete(config, tensors(model.inputs, config["input"]), tensors(model.outputs, config["output"]))
+    table.complete(
+        config, tensors(model.inputs, config["input"]), tensors(model.outputs, config["output"])
+    )
 
 
 class Compiled:
     """A compiled model and how it was compiled. Raises ValueError if the device cannot take it."""
 
     def __init__(self, model: Any, settings: OpenvinoSettings, name: str, version: str) -> None:
-        self.core, self.device, self.warnings = openvino.Core(), settings.device, [*settings.warnings]
+        self.core, self.device, self.warnings = (
+            openvino.Core(),
+            settings.device,
+            [*settings.warnings],
+        )
         if settings.extension:
             self.core.add_extension(settings.extension)
         capabilities = self._capabilities()
         if settings.lacks(capabilities):
-            self.warnings.append(f"{self.device} has no instructions for {settings.precision}, so f32 is used")
+            self.warnings.append(
+                f"{self.device} has no instructions for {settings.precision}, so f32 is used"
+            )
         started = time.monotonic()
         self.model = self._compile(model, settings.properties(capabilities), name, version)
         self.seconds = time.monotonic() - started
@@ -172,35 +215,45 @@ class Compiled:
         return ", ".join([*words, f"{origin} in {self.seconds:.2f} s"])
 
     def _capabilities(self) -> list[str]:
-        """Return the device's capabilities. Raise ValueError, with the available devices, if it does not exist."""
+        """Return the device's capabilities. Raise ValueError, with the available devices, if it
+        does not exist."""
         asked = self.device.partition(":")[0].partition(".")[0]
         if asked in VIRTUAL:
             return list(CAPABILITIES.values())
-        names = [device.partition(".")[0] for device in self.core.available_devices] if asked != "CPU" else ["CPU"]
+        names = (
+            [device.partition(".")[0] for device in self.core.available_devices]
+            if asked != "CPU"
+            else ["CPU"]
+        )
         if asked not in names:
             raise ValueError(
-                f"parameter 'TARGET_DEVICE': there is no device '{self.device}', only {', '.join(names)}; "
-                "leave the parameter out to use the CPU"
+                f"parameter 'TARGET_DEVICE': there is no device '{self.device}', only "
+                f"{', '.join(names)}; leave the parameter out to use the CPU"
             )
         return list(self.core.get_property(self.device, "OPTIMIZATION_CAPABILITIES"))
 
     def _compile(self, model: Any, properties: dict[str, Any], name: str, version: str) -> Any:
         try:
             with openvino_settings.opened(name, version) as folder:
-                return self.core.compile_model(model, self.device, properties | {"CACHE_DIR": str(folder)})
+                return self.core.compile_model(
+                    model, self.device, properties | {"CACHE_DIR": str(folder)}
+                )
         except (OSError, RuntimeError) as err:
             self.warnings.append(f"compiled without a cache: {plain(err)}")
         try:
             return self.core.compile_model(model, self.device, properties)
         except RuntimeError as err:
-            raise ValueError(f"OpenVINO cannot compile the model for {self.device}: {plain(err)}") from err
+            raise ValueError(
+                f"OpenVINO cannot compile the model for {self.device}: {plain(err)}"
+            ) from err
 
 
 class Runs:
     """Runs merged calls on several streams at the same time, each with its share of the threads."""
 
     def __init__(self, compiled: Any, rows: int, settings: OpenvinoSettings) -> None:
-        """`rows` is the number of rows of every run if SKIP_OV_DYNAMIC_BATCHSIZE fixes it, else 0."""
+        """`rows` is the number of rows of every run if SKIP_OV_DYNAMIC_BATCHSIZE fixes it, else
+        0."""
         self.compiled, self.rows, self.padding = compiled, rows, settings.padding
         self.streams = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.idle: SimpleQueue[Any] = SimpleQueue()
@@ -212,7 +265,11 @@ class Runs:
         """Return the outputs of each call, in order."""
         size = math.ceil(len(calls) / self.streams)
         parts = [calls[start : start + size] for start in range(0, len(calls), size)]
-        outputs = self.pool.map(self._part, parts) if self.pool and len(parts) > 1 else map(self._part, parts)
+        outputs = (
+            self.pool.map(self._part, parts)
+            if self.pool and len(parts) > 1
+            else map(self._part, parts)
+        )
         return [arrays for part in outputs for arrays in part]
 
     def close(self) -> None:
@@ -227,7 +284,10 @@ class Runs:
 
     def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
         count = len(next(iter(feed.values()))) if self.rows else 0
-        values = {index_of(name, self.compiled.inputs): self._padded(array) for name, array in feed.items()}
+        values = {
+            index_of(name, self.compiled.inputs): self._padded(array)
+            for name, array in feed.items()
+        }
         request = self.idle.get()
         try:
             request.start_async(values, share_inputs=True)
@@ -242,20 +302,30 @@ class Runs:
         return {name: array[:count] for name, array in arrays.items()} if self.rows else arrays
 
     def _padded(self, array: Any) -> Any:
-        """Pad with zeros to the model's fixed number of rows. Raise InvalidInput without ENABLE_BATCH_PADDING."""
+        """Pad with zeros to the model's fixed number of rows. Raise InvalidInput without
+        ENABLE_BATCH_PADDING."""
         if not self.rows or len(array) == self.rows:
             return array
         if not self.padding:
             raise InvalidInput(
-                f"this model takes {self.rows} rows at once (SKIP_OV_DYNAMIC_BATCHSIZE) and got {len(array)}: send "
-                f"{self.rows}, or set its parameter ENABLE_BATCH_PADDING to YES"
+                f"this model takes {self.rows} rows at once (SKIP_OV_DYNAMIC_BATCHSIZE) and "
+                f"got {len(array)}: send {self.rows}, or set its parameter "
+                "ENABLE_BATCH_PADDING to YES"
             )
-        return np.concatenate([array, np.zeros((self.rows - len(array), *array.shape[1:]), array.dtype)])
+        return np.concatenate(
+            [array, np.zeros((self.rows - len(array), *array.shape[1:]), array.dtype)]
+        )
 
 
 def check_range(name: str, array: Any) -> None:
-    """Raise InvalidInput for integers that do not fit into the 32 bits with which OpenVINO computes."""
-    if array.dtype.str[1:] in WIDE and array.size and not INT32.min <= array.min() <= array.max() <= INT32.max:
+    """Raise InvalidInput for integers that do not fit into the 32 bits with which OpenVINO
+    computes."""
+    if (
+        array.dtype.str[1:] in WIDE
+        and array.size
+        and not INT32.min <= array.min() <= array.max() <= INT32.max
+    ):
         raise InvalidInput(
-            f"input '{name}' has integers outside {INT32.min} to {INT32.max}: OpenVINO computes with 32 bits"
+            f"input '{name}' has integers outside {INT32.min} to {INT32.max}: OpenVINO "
+            "computes with 32 bits"
         )

@@ -1,10 +1,12 @@
-"""config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (openvino_backend, README.md).
+"""config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (openvino_backend,
+README.md).
 
-INFERENCE_PRECISION_HINT is OpenVINO's own property, not a parameter of NVIDIA's backend. OpenVINO is not imported.
+INFERENCE_PRECISION_HINT is OpenVINO's own property, not a parameter of NVIDIA's backend. OpenVINO
+is not imported.
 
-OpenVINO finds a compiled model in the cache folder by the model, the properties, the processor and its own version, and
-compiles again when the file is incomplete. A compiled model is code, so it is kept only in folders that nobody else may
-write to.
+OpenVINO finds a compiled model in the cache folder by the model, the properties, the processor and
+its own version, and compiles again when the file is incomplete. A compiled model is code, so it is
+kept only in folders that nobody else may write to.
 """
 
 import fcntl
@@ -24,19 +26,35 @@ except ModuleNotFoundError:  # build_engines takes the options from here
 YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 HINTS = {hint.lower(): hint for hint in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
 PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
-CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}  # precision -> what a device that has it lists as a capability
+# precision -> what a device that has it lists as a capability
+CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 IGNORED = {"COMPILATION_NUM_THREADS": "OpenVINO compiles for a CPU with the inference threads"}
 READ = (
-    *("CPU_EXTENSION_PATH", "ENABLE_BATCH_PADDING", "HINT_BF16", "INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT"),
-    *("NUM_STREAMS", "PERFORMANCE_HINT", "RESHAPE_IO_LAYERS", "SKIP_OV_DYNAMIC_BATCHSIZE", "TARGET_DEVICE"),
+    *(
+        "CPU_EXTENSION_PATH",
+        "ENABLE_BATCH_PADDING",
+        "HINT_BF16",
+        "INFERENCE_NUM_THREADS",
+        "INFERENCE_PRECISION_HINT",
+    ),
+    *(
+        "NUM_STREAMS",
+        "PERFORMANCE_HINT",
+        "RESHAPE_IO_LAYERS",
+        "SKIP_OV_DYNAMIC_BATCHSIZE",
+        "TARGET_DEVICE",
+    ),
 )
-LIMIT_BYTES = 4 << 30  # of all models: in multi-model mode models come and go during the container's life
-TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # of the Python backend, on which this one runs
+# of all models: in multi-model mode models come and go during the container's life
+LIMIT_BYTES = 4 << 30
+# of the Python backend, on which this one runs
+TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 
 
 @dataclass(frozen=True)
 class OpenvinoSettings:
-    """The defaults are NVIDIA's, except the number of threads, which follows the container's limit."""
+    """The defaults are NVIDIA's, except the number of threads, which follows the container's
+    limit."""
 
     device: str = "CPU"
     threads: int = 1
@@ -51,17 +69,23 @@ class OpenvinoSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "OpenvinoSettings":
-        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the allowed values."""
+        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the
+        allowed values."""
         parameters = given_parameters(config)
-        threads = read(parameters, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default")
+        threads = read(
+            parameters, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default"
+        )
         return cls(
             device=parameters.get("TARGET_DEVICE", "CPU").upper(),
             threads=threads or default_threads(),
             hint=_one_of(parameters, "PERFORMANCE_HINT", HINTS, "LATENCY"),
-            streams=read(parameters, "NUM_STREAMS", _streams, "", "a whole number from 1, AUTO or NUMA"),
+            streams=read(
+                parameters, "NUM_STREAMS", _streams, "", "a whole number from 1, AUTO or NUMA"
+            ),
             precision=_precision(parameters),
             extension=parameters.get("CPU_EXTENSION_PATH", ""),
-            fixed_batch=_switch(parameters, "SKIP_OV_DYNAMIC_BATCHSIZE") and config["max_batch_size"] > 0,
+            fixed_batch=_switch(parameters, "SKIP_OV_DYNAMIC_BATCHSIZE")
+            and config["max_batch_size"] > 0,
             padding=_switch(parameters, "ENABLE_BATCH_PADDING"),
             reshape=_switch(parameters, "RESHAPE_IO_LAYERS"),
             warnings=tuple(_warnings(parameters)),
@@ -78,16 +102,27 @@ class OpenvinoSettings:
         if self.streams:
             properties["NUM_STREAMS"] = self.streams
         if self.precision:
-            properties["INFERENCE_PRECISION_HINT"] = "f32" if self.lacks(capabilities) else self.precision
+            properties["INFERENCE_PRECISION_HINT"] = (
+                "f32" if self.lacks(capabilities) else self.precision
+            )
         return properties
 
     def lacks(self, capabilities: list[str]) -> bool:
-        """Return whether the device has no instructions for the requested precision, which is then slower than f32."""
+        """Return whether the device has no instructions for the requested precision, which is then
+        slower than f32."""
         return CAPABILITIES.get(self.precision, "") not in ("", *capabilities)
 
 
-def _one_of(parameters: Mapping[str, str], name: str, allowed: Mapping[str, Any], default: Any) -> Any:
-    return read(parameters, name, lambda text: allowed[text.lower()], default, ", ".join(map(str, allowed.values())))
+def _one_of(
+    parameters: Mapping[str, str], name: str, allowed: Mapping[str, Any], default: Any
+) -> Any:
+    return read(
+        parameters,
+        name,
+        lambda text: allowed[text.lower()],
+        default,
+        ", ".join(map(str, allowed.values())),
+    )
 
 
 def _switch(parameters: Mapping[str, str], name: str) -> bool:
@@ -118,11 +153,19 @@ def _streams(text: str) -> str:
 
 
 def _warnings(parameters: Mapping[str, str]) -> list[str]:
-    """Return warnings about parameters without effect, except lower-case ones: these belong to the clients."""
-    unknown = [name for name in parameters if name.isupper() and name not in (*READ, *IGNORED, *TRITONS)]
-    ignored = [f"parameter '{name}' has no effect: {reason}" for name, reason in IGNORED.items() if name in parameters]
+    """Return warnings about parameters without effect, except lower-case ones: these belong to the
+    clients."""
+    unknown = [
+        name for name in parameters if name.isupper() and name not in (*READ, *IGNORED, *TRITONS)
+    ]
+    ignored = [
+        f"parameter '{name}' has no effect: {reason}"
+        for name, reason in IGNORED.items()
+        if name in parameters
+    ]
     return ignored + [
-        f"parameter '{name}' is unknown, so it has no effect; known: {', '.join(READ)}" for name in unknown
+        f"parameter '{name}' is unknown, so it has no effect; known: {', '.join(READ)}"
+        for name in unknown
     ]
 
 
@@ -133,7 +176,8 @@ def root() -> Path:
 
 @contextmanager
 def opened(model: str, version: str) -> Iterator[Path]:
-    """Lock the folder of one version against other instances, and yield it. Raise OSError if it cannot be used."""
+    """Lock the folder of one version against other instances, and yield it. Raise OSError if it
+    cannot be used."""
     folder = root() / quote(model, safe="") / version
     for each in (root().parent, root(), folder.parent, folder):
         own(each)
@@ -152,7 +196,9 @@ def own(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{folder} can be written to by others: set TMPDIR to a folder of your own")
+        raise PermissionError(
+            f"{folder} can be written to by others: set TMPDIR to a folder of your own"
+        )
 
 
 def blobs(folder: Path) -> set[Path]:
@@ -161,15 +207,17 @@ def blobs(folder: Path) -> set[Path]:
 
 
 def _tidy(folder: Path, before: set[Path]) -> None:
-    """Remove this version's earlier compiled models if there is a new one, else mark them as used. Then remove the
-    oldest ones of all models past the limit."""
+    """Remove this version's earlier compiled models if there is a new one, else mark them as used.
+    Then remove the oldest ones of all models past the limit."""
     new = blobs(folder) - before
     for old in before:
         if new:
             old.unlink(missing_ok=True)
         else:
             os.utime(old)
-    models = sorted(((path.stat(), path) for path in blobs(root())), key=lambda each: -each[0].st_mtime)
+    models = sorted(
+        ((path.stat(), path) for path in blobs(root())), key=lambda each: -each[0].st_mtime
+    )
     total = 0
     for stat, path in models:
         total += stat.st_size

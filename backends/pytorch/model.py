@@ -1,8 +1,10 @@
-"""Triton's `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a python-based backend.
+"""Triton's `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a python-based
+backend.
 
-It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same names of tensors (naming.py),
-parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend). Each instance runs in its own
-process. The container does not include PyTorch: without it the load fails and says what to install.
+It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same names of tensors
+(naming.py), parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend).
+Each instance runs in its own process. The container does not include PyTorch: without it the load
+fails and says what to install.
 """
 
 import json
@@ -20,9 +22,11 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Check config.pbtxt, which must be complete: a TorchScript file has neither shapes nor datatypes.
+        """Check config.pbtxt, which must be complete: a TorchScript file has neither shapes nor
+        datatypes.
 
-        Triton starts a process just for this call, so it must not import PyTorch, which takes seconds.
+        Triton starts a process just for this call, so it must not import PyTorch, which takes
+        seconds.
         """
         naming.check(auto_complete_model_config.as_dict())
         return auto_complete_model_config
@@ -34,7 +38,8 @@ class TritonPythonModel:
         self.instance = TorchInstance(json.loads(args["model_config"]), args)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher merged: one response per request, in the same order."""
+        """Answer the requests that the dynamic batcher merged: one response per request, in the
+        same order."""
         responses: list[Any] = self.instance.batcher.answer(requests)
         return responses
 

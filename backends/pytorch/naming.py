@@ -14,23 +14,36 @@ from typing import Any
 Config = dict[str, Any]
 
 PARAMETERS = (  # of config.pbtxt, read by torch_settings.py
-    *("INFERENCE_MODE", "DISABLE_OPTIMIZED_EXECUTION", "ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "DISABLE_CUDNN"),
-    *("ENABLE_TENSOR_FUSER", "INTRA_OP_THREAD_COUNT", "INTER_OP_THREAD_COUNT", "ENABLE_WEIGHT_SHARING"),
+    *(
+        "INFERENCE_MODE",
+        "DISABLE_OPTIMIZED_EXECUTION",
+        "ENABLE_JIT_EXECUTOR",
+        "ENABLE_JIT_PROFILING",
+        "DISABLE_CUDNN",
+    ),
+    *(
+        "ENABLE_TENSOR_FUSER",
+        "INTRA_OP_THREAD_COUNT",
+        "INTER_OP_THREAD_COUNT",
+        "ENABLE_WEIGHT_SHARING",
+    ),
     "ENABLE_CACHE_CLEANING",
 )
 DATATYPES = ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING")
 
 
 def input_positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
-    """Return {input: position of its argument}. Raise ValueError if the inputs do not match forward()'s arguments."""
+    """Return {input: position of its argument}. Raise ValueError if the inputs do not match
+    forward()'s arguments."""
     if set(names) <= set(arguments):
         positions = {name: arguments.index(name) for name in names}
     else:
         positions = _by_index(names) or {name: position for position, name in enumerate(names)}
     if sorted(positions.values()) != list(range(len(arguments))):
         raise ValueError(
-            f"the configuration has the inputs {', '.join(names)}, but the model's forward takes {len(arguments)}: "
-            f"{', '.join(arguments)}; use these names, or INPUT__0, INPUT__1, …"
+            f"the configuration has the inputs {', '.join(names)}, but the model's forward "
+            f"takes {len(arguments)}: {', '.join(arguments)}; use these names, or INPUT__0, "
+            "INPUT__1, …"
         )
     return positions
 
@@ -43,21 +56,28 @@ def output_positions(names: Sequence[str]) -> dict[str, int]:
 def _by_index(names: Sequence[str]) -> dict[str, int]:
     """Return {name: its index}, which is empty unless every name has an index."""
     texts = {name: name.partition("__")[2] for name in names}
-    return {name: int(text) for name, text in texts.items()} if all(map(str.isdecimal, texts.values())) else {}
+    return (
+        {name: int(text) for name, text in texts.items()}
+        if all(map(str.isdecimal, texts.values()))
+        else {}
+    )
 
 
 def input_names(config: Config) -> list[str]:
-    """Return the names of config.pbtxt's inputs and of the control tensors of its sequence batching."""
+    """Return the names of config.pbtxt's inputs and of the control tensors of its sequence
+    batching."""
     controls = config.get("sequence_batching", {}).get("control_input", [])
     return [entry["name"] for entry in (*config["input"], *controls)]
 
 
 def check(config: Config) -> None:
-    """Raise ValueError if config.pbtxt has no inputs or outputs, or one of a type that PyTorch does not have."""
+    """Raise ValueError if config.pbtxt has no inputs or outputs, or one of a type that PyTorch does
+    not have."""
     for side in ("input", "output"):
         if not config[side]:
             raise ValueError(
-                f"config.pbtxt must list at least one {side}, because TorchScript does not name them: "
+                f"config.pbtxt must list at least one {side}, because TorchScript does not "
+                "name them: "
                 f'{side} {{ name: "{side.upper()}__0" data_type: TYPE_FP32 dims: [ … ] }}'
             )
         for entry in config[side]:
@@ -67,10 +87,13 @@ def check(config: Config) -> None:
 def _check_entry(side: str, entry: Config, batching: bool) -> None:
     datatype = entry["data_type"].removeprefix("TYPE_")
     if datatype not in DATATYPES:
-        raise ValueError(f"{side} '{entry['name']}' is {datatype}; it must be one of: {', '.join(DATATYPES)}")
+        raise ValueError(
+            f"{side} '{entry['name']}' is {datatype}; it must be one of: {', '.join(DATATYPES)}"
+        )
     dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
     if datatype == "STRING" and len(dims) + batching != 1:
         raise ValueError(
-            f"{side} '{entry['name']}' is a list of strings, which has one dimension, not {len(dims) + batching}: "
+            f"{side} '{entry['name']}' is a list of strings, which has one dimension, not "
+            f"{len(dims) + batching}: "
             "write dims: [ 1 ] reshape { shape: [ ] } for a model with batches"
         )

@@ -21,7 +21,8 @@ SUPPORTED = "one dictionary of tensors, or tensors and lists of strings"
 
 
 class TorchInstance:
-    """Loads the file, and checks config.pbtxt against its forward(). Raises ValueError if they disagree."""
+    """Loads the file, and checks config.pbtxt against its forward(). Raises ValueError if they
+    disagree."""
 
     def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
         self.settings = TorchSettings.from_config(config)
@@ -33,16 +34,21 @@ class TorchInstance:
         key = same_shapes if config["max_batch_size"] > 0 else alone
         self.batcher = Batcher(self._read, partial(run_concatenated, self._run), key)
         pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.device}, {self.settings.describe()}{self._share(path)}"
+            f"{args['model_instance_name']}: {self.device}, "
+            f"{self.settings.describe()}{self._share(path)}"
         )
 
     def _name_tensors(self, config: Mapping[str, Any]) -> None:
         naming.check(config)
         forward, inputs = Forward.of(self.module), naming.input_names(config)
         self.takes_dictionary = forward.takes_dictionary
-        self.inputs = {} if forward.takes_dictionary else naming.input_positions(inputs, forward.arguments)
+        self.inputs = (
+            {} if forward.takes_dictionary else naming.input_positions(inputs, forward.arguments)
+        )
         self.outputs = naming.output_positions([entry["name"] for entry in config["output"]])
-        self.datatypes = {entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])}
+        self.datatypes = {
+            entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])
+        }
 
     def _share(self, path: Path) -> str:
         """Apply ENABLE_WEIGHT_SHARING. Return a note for the log.
@@ -77,23 +83,34 @@ class TorchInstance:
         if self.takes_dictionary:
             result = self.module(values)
         else:
-            result = self.module(*(values[name] for name in sorted(values, key=self.inputs.__getitem__)))
+            result = self.module(
+                *(values[name] for name in sorted(values, key=self.inputs.__getitem__))
+            )
         return result if isinstance(result, tuple) else (result,)
 
     def _value(self, array: NDArray[Any]) -> Any:
         """Return a tensor on the instance's device, or a list of strings."""
-        return array.tolist() if array.dtype == np.object_ else torch.from_numpy(array).to(self.device)
+        return (
+            array.tolist() if array.dtype == np.object_ else torch.from_numpy(array).to(self.device)
+        )
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
-        """Return the output with that name. Raise ValueError if forward() did not return what config.pbtxt says."""
+        """Return the output with that name. Raise ValueError if forward() did not return what
+        config.pbtxt says."""
         index = self.outputs[name]
         if index >= len(results):
-            raise ValueError(f"output '{name}' is result {index} of the model, but the model returned {len(results)}")
+            raise ValueError(
+                f"output '{name}' is result {index} of the model, but the model returned "
+                f"{len(results)}"
+            )
         result = results[index]
         if isinstance(result, list) and all(isinstance(text, str) for text in result):
             return np.array([text.encode() for text in result], dtype=np.object_)
         if not isinstance(result, torch.Tensor):
-            raise ValueError(f"output '{name}' is a {type(result).__name__}; it must be a tensor or a list of strings")
+            raise ValueError(
+                f"output '{name}' is a {type(result).__name__}; it must be a tensor or a "
+                "list of strings"
+            )
         if not result.ndim:
             raise ValueError(f"output '{name}' is a scalar; scalars are not supported")
         return self._checked(name, result.contiguous().cpu().numpy())
@@ -102,7 +119,8 @@ class TorchInstance:
         expected = pb_utils.triton_string_to_numpy(self.datatypes[name])
         if array.dtype != expected:
             raise ValueError(
-                f"output '{name}' is {self.datatypes[name]} in the configuration, but the model returns {array.dtype}"
+                f"output '{name}' is {self.datatypes[name]} in the configuration, but the "
+                f"model returns {array.dtype}"
             )
         return array
 
@@ -118,7 +136,8 @@ def device_of(args: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class Forward:
-    """The arguments of forward(). `takes_dictionary`: its only argument is a dictionary of tensors."""
+    """The arguments of forward(). `takes_dictionary`: its only argument is a dictionary of
+    tensors."""
 
     arguments: tuple[str, ...]
     takes_dictionary: bool
@@ -133,13 +152,15 @@ class Forward:
         for argument, kind in zip(arguments, kinds, strict=True):
             if kind not in ("TensorType", "ListType"):
                 raise ValueError(
-                    f"argument '{argument.name}' of the model's forward is {argument.type}; supported: {SUPPORTED}"
+                    f"argument '{argument.name}' of the model's forward is {argument.type}; "
+                    f"supported: {SUPPORTED}"
                 )
         return cls(tuple(argument.name for argument in arguments), takes_dictionary=False)
 
 
 def load(path: Path, device: Any) -> Any:
-    """Return the saved module, in the mode in which it was saved. Raise ValueError or FileNotFoundError."""
+    """Return the saved module, in the mode in which it was saved. Raise ValueError or
+    FileNotFoundError."""
     if not path.is_file():
         raise FileNotFoundError(f"unable to find '{path}'")
     try:
@@ -152,10 +173,11 @@ def load(path: Path, device: Any) -> Any:
 
 
 def share_weights(module: Any, path: Path) -> tuple[int, int]:
-    """Map the weights onto the pages of the file, which all processes share. Return (shared bytes, all bytes).
+    """Map the weights onto the pages of the file, which all processes share. Return (shared bytes,
+    all bytes).
 
-    A weight is found by its bytes, so its value cannot change. Weights that torch.jit.freeze turned into constants
-    of the code are not found.
+    A weight is found by its bytes, so its value cannot change. Weights that torch.jit.freeze turned
+    into constants of the code are not found.
     """
     pages = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
     records: dict[int, list[int]] = {}
@@ -173,7 +195,8 @@ def share_weights(module: Any, path: Path) -> tuple[int, int]:
 
 
 def _move(tensor: Any, pages: Any, start: int) -> bool:
-    """Map the tensor onto the file's bytes from `start`. Return False if they differ from the tensor's own bytes."""
+    """Map the tensor onto the file's bytes from `start`. Return False if they differ from the
+    tensor's own bytes."""
     size = tensor.untyped_storage().nbytes()
     own = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     if start % tensor.element_size() or not torch.equal(own, pages[start : start + size]):
@@ -185,11 +208,16 @@ def _move(tensor: Any, pages: Any, start: int) -> bool:
 
 
 def _records(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield (first byte, size) of each uncompressed file in the archive; PyTorch writes weights uncompressed."""
+    """Yield (first byte, size) of each uncompressed file in the archive; PyTorch writes weights
+    uncompressed."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         for info in archive.infolist():
             if info.compress_type == zipfile.ZIP_STORED and info.file_size:
-                file.seek(info.header_offset + 26)  # the lengths of the name and the extra field (APPNOTE.TXT, 4.3.7)
+                # the lengths of the name and the extra field (APPNOTE.TXT, 4.3.7)
+                file.seek(info.header_offset + 26)
                 lengths = file.read(4)
-                name, extra = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")
+                name, extra = (
+                    int.from_bytes(lengths[:2], "little"),
+                    int.from_bytes(lengths[2:], "little"),
+                )
                 yield info.header_offset + 30 + name + extra, info.file_size

@@ -1,4 +1,5 @@
-"""config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (pytorch_backend, README.md)."""
+"""config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (pytorch_backend,
+README.md)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ SWITCHES = {  # TorchScript executor options; PyTorch's defaults apply unless co
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """The defaults are NVIDIA's, except the number of threads, which follows the container's limit."""
+    """The defaults are NVIDIA's, except the number of threads, which follows the container's
+    limit."""
 
     inference_mode: bool = True
     optimized_execution: bool = True
@@ -31,7 +33,8 @@ class TorchSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
-        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the allowed values."""
+        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the
+        allowed values."""
         parameters = given_parameters(config)
         threads = _threads(parameters, "INTRA_OP_THREAD_COUNT")
         return cls(
@@ -42,11 +45,14 @@ class TorchSettings:
             cudnn=not _boolean(parameters, "DISABLE_CUDNN", False),
             intra_op_threads=threads if threads > 0 else default_threads(),
             inter_op_threads=max(0, _threads(parameters, "INTER_OP_THREAD_COUNT")),
-            switches=tuple((name, _boolean(parameters, name, True)) for name in SWITCHES if name in parameters),
+            switches=tuple(
+                (name, _boolean(parameters, name, True)) for name in SWITCHES if name in parameters
+            ),
         )
 
     def apply(self) -> None:
-        """Apply the settings to this process, which serves one instance. Call it before the first run."""
+        """Apply the settings to this process, which serves one instance. Call it before the first
+        run."""
         torch.set_num_threads(self.intra_op_threads)
         if self.inter_op_threads:
             torch.set_num_interop_threads(self.inter_op_threads)
@@ -66,7 +72,9 @@ class TorchSettings:
         mode = "inference mode" if self.inference_mode else "no inference mode"
         optimized = "optimized" if self.optimized_execution else "not optimized"
         switches = "".join(f", {name}={str(value).lower()}" for name, value in self.switches)
-        return f"{torch.get_num_threads()} intra-op threads, {mode}, execution {optimized}{switches}"
+        return (
+            f"{torch.get_num_threads()} intra-op threads, {mode}, execution {optimized}{switches}"
+        )
 
 
 def _boolean(parameters: Mapping[str, str], name: str, default: bool) -> bool:

@@ -10,13 +10,17 @@ import bentoml
 from bench.work import KINDS, predict
 
 
-@bentoml.service(workers=2, traffic={"timeout": 60}, http={"port": int(os.environ.get("BENCH_PORT", "3000"))})
+@bentoml.service(
+    workers=2, traffic={"timeout": 60}, http={"port": int(os.environ.get("BENCH_PORT", "3000"))}
+)
 class Models:
     """{"body": BASE64} -> the prediction."""
 
     def __init__(self) -> None:
         root = Path(os.environ["BENCH_REPOSITORY"])
-        self.models = {name: KINDS[name](root / name) for name in os.environ["BENCH_MODELS"].split(",")}
+        self.models = {
+            name: KINDS[name](root / name) for name in os.environ["BENCH_MODELS"].split(",")
+        }
         self.sessions = {name: model.session(2) for name, model in self.models.items()}
 
     @bentoml.api(route="/efficientnet")  # type: ignore[untyped-decorator]

@@ -1,4 +1,5 @@
-"""LitServe: one LitAPI per model, as in its guide to several endpoints on one port; texts are batched."""
+"""LitServe: one LitAPI per model, as in its guide to several endpoints on one port; texts are
+batched."""
 
 import os
 from base64 import b64decode
@@ -24,7 +25,11 @@ class ModelAPI(litserve.LitAPI):  # type: ignore[misc]
         return b64decode(request["body"])
 
     def predict(self, x: Any) -> Any:
-        return [predict(self.model, self.session, body) for body in x] if isinstance(x, list) else self._one(x)
+        return (
+            [predict(self.model, self.session, body) for body in x]
+            if isinstance(x, list)
+            else self._one(x)
+        )
 
     def _one(self, body: bytes) -> Any:
         return predict(self.model, self.session, body)
@@ -40,5 +45,12 @@ def api(name: str) -> ModelAPI:
 
 if __name__ == "__main__":
     names = os.environ["BENCH_MODELS"].split(",")
-    server = litserve.LitServer([api(name) for name in names], accelerator="cpu", workers_per_device=2)
-    server.run(host="127.0.0.1", port=int(os.environ["BENCH_PORT"]), generate_client_file=False, log_level="warning")
+    server = litserve.LitServer(
+        [api(name) for name in names], accelerator="cpu", workers_per_device=2
+    )
+    server.run(
+        host="127.0.0.1",
+        port=int(os.environ["BENCH_PORT"]),
+        generate_client_file=False,
+        log_level="warning",
+    )

@@ -15,7 +15,10 @@ from build_engines.request import Request
 from serving.repository.model_config import OPENVINO, PARAMETER
 
 ENGINE_CACHE = "/tmp/serve-engines"
-NO_FP16 = "fp16 is no faster than fp32 on a CPU (ONNX Runtime computes it in fp32): take fp32, int8, or --for gpu"
+NO_FP16 = (
+    "fp16 is no faster than fp32 on a CPU (ONNX Runtime computes it in fp32): take fp32, int8, "
+    "or --for gpu"
+)
 
 
 def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
@@ -24,7 +27,9 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
         raise UsageError(NO_FP16)
     if model_spec.platform == TORCHSCRIPT:
         if request.precision == "int8":
-            raise UsageError("a TorchScript file is served as it is: quantise it in torch, or export it as ONNX")
+            raise UsageError(
+                "a TorchScript file is served as it is: quantise it in torch, or export it as ONNX"
+            )
         return Engine(TORCHSCRIPT, "fp32")
     if request.precision == "int8":
         quantized(model_spec, folder, request).replace(folder / "1" / "model.onnx")
@@ -33,7 +38,8 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
 
 
 def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Leave 1/model.onnx in fp32, which OpenVINO computes in BF16 where the processor can, or in INT8.
+    """Leave 1/model.onnx in fp32, which OpenVINO computes in BF16 where the processor can, or in
+    INT8.
 
     The configuration names the engine, because ONNX Runtime is slow with such an INT8 file.
     """
@@ -48,13 +54,19 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
 
 
 def for_gpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Leave 1/model.onnx as it is: ONNX Runtime's TensorRT provider serves it, on any GPU, without a plan to ship.
+    """Leave 1/model.onnx as it is: ONNX Runtime's TensorRT provider serves it, on any GPU, without
+    a plan to ship.
 
-    The provider builds an engine at the first request of each shape and keeps it in its cache. The parameters are those
-    of NVIDIA's ONNX Runtime backend (its README, "ONNX Runtime with TensorRT optimization").
+    The provider builds an engine at the first request of each shape and keeps it in its cache. The
+    parameters are those of NVIDIA's ONNX Runtime backend (its README, "ONNX Runtime with TensorRT
+    optimization").
     """
     tensorrt.check(model_spec)
     if request.precision not in ("fp32", "fp16"):
-        raise UsageError(f"--for gpu has fp32 and fp16; for {request.precision} build a plan: --for tensorrt")
+        raise UsageError(
+            f"--for gpu has fp32 and fp16; for {request.precision} build a plan: --for tensorrt"
+        )
     cache = {"trt_engine_cache_enable": "true", "trt_engine_cache_path": ENGINE_CACHE}
-    return Engine(ONNX, request.precision, accelerator={"precision_mode": request.precision.upper(), **cache})
+    return Engine(
+        ONNX, request.precision, accelerator={"precision_mode": request.precision.upper(), **cache}
+    )

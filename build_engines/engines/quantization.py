@@ -1,11 +1,12 @@
 """INT8 for a CPU, by ONNX Runtime's quantiser.
 
-Images: static INT8 (QDQ, per channel, calibrated) of the convolutions. A detector's last convolutions and the decoding
-after them stay in fp32, because boxes and scores share one tensor there, and one scale for both costs 0.05 of mAP50-95.
-For ONNX Runtime the operators between the convolutions are INT8 too. For OpenVINO they must not be: it fuses a
-convolution, the activation after it and the rounding for the next one into one step, unless something between them is
-rounded. Texts: dynamic INT8 of the matrices for ONNX Runtime; static, calibrated INT8 for OpenVINO, which has no fast
-kernel for dynamic INT8.
+Images: static INT8 (QDQ, per channel, calibrated) of the convolutions. A detector's last
+convolutions and the decoding after them stay in fp32, because boxes and scores share one tensor
+there, and one scale for both costs 0.05 of mAP50-95. For ONNX Runtime the operators between the
+convolutions are INT8 too. For OpenVINO they must not be: it fuses a convolution, the activation
+after it and the rounding for the next one into one step, unless something between them is rounded.
+Texts: dynamic INT8 of the matrices for ONNX Runtime; static, calibrated INT8 for OpenVINO, which
+has no fast kernel for dynamic INT8.
 """
 
 import logging
@@ -18,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from build_engines import comparison
@@ -30,14 +37,26 @@ from clients.base import Model, ModelClient, Tensors
 from serving.clients import make_client
 from serving.repository.model_config import ONNX_RUNTIME, OPENVINO
 
-BETWEEN = ("Conv", "Relu", "Sigmoid", "Mul", "Add", "Concat", "MaxPool", "Resize", "GlobalAveragePool")
+BETWEEN = (
+    "Conv",
+    "Relu",
+    "Sigmoid",
+    "Mul",
+    "Add",
+    "Concat",
+    "MaxPool",
+    "Resize",
+    "GlobalAveragePool",
+)
 MATRICES = ("MatMul",)
 OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
 STATIC = {"resnet", "yolov5"}  # clients of images
 KEEPS_HEAD = {"yolov5"}  # clients whose models' last convolutions stay in fp32
 
 
-def quantized(model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME) -> Path:
+def quantized(
+    model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
+) -> Path:
     """Write 1/model.int8.ENGINE.onnx, made from 1/model.onnx."""
     source, target = folder / "1" / "model.onnx", folder / "1" / f"model.int8.{engine}.onnx"
     with tempfile.TemporaryDirectory() as scratch, _quiet():
@@ -49,7 +68,10 @@ def quantized(model_spec: ModelSpec, folder: Path, request: Request, engine: str
             operators = OPERATORS[engine] if image else MATRICES
             _static(prepared, target, batches, model_spec.client in KEEPS_HEAD, operators)
         elif engine == OPENVINO:
-            raise BuildError("INT8 for OpenVINO is calibrated on instances that a client reads: name one with --client")
+            raise BuildError(
+                "INT8 for OpenVINO is calibrated on instances that a client reads: name one "
+                "with --client"
+            )
         else:
             _dynamic(prepared, target)
     _tidy(target)
@@ -58,12 +80,21 @@ def quantized(model_spec: ModelSpec, folder: Path, request: Request, engine: str
 
 
 def _static(
-    source: Path, target: Path, batches: CalibrationDataReader, keeps_head: bool, operators: Sequence[str]
+    source: Path,
+    target: Path,
+    batches: CalibrationDataReader,
+    keeps_head: bool,
+    operators: Sequence[str],
 ) -> None:
-    """Quantize statically. If only one kind of operator is named, only the inputs of these operators are rounded."""
+    """Quantize statically. If only one kind of operator is named, only the inputs of these
+    operators are rounded."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
-        what = "an image model is that of its convolutions" if operators[0] == "Conv" else "texts is that of matrices"
+        what = (
+            "an image model is that of its convolutions"
+            if operators[0] == "Conv"
+            else "texts is that of matrices"
+        )
         raise BuildError(f"INT8 of {what}, and this one has none")
     quantize_static(
         str(source),
@@ -75,25 +106,28 @@ def _static(
         nodes_to_exclude=[*preparation(graph, operators[0]), *(heads(graph) if keeps_head else [])],
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,  # the pair of types that x86 multiplies fastest
-        extra_options={"OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else []},
+        extra_options={
+            "OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else []
+        },
     )
 
 
 def preparation(graph: Any, first: str = "Conv") -> list[str]:
-    """Return the names of the nodes before the first convolution. They normalize pixels: INT8 would save nothing there,
-    and would round."""
+    """Return the names of the nodes before the first convolution. They normalize pixels: INT8 would
+    save nothing there, and would round."""
     return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
 def heads(graph: Any) -> list[str]:
-    """Return the names of the last convolutions (no other follows them) and of all nodes that are computed from
-    them."""
+    """Return the names of the last convolutions (no other follows them) and of all nodes that are
+    computed from them."""
     consumers: dict[str, list[Any]] = {}
     for node in graph.node:
         for name in node.input:
             consumers.setdefault(name, []).append(node)
     behind: dict[str, set[str]] = {}
-    for node in reversed(graph.node):  # topologically sorted, so what is behind a node is known by then
+    # topologically sorted, so what is behind a node is known by then
+    for node in reversed(graph.node):
         following = [n for output in node.output for n in consumers.get(output, [])]
         behind[node.name] = {n.name for n in following}.union(*(behind[n.name] for n in following))
     convolutions = {node.name for node in graph.node if node.op_type == "Conv"}
@@ -105,22 +139,27 @@ def _dynamic(source: Path, target: Path) -> None:
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type in ("MatMul", "Gemm") for node in graph.node):
         raise BuildError(
-            "dynamic INT8 is that of matrix products, and this model has none; with --client resnet or "
-            "yolov5 its convolutions are calibrated"
+            "dynamic INT8 is that of matrix products, and this model has none; with "
+            "--client resnet or yolov5 its convolutions are calibrated"
         )
     _untie(source)
     quantize_dynamic(str(source), str(target), per_channel=True)
 
 
 def _untie(path: Path) -> None:
-    """Give each Gemm its own matrix, because the quantiser transposes it in place although other nodes may read it.
+    """Give each Gemm its own matrix, because the quantiser transposes it in place although other
+    nodes may read it.
 
     BERT's word embeddings, for example, are also its language model's last matrix.
     """
     model = onnx.load(path)
     uses = Counter(name for node in model.graph.node for name in node.input)
     matrices = {tensor.name: tensor for tensor in model.graph.initializer}
-    shared = [n for n in model.graph.node if n.op_type == "Gemm" and uses[n.input[1]] > 1 and n.input[1] in matrices]
+    shared = [
+        n
+        for n in model.graph.node
+        if n.op_type == "Gemm" and uses[n.input[1]] > 1 and n.input[1] in matrices
+    ]
     for node in shared:
         copy = model.graph.initializer.add()
         copy.CopyFrom(matrices[node.input[1]])
@@ -141,7 +180,8 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the quantiser's advice (on the root logger) to prepare the model, because it is prepared already."""
+    """Hide the quantiser's advice (on the root logger) to prepare the model, because it is prepared
+    already."""
     logging.disable(logging.WARNING)
     try:
         yield
@@ -163,11 +203,14 @@ def _model_of(model_spec: ModelSpec, folder: Path) -> Model:
 
 
 def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
-    """Return the model's client with the files in the folder. Raise BuildError if they do not fit together."""
+    """Return the model's client with the files in the folder. Raise BuildError if they do not fit
+    together."""
     try:
         return make_client(_model_of(model_spec, folder)) if model_spec.client else None
     except Exception as err:  # a client's code may raise anything
-        raise BuildError(f"the client '{model_spec.client}' cannot be made for this model: {err}") from err
+        raise BuildError(
+            f"the client '{model_spec.client}' cannot be made for this model: {err}"
+        ) from err
 
 
 class Batches(CalibrationDataReader):  # type: ignore[misc]
@@ -181,6 +224,7 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calibration_batches(client: ModelClient, family: str, request: Request) -> Batches:
-    """Return the client's tensors of the files of --calibration, without those on which the engine is compared."""
+    """Return the client's tensors of the files of --calibration, without those on which the engine
+    is compared."""
     held_out = False if request.compare else None
     return Batches(comparison.for_calibration(client, family, request.calibration, held_out))

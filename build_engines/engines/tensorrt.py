@@ -2,8 +2,9 @@
 
     1/model.onnx --profile, precision--> trtexec --> 1/model.plan (, 1/calibration.cache)
 
-The ONNX file stays: it is served on a machine without a GPU, and a plan for another GPU is built from it. INT8's
-ranges are measured here, by ONNX Runtime on the calibration instances, and written as TensorRT's calibration cache.
+The ONNX file stays: it is served on a machine without a GPU, and a plan for another GPU is built
+from it. INT8's ranges are measured here, by ONNX Runtime on the calibration instances, and written
+as TensorRT's calibration cache.
 """
 
 import re
@@ -33,24 +34,33 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     onnx, gpu, program = folder / "1" / "model.onnx", this_gpu(), Trtexec.find()
     if not gpu:
         raise BuildError(
-            "there is no GPU that nvidia-smi knows of, and a plan is built on the kind of GPU that serves it; "
-            f"{WHERE_TO_GET_IT}"
+            "there is no GPU that nvidia-smi knows of, and a plan is built on the kind of "
+            f"GPU that serves it; {WHERE_TO_GET_IT}"
         )
-    calibration = _calibrated(model_spec, folder, request, program.code) if request.precision == "int8" else None
+    calibration = (
+        _calibrated(model_spec, folder, request, program.code)
+        if request.precision == "int8"
+        else None
+    )
     shapes = model_spec.profile()
     inputs, _ = onnx_files.specs(onnx_files.read(onnx))
     profile = {spec.name: shapes[spec.name] for spec in inputs if -1 in spec.shape}
     # the times of kernels hold for one GPU and one TensorRT version
     timing = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}") + ".cache"
     cache_folder().mkdir(parents=True, exist_ok=True)
-    print(f"trtexec (TensorRT {program.version}) builds in {request.precision} for {gpu.gpu}", flush=True)
+    print(
+        f"trtexec (TensorRT {program.version}) builds in {request.precision} for {gpu.gpu}",
+        flush=True,
+    )
     program.build(onnx, request.precision, profile, cache_folder() / timing, calibration)
     _, usual, largest = next(iter(shapes.values()), ((), (), ()))
     return Engine(
         PLAN,
         request.precision,
         {**asdict(gpu), "tensorrt": program.version},
-        preferred_batch_sizes=tuple(sorted({usual[0], largest[0]})) if model_spec.max_batch_size and largest else (),
+        preferred_batch_sizes=tuple(sorted({usual[0], largest[0]}))
+        if model_spec.max_batch_size and largest
+        else (),
     )
 
 
@@ -60,8 +70,8 @@ def check(model_spec: ModelSpec) -> None:
         raise UsageError("a TensorRT plan is built from an ONNX file: export the model as one")
     if keeps_ratio(model_spec.settings):
         raise UsageError(
-            "TensorRT takes images of one size, and this model's images keep their proportions: build it with "
-            "--for cpu, which ONNX Runtime serves on a GPU too"
+            "TensorRT takes images of one size, and this model's images keep their "
+            "proportions: build it with --for cpu, which ONNX Runtime serves on a GPU too"
         )
 
 
@@ -69,9 +79,14 @@ def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int
     """Write 1/calibration.cache."""
     client = client_of(model_spec, folder)
     if client is None:
-        raise UsageError("INT8 is calibrated on instances that a client reads: name one with --client, or take fp16")
+        raise UsageError(
+            "INT8 is calibrated on instances that a client reads: name one with --client, "
+            "or take fp16"
+        )
     cache = folder / "1" / CALIBRATION
-    ranges = activation_ranges(folder / "1/model.onnx", calibration_batches(client, model_spec.client, request))
+    ranges = activation_ranges(
+        folder / "1/model.onnx", calibration_batches(client, model_spec.client, request)
+    )
     cache.write_text(calibration_cache(ranges, code), encoding="utf-8")
     return cache
 
@@ -87,13 +102,17 @@ def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, f
         calibrator.collect_data(batches)
         ranges = calibrator.compute_data()
     bounds = {name: ranges[name].range_value for name in ranges}
-    return {name: float(max(abs(low).max(), abs(high).max())) for name, (low, high) in bounds.items()}
+    return {
+        name: float(max(abs(low).max(), abs(high).max())) for name, (low, high) in bounds.items()
+    }
 
 
 def calibration_cache(ranges: Mapping[str, float], code: int) -> str:
-    """Return the text that TensorRT's IInt8EntropyCalibrator2 writes in version `code`: a header, then NAME: SCALE.
+    """Return the text that TensorRT's IInt8EntropyCalibrator2 writes in version `code`: a header,
+    then NAME: SCALE.
 
-    A scale is one step of INT8, a 32-bit float whose bytes, the highest first, are written in hexadecimal digits.
+    A scale is one step of INT8, a 32-bit float whose bytes, the highest first, are written in
+    hexadecimal digits.
     """
     scales = {name: value / INT8_LEVELS for name, value in sorted(ranges.items()) if value > 0}
     lines = [f"{name}: {struct.pack('>f', scale).hex()}" for name, scale in scales.items()]

@@ -1,5 +1,5 @@
-"""Build and run TensorRT plans with trtexec of TensorRT 10 or newer, NVIDIA's program (its options: NVIDIA/TensorRT,
-samples/common/sampleOptions.cpp), and ask which GPU it builds for."""
+"""Build and run TensorRT plans with trtexec of TensorRT 10 or newer, NVIDIA's program (its options:
+NVIDIA/TensorRT, samples/common/sampleOptions.cpp), and ask which GPU it builds for."""
 
 import json
 import os
@@ -21,7 +21,8 @@ from build_engines.weights import onnx_files
 from clients.base import Tensors
 from serving.host.processes import dying_with_us
 
-FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"  # where NVIDIA's images of TensorRT and of PyTorch have it
+# where NVIDIA's images of TensorRT and of PyTorch have it
+FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"
 HELP_SECONDS = 60.0  # its libraries are gigabytes, read from a cold disk
 SMI_SECONDS = 20.0  # nvidia-smi waits while a driver is being loaded
 OLDEST = 10  # TensorRT's major version; older ones lack INT64, which the text clients send
@@ -30,13 +31,14 @@ REPORT_SECONDS = 5.0
 REMEMBERED, SHOWN = 200, 5  # lines of output
 WHERE_TO_GET_IT = (
     "run this in NVIDIA's image, on the kind of GPU that serves: "
-    "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with the YY.MM of the "
-    "tritonserver image (24.05 or newer)"
+    "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with "
+    "the YY.MM of the tritonserver image (24.05 or newer)"
 )
 _BANNER = re.compile(r"\[TensorRT v(\d+)\]")
 _PREFIX = re.compile(r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[[VIWEF]\] ")
 
-Profile = Mapping[str, tuple[tuple[int, ...], ...]]  # least, usual, largest shape of each input that varies
+# least, usual, largest shape of each input that varies
+Profile = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def find_trtexec() -> str:
 
 @dataclass(frozen=True)
 class Trtexec:
-    """The program's path, its TensorRT version as NvInferVersion.h packs it (100800), and what --help prints."""
+    """The program's path, its TensorRT version as NvInferVersion.h packs it (100800), and what
+    --help prints."""
 
     path: str
     code: int
@@ -79,39 +82,55 @@ class Trtexec:
 
     @classmethod
     def find(cls) -> "Trtexec":
-        """Find the program and ask it for its version; raise BuildError if it is missing, too old or does not run."""
+        """Find the program and ask it for its version; raise BuildError if it is missing, too old
+        or does not run."""
         path = find_trtexec()
         if not path:
-            raise BuildError(f"there is no trtexec here, on PATH or in {FOLDERS}; {WHERE_TO_GET_IT}")
+            raise BuildError(
+                f"there is no trtexec here, on PATH or in {FOLDERS}; {WHERE_TO_GET_IT}"
+            )
         try:
-            done = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=HELP_SECONDS)
+            done = subprocess.run(
+                [path, "--help"], capture_output=True, text=True, timeout=HELP_SECONDS
+            )
         except (OSError, subprocess.TimeoutExpired) as err:
             raise BuildError(f"{path} --help: {err}") from err
         banner = _BANNER.search(done.stdout)
         if done.returncode or not banner:
             output = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            raise BuildError(f"{path} --help failed: {output[0] if output else f'status {done.returncode}'}")
+            raise BuildError(
+                f"{path} --help failed: {output[0] if output else f'status {done.returncode}'}"
+            )
         if (code := int(banner[1])) < OLDEST * 10_000:
-            raise BuildError(f"{path} is of TensorRT v{code}, and {OLDEST} or newer is needed; {WHERE_TO_GET_IT}")
+            raise BuildError(
+                f"{path} is of TensorRT v{code}, and {OLDEST} or newer is needed; {WHERE_TO_GET_IT}"
+            )
         return cls(path, code, done.stdout)
 
-    def build(self, onnx: Path, precision: str, profile: Profile, timing: Path, calibration: Path | None) -> None:
-        """Write model.plan beside `onnx`. `timing` keeps the measured times of kernels, `calibration` is INT8's cache.
+    def build(
+        self, onnx: Path, precision: str, profile: Profile, timing: Path, calibration: Path | None
+    ) -> None:
+        """Write model.plan beside `onnx`. `timing` keeps the measured times of kernels,
+        `calibration` is INT8's cache.
 
         Raise BuildError, also if this version cannot build in that precision.
         """
         plan = onnx.with_name("model.plan")
         words = [f"--onnx={onnx}", f"--saveEngine={plan}", f"--timingCacheFile={timing}"]
         for number, kind in enumerate(("min", "opt", "max") if profile else ()):
-            shapes = [f"{_quoted(name)}:{'x'.join(map(str, each[number]))}" for name, each in profile.items()]
+            shapes = [
+                f"{_quoted(name)}:{'x'.join(map(str, each[number]))}"
+                for name, each in profile.items()
+            ]
             words.append(f"--{kind}Shapes={','.join(shapes)}")
         words += [f"--memPoolSize=workspace:{WORKSPACE_MB}", "--skipInference"]
         # with fp16 a layer without an INT8 kernel does not fall back to fp32
         for name in {"fp32": (), "fp16": ("fp16",), "int8": ("int8", "fp16")}[precision]:
             if f"--{name}" not in self.help:
                 raise BuildError(
-                    f"trtexec of TensorRT {self.version} has no --{name}: it builds in the precision that the ONNX "
-                    "file has; use --precision fp32, or an image with TensorRT 10"
+                    f"trtexec of TensorRT {self.version} has no --{name}: it builds in the "
+                    "precision that the ONNX file has; use --precision fp32, or an image "
+                    "with TensorRT 10"
                 )
             words.append(f"--{name}")
         self.run(*words, *([f"--calib={calibration}"] if calibration else []))
@@ -119,7 +138,8 @@ class Trtexec:
             raise BuildError("trtexec succeeded but wrote no plan")
 
     def run(self, *words: str) -> None:
-        """Run it, and print its newest line every 5 s. Raise BuildError with its last errors if it fails.
+        """Run it, and print its newest line every 5 s. Raise BuildError with its last errors if it
+        fails.
 
         The kernel kills it when this process ends, even by SIGKILL.
         """
@@ -138,7 +158,9 @@ class Trtexec:
             for line in process.stdout or ():
                 lines.append(line.rstrip())
                 if (now := time.monotonic()) - shown > REPORT_SECONDS:
-                    print(f"trtexec, {now - started:.0f} s: {_PREFIX.sub('', lines[-1])}", flush=True)
+                    print(
+                        f"trtexec, {now - started:.0f} s: {_PREFIX.sub('', lines[-1])}", flush=True
+                    )
                     shown = now
             code = process.wait()
         finally:
@@ -146,7 +168,9 @@ class Trtexec:
             process.wait()
         if code:
             how = f"status {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-            errors = [line for line in lines if "[E]" in line] or [line for line in lines if line[:4] != "&&&&"]
+            errors = [line for line in lines if "[E]" in line] or [
+                line for line in lines if line[:4] != "&&&&"
+            ]
             last = " | ".join(_PREFIX.sub("", line) for line in errors[-SHOWN:])
             raise BuildError(f"trtexec failed ({how}): {last or 'it printed nothing'}")
 
@@ -157,19 +181,34 @@ def _quoted(name: str) -> str:
 
 
 def run_plan(path: Path, feed: Tensors) -> Tensors:
-    """Return the outputs of the plan, built from the model.onnx beside it, with six digits. Raise BuildError.
+    """Return the outputs of the plan, built from the model.onnx beside it, with six digits. Raise
+    BuildError.
 
     trtexec loads the plan again for each call, which takes seconds.
     """
     specs, _ = onnx_files.specs(onnx_files.read(path.with_suffix(".onnx")))
-    shapes = [f"{_quoted(each.name)}:{'x'.join(map(str, feed[each.name].shape))}" for each in specs if -1 in each.shape]
+    shapes = [
+        f"{_quoted(each.name)}:{'x'.join(map(str, feed[each.name].shape))}"
+        for each in specs
+        if -1 in each.shape
+    ]
     with tempfile.TemporaryDirectory() as folder:
         files = {each.name: Path(folder) / f"{number}.bin" for number, each in enumerate(specs)}
         for name, file in files.items():
             file.write_bytes(np.ascontiguousarray(feed[name]).tobytes())
-        inputs, outputs = ",".join(f"{_quoted(name)}:{file}" for name, file in files.items()), Path(folder) / "outputs"
-        once = ["--iterations=1", "--warmUp=0", "--duration=0", *([f"--shapes={','.join(shapes)}"] if shapes else [])]
-        Trtexec.find().run(f"--loadEngine={path}", f"--loadInputs={inputs}", f"--exportOutput={outputs}", *once)
+        inputs, outputs = (
+            ",".join(f"{_quoted(name)}:{file}" for name, file in files.items()),
+            Path(folder) / "outputs",
+        )
+        once = [
+            "--iterations=1",
+            "--warmUp=0",
+            "--duration=0",
+            *([f"--shapes={','.join(shapes)}"] if shapes else []),
+        ]
+        Trtexec.find().run(
+            f"--loadEngine={path}", f"--loadInputs={inputs}", f"--exportOutput={outputs}", *once
+        )
         return {
             entry["name"]: np.array(entry["values"], np.float32).reshape(
                 [int(size) for size in entry["dimensions"].split("x") if size]

@@ -15,11 +15,16 @@ LABELS = "labels.txt"
 
 
 class Client(ModelClient):
-    """INPUT UINT8 [n, bytes] -> OUTPUT FP32 [n, classes]: `{"classes": [{"label", "class_id", "score"}, …]}`."""
+    """INPUT UINT8 [n, bytes] -> OUTPUT FP32 [n, classes]: `{"classes": [{"label", "class_id",
+    "score"}, …]}`."""
 
     codec = ENCODED_IMAGE
     example = Classifier.example
-    settings = (Parameter("activation", "softmax", "what turns outputs into scores", choices=tuple(ACTIVATIONS)),)
+    settings = (
+        Parameter(
+            "activation", "softmax", "what turns outputs into scores", choices=tuple(ACTIVATIONS)
+        ),
+    )
     parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1),)
 
     def __init__(self, model: Model) -> None:
@@ -33,7 +38,11 @@ class Client(ModelClient):
         return {"INPUT": np.stack(rows)}
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[bytes], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[bytes],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
         rows = outputs["OUTPUT"].astype(np.float32, copy=False)
         if not np.isfinite(rows).all():
@@ -43,4 +52,7 @@ class Client(ModelClient):
             function = "sigmoid"  # the softmax of one logit is always 1
         labels = [*self.labels, *map(str, range(len(self.labels), classes))]
         top = (best(row, parameters["top_k"]) for row in ACTIVATIONS[function](rows))
-        return [{"classes": [{"label": labels[i], "class_id": i, "score": score} for i, score in row]} for row in top]
+        return [
+            {"classes": [{"label": labels[i], "class_id": i, "score": score} for i, score in row]}
+            for row in top
+        ]

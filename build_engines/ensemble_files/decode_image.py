@@ -1,9 +1,11 @@
-"""A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels, FP32 or UINT8 [n, …].
+"""A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels, FP32
+or UINT8 [n, …].
 
-Does what dali.py does, on machines without DALI: decode, turn by EXIF, resize, (pixel - mean) / std. Transparent parts
-become white, as for the other clients; DALI ignores transparency. Bytes after the image's end are ignored, so that a
-batch can be padded with zeros. Triton's Python environment needs Pillow.
-config.pbtxt's parameters are size (pixels), mean, std (of 0 to 255) and layout (HWC, CHW).
+Does what dali.py does, on machines without DALI: decode, turn by EXIF, resize, (pixel - mean) /
+std. Transparent parts become white, as for the other clients; DALI ignores transparency. Bytes
+after the image's end are ignored, so that a batch can be padded with zeros. Triton's Python
+environment needs Pillow. config.pbtxt's parameters are size (pixels), mean, std (of 0 to 255) and
+layout (HWC, CHW).
 """
 
 import io
@@ -38,7 +40,9 @@ class TritonPythonModel:
         try:
             pixels = np.stack([self._pixels(image.tobytes()) for image in images])
         except (OSError, ValueError, SyntaxError) as err:  # what Pillow raises for what is no image
-            error = pb_utils.TritonError(f"the image cannot be decoded: {err}", pb_utils.TritonError.INVALID_ARG)
+            error = pb_utils.TritonError(
+                f"the image cannot be decoded: {err}", pb_utils.TritonError.INVALID_ARG
+            )
             return pb_utils.InferenceResponse(error=error)
         return pb_utils.InferenceResponse([pb_utils.Tensor("DALI_OUTPUT_0", pixels)])
 
@@ -47,7 +51,8 @@ class TritonPythonModel:
         if file.width * file.height > LARGEST:
             raise ValueError(f"it has {file.width}×{file.height} pixels, more than {LARGEST}")
         image = ImageOps.exif_transpose(file)
-        if image.has_transparency_data and image.mode[0] not in "IF":  # Pillow knows no transparency of these modes
+        # Pillow knows no transparency of these modes
+        if image.has_transparency_data and image.mode[0] not in "IF":
             rgba = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
         small = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)

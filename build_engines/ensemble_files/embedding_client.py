@@ -19,6 +19,10 @@ class Client(ModelClient):
         return {"INPUT0": np.array([[text.encode()] for text in instances], dtype=np.object_)}
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[str],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
         return [{"embedding": vector} for vector in outputs["finaloutput"].tolist()]

@@ -1,7 +1,9 @@
-"""Encoders of texts -> model folders: BERT's embeddings without torch, everything else by torch's exporter.
+"""Encoders of texts -> model folders: BERT's embeddings without torch, everything else by torch's
+exporter.
 
-A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained writes it, or one of
-sentence-transformers, whose pooling is read too. BERT as in Devlin et al. 2018 (arXiv:1810.04805).
+A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained
+writes it, or one of sentence-transformers, whose pooling is read too. BERT as in Devlin et al. 2018
+(arXiv:1810.04805).
 """
 
 import json
@@ -34,34 +36,52 @@ from build_engines.weights.packages import file_of
 
 BATCH_SIZE = 32
 LABELS = "labels.txt"
-NOTE = "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half as long together."
+NOTE = (
+    "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half "
+    "as long together."
+)
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")  # of BERT's first training, in many checkpoints
+# of BERT's first training, in many checkpoints
+SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")
 POOLING = ("mean", "cls")
 
 
 def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
-    """Write the model folder's files; BuildError if the checkpoint is not a network for that task."""
+    """Write the model folder's files; BuildError if the checkpoint is not a network for that
+    task."""
     checkpoint = path or minilm()
     if request.tokenizer:
         raise UsageError("--tokenizer is for an ONNX file; a folder brings its own")
     has_tensors = any(checkpoint.glob("*.safetensors"))
     if not has_tensors and not (checkpoint / "pytorch_model.bin").is_file():
         raise BuildError(
-            f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and save_pretrained "
-            "turn an older checkpoint into one"
+            f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and "
+            "save_pretrained turn an older checkpoint into one"
         )
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     task = task_of(checkpoint, config, request.task)
-    settings, pooling = (sentence_settings(checkpoint), pooling_of(checkpoint)) if task == "embedding" else ({}, "mean")
+    settings, pooling = (
+        (sentence_settings(checkpoint), pooling_of(checkpoint))
+        if task == "embedding"
+        else ({}, "mean")
+    )
     if path is None:
-        settings.pop("max_length", None)  # the bundled model reads twice the 256 tokens that it was trained with
-    absolute = config.get("position_embedding_type", "absolute") == "absolute" and not config.get("is_decoder")
-    is_plain = config.get("model_type") == "bert" and config.get("hidden_act", "gelu") == "gelu" and absolute
+        # the bundled model reads twice the 256 tokens that it was trained with
+        settings.pop("max_length", None)
+    absolute = config.get("position_embedding_type", "absolute") == "absolute" and not config.get(
+        "is_decoder"
+    )
+    is_plain = (
+        config.get("model_type") == "bert"
+        and config.get("hidden_act", "gelu") == "gelu"
+        and absolute
+    )
     is_plain = is_plain and pooling in POOLING and "Dense" not in modules_of(checkpoint)
     if task == "embedding" and is_plain and has_tensors:
-        onnx.save(bert_model(config, _load_weights(checkpoint), pooling), folder / "1" / "model.onnx")
+        onnx.save(
+            bert_model(config, _load_weights(checkpoint), pooling), folder / "1" / "model.onnx"
+        )
     else:
         from build_engines.families import text_network  # needs torch
 
@@ -70,7 +90,9 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     check_tokenizer(folder / "tokenizer", checkpoint)
     write_example(folder, task)
     labels = write_labels(folder / LABELS, (), request.labels)
-    parameters = {"pad_to_multiple_of": "8", "task": task, **settings} | ({"labels": LABELS} if labels else {})
+    parameters = {"pad_to_multiple_of": "8", "task": task, **settings} | (
+        {"labels": LABELS} if labels else {}
+    )
     model_spec = ModelSpec(client="bert", max_batch_size=BATCH_SIZE, settings=parameters, note=NOTE)
     return with_tensors(request, folder, model_spec)
 
@@ -81,7 +103,8 @@ def minilm() -> Path:
 
 
 def _load_weights(checkpoint: Path) -> dict[str, Array]:
-    """Return the tensors named as in BertModel: without "bert.", and LayerNorm's called weight and bias."""
+    """Return the tensors named as in BertModel: without "bert.", and LayerNorm's called weight and
+    bias."""
     tensors: dict[str, Array] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
         for key, tensor in load_file(file).items():
@@ -90,12 +113,16 @@ def _load_weights(checkpoint: Path) -> dict[str, Array]:
     return tensors
 
 
-def bert_model(config: Mapping[str, Any], tensors: Mapping[str, Array], pooling: str) -> onnx.ModelProto:
-    """Return the ONNX model of a checkpoint: `config` is its config.json, `tensors` its weights (any float type),
-    `pooling` what an embedding is made from: the tokens' mean, or the first of them (cls). Raise BuildError.
+def bert_model(
+    config: Mapping[str, Any], tensors: Mapping[str, Array], pooling: str
+) -> onnx.ModelProto:
+    """Return the ONNX model of a checkpoint: `config` is its config.json, `tensors` its weights
+    (any float type), `pooling` what an embedding is made from: the tokens' mean, or the first of
+    them (cls). Raise BuildError.
 
-    Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids. Outputs FP32: last_hidden_state [batch,
-    sequence, hidden] and sentence_embedding [batch, hidden], 3 kB in BERT-base of states that are 1.6 MB.
+    Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids. Outputs FP32:
+    last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden], 3 kB in
+    BERT-base of states that are 1.6 MB.
     """
     try:
         graph = _BertGraph(config, tensors)
@@ -107,7 +134,8 @@ def bert_model(config: Mapping[str, Any], tensors: Mapping[str, Array], pooling:
     if left := sorted(key for key in tensors if key not in graph.used and not SPARE.match(key)):
         raise BuildError(
             f"the checkpoint has weights that an embedding does not use: {', '.join(left[:3])}"
-            f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}; was it saved for another task?"
+            f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}; was it saved for "
+            "another task?"
         )
     pooled = graph.mean(x) if pooling == "mean" else graph.first(x)
     outputs = []
@@ -117,13 +145,15 @@ def bert_model(config: Mapping[str, Any], tensors: Mapping[str, Array], pooling:
     ):
         graph.add("Identity", tensor, output=name)
         outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
-    inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "sequence"]) for n in INPUTS]
+    inputs = [
+        helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "sequence"]) for n in INPUTS
+    ]
     return graph.model("bert", inputs, outputs)
 
 
 class _BertGraph(Graph):
-    """Standard operators of opset 17, in an order in which ONNX Runtime's optimiser recognises and fuses attention,
-    GELU and skip-LayerNorm."""
+    """Standard operators of opset 17, in an order in which ONNX Runtime's optimiser recognises and
+    fuses attention, GELU and skip-LayerNorm."""
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
         super().__init__()
@@ -145,8 +175,11 @@ class _BertGraph(Graph):
         return self.constant(key, self.tensor(key))
 
     def linear(self, x: str, key: str) -> str:
-        """x·Wᵀ + b; W is stored transposed, because ONNX Runtime's fusions look for MatMul and Add."""
-        product = self.add("MatMul", x, self.constant(f"{key}.weight.T", self.tensor(f"{key}.weight").T))
+        """x·Wᵀ + b; W is stored transposed, because ONNX Runtime's fusions look for MatMul and
+        Add."""
+        product = self.add(
+            "MatMul", x, self.constant(f"{key}.weight.T", self.tensor(f"{key}.weight").T)
+        )
         return self.add("Add", product, self.weight(f"{key}.bias"))
 
     def layer_norm(self, x: str, key: str) -> str:
@@ -156,12 +189,16 @@ class _BertGraph(Graph):
     def gelu(self, x: str) -> str:
         """x/2 · (1 + erf(x/√2)) (arXiv:1606.08415)."""
         erf = self.add("Erf", self.add("Div", x, self.floats(math.sqrt(2.0))))
-        return self.add("Mul", self.add("Mul", x, self.add("Add", erf, self.floats(1.0))), self.floats(0.5))
+        return self.add(
+            "Mul", self.add("Mul", x, self.add("Add", erf, self.floats(1.0))), self.floats(0.5)
+        )
 
     def embeddings(self) -> str:
         """LayerNorm(word + token type + position): [batch, sequence, hidden]."""
         words = self.add("Gather", self.weight("embeddings.word_embeddings.weight"), "input_ids")
-        types = self.add("Gather", self.weight("embeddings.token_type_embeddings.weight"), "token_type_ids")
+        types = self.add(
+            "Gather", self.weight("embeddings.token_type_embeddings.weight"), "token_type_ids"
+        )
         length = self.add("Shape", "input_ids", start=1, end=2)
         table = self.weight("embeddings.position_embeddings.weight")
         positions = self.add("Slice", table, self.integers(0), length, self.integers(0))
@@ -169,7 +206,8 @@ class _BertGraph(Graph):
         return self.layer_norm(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
-        """attention_mask -> what is added to the scores, [batch, 1, 1, sequence]: 0, or -10000 for padding."""
+        """attention_mask -> what is added to the scores, [batch, 1, 1, sequence]: 0, or -10000 for
+        padding."""
         mask = self.add("Unsqueeze", "attention_mask", self.integers(1))
         mask = self.add("Unsqueeze", mask, self.integers(2))
         absent = self.add("Sub", self.floats(1.0), self.add("Cast", mask, to=TensorProto.FLOAT))
@@ -187,13 +225,21 @@ class _BertGraph(Graph):
         scale = self.floats(math.sqrt(self.hidden // self.heads))
         scores = self.add("Add", self.add("Div", self.add("MatMul", query, keys), scale), mask)
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), values)
-        return self.add("Reshape", self.add("Transpose", mixed, perm=(0, 2, 1, 3)), self.integers(0, 0, self.hidden))
+        return self.add(
+            "Reshape",
+            self.add("Transpose", mixed, perm=(0, 2, 1, 3)),
+            self.integers(0, 0, self.hidden),
+        )
 
     def layer(self, x: str, mask: str, key: str) -> str:
-        mixed = self.linear(self.attention(x, mask, f"{key}.attention.self"), f"{key}.attention.output.dense")
+        mixed = self.linear(
+            self.attention(x, mask, f"{key}.attention.self"), f"{key}.attention.output.dense"
+        )
         x = self.layer_norm(self.add("Add", mixed, x), f"{key}.attention.output.LayerNorm")
         wide = self.gelu(self.linear(x, f"{key}.intermediate.dense"))
-        return self.layer_norm(self.add("Add", self.linear(wide, f"{key}.output.dense"), x), f"{key}.output.LayerNorm")
+        return self.layer_norm(
+            self.add("Add", self.linear(wide, f"{key}.output.dense"), x), f"{key}.output.LayerNorm"
+        )
 
     def mean(self, x: str) -> str:
         mask = self.add("Cast", "attention_mask", to=TensorProto.FLOAT)

@@ -1,4 +1,5 @@
-"""`resnet` and `yolov5`: small networks that read handwritten digits. Their weights are in model_repository."""
+"""`resnet` and `yolov5`: small networks that read handwritten digits. Their weights are in
+model_repository."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +20,9 @@ SPECS = {
         settings={"resize": "stretch", "interpolation": "bilinear"},
         labels="labels.txt",
     ),
-    "yolov5": ModelSpec(client="yolov5", max_batch_size=8, settings={"layout": "yolov5"}, lengths=(32, 640, 1280)),
+    "yolov5": ModelSpec(
+        client="yolov5", max_batch_size=8, settings={"layout": "yolov5"}, lengths=(32, 640, 1280)
+    ),
 }
 
 
@@ -28,9 +31,14 @@ def export(request: Request, folder: Path) -> ModelSpec:
     spec, source = SPECS[request.model], REPOSITORY / request.model
     network = source / "1" / "model.onnx"
     if request.size or {"mean", "std", "scale"} & set(request.settings):
-        raise UsageError(f"--size, and --set of scale, mean and std, are in the network of '{request.model}' already")
+        raise UsageError(
+            "--size, and --set of scale, mean and std, are in the network of "
+            f"'{request.model}' already"
+        )
     if not network.is_file() or digest(network) != SHA256[request.model]:
-        raise BuildError(f"{network} is not the committed network: get it back (git checkout {network})")
+        raise BuildError(
+            f"{network} is not the committed network: get it back (git checkout {network})"
+        )
     shutil.copyfile(network, folder / "1" / "model.onnx")
     for file in (request.labels or source / "labels.txt", *source.glob("example.*")):
         shutil.copyfile(file, folder / ("labels.txt" if file == request.labels else file.name))

@@ -1,7 +1,8 @@
-"""`efficientnet`: EfficientNet-Lite0, the 1,000 classes of ImageNet, from the weights of a package, without torch.
+"""`efficientnet`: EfficientNet-Lite0, the 1,000 classes of ImageNet, from the weights of a package,
+without torch.
 
-Google's EfficientNet-B0 without squeeze-and-excite and with ReLU6 (github.com/tensorflow/tpu, efficientnet/lite);
-ml-illustrated converted the weights for PyTorch (Apache-2.0).
+Google's EfficientNet-B0 without squeeze-and-excite and with ReLU6 (github.com/tensorflow/tpu,
+efficientnet/lite); ml-illustrated converted the weights for PyTorch (Apache-2.0).
 """
 
 import json
@@ -46,27 +47,37 @@ def export(request: Request, folder: Path) -> ModelSpec:
         raise UsageError(f"--size {request.size}: EfficientNet-Lite0 takes {SIDE}")
     write_network(read_state_dict(file_of(*WEIGHTS)), folder / "1" / "model.onnx")
     names = json.loads(file_of(*NAMES).read_text(encoding="utf-8"))
-    write_labels(folder / DEFAULT_LABELS, [names[str(i)] for i in range(len(names))], request.labels)
+    write_labels(
+        folder / DEFAULT_LABELS, [names[str(i)] for i in range(len(names))], request.labels
+    )
     for name in ("example.jpg", "LICENSES.txt"):
         shutil.copyfile(REPOSITORY / "efficientnet" / name, folder / name)
-    spec = ModelSpec(client="resnet", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS, labels=DEFAULT_LABELS)
+    spec = ModelSpec(
+        client="resnet", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS, labels=DEFAULT_LABELS
+    )
     return with_tensors(request, folder, spec)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Names nothing but what a state_dict holds: storages, and tensors as (storage, offset, size, stride)."""
+    """Names nothing but what a state_dict holds: storages, and tensors as (storage, offset, size,
+    stride)."""
 
     def persistent_load(self, pid: Any) -> Any:
         """pid is "storage", its type, its key, …"""
         return pid[1:3]
 
     def find_class(self, module: str, name: str) -> Any:
-        return {"OrderedDict": OrderedDict, "_rebuild_tensor_v2": lambda *tensor: tensor[:4], **STORAGES}[name]
+        return {
+            "OrderedDict": OrderedDict,
+            "_rebuild_tensor_v2": lambda *tensor: tensor[:4],
+            **STORAGES,
+        }[name]
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
-    """Return the tensors of a state_dict that torch before 1.6 saved: pickles of the format's number, its version, the
-    machine, the tensors and the storages' keys; then each storage's length and its data."""
+    """Return the tensors of a state_dict that torch before 1.6 saved: pickles of the format's
+    number, its version, the machine, the tensors and the storages' keys; then each storage's length
+    and its data."""
     with path.open("rb") as file:
         *_, tensors, keys = (_Unpickler(file).load() for _ in range(5))
         types = {key: dtype for (dtype, key), *_ in tensors.values()}
@@ -76,14 +87,18 @@ def read_state_dict(path: Path) -> dict[str, Array]:
             data[key] = np.frombuffer(file.read(count * np.dtype(types[key]).itemsize), types[key])
     return {
         name: np.lib.stride_tricks.as_strided(
-            data[key][offset:], size, [step * data[key].itemsize for step in stride], writeable=False
+            data[key][offset:],
+            size,
+            [step * data[key].itemsize for step in stride],
+            writeable=False,
         )
         for name, ((_, key), offset, size, stride) in tensors.items()
     }
 
 
 def write_network(tensors: Mapping[str, Array], path: Path) -> None:
-    """Write the network with the weights of a state_dict: images UINT8 [n, 3, 224, 224] to logits [n, 1000]."""
+    """Write the network with the weights of a state_dict: images UINT8 [n, 3, 224, 224] to logits
+    [n, 1000]."""
     network = _Network(tensors)
     x = network.convolution(network.x, "_conv_stem", "_bn0", stride=2)
     index, channels = 0, 32
@@ -113,9 +128,17 @@ class _Network(ImageGraph):
         x = self.convolution(x, f"{name}._depthwise_conv", f"{name}._bn1", stride)
         return self.convolution(x, f"{name}._project_conv", f"{name}._bn2", active=False)
 
-    def convolution(self, x: str, name: str, norm: str, stride: int = 1, active: bool = True) -> str:
-        """Convolve with TensorFlow's "same" padding, normalize, and cut off below 0 and above 6 if it is active."""
-        kinds = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"}
+    def convolution(
+        self, x: str, name: str, norm: str, stride: int = 1, active: bool = True
+    ) -> str:
+        """Convolve with TensorFlow's "same" padding, normalize, and cut off below 0 and above 6 if
+        it is active."""
+        kinds = {
+            "gamma": "weight",
+            "beta": "bias",
+            "mean": "running_mean",
+            "variance": "running_var",
+        }
         values = {kind: self.tensors[f"{norm}.{saved}"] for kind, saved in kinds.items()}
         weights, bias = folded(self.tensors[f"{name}.weight"], values, EPSILON)
         groups = len(weights) if name.endswith("_depthwise_conv") else 1

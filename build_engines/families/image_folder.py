@@ -1,7 +1,8 @@
 """Folders of transformers whose network takes one image -> model folders.
 
-config.json and the image processor decide the client's settings. The build checks on some images that the client
-prepares them like the processor. Modules that need torch or transformers are imported late.
+config.json and the image processor decide the client's settings. The build checks on some images
+that the client prepares them like the processor. Modules that need torch or transformers are
+imported late.
 """
 
 import json
@@ -32,7 +33,9 @@ CLIENTS = {  # by the end of the architecture's name in config.json
     ENCODER: "image_embedding",
 }
 LABELLED = {"resnet", "semantic_segmentation", "detr"}
-OTHERS = {"ForMaskedImageModeling": "its encoder can be exported to ONNX and built without --client"}
+OTHERS = {
+    "ForMaskedImageModeling": "its encoder can be exported to ONNX and built without --client"
+}
 
 
 def is_image(checkpoint: Path) -> bool:
@@ -41,12 +44,17 @@ def is_image(checkpoint: Path) -> bool:
 
 
 def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
-    """Write the model folder's files. Raise BuildError if the checkpoint is of another network, or not complete."""
+    """Write the model folder's files. Raise BuildError if the checkpoint is of another network, or
+    not complete."""
     if path is None or not path.is_dir():
-        raise BuildError(f"{path} is neither a folder as save_pretrained writes it nor an ONNX file")
+        raise BuildError(
+            f"{path} is neither a folder as save_pretrained writes it nor an ONNX file"
+        )
     config, client = check_architecture(path, request.client)
     if not is_image(path):
-        raise BuildError(f"{path} has no preprocessor_config.json: it does not say how images are prepared")
+        raise BuildError(
+            f"{path} has no preprocessor_config.json: it does not say how images are prepared"
+        )
     if request.size:
         raise BuildError("--size is not for a folder of transformers: its files say the size")
     from build_engines.families import image_network  # needs torch
@@ -73,19 +81,27 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
 
 
 def check_architecture(checkpoint: Path, asked: str) -> tuple[Mapping[str, Any], str]:
-    """Return config.json, and the client of the network that it names. Raise BuildError if no client serves it, or if
-    another client is asked for."""
+    """Return config.json, and the client of the network that it names. Raise BuildError if no
+    client serves it, or if another client is asked for."""
     config: Mapping[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     name = str((config.get("architectures") or [config.get("model_type", "network of no name")])[0])
     image = is_image(checkpoint)  # many a network is called …Model
-    client = next((each for end, each in CLIENTS.items() if name.endswith(end) and (image or end != ENCODER)), "")
+    client = next(
+        (each for end, each in CLIENTS.items() if name.endswith(end) and (image or end != ENCODER)),
+        "",
+    )
     if not client or asked not in ("", client):
         remedy = next((text for end, text in OTHERS.items() if end in name), TO_TENSORS)
-        remedy = remedy if config.get("architectures") else 'add "architectures" to it: ["ViTForImageClassification"]'
+        remedy = (
+            remedy
+            if config.get("architectures")
+            else 'add "architectures" to it: ["ViTForImageClassification"]'
+        )
         remedy = f"without --client it becomes a model of the client {client}" if client else remedy
         known = ", ".join(f"…{end}" for end, each in CLIENTS.items() if asked in ("", each))
         raise BuildError(
-            f"{checkpoint} holds a {name} by its config.json, and this builds networks named {known}; {remedy}"
+            f"{checkpoint} holds a {name} by its config.json, and this builds networks "
+            f"named {known}; {remedy}"
         )
     return config, client
 

@@ -1,5 +1,5 @@
-"""Exports any network of transformers that takes one image to ONNX, from pixels to what its client reads, with torch.
-The only module that loads these networks and their image processors."""
+"""Exports any network of transformers that takes one image to ONNX, from pixels to what its client
+reads, with torch. The only module that loads these networks and their image processors."""
 
 import itertools
 import json
@@ -35,7 +35,8 @@ from serving.errors import InvalidRequest
 INPUT = "input"
 OUTPUT = "logits"
 CLOSE = 1e-3
-FREE = {"batch": 2, "height": 96, "width": 160}  # dimensions that may be free, and their values during tracing
+# dimensions that may be free, and their values during tracing
+FREE = {"batch": 2, "height": 96, "width": 160}
 STRANGE_BOXES = 0.05  # the share of a detector's boxes that may differ
 TRIED = (
     (311, 207),
@@ -43,15 +44,18 @@ TRIED = (
     (640, 640),
     (60, 47),
 )  # widths and heights of the images on which processor and client are compared
-ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))  # the same where each image keeps its proportions
-FIXED = 'to serve it at one size set "size": {"height": 640, "width": 640} in preprocessor_config.json'
+# the same where each image keeps its proportions
+ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
+FIXED = (
+    'to serve it at one size set "size": {"height": 640, "width": 640} in preprocessor_config.json'
+)
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 
 @dataclass(frozen=True)
 class Head:
-    """For a client's networks: how they are loaded, the names of their outputs, how to get these from the result, and
-    how to compare two results."""
+    """For a client's networks: how they are loaded, the names of their outputs, how to get these
+    from the result, and how to compare two results."""
 
     loader: Any
     outputs: tuple[str, ...]
@@ -60,7 +64,9 @@ class Head:
 
 
 def _equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    return all(np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(outputs, wanted, strict=True))
+    return all(
+        np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(outputs, wanted, strict=True)
+    )
 
 
 def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
@@ -85,9 +91,16 @@ def _vector(network: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the embedding that CLIP and SigLIP compare with texts, else the pooled output."""
     if isinstance(network, CLIPVisionModelWithProjection):
         return (network(images).image_embeds,)
-    output = network.get_image_features(images) if hasattr(network, "get_image_features") else network(images)
+    output = (
+        network.get_image_features(images)
+        if hasattr(network, "get_image_features")
+        else network(images)
+    )
     if getattr(output, "pooler_output", None) is None:
-        raise BuildError(f"{type(network).__name__} has no pooled output, so it has no single vector for an image")
+        raise BuildError(
+            f"{type(network).__name__} has no pooled output, so it has no single vector for "
+            "an image"
+        )
     return (output.pooler_output,)
 
 
@@ -100,30 +113,44 @@ HEADS = {
 
 
 def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dict[str, str]:
-    """Write the network: input UINT8 [N,3,height,width] -> the outputs that the client `kind` reads. Return the
-    client's settings. If each image keeps its proportions, height and width are free. Raise BuildError."""
+    """Write the network: input UINT8 [N,3,height,width] -> the outputs that the client `kind`
+    reads. Return the client's settings. If each image keeps its proportions, height and width are
+    free. Raise BuildError."""
     processor = _processor(checkpoint)
     settings = settings_of(processor)
     check_same(processor, client_of(processor, settings))
     client = client_of(processor, {**settings, **request.settings})
-    named = (json.loads((checkpoint / "config.json").read_text(encoding="utf-8")).get("architectures") or [""])[0]
+    named = (
+        json.loads((checkpoint / "config.json").read_text(encoding="utf-8")).get("architectures")
+        or [""]
+    )[0]
     is_tower = named == CLIPVisionModelWithProjection.__name__
     loader = CLIPVisionModelWithProjection if is_tower else HEADS[kind].loader
     network = load(loader, checkpoint, f"as a {named or 'network'}")
     if keeps_ratio(client.options) and request.max_batch_size > 1:
-        raise UsageError(f"--max-batch-size {request.max_batch_size}: images of different sizes make no batch; {FIXED}")
+        raise UsageError(
+            f"--max-batch-size {request.max_batch_size}: images of different sizes make no "
+            f"batch; {FIXED}"
+        )
     module = Pixels(network, client, HEADS[kind])
     height, width = client.input.shape[1:]
     sides = ("height", "width") if height == -1 else (height, width)  # both are free, or none
     shape = ("batch" if request.max_batch_size else 1, 3, *sides)
-    example = torch.zeros([side if isinstance(side, int) else FREE[side] for side in shape], dtype=torch.uint8)
+    example = torch.zeros(
+        [side if isinstance(side, int) else FREE[side] for side in shape], dtype=torch.uint8
+    )
     export_onnx(module, {INPUT: example}, {INPUT: shape}, HEADS[kind].outputs, path)
     rng = np.random.default_rng(0)
     sizes = sorted({client.fit(Image.new("RGB", size)).shape[:2] for size in ANY_SIZE})
     batches = (1, 3) if request.max_batch_size and not keeps_ratio(client.options) else (1,)
-    pixels = (rng.integers(0, 256, (batch, 3, *size), np.uint8) for batch, size in itertools.product(batches, sizes))
+    pixels = (
+        rng.integers(0, 256, (batch, 3, *size), np.uint8)
+        for batch, size in itertools.product(batches, sizes)
+    )
     examples = ({INPUT: torch.from_numpy(each)} for each in pixels)
-    check_answers(module, path, examples, HEADS[kind].same, f"; or, {FIXED}" if len(sizes) > 1 else "")
+    check_answers(
+        module, path, examples, HEADS[kind].same, f"; or, {FIXED}" if len(sizes) > 1 else ""
+    )
     return settings | (_scores(processor) if kind == "detr" else {})
 
 
@@ -131,7 +158,9 @@ def _processor(checkpoint: Path) -> Any:
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, backend="pil", **OFFLINE)
     except Exception as err:  # each processor raises its own
-        raise BuildError(f"the image processor of {checkpoint} cannot be loaded: {first_line(err)}") from err
+        raise BuildError(
+            f"the image processor of {checkpoint} cannot be loaded: {first_line(err)}"
+        ) from err
 
 
 def settings_of(processor: Any) -> dict[str, str]:
@@ -142,7 +171,11 @@ def settings_of(processor: Any) -> dict[str, str]:
     return {
         "interpolation": NAMES[resample],
         "exact": "transformers",
-        **(_geometry(processor, *sizes.pop()[1:]) if len(sizes) == 1 else _any_size(processor, sizes)),
+        **(
+            _geometry(processor, *sizes.pop()[1:])
+            if len(sizes) == 1
+            else _any_size(processor, sizes)
+        ),
         **order,
         **_normalization(processor),
     }
@@ -151,11 +184,18 @@ def settings_of(processor: Any) -> dict[str, str]:
 def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
     """Return the image as the network gets it, [channels, height, width]."""
     try:
-        pixels: NDArray[np.float32] = np.asarray(processor(images=image, return_tensors="np")["pixel_values"])[0]
+        pixels: NDArray[np.float32] = np.asarray(
+            processor(images=image, return_tensors="np")["pixel_values"]
+        )[0]
     except Exception as err:  # each processor raises its own
-        raise BuildError(f"{_name(processor)} does not prepare an image: {first_line(err)}") from err
+        raise BuildError(
+            f"{_name(processor)} does not prepare an image: {first_line(err)}"
+        ) from err
     if pixels.ndim != 3 or len(pixels) != 3:
-        raise BuildError(f"{_name(processor)} makes {list(pixels.shape)} of an image, and [3, height, width] is served")
+        raise BuildError(
+            f"{_name(processor)} makes {list(pixels.shape)} of an image, and [3, height, "
+            "width] is served"
+        )
     return pixels
 
 
@@ -165,13 +205,21 @@ def _name(processor: Any) -> str:
 
 def _geometry(processor: Any, height: int, width: int) -> dict[str, str]:
     """Return how the processor resizes and cuts; `check_same` finds what this misses."""
-    size, kind, shortest = {"size": f"{height},{width}"}, type(processor).__name__, _edge(processor, "shortest_edge")
+    size, kind, shortest = (
+        {"size": f"{height},{width}"},
+        type(processor).__name__,
+        _edge(processor, "shortest_edge"),
+    )
     if "ConvNext" in kind and shortest < 384:
         return size | {"resize": "shortest", "resize_to": str(int(shortest / processor.crop_pct))}
     if "Levit" in kind and shortest:
         return size | {"resize": "shortest", "resize_to": str(int(256 / 224 * shortest))}
     if "ConvNext" in kind or not shortest:
-        sides = (processor.size["height"], processor.size["width"]) if not shortest else (height, height)
+        sides = (
+            (processor.size["height"], processor.size["width"])
+            if not shortest
+            else (height, height)
+        )
         return size | {"resize": "stretch", "resize_to": f"{sides[0]},{sides[1]}"}
     return size | {"resize": "shortest", "resize_to": str(shortest)}
 
@@ -182,20 +230,24 @@ def _edge(processor: Any, name: str) -> int:
 
 
 def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
-    """Return the same for a processor that keeps the proportions. Raise BuildError if it does not say how."""
+    """Return the same for a processor that keeps the proportions. Raise BuildError if it does not
+    say how."""
     shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
     if not shortest or not longest:
         raise BuildError(
-            f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; served is one size, or the "
-            f"proportions by a shortest_edge and a longest_edge; {FIXED}"
+            f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; served "
+            f"is one size, or the proportions by a shortest_edge and a longest_edge; {FIXED}"
         )
     divisor = {"size_divisor": "16"} if "Yolos" in type(processor).__name__ else {}
     return {"resize": KEEP_RATIO, "resize_to": f"{shortest},{longest}", **divisor}
 
 
 def _normalization(processor: Any) -> dict[str, str]:
-    """Return mean and std after the usual scale of 1/255, computed from a black and a white image."""
-    black, white = (prepared(processor, Image.new("RGB", (512, 512), colour)) for colour in ("black", "white"))
+    """Return mean and std after the usual scale of 1/255, computed from a black and a white
+    image."""
+    black, white = (
+        prepared(processor, Image.new("RGB", (512, 512), colour)) for colour in ("black", "white")
+    )
     offset = black.mean((1, 2), np.float64)
     std = 1 / (white.mean((1, 2), np.float64) - offset)
     return {"mean": _joined(-offset * std), "std": _joined(std)}
@@ -214,20 +266,26 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
     try:
         return Client(Model("network", Path("/nonexistent"), inputs, outputs, 1, settings))
     except InvalidRequest as err:
-        raise BuildError(f"{_name(processor)} prepares images in a way that is not served: {err}") from err
+        raise BuildError(
+            f"{_name(processor)} prepares images in a way that is not served: {err}"
+        ) from err
 
 
 def _scores(processor: Any) -> dict[str, str]:
-    """Return the settings of a detector's client. They follow from what the processor keeps of a box with two equally
-    good classes, and of 300 good boxes."""
+    """Return the settings of a detector's client. They follow from what the processor keeps of a
+    box with two equally good classes, and of 300 good boxes."""
     try:
         logits = torch.full((1, 300, 3), 9.0)
         outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
         (kept,) = processor.post_process_object_detection(outputs, threshold=0.9)
     except Exception as err:  # each processor raises its own
-        raise BuildError(f"{_name(processor)} does not say what boxes are kept: {first_line(err)}") from err
+        raise BuildError(
+            f"{_name(processor)} does not say what boxes are kept: {first_line(err)}"
+        ) from err
     count = len(kept["scores"])  # softmax of three equal logits is a third: none is kept
-    return {"scores": "sigmoid", **({} if count == 300 else {"queries": str(count)})} if count else {}
+    return (
+        {"scores": "sigmoid", **({} if count == 300 else {"queries": str(count)})} if count else {}
+    )
 
 
 def check_same(processor: Any, client: ImageClient) -> None:
@@ -239,8 +297,9 @@ def check_same(processor: Any, client: ImageClient) -> None:
         theirs = prepared(processor, image)
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=CLOSE):
             raise BuildError(
-                f"{_name(processor)} prepares images in a way that is not served; export the network to ONNX, and "
-                "build that with --client image-classification and --set size=, resize=, mean=, std="
+                f"{_name(processor)} prepares images in a way that is not served; export "
+                "the network to ONNX, and build that with --client image-classification and "
+                "--set size=, resize=, mean=, std="
             )
 
 
@@ -250,7 +309,10 @@ class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(self, network: Any, client: ImageClient, head: Head = HEADS["resnet"]) -> None:
         super().__init__()
         self.network, self.head = network, head
-        self.gain, self.offset = torch.from_numpy(client.frame.gain), torch.from_numpy(client.frame.offset)
+        self.gain, self.offset = (
+            torch.from_numpy(client.frame.gain),
+            torch.from_numpy(client.frame.offset),
+        )
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.head.read(self.network, pixels.float() * self.gain + self.offset)

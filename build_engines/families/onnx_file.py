@@ -1,6 +1,7 @@
 """A user's own ONNX or TorchScript file as a model folder.
 
-The tensors of an ONNX file are read from it. Those of a TorchScript file come from flags and from a run on zeros.
+The tensors of an ONNX file are read from it. Those of a TorchScript file come from flags and from a
+run on zeros.
 """
 
 import re
@@ -37,10 +38,14 @@ DETECTOR, SIDE = "yolov5", 224  # pixels of a classifier's free sides
 FEW_BOXES, LEAST_PIXELS = 1000, 32
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 TEXTS = "bert"  # the client that reads a tokenizer
-# Clients, and tasks of texts, that turn logits into scores -> whether they have the setting `activation`.
+# Clients, and tasks of texts, that turn logits into scores -> whether they have the setting
+# `activation`.
 OF_LOGITS = {
     **dict.fromkeys(("resnet", "text-classification", "text-ranking"), True),
-    **dict.fromkeys(("zero-shot-classification", "token-classification", "fill-mask", "question-answering"), False),
+    **dict.fromkeys(
+        ("zero-shot-classification", "token-classification", "fill-mask", "question-answering"),
+        False,
+    ),
     "detr": False,
 }
 
@@ -61,7 +66,8 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     if whole.max_batch_size and _mixes_rows(load, whole):
         if request.max_batch_size > 0:
             raise UsageError(
-                f"--max-batch-size {request.max_batch_size}: rows that run together answer as none does alone"
+                f"--max-batch-size {request.max_batch_size}: rows that run together answer "
+                "as none does alone"
             )
         whole = with_tensors(replace(request, max_batch_size=0), folder, spec)
     spec = _with_size(request, whole, onnx_files.size_of(model))
@@ -70,33 +76,42 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
 
 
 def _check_boxes(load: Callable[[], Runner], spec: ModelSpec) -> None:
-    """Raise BuildError if the boxes of a random image are not in pixels: YOLOX's are offsets in cells of a grid. A file
-    that does not run, or whose few boxes may be only those of detected objects, is accepted."""
+    """Raise BuildError if the boxes of a random image are not in pixels: YOLOX's are offsets in
+    cells of a grid. A file that does not run, or whose few boxes may be only those of detected
+    objects, is accepted."""
     if spec.client != DETECTOR:
         return
     try:
-        rows = load()(_random_feed(spec, 1, int(spec.settings.get("size", 640))))[spec.outputs[0].name][0]
+        rows = load()(_random_feed(spec, 1, int(spec.settings.get("size", 640))))[
+            spec.outputs[0].name
+        ][0]
         boxes = np.abs(rows[:, :4] if len(rows) > rows.shape[1] else rows[:4].T)
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return
     if len(boxes) > FEW_BOXES and 0 < boxes.max() < LEAST_PIXELS:
         raise BuildError(
-            f"the boxes in '{spec.outputs[0].name}' are not in pixels (at most {boxes.max():.1f}), as YOLOX's and "
-            "normalized ones are: build it without --client, and decode them in a client of your own (docs/models.md)"
+            f"the boxes in '{spec.outputs[0].name}' are not in pixels (at most "
+            f"{boxes.max():.1f}), as YOLOX's and normalized ones are: build it without "
+            "--client, and decode them in a client of your own (docs/models.md)"
         )
 
 
 def _mixes_rows(load: Callable[[], Runner], spec: ModelSpec) -> bool:
-    """Return whether random rows get other answers together than alone: then the first dimension is not a batch,
-    although it varies, but time, for example. Return False if the file does not run on them."""
+    """Return whether random rows get other answers together than alone: then the first dimension is
+    not a batch, although it varies, but time, for example. Return False if the file does not run on
+    them."""
     for length in LENGTHS:
         with suppress(Exception):  # ONNX Runtime's and torch's have no common base class
             feed = _random_feed(spec, ROWS, length)
             run = load()
             together = run(feed)
-            alone = [run({name: array[row : row + 1] for name, array in feed.items()}) for row in range(ROWS)]
+            alone = [
+                run({name: array[row : row + 1] for name, array in feed.items()})
+                for row in range(ROWS)
+            ]
             return not all(
-                _alike(each, np.concatenate([row[name] for row in alone])) for name, each in together.items()
+                _alike(each, np.concatenate([row[name] for row in alone]))
+                for name, each in together.items()
             )
     return False
 
@@ -109,21 +124,36 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
-    """Return the ModelSpec with the setting `size`: of the flag, else the `trained` one of a detector's file, if the
-    input's height and width are free. Raise UsageError for a flag without effect."""
+    """Return the ModelSpec with the setting `size`: of the flag, else the `trained` one of a
+    detector's file, if the input's height and width are free. Raise UsageError for a flag without
+    effect."""
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
-    takes_size = bool(spec.client) and any(each.name == "size" for each in family(spec.client).settings)
+    takes_size = bool(spec.client) and any(
+        each.name == "size" for each in family(spec.client).settings
+    )
     is_free = takes_size and sides.count(-1) >= 2
     if request.size and not is_free and not (takes_size and sides.count(request.size) == 2):
-        what = "the network takes no image through a client" if not takes_size else f"its input is {list(sides)}"
-        raise UsageError(f"--size {request.size} has no effect: {what}; leave the flag out, or export another size")
+        what = (
+            "the network takes no image through a client"
+            if not takes_size
+            else f"its input is {list(sides)}"
+        )
+        raise UsageError(
+            f"--size {request.size} has no effect: {what}; leave the flag out, or export "
+            "another size"
+        )
     size = request.size or (trained if spec.client == DETECTOR else 0)
-    return replace(spec, settings={**spec.settings, "size": str(size)}) if is_free and size else spec
+    return (
+        replace(spec, settings={**spec.settings, "size": str(size)}) if is_free and size else spec
+    )
 
 
-def _with_scores(request: Request, folder: Path, graph: onnx.ModelProto, spec: ModelSpec) -> ModelSpec:
-    """Return the ModelSpec with its output of scores first, and with `activation` none if the file makes scores of its
-    logits itself. Raise BuildError if it does so and the client has no such setting."""
+def _with_scores(
+    request: Request, folder: Path, graph: onnx.ModelProto, spec: ModelSpec
+) -> ModelSpec:
+    """Return the ModelSpec with its output of scores first, and with `activation` none if the file
+    makes scores of its logits itself. Raise BuildError if it does so and the client has no such
+    setting."""
     settings = {**spec.settings, **request.settings}
     kind = settings.get("task", "") if spec.client == TEXTS else spec.client
     if kind not in OF_LOGITS:
@@ -131,7 +161,12 @@ def _with_scores(request: Request, folder: Path, graph: onnx.ModelProto, spec: M
     try:
         client = make_client(
             Model(
-                spec.client, folder, spec.inputs, spec.outputs, spec.max_batch_size, {**settings, "client": spec.client}
+                spec.client,
+                folder,
+                spec.inputs,
+                spec.outputs,
+                spec.max_batch_size,
+                {**settings, "client": spec.client},
             )
         )
     except (ConfigError, InvalidRequest, OSError):  # the check of the finished folder says why
@@ -143,19 +178,21 @@ def _with_scores(request: Request, folder: Path, graph: onnx.ModelProto, spec: M
         return spec
     if not OF_LOGITS[kind]:
         raise BuildError(
-            f"the file's output '{name}' ends in {operator}, and {kind} computes its scores from logits: export the "
-            f"network without its last {operator}"
+            f"the file's output '{name}' ends in {operator}, and {kind} computes its scores "
+            f"from logits: export the network without its last {operator}"
         )
     return replace(spec, settings={**spec.settings, "activation": "none"})
 
 
 def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> ModelSpec:
-    """Write the labels (of the flag, else of a detector's file), a text client's tokenizer and the client's example.
-    Return the ModelSpec, still without tensors."""
+    """Write the labels (of the flag, else of a detector's file), a text client's tokenizer and the
+    client's example. Return the ModelSpec, still without tensors."""
     client = client_of(request)
     _copy_tokenizer(request, client, folder)
     labels = write_labels(folder / LABELS, names if client == DETECTOR else (), request.labels)
-    for example in sorted((REPOSITORY / client).glob("example.*")) if client not in ("", TEXTS) else ():
+    for example in (
+        sorted((REPOSITORY / client).glob("example.*")) if client not in ("", TEXTS) else ()
+    ):
         shutil.copyfile(example, folder / example.name)
     return ModelSpec(
         client=client,
@@ -167,14 +204,16 @@ def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> 
 
 
 def _copy_tokenizer(request: Request, client: str, folder: Path) -> None:
-    """Copy the folder that --tokenizer names into the model's, and write an example. Raise UsageError if the flag is
-    missing or not allowed."""
+    """Copy the folder that --tokenizer names into the model's, and write an example. Raise
+    UsageError if the flag is missing or not allowed."""
     if client != TEXTS:
         if request.tokenizer:
             raise UsageError(f"--tokenizer is for --client {TEXTS}")
         return
     if not request.tokenizer or not request.tokenizer.is_dir():
-        raise UsageError(f"--client {TEXTS} takes --tokenizer FOLDER, the folder of the tokenizer's files")
+        raise UsageError(
+            f"--client {TEXTS} takes --tokenizer FOLDER, the folder of the tokenizer's files"
+        )
     if request.task and request.task not in EXAMPLES:
         raise UsageError(f"--task {request.task}: the tasks are {', '.join(EXAMPLES)}")
     copy_tokenizer(request.tokenizer, folder / "tokenizer")
@@ -182,11 +221,13 @@ def _copy_tokenizer(request: Request, client: str, folder: Path) -> None:
 
 
 def client_of(request: Request) -> str:
-    """Return the client of the flag, else of the recipe, else none. Raise UsageError for an unknown one."""
+    """Return the client of the flag, else of the recipe, else none. Raise UsageError for an unknown
+    one."""
     client = request.client or (request.recipe.client if request.recipe else "")
     if client and client not in families():
         raise UsageError(
-            f"--client {client}: the clients are {', '.join(families())}; without one the model takes tensors"
+            f"--client {client}: the clients are {', '.join(families())}; without one the "
+            "model takes tensors"
         )
     return client
 
@@ -194,8 +235,8 @@ def client_of(request: Request) -> str:
 def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> ModelSpec:
     """Return the ModelSpec with the tensors of its 1/model.onnx, and its batching.
 
-    A model takes batches when the first dimension of all its tensors is variable; `max_batch_size` is the request's,
-    else the ModelSpec's. Other models take no batches.
+    A model takes batches when the first dimension of all its tensors is variable; `max_batch_size`
+    is the request's, else the ModelSpec's. Other models take no batches.
     """
     file = folder / "1" / "model.onnx"
     inputs, outputs = onnx_files.specs(onnx_files.read(file))
@@ -203,8 +244,9 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
     fixed = [spec for spec in (*inputs, *outputs) if spec.shape[:1] != (-1,)]
     if request.max_batch_size > 0 and fixed:
         raise UsageError(
-            f"--max-batch-size {request.max_batch_size}: tensor '{fixed[0].name}' {list(fixed[0].shape)} has a fixed "
-            "first dimension; export the model with a dynamic batch dimension, or leave the flag out"
+            f"--max-batch-size {request.max_batch_size}: tensor '{fixed[0].name}' "
+            f"{list(fixed[0].shape)} has a fixed first dimension; export the model with a "
+            "dynamic batch dimension, or leave the flag out"
         )
     batch = model_spec.max_batch_size if request.max_batch_size < 0 else request.max_batch_size
     if fixed or not batch:
@@ -221,22 +263,30 @@ def export_torchscript(request: Request, path: Path, folder: Path) -> ModelSpec:
     outputs = _run_torchscript(path, module, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
     model_spec = spec_of_flags(request, folder)
-    spec = replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
+    spec = replace(
+        model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT
+    )
     run = partial(_torch_outputs, module)
     if batch and _mixes_rows(lambda: run, spec):
         raise BuildError(
-            f"{path}: rows that run together answer as none does alone, so the first dimension is no batch: build it "
-            "with --max-batch-size 0, and with all dimensions in --input"
+            f"{path}: rows that run together answer as none does alone, so the first "
+            "dimension is no batch: build it with --max-batch-size 0, and with all "
+            "dimensions in --input"
         )
     spec = _with_size(request, spec)
     _check_boxes(lambda: run, spec)
-    if spec.client == "resnet" and "activation" not in request.settings and _makes_scores(module, run, spec):
+    if (
+        spec.client == "resnet"
+        and "activation" not in request.settings
+        and _makes_scores(module, run, spec)
+    ):
         spec = replace(spec, settings={**spec.settings, "activation": "none"})
     return spec
 
 
 def _makes_scores(module: Any, run: Runner, spec: ModelSpec) -> bool:
-    """Return whether a classifier's scores sum to 1 for random images, or its last step is a sigmoid."""
+    """Return whether a classifier's scores sum to 1 for random images, or its last step is a
+    sigmoid."""
     with suppress(Exception):  # torch's have no common base class
         (scores, *_) = run(_random_feed(spec, ROWS, SIDE)).values()
         if scores.min() >= 0 and np.allclose(scores.sum(-1), 1, atol=1e-3):
@@ -246,7 +296,9 @@ def _makes_scores(module: Any, run: Runner, spec: ModelSpec) -> bool:
 
 
 def _random_feed(spec: ModelSpec, rows: int, length: int) -> Tensors:
-    return example_feed(Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {}), rows, length)
+    return example_feed(
+        Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {}), rows, length
+    )
 
 
 def _torch_outputs(module: Any, feed: Tensors) -> Tensors:
@@ -259,12 +311,12 @@ def _torch_outputs(module: Any, feed: Tensors) -> Tensors:
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """Return the inputs that are written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a variable
-    dimension; without a NAME they are Triton's INPUT__0 …"""
+    """Return the inputs that are written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1
+    for a variable dimension; without a NAME they are Triton's INPUT__0 …"""
     if not texts:
         raise UsageError(
-            "a TorchScript file does not say what it takes: add --input FP32:3,224,224 for each input "
-            "(DATATYPE:DIMS, without the batch dimension)"
+            "a TorchScript file does not say what it takes: add --input FP32:3,224,224 for "
+            "each input (DATATYPE:DIMS, without the batch dimension)"
         )
     return tuple(_parse_input(text, number) for number, text in enumerate(texts))
 
@@ -272,7 +324,9 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
 def _parse_input(text: str, number: int) -> TensorSpec:
     match = _INPUT.fullmatch(text)
     if not match or match[2] not in onnx_files.DATATYPES.values():
-        raise UsageError(f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1")
+        raise UsageError(
+            f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1"
+        )
     dims = tuple(int(size) for size in match[3].split(",") if size)
     if any(size < 1 and size != -1 for size in dims):
         raise UsageError(f"--input {text}: a dimension is a number from 1, or -1 where it varies")
@@ -293,15 +347,18 @@ def _read_torchscript(path: Path) -> Any:
     for each in arguments:
         if "Tensor" not in str(each.type) and not each.has_default_value():
             raise BuildError(
-                f"{path}: its forward takes '{each.name}' as {each.type}, and Triton sends tensors: script a module "
-                "around it that has it as a constant, or build its ONNX file"
+                f"{path}: its forward takes '{each.name}' as {each.type}, and Triton sends "
+                "tensors: script a module around it that has it as a constant, or build its "
+                "ONNX file"
             )
     return module
 
 
-def _run_torchscript(path: Path, module: Any, inputs: Sequence[TensorSpec], batching: bool) -> tuple[TensorSpec, ...]:
-    """Return the outputs as OUTPUT__0 …. A dimension is variable if it differs between two runs with different
-    sizes."""
+def _run_torchscript(
+    path: Path, module: Any, inputs: Sequence[TensorSpec], batching: bool
+) -> tuple[TensorSpec, ...]:
+    """Return the outputs as OUTPUT__0 …. A dimension is variable if it differs between two runs
+    with different sizes."""
     import torch
 
     shapes = []
@@ -314,7 +371,9 @@ def _run_torchscript(path: Path, module: Any, inputs: Sequence[TensorSpec], batc
             shapes.append([(tuple(tensor.shape), _datatype(tensor)) for tensor in tensors])
     except (RuntimeError, ValueError, TypeError, AttributeError) as err:
         reason = str(err).strip().splitlines()[-1]
-        raise BuildError(f"{path} does not run on zeros of the inputs {_written(inputs)}: {reason}") from err
+        raise BuildError(
+            f"{path} does not run on zeros of the inputs {_written(inputs)}: {reason}"
+        ) from err
     pairs = enumerate(zip(*shapes, strict=True))
     return tuple(_output(number, one, other, batching) for number, (one, other) in pairs)
 
@@ -322,7 +381,9 @@ def _run_torchscript(path: Path, module: Any, inputs: Sequence[TensorSpec], batc
 def _zeros(spec: TensorSpec, batch: int, length: int) -> object:
     import torch
 
-    return torch.zeros(full_shape(spec, batch, length), dtype=getattr(torch, numpy_dtype(spec.datatype).name))
+    return torch.zeros(
+        full_shape(spec, batch, length), dtype=getattr(torch, numpy_dtype(spec.datatype).name)
+    )
 
 
 def _datatype(tensor: object) -> str:
@@ -332,11 +393,16 @@ def _datatype(tensor: object) -> str:
 
 
 def _output(
-    number: int, one: tuple[tuple[int, ...], str], other: tuple[tuple[int, ...], str], batching: bool
+    number: int,
+    one: tuple[tuple[int, ...], str],
+    other: tuple[tuple[int, ...], str],
+    batching: bool,
 ) -> TensorSpec:
     shape = tuple(a if a == b else -1 for a, b in zip(one[0], other[0], strict=True))
     if batching and shape[:1] != (-1,):
-        raise BuildError(f"output {number} has no batch dimension; build it with --max-batch-size 0")
+        raise BuildError(
+            f"output {number} has no batch dimension; build it with --max-batch-size 0"
+        )
     return TensorSpec(f"OUTPUT__{number}", one[1], shape[1:] if batching else shape)
 
 

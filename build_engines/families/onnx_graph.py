@@ -24,7 +24,9 @@ class Graph:
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         output = output or f"{operator}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, list(inputs), [output], name=output, **attributes))
+        self.nodes.append(
+            helper.make_node(operator, list(inputs), [output], name=output, **attributes)
+        )
         return output
 
     def constant(self, name: str, value: Any) -> str:
@@ -34,22 +36,36 @@ class Graph:
         return name
 
     def model(
-        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+        self,
+        name: str,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
     ) -> onnx.ModelProto:
         """Return the whole model."""
-        graph = helper.make_graph(self.nodes, name, inputs, outputs, list(self.initializers.values()))
+        graph = helper.make_graph(
+            self.nodes, name, inputs, outputs, list(self.initializers.values())
+        )
         opset = helper.make_opsetid("", OPSET)
-        return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="build_engines")
+        return helper.make_model(
+            graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="build_engines"
+        )
 
 
 class ImageGraph(Graph):
-    """A convolutional network that takes `images`, UINT8 RGB [n, 3, side, side]; `x` is (pixel - mean) · scale."""
+    """A convolutional network that takes `images`, UINT8 RGB [n, 3, side, side]; `x` is (pixel -
+    mean) · scale."""
 
     def __init__(self, side: int, mean: float, scale: float) -> None:
         super().__init__()
-        self.input = helper.make_tensor_value_info("images", TensorProto.UINT8, ["batch", 3, side, side])
+        self.input = helper.make_tensor_value_info(
+            "images", TensorProto.UINT8, ["batch", 3, side, side]
+        )
         pixels = self.add("Cast", "images", to=TensorProto.FLOAT)
-        self.x = self.add("Mul", self.add("Sub", pixels, self.value(np.float32(mean))), self.value(np.float32(scale)))
+        self.x = self.add(
+            "Mul",
+            self.add("Sub", pixels, self.value(np.float32(mean))),
+            self.value(np.float32(scale)),
+        )
 
     def value(self, value: Any) -> str:
         """A constant that nothing else uses."""
@@ -63,7 +79,8 @@ class ImageGraph(Graph):
         return parts
 
     def save(self, path: Path, output: str, shape: Sequence[int]) -> None:
-        """Write the file; `output` is the tensor that the network returns, `shape` its shape without the batch."""
+        """Write the file; `output` is the tensor that the network returns, `shape` its shape
+        without the batch."""
         last = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", *shape])
         model = self.model("network", [self.input], [last])
         onnx.checker.check_model(model, full_check=True)

@@ -1,4 +1,5 @@
-"""Models of scikit-learn, XGBoost and LightGBM, and their ONNX files, as model folders for the client `table`.
+"""Models of scikit-learn, XGBoost and LightGBM, and their ONNX files, as model folders for the
+client `table`.
 
 Their graphs are changed, because Triton serves only tensors with a batch dimension.
 """
@@ -28,7 +29,8 @@ CLIENT = "table"
 BATCH_SIZE = 1024  # rows: one takes microseconds
 PICKLES = (".joblib", ".pkl", ".pickle")
 HEAD = 4096  # bytes that tell a kind
-NUMPY_1 = ("__bit_generator_ctor", "__generator_ctor", "__randomstate_ctor")  # functions that its pickles call
+# functions that its pickles call
+NUMPY_1 = ("__bit_generator_ctor", "__generator_ctor", "__randomstate_ctor")
 NUMPY_2 = (
     "numeric",
     "fromnumeric",
@@ -60,7 +62,10 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     settings: dict[str, str] = {}
     if path.suffix == ".onnx":
         if request.data:
-            raise UsageError(f"--data {request.data}: {path} is an ONNX file, which has nothing to compare it with")
+            raise UsageError(
+                f"--data {request.data}: {path} is an ONNX file, which has nothing to "
+                "compare it with"
+            )
         model = onnx_files.read(path)
         classes: Sequence[Class] = mend(model)
     else:
@@ -69,29 +74,43 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     onnx.save(model, folder / "1" / "model.onnx")
     settings |= _name_classes(request, classes, folder)
     return with_tensors(
-        request, folder, ModelSpec(client=CLIENT, max_batch_size=BATCH_SIZE, settings=settings, cpu_only=True)
+        request,
+        folder,
+        ModelSpec(client=CLIENT, max_batch_size=BATCH_SIZE, settings=settings, cpu_only=True),
     )
 
 
-def _converted(request: Request, path: Path, folder: Path) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str]]:
-    """Return the graph, the classes and the settings. Write columns.txt, categories.json and example.json."""
+def _converted(
+    request: Request, path: Path, folder: Path
+) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str]]:
+    """Return the graph, the classes and the settings. Write columns.txt, categories.json and
+    example.json."""
     estimator = read(path, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
-    converted = convert(estimator, parse_inputs(request.inputs) if request.inputs else (), request.data)
+    converted = convert(
+        estimator, parse_inputs(request.inputs) if request.inputs else (), request.data
+    )
     write_labels(folder / COLUMNS, converted.columns, None)
     if any(values is not None for values in converted.categories):
         (folder / CATEGORIES).write_text(json.dumps(converted.categories) + "\n", encoding="utf-8")
     (folder / "example.json").write_text(json.dumps(converted.example) + "\n", encoding="utf-8")
-    return converted.model, converted.classes, {"missing": converted.missing} if converted.missing else {}
+    return (
+        converted.model,
+        converted.classes,
+        {"missing": converted.missing} if converted.missing else {},
+    )
 
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
-    """Write labels.txt from the user's names, else from classes that are texts. Return the setting for numbers other
-    than 0, 1, 2 …."""
+    """Write labels.txt from the user's names, else from classes that are texts. Return the setting
+    for numbers other than 0, 1, 2 …."""
     texts = [name for name in classes if isinstance(name, str)]
     if texts and request.labels:
-        raise UsageError(f"--labels {request.labels}: the model has names of its classes: {', '.join(texts[:5])} …")
+        raise UsageError(
+            f"--labels {request.labels}: the model has names of its classes: "
+            f"{', '.join(texts[:5])} …"
+        )
     write_labels(folder / LABELS, texts, request.labels)
     numbered = not texts and list(classes) != list(range(len(classes)))
     return {"classes": ",".join(map(str, classes))} if numbered else {}
@@ -109,21 +128,27 @@ def kind(path: Path) -> str:
 
 
 def read(path: Path, allow_pickle: bool) -> Any:
-    """Return the model, an estimator like scikit-learn's or a Booster. Raise UsageError, BuildError."""
+    """Return the model, an estimator like scikit-learn's or a Booster. Raise UsageError,
+    BuildError."""
     try:
-        return {"pickle": _pickle, "xgboost": _xgboost, "lightgbm": _lightgbm}[kind(path)](path, allow_pickle)
+        return {"pickle": _pickle, "xgboost": _xgboost, "lightgbm": _lightgbm}[kind(path)](
+            path, allow_pickle
+        )
     except (BuildError, ModuleNotFoundError):
         raise
-    except Exception as err:  # each library has errors of its own, and a pickle's code may raise anything
+    # each library has errors of its own, and a pickle's code may raise anything
+    except Exception as err:
         raise BuildError(f"{path} cannot be read: {type(err).__name__}: {first_line(err)}") from err
 
 
 def _pickle(path: Path, allow_pickle: bool) -> Any:
-    """Return the pickled model. Refuse one that another version of scikit-learn saved: it may answer differently."""
+    """Return the pickled model. Refuse one that another version of scikit-learn saved: it may
+    answer differently."""
     if not allow_pickle:
         raise UsageError(
-            f"{path} is a pickle: to read it is to run the code that is in it (docs/security.md). If you trust who "
-            "wrote it, add --allow-pickle; an ONNX file, XGBoost's model.json and LightGBM's model.txt hold no code"
+            f"{path} is a pickle: to read it is to run the code that is in it "
+            "(docs/security.md). If you trust who wrote it, add --allow-pickle; an ONNX "
+            "file, XGBoost's model.json and LightGBM's model.txt hold no code"
         )
     import joblib
     from sklearn.exceptions import InconsistentVersionWarning
@@ -134,16 +159,17 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
             return joblib.load(path)
         except InconsistentVersionWarning as err:
             raise BuildError(
-                f"{path} was saved by scikit-learn {err.original_sklearn_version}, and {err.current_sklearn_version} "
-                f"is here, which may answer otherwise: pip install scikit-learn=={err.original_sklearn_version}, or "
-                "convert it with skl2onnx where it was trained and bring the ONNX file"
+                f"{path} was saved by scikit-learn {err.original_sklearn_version}, and "
+                f"{err.current_sklearn_version} is here, which may answer otherwise: pip "
+                f"install scikit-learn=={err.original_sklearn_version}, or convert it with "
+                "skl2onnx where it was trained and bring the ONNX file"
             ) from err
 
 
 @contextmanager
 def _numpy_2() -> Iterator[None]:
-    """Let NumPy 1, which Triton's stub needs, read what NumPy 2 pickled: its modules' new names, and random generators
-    by their class, with the seed beside the state."""
+    """Let NumPy 1, which Triton's stub needs, read what NumPy 2 pickled: its modules' new names,
+    and random generators by their class, with the seed beside the state."""
     from numpy.random import BitGenerator, Generator, RandomState, _pickle
 
     own = {name: getattr(_pickle, name) for name in NUMPY_1}
@@ -154,9 +180,13 @@ def _numpy_2() -> Iterator[None]:
         return own["__bit_generator_ctor"](kind)
 
     def wrapped(holder: Any) -> Any:
-        return lambda bits="MT19937", *_: holder(bits if isinstance(bits, BitGenerator) else construct(bits))
+        return lambda bits="MT19937", *_: holder(
+            bits if isinstance(bits, BitGenerator) else construct(bits)
+        )
 
-    constructors = dict(zip(NUMPY_1, (construct, wrapped(Generator), wrapped(RandomState)), strict=True))
+    constructors = dict(
+        zip(NUMPY_1, (construct, wrapped(Generator), wrapped(RandomState)), strict=True)
+    )
     modules = {f"numpy._core.{name}": import_module(f"numpy.core.{name}") for name in NUMPY_2}
     added = modules.keys() - sys.modules.keys()
     sys.modules.update({name: modules[name] for name in added})
@@ -193,9 +223,9 @@ def has_operators(model: onnx.ModelProto) -> bool:
 
 
 def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
-    """Cut ZipMap off, and make the first dimension of every tensor the batch. Return the classes that ZipMap named, in
-    the order of the probabilities. `rows` are at least three rows like those of training. Raise UsageError if the model
-    does not run on several rows."""
+    """Cut ZipMap off, and make the first dimension of every tensor the batch. Return the classes
+    that ZipMap named, in the order of the probabilities. `rows` are at least three rows like those
+    of training. Raise UsageError if the model does not run on several rows."""
     classes = _cut_zip_map(model.graph)
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -209,7 +239,9 @@ def answer_booleans(model: onnx.ModelProto) -> None:
     """Make the first output, the numbers 0 and 1 of classes that are booleans, booleans."""
     output = model.graph.output[0]
     _rename(model.graph, output.name, f"{output.name}_number")
-    model.graph.node.append(helper.make_node("Cast", [f"{output.name}_number"], [output.name], to=TensorProto.BOOL))
+    model.graph.node.append(
+        helper.make_node("Cast", [f"{output.name}_number"], [output.name], to=TensorProto.BOOL)
+    )
     output.type.tensor_type.elem_type = TensorProto.BOOL
 
 
@@ -224,8 +256,11 @@ def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
 
 
 def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
-    """Cut off a ZipMap, which turns probabilities into dictionaries, not tensors: its input gets its output's name."""
-    zip_map = next((node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None)
+    """Cut off a ZipMap, which turns probabilities into dictionaries, not tensors: its input gets
+    its output's name."""
+    zip_map = next(
+        (node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None
+    )
     if zip_map is None:
         return []
     outer = zip_map.output[0]
@@ -234,7 +269,9 @@ def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
     for value in graph.output:
         if value.name == outer:
             value.CopyFrom(onnx.ValueInfoProto(name=outer))
-    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in zip_map.attribute}
+    values = {
+        attribute.name: helper.get_attribute_value(attribute) for attribute in zip_map.attribute
+    }
     texts = [text.decode() for text in values.get("classlabels_strings", ())]
     return texts or [int(number) for number in values.get("classlabels_int64s", ())]
 
@@ -254,17 +291,20 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
-    """Set the types and shapes of the outputs from runs, because converters leave them out or write those of one
-    row."""
+    """Set the types and shapes of the outputs from runs, because converters leave them out or write
+    those of one row."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")
     one, other = (_outputs(model, count, rows) for count in ROWS)
     for value, small, large in zip(model.graph.output, one, other, strict=True):
         if isinstance(small, np.ndarray):
-            if (small.shape, large.shape) == tuple((1, count) for count in ROWS):  # of a discriminant analysis
+            # of a discriminant analysis
+            if (small.shape, large.shape) == tuple((1, count) for count in ROWS):
                 _rename(model.graph, value.name, f"{value.name}_row")
-                model.graph.node.append(helper.make_node("Transpose", [f"{value.name}_row"], [value.name]))
+                model.graph.node.append(
+                    helper.make_node("Transpose", [f"{value.name}_row"], [value.name])
+                )
                 small, large = small.T, large.T
             dims = [a if a == b else None for a, b in zip(small.shape, large.shape, strict=True)]
             text = small.dtype.kind in "OSU"
@@ -281,8 +321,9 @@ def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[
         if rows is not None:
             raise UsageError(f"its ONNX file does not run: {brief(err)}; {INSTEAD}") from err
         raise UsageError(
-            f"the ONNX file does not run on {count} rows of zeros and empty strings ({brief(err)}); export it for any "
-            "number of rows: FloatTensorType([None, columns]), and encoders with handle_unknown='ignore'"
+            f"the ONNX file does not run on {count} rows of zeros and empty strings "
+            f"({brief(err)}); export it for any number of rows: FloatTensorType([None, "
+            "columns]), and encoders with handle_unknown='ignore'"
         ) from err
 
 
@@ -290,23 +331,29 @@ def _blank(value: onnx.ValueInfoProto, rows: int) -> Any:
     tensor = value.type.tensor_type
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     shape = [rows, *(dim.dim_value or 1 for dim in list(tensor.shape.dim)[1:])]
-    return np.full(shape, "", object) if tensor.elem_type == TensorProto.STRING else np.zeros(shape, dtype)
+    return (
+        np.full(shape, "", object)
+        if tensor.elem_type == TensorProto.STRING
+        else np.zeros(shape, dtype)
+    )
 
 
 def run(model: onnx.ModelProto, feed: Mapping[str, Any]) -> Sequence[Any]:
     """All outputs."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # converters write shapes that outputs do not have, which is mended here
+    # converters write shapes that outputs do not have, which is mended here
+    options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     outputs: Sequence[Any] = session.run(None, dict(feed))
     return outputs
 
 
 def check_tensors(model: onnx.ModelProto) -> None:
-    """Raise BuildError if an output is not a tensor, such as the dictionaries of a classifier with several labels."""
+    """Raise BuildError if an output is not a tensor, such as the dictionaries of a classifier with
+    several labels."""
     for value in model.graph.output:
         if not value.type.HasField("tensor_type"):
             raise BuildError(
-                f"output '{value.name}' is not a tensor, so Triton cannot serve it: export the model with "
-                "options={'zipmap': False}"
+                f"output '{value.name}' is not a tensor, so Triton cannot serve it: export "
+                "the model with options={'zipmap': False}"
             )

@@ -1,8 +1,8 @@
-"""Compares a trained model with its ONNX file on rows near the values that the model learned: means, thresholds,
-categories and others.
+"""Compares a trained model with its ONNX file on rows near the values that the model learned:
+means, thresholds, categories and others.
 
-A converter may silently leave out features that it does not support, as skl2onnx does with the categorical features
-of HistGradientBoosting.
+A converter may silently leave out features that it does not support, as skl2onnx does with the
+categorical features of HistGradientBoosting.
 """
 
 import json
@@ -21,7 +21,8 @@ from build_engines.families.table import run
 
 Array = NDArray[Any]
 Reader = Callable[[Any, int], Iterator[tuple[int, float]]]
-AGREEING, CLOSE = 0.99, 1e-3  # the share of rows whose answers are the same, up to that part of their spread
+# the share of rows whose answers are the same, up to that part of their spread
+AGREEING, CLOSE = 0.99, 1e-3
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 ROWS = 200
 EMPTY = 0.5  # the share of missing cells in columns that take them
@@ -55,8 +56,8 @@ CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 @dataclass(frozen=True)
 class Column:
-    """`name` is "" if columns have no names; `values` are the categories that the model knows, () for numbers.
-    `closed`: its encoder refuses all other values."""
+    """`name` is "" if columns have no names; `values` are the categories that the model knows, ()
+    for numbers. `closed`: its encoder refuses all other values."""
 
     name: str
     datatype: str = "FP32"
@@ -77,10 +78,14 @@ def sample(estimator: Any, columns: Sequence[Column]) -> list[Array]:
     """Return ROWS cells for each column, as the model itself takes them, none of them missing."""
     rng = np.random.default_rng(0)
     learned, deciding = (_points(estimator, len(columns), read) for read in (_learned, _deciding))
-    cells = [_cells(column, _apart(np.array(own, float)), rng) for column, own in zip(columns, learned, strict=True)]
+    cells = [
+        _cells(column, _apart(np.array(own, float)), rng)
+        for column, own in zip(columns, learned, strict=True)
+    ]
     free = [index for index, own in enumerate(learned) if not own and deciding[index]]
     turns = rng.permutation(np.resize(free, ROWS)) if free else ()
-    for index in free:  # of a linear model: in each row, one column is near where it decides, the others are near 0
+    # of a linear model: in each row, one column is near where it decides, the others are near 0
+    for index in free:
         points = np.array(deciding[index])
         near = rng.normal(0, points.std() or 1.0, ROWS)
         if columns[index].datatype in ("FP32", "FP64"):
@@ -89,8 +94,8 @@ def sample(estimator: Any, columns: Sequence[Column]) -> list[Array]:
 
 
 def _points(estimator: Any, count: int, read: Reader) -> list[list[float]]:
-    """Return the `known` values; none if they cannot be read from the model: its rows then have numbers of all
-    sizes."""
+    """Return the `known` values; none if they cannot be read from the model: its rows then have
+    numbers of all sizes."""
     try:
         return known(estimator, count, read)
     except Exception:  # of any library
@@ -98,12 +103,19 @@ def _points(estimator: Any, count: int, read: Reader) -> list[list[float]]:
 
 
 def _apart(points: Array) -> Array:
-    """Return the sorted points, without those that differ only by rounding: answers between them may differ."""
+    """Return the sorted points, without those that differ only by rounding: answers between them
+    may differ."""
     points = np.unique(points)
-    return points[np.diff(points, prepend=-np.inf) > ROUNDING * float(points.std())] if len(points) > 1 else points
+    return (
+        points[np.diff(points, prepend=-np.inf) > ROUNDING * float(points.std())]
+        if len(points) > 1
+        else points
+    )
 
 
-def with_missing(cells: Sequence[Array], columns: Sequence[Column], indices: Sequence[int]) -> list[Array]:
+def with_missing(
+    cells: Sequence[Array], columns: Sequence[Column], indices: Sequence[int]
+) -> list[Array]:
     """Return the cells with some missing in the columns at `indices`."""
     rng = np.random.default_rng(1)
     changed = list(cells)
@@ -117,7 +129,8 @@ def with_missing(cells: Sequence[Array], columns: Sequence[Column], indices: Seq
 
 
 def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
-    """Return the cells of a CSV file, by the names in its header or in the order of the columns. Raise UsageError."""
+    """Return the cells of a CSV file, by the names in its header or in the order of the columns.
+    Raise UsageError."""
     import pandas as pd
 
     names = [column.name for column in columns]
@@ -126,9 +139,14 @@ def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
         if set(names) <= set(frame.columns):
             frame = frame[names]
         elif list(frame.columns) != [str(index) for index in range(len(names))]:
-            frame = pd.read_csv(file, header=None, keep_default_na=False, na_values=[""], dtype=object)
+            frame = pd.read_csv(
+                file, header=None, keep_default_na=False, na_values=[""], dtype=object
+            )
         if frame.shape[1] != len(columns) or not len(frame):
-            raise UsageError(f"--data {file}: it has {frame.shape[1]} columns, and the model takes {len(columns)}")
+            raise UsageError(
+                f"--data {file}: it has {frame.shape[1]} columns, and the model takes "
+                f"{len(columns)}"
+            )
         pairs = zip(columns, (frame.iloc[:, index] for index in range(len(columns))), strict=True)
         return [_typed(column, series) for column, series in pairs]
     except (OSError, ValueError) as err:
@@ -138,28 +156,42 @@ def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
 def _typed(column: Column, series: Any) -> Array:
     if column.datatype == "BYTES":
         return np.array([column.missing if is_missing(cell) else cell for cell in series], object)
-    return np.asarray(series.replace({"True": 1, "False": 0}).astype(np.int64 if column.datatype == "INT64" else float))
+    return np.asarray(
+        series.replace({"True": 1, "False": 0}).astype(
+            np.int64 if column.datatype == "INT64" else float
+        )
+    )
 
 
 def _cells(column: Column, points: Array, rng: np.random.Generator) -> Array:
-    """Return categories in equal shares, or numbers between and around `points`, or of all sizes without points."""
+    """Return categories in equal shares, or numbers between and around `points`, or of all sizes
+    without points."""
     if values := [value for value in column.values if not is_missing(value)]:
-        return np.asarray(rng.choice(np.array(values, object if column.datatype == "BYTES" else None), ROWS))
+        return np.asarray(
+            rng.choice(np.array(values, object if column.datatype == "BYTES" else None), ROWS)
+        )
     if column.datatype in ("BYTES", "BOOL"):
-        return np.asarray(rng.choice(np.array(["", "a"] if column.datatype == "BYTES" else [False, True]), ROWS))
+        return np.asarray(
+            rng.choice(np.array(["", "a"] if column.datatype == "BYTES" else [False, True]), ROWS)
+        )
     numbers = rng.choice([-1, 1], ROWS) * 10 ** rng.uniform(-2, 4, ROWS)
     if len(points):
         spread = float(points.std()) or abs(float(points[0])) or 1.0
         start = rng.integers(0, max(len(points) - 1, 1), ROWS)
-        between = points[start] + rng.uniform(0.01, 0.99, ROWS) * (points[start - len(points) + 1] - points[start])
+        between = points[start] + rng.uniform(0.01, 0.99, ROWS) * (
+            points[start - len(points) + 1] - points[start]
+        )
         numbers = np.where(
-            (rng.random(ROWS) < 0.5) & (len(points) > 1), between, points[start] + rng.normal(0, spread / 2, ROWS)
+            (rng.random(ROWS) < 0.5) & (len(points) > 1),
+            between,
+            points[start] + rng.normal(0, spread / 2, ROWS),
         )
     return np.asarray(numbers.round(), np.int64) if column.datatype == "INT64" else numbers
 
 
 def known(model: Any, count: int, read: Reader) -> list[list[float]]:
-    """Return the values of each of the model's `count` columns that `read` finds in it and its steps."""
+    """Return the values of each of the model's `count` columns that `read` finds in it and its
+    steps."""
     collected: list[list[float]] = [[] for _ in range(count)]
     if hasattr(model, "steps"):
         steps = [step for _, step in model.steps if step not in (None, "passthrough")]
@@ -185,19 +217,26 @@ def known(model: Any, count: int, read: Reader) -> list[list[float]]:
     return collected
 
 
-def _add(collected: list[list[float]], indices: Sequence[int], more: Sequence[Sequence[float]]) -> None:
+def _add(
+    collected: list[list[float]], indices: Sequence[int], more: Sequence[Sequence[float]]
+) -> None:
     for index, values in zip(indices, more, strict=False):
         collected[index] += values[: MOST_VALUES - len(collected[index])]
 
 
 def _before(step: Any, values: Sequence[Sequence[float]], count: int) -> list[list[float]]:
-    """Return values of the step's output columns as values of its `count` input columns, if it keeps columns apart."""
+    """Return values of the step's output columns as values of its `count` input columns, if it
+    keeps columns apart."""
     if hasattr(step, "transformers_"):
         collected: list[list[float]] = [[] for _ in range(count)]
         for name, transformer, _ in step.transformers_:
             indices = step._transformer_to_input_indices[name]
             part = values[step.output_indices_.get(name, slice(0, 0))]
-            _add(collected, indices, part if transformer == "passthrough" else _before(transformer, part, len(indices)))
+            _add(
+                collected,
+                indices,
+                part if transformer == "passthrough" else _before(transformer, part, len(indices)),
+            )
         return collected
     if hasattr(step, "steps"):
         for _, inner in reversed(step.steps):
@@ -220,7 +259,9 @@ def _inner(model: Any) -> Iterator[Any]:
     yield from (inner for _, inner in getattr(model, "transformer_list", ()))
     for name in INNER:
         value = getattr(model, name, None)
-        for each in np.ravel(np.array(value, object)) if isinstance(value, list | np.ndarray) else [value]:
+        for each in (
+            np.ravel(np.array(value, object)) if isinstance(value, list | np.ndarray) else [value]
+        ):
             if hasattr(each, "get_params") or hasattr(each, "calibrators"):
                 yield each
 
@@ -235,7 +276,11 @@ def _learned(model: Any, count: int) -> Iterator[tuple[int, float]]:
                 yield from enumerate(middle + factor * size)
     for name in LEARNED:
         value = getattr(model, name, None)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.shape[-1:] == (count,):
+        if (
+            isinstance(value, np.ndarray)
+            and value.dtype.kind in "fiu"
+            and value.shape[-1:] == (count,)
+        ):
             for row in value.reshape(-1, count)[:MOST_VALUES]:
                 yield from enumerate(row)
     if hasattr(model, "bin_edges_"):
@@ -249,7 +294,9 @@ def _deciding(model: Any, count: int) -> Iterator[tuple[int, float]]:
     if not isinstance(coefficients, np.ndarray) or coefficients.shape[-1:] != (count,):
         return
     offsets = np.ravel(getattr(model, "intercept_", 0.0))
-    for row, offset in zip(coefficients.reshape(-1, count), np.resize(offsets, coefficients.size), strict=False):
+    for row, offset in zip(
+        coefficients.reshape(-1, count), np.resize(offsets, coefficients.size), strict=False
+    ):
         for index in np.flatnonzero(row):
             yield from ((int(index), (goal - offset) / row[index]) for goal in (-1, 0, 1))
 
@@ -257,17 +304,29 @@ def _deciding(model: Any, count: int) -> Iterator[tuple[int, float]]:
 def _thresholds(model: Any) -> Iterator[tuple[int, float]]:
     """Yield pairs of a column and a threshold of the model's trees."""
     if hasattr(model, "tree_"):
-        yield from zip(*(array[model.tree_.feature >= 0].tolist() for array in _splits(model.tree_)), strict=True)
+        yield from zip(
+            *(array[model.tree_.feature >= 0].tolist() for array in _splits(model.tree_)),
+            strict=True,
+        )
     for iteration in getattr(model, "_predictors", ()):
         for predictor in iteration:
             nodes = predictor.nodes[predictor.nodes["is_leaf"] == 0]
-            yield from zip(nodes["feature_idx"].tolist(), nodes["num_threshold"].tolist(), strict=True)
-    booster = model.get_booster() if hasattr(model, "get_booster") else getattr(model, "booster_", model)
+            yield from zip(
+                nodes["feature_idx"].tolist(), nodes["num_threshold"].tolist(), strict=True
+            )
+    booster = (
+        model.get_booster() if hasattr(model, "get_booster") else getattr(model, "booster_", model)
+    )
     if hasattr(booster, "trees_to_dataframe"):
         if hasattr(booster, "num_features"):  # XGBoost
             table = booster.trees_to_dataframe().dropna(subset=["Split"])
-            names = booster.feature_names or [f"f{index}" for index in range(booster.num_features())]
-            yield from ((names.index(name), split) for name, split in zip(table.Feature, table.Split, strict=True))
+            names = booster.feature_names or [
+                f"f{index}" for index in range(booster.num_features())
+            ]
+            yield from (
+                (names.index(name), split)
+                for name, split in zip(table.Feature, table.Split, strict=True)
+            )
         else:
             table = booster.trees_to_dataframe().dropna(subset=["threshold"])
             names = booster.feature_name()
@@ -279,12 +338,17 @@ def _splits(tree: Any) -> tuple[Array, Array]:
     return tree.feature, tree.threshold
 
 
-def agreement(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column], cells: Sequence[Array]) -> float:
-    """Return the share of rows whose answers are alike. Raise BuildError if the model itself does not answer them."""
+def agreement(
+    estimator: Any, model: onnx.ModelProto, columns: Sequence[Column], cells: Sequence[Array]
+) -> float:
+    """Return the share of rows whose answers are alike. Raise BuildError if the model itself does
+    not answer them."""
     try:
         expected = answers(estimator, cells, columns)
     except Exception as err:  # of any library
-        raise BuildError(f"the model itself does not answer rows like those it was trained on: {brief(err)}") from err
+        raise BuildError(
+            f"the model itself does not answer rows like those it was trained on: {brief(err)}"
+        ) from err
     try:
         arrays = run(model, feed(model, cells, columns))
     except Exception:  # ONNX Runtime's exceptions have no common base class
@@ -293,42 +357,66 @@ def agreement(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column],
     outputs = dict(zip(names, arrays, strict=True))
     shares = []
     for what, wanted in expected.items():
-        name = next((name for name in names if "prob" in name), "") if what == PROBABILITIES else names[0]
+        name = (
+            next((name for name in names if "prob" in name), "")
+            if what == PROBABILITIES
+            else names[0]
+        )
         shares.append(_alike(np.asarray(wanted), np.asarray(outputs[name])) if name else 0.0)
     return min(shares)
 
 
 def same_in_fp32(estimator: Any, columns: Sequence[Column], cells: Sequence[Array]) -> bool:
     """Return whether the model itself answers alike if its cells are rounded to FP32."""
-    rounded = [each.astype(np.float32).astype(float) if each.dtype == float else each for each in cells]
+    rounded = [
+        each.astype(np.float32).astype(float) if each.dtype == float else each for each in cells
+    ]
     wanted, actual = (answers(estimator, each, columns) for each in (cells, rounded))
-    return all(_alike(np.asarray(wanted[what]), np.asarray(actual[what])) >= AGREEING for what in wanted)
+    return all(
+        _alike(np.asarray(wanted[what]), np.asarray(actual[what])) >= AGREEING for what in wanted
+    )
 
 
 def missing_columns(
     estimator: Any, model: onnx.ModelProto, columns: Sequence[Column], cells: Sequence[Array]
 ) -> list[int]:
-    """Return the indices of the columns in which the model and its ONNX file take missing cells alike."""
+    """Return the indices of the columns in which the model and its ONNX file take missing cells
+    alike."""
 
     def takes(indices: Sequence[int]) -> bool:
         try:
-            return agreement(estimator, model, columns, with_missing(cells, columns, indices)) >= AGREEING
+            return (
+                agreement(estimator, model, columns, with_missing(cells, columns, indices))
+                >= AGREEING
+            )
         except BuildError:
             return False
 
-    able = [index for index, column in enumerate(columns) if column.datatype in ("FP32", "FP64", "BYTES")]
+    able = [
+        index
+        for index, column in enumerate(columns)
+        if column.datatype in ("FP32", "FP64", "BYTES")
+    ]
     if not able or takes(able):
         return able
     first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
-    apart = hasattr(first, "transformers_")  # else a number that may be missing is one that the model hardly reads
-    accepting = [index for index in able if (apart or columns[index].datatype == "BYTES") and takes([index])]
+    # else a number that may be missing is one that the model hardly reads
+    apart = hasattr(first, "transformers_")
+    accepting = [
+        index for index in able if (apart or columns[index].datatype == "BYTES") and takes([index])
+    ]
     return accepting if len(accepting) < 2 or takes(accepting) else []
 
 
-def feed(model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]) -> dict[str, Array]:
-    """Return the cells as the graph's one matrix, or a column for each input. A missing text is ""."""
+def feed(
+    model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]
+) -> dict[str, Array]:
+    """Return the cells as the graph's one matrix, or a column for each input. A missing text is
+    ""."""
     cells = [
-        np.array(["" if is_missing(cell) else cell for cell in each], object) if column.datatype == "BYTES" else each
+        np.array(["" if is_missing(cell) else cell for cell in each], object)
+        if column.datatype == "BYTES"
+        else each
         for each, column in zip(cells, columns, strict=True)
     ]
     inputs = list(model.graph.input)
@@ -347,14 +435,24 @@ def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -
         objective = json.loads(estimator.save_config())["learner"]["objective"]["name"]
         return _of_booster(estimator.inplace_predict(matrix), objective)
     if hasattr(estimator, "num_feature"):
-        return _of_booster(estimator.predict(matrix), str(estimator.dump_model(num_iteration=1)["objective"]))
+        return _of_booster(
+            estimator.predict(matrix), str(estimator.dump_model(num_iteration=1)["objective"])
+        )
     rows: Any = matrix
     if hasattr(estimator, "feature_names_in_") and all(column.name for column in columns):
         import pandas as pd
 
         rows = pd.DataFrame(dict(zip((column.name for column in columns), cells, strict=True)))
-    outputs = {PREDICTIONS: estimator.predict(rows) if hasattr(estimator, "predict") else estimator.transform(rows)}
-    return outputs | ({PROBABILITIES: estimator.predict_proba(rows)} if hasattr(estimator, "predict_proba") else {})
+    outputs = {
+        PREDICTIONS: estimator.predict(rows)
+        if hasattr(estimator, "predict")
+        else estimator.transform(rows)
+    }
+    return outputs | (
+        {PROBABILITIES: estimator.predict_proba(rows)}
+        if hasattr(estimator, "predict_proba")
+        else {}
+    )
 
 
 def _of_booster(values: Array, objective: str) -> Mapping[str, Any]:

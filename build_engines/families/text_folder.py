@@ -14,7 +14,8 @@ from serving.errors import ConfigError
 
 PROMPTS, MODULES = "config_sentence_transformers.json", "modules.json"
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-SENTENCE_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)  # sentence-transformers reads the first
+# sentence-transformers reads the first
+SENTENCE_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
 TOKENIZER_FILES = (
     "config.json",
     "tokenizer.json",
@@ -25,12 +26,17 @@ TOKENIZER_FILES = (
 )
 HEADS = {  # how a network's name in transformers ends -> its tasks, the usual one first
     "ForMaskedLM": ("fill-mask",),
-    "ForSequenceClassification": ("text-classification", "zero-shot-classification", "text-ranking"),
+    "ForSequenceClassification": (
+        "text-classification",
+        "zero-shot-classification",
+        "text-ranking",
+    ),
     "ForTokenClassification": ("token-classification",),
     "ForQuestionAnswering": ("question-answering",),
 }
 TO_TENSORS = "export it to ONNX and build that without --client: then it takes and gives tensors"
-GENERATORS = ("HeadModel", "HeadsModel")  # GPT2LMHeadModel and others: what their names end with is no encoder's
+# GPT2LMHeadModel and others: what their names end with is no encoder's
+GENERATORS = ("HeadModel", "HeadsModel")
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 MODULE_ORDER = re.compile(r"Transformer, Pooling(, Dense)*(, Normalize)?")
@@ -39,8 +45,14 @@ EXAMPLES: dict[str, Any] = {
     "fill-mask": "The capital of France is {mask}.",
     "text-classification": "What a wonderful day.",
     "token-classification": "Clara Schumann played in Vienna and in Paris.",
-    "question-answering": {"question": "Where did she play?", "context": "Clara Schumann played in Vienna."},
-    "zero-shot-classification": {"text": "The train is late again.", "candidate_labels": ["travel", "cooking"]},
+    "question-answering": {
+        "question": "Where did she play?",
+        "context": "Clara Schumann played in Vienna.",
+    },
+    "zero-shot-classification": {
+        "text": "The train is late again.",
+        "candidate_labels": ["travel", "cooking"],
+    },
     "text-ranking": {
         "query": "When does the train leave?",
         "documents": ["The soup is hot.", "The train leaves at nine."],
@@ -60,28 +72,39 @@ def is_text(checkpoint: Path) -> bool:
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
-    """Return the task that is asked for, else that of the network in config.json. Raise BuildError if they differ."""
+    """Return the task that is asked for, else that of the network in config.json. Raise BuildError
+    if they differ."""
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["Model"])[0])
     if config.get("is_encoder_decoder"):
         raise BuildError(
-            f"config.json says that it is a {name}, an encoder with a decoder, which no client serves: {TO_TENSORS}"
+            f"config.json says that it is a {name}, an encoder with a decoder, which no "
+            f"client serves: {TO_TENSORS}"
         )
     if not (asked or config.get("architectures") or (checkpoint / MODULES).is_file()):
-        raise BuildError(f"config.json of {checkpoint} has no architectures: add --task, one of {', '.join(TASKS)}")
+        raise BuildError(
+            f"config.json of {checkpoint} has no architectures: add --task, one of "
+            f"{', '.join(TASKS)}"
+        )
     fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
     if (checkpoint / MODULES).is_file():
         fitting = ("embedding",)
     elif "embedding" in fitting and not _is_encoder(name) and not asked:
         raise BuildError(
-            f"config.json says that it is a {name}, which does none of: {', '.join(TASKS)}; with --task embedding its "
-            f"encoder is built, without what {name} adds to it"
+            f"config.json says that it is a {name}, which does none of: {', '.join(TASKS)}; "
+            f"with --task embedding its encoder is built, without what {name} adds to it"
         )
     if not asked:
-        return "text-ranking" if "text-ranking" in fitting and _is_cross_encoder(config) else fitting[0]
+        return (
+            "text-ranking"
+            if "text-ranking" in fitting and _is_cross_encoder(config)
+            else fitting[0]
+        )
     if asked not in fitting and asked != "embedding" and any(name.endswith(end) for end in HEADS):
-        raise BuildError(f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}")
+        raise BuildError(
+            f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}"
+        )
     return asked
 
 
@@ -97,14 +120,15 @@ def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def sentence_settings(checkpoint: Path) -> dict[str, str]:
-    """Return the client's settings for a folder of sentence-transformers, without the pooling, which is in the network.
-    Raise BuildError for an unknown module, or modules in another order."""
+    """Return the client's settings for a folder of sentence-transformers, without the pooling,
+    which is in the network. Raise BuildError for an unknown module, or modules in another order."""
     modules, settings = modules_of(checkpoint), {}
     if (checkpoint / MODULES).is_file():
         if not MODULE_ORDER.fullmatch(", ".join(modules)):
             raise BuildError(
-                f"{MODULES} has the modules {', '.join(modules) or 'none'}; what can be built is Transformer, Pooling, "
-                "any number of Dense, then Normalize or nothing: export the network to ONNX, and build that"
+                f"{MODULES} has the modules {', '.join(modules) or 'none'}; what can be "
+                "built is Transformer, Pooling, any number of Dense, then Normalize or "
+                "nothing: export the network to ONNX, and build that"
             )
         if "Normalize" not in modules:
             settings["normalize"] = "false"
@@ -114,13 +138,19 @@ def sentence_settings(checkpoint: Path) -> dict[str, str]:
 
 
 def _read_sentence_file(checkpoint: Path) -> Any:
-    """Return what sentence-transformers keeps of the Transformer module: max_seq_length and do_lower_case."""
-    return next((read_json(checkpoint / name) for name in SENTENCE_FILES if (checkpoint / name).is_file()), {})
+    """Return what sentence-transformers keeps of the Transformer module: max_seq_length and
+    do_lower_case."""
+    return next(
+        (read_json(checkpoint / name) for name in SENTENCE_FILES if (checkpoint / name).is_file()),
+        {},
+    )
 
 
 def modules_of(checkpoint: Path) -> list[str]:
     """Return the kinds of a sentence encoder's modules."""
-    return [str(module["type"]).rpartition(".")[2] for module in read_json(checkpoint / MODULES) or ()]
+    return [
+        str(module["type"]).rpartition(".")[2] for module in read_json(checkpoint / MODULES) or ()
+    ]
 
 
 def pooling_of(checkpoint: Path) -> str:
@@ -131,21 +161,28 @@ def pooling_of(checkpoint: Path) -> str:
     known = {**POOLING, **NEW_POOLING}
     chosen = [str(config["pooling_mode"])] if "pooling_mode" in config else chosen
     if len(chosen) > 1 or (chosen and chosen[0] not in known):
-        raise BuildError(f"its pooling is {' and '.join(chosen)}; known is one of {', '.join(NEW_POOLING)}")
+        raise BuildError(
+            f"its pooling is {' and '.join(chosen)}; known is one of {', '.join(NEW_POOLING)}"
+        )
     if config.get("include_prompt") is False and read_json(checkpoint / PROMPTS).get("prompts"):
-        raise BuildError("its pooling leaves the prompt out (include_prompt), which is not supported")
+        raise BuildError(
+            "its pooling leaves the prompt out (include_prompt), which is not supported"
+        )
     return known[chosen[0]] if chosen else "mean"
 
 
 def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
     """Return the folder of the first module of this kind."""
     modules = read_json(checkpoint / MODULES) or ()
-    paths = [module.get("path", "") for module in modules if str(module["type"]).endswith(f".{kind}")]
+    paths = [
+        module.get("path", "") for module in modules if str(module["type"]).endswith(f".{kind}")
+    ]
     return checkpoint / (paths[0] if paths else usual)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, or have transformers write tokenizer.json if it is missing. Raise BuildError."""
+    """Copy the tokenizer's files, or have transformers write tokenizer.json if it is missing. Raise
+    BuildError."""
     target.mkdir(exist_ok=True)
     if not (source / "tokenizer.json").is_file():
         try:
@@ -155,7 +192,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
-    if tower := read_json(source / "config.json").get("text_config"):  # of a network of texts and images
+    # of a network of texts and images
+    if tower := read_json(source / "config.json").get("text_config"):
         (target / "config.json").write_text(json.dumps(tower, indent=2))
 
 
@@ -167,11 +205,15 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
         raise BuildError(str(err)) from err
     size, rows = tokenizer.tokenizer.get_vocab_size(), tokenizer.config.get("vocab_size")
     if rows and size > rows:
-        raise BuildError(f"its tokenizer has {size} tokens, and the network knows {rows}: they do not belong together")
+        raise BuildError(
+            f"its tokenizer has {size} tokens, and the network knows {rows}: they do not "
+            "belong together"
+        )
     lowers = _read_sentence_file(checkpoint).get("do_lower_case")
     if lowers and tokenizer.tokenizer.encode("ABC").ids != tokenizer.tokenizer.encode("abc").ids:
         raise BuildError(
-            "its sentence_*_config.json says do_lower_case, and its tokenizer tells capitals from small letters"
+            "its sentence_*_config.json says do_lower_case, and its tokenizer tells "
+            "capitals from small letters"
         )
     return tokenizer
 
@@ -181,6 +223,8 @@ def write_example(folder: Path, task: str) -> None:
     example = EXAMPLES[task]
     if isinstance(example, str):
         mask = TextTokenizer(folder / "tokenizer", 0).mask
-        (folder / "example.txt").write_text(f"{example.replace('{mask}', mask)}\n", encoding="utf-8")
+        (folder / "example.txt").write_text(
+            f"{example.replace('{mask}', mask)}\n", encoding="utf-8"
+        )
     else:
         (folder / "example.json").write_text(f"{json.dumps(example)}\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Exports any text encoder of transformers to ONNX, with torch. The only module that loads these networks."""
+"""Exports any text encoder of transformers to ONNX, with torch. The only module that loads these
+networks."""
 
 import inspect
 from collections.abc import Sequence
@@ -13,7 +14,15 @@ from safetensors.torch import load_file
 
 from build_engines.errors import BuildError
 from build_engines.families.text_folder import MODULES, read_json
-from build_engines.families.torch_export import NEVER, Arrays, Example, Shape, check_answers, export_onnx, load
+from build_engines.families.torch_export import (
+    NEVER,
+    Arrays,
+    Example,
+    Shape,
+    check_answers,
+    export_onnx,
+    load,
+)
 from clients._text.fill_mask import POSITIONS
 
 LOADERS = {
@@ -38,11 +47,15 @@ LARGEST = 2**31 - 2**24  # bytes: protobuf's limit, less the graph
 
 
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
-    """Write the folder's network as an ONNX file: input_ids, attention_mask and, where the network has kinds of tokens,
-    token_type_ids; for fill-mask masked_lm_positions too. Raise BuildError if the folder is not that network, or not
-    all of it."""
-    network = _Exported(_load(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))).eval()
-    shapes: dict[str, Shape] = {name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names}
+    """Write the folder's network as an ONNX file: input_ids, attention_mask and, where the network
+    has kinds of tokens, token_type_ids; for fill-mask masked_lm_positions too. Raise BuildError if
+    the folder is not that network, or not all of it."""
+    network = _Exported(
+        _load(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))
+    ).eval()
+    shapes: dict[str, Shape] = {
+        name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names
+    }
     second = "masks" if task == "fill-mask" else "sequence"
     export_onnx(network, network.example(2, 9), shapes, network.outputs, path, second)
     check_answers(network, path, (network.example(*each) for each in TRIED), _same)
@@ -55,9 +68,13 @@ def _load(checkpoint: Path, task: str) -> Any:
     unused = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
     network = load(getattr(transformers, loader), checkpoint, f"for {task}", unused, SPARE)
     if hasattr(network, "get_text_features") and named not in TOWERS:
-        raise BuildError(f"{checkpoint} is a {named}: of networks of texts and images, only CLIP's can be served")
+        raise BuildError(
+            f"{checkpoint} is a {named}: of networks of texts and images, only CLIP's can be served"
+        )
     if (size := 4 * sum(each.numel() for each in network.parameters())) > LARGEST:
-        raise BuildError(f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2")
+        raise BuildError(
+            f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2"
+        )
     return network
 
 
@@ -76,7 +93,9 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             base = getattr(network, network.base_model_prefix)
             base.register_forward_hook(self._only_masks)
         self.is_tower = type(network).__name__ in TOWERS
-        self.outputs = ["last_hidden_state", "sentence_embedding"] if task == "embedding" else ["logits"]
+        self.outputs = (
+            ["last_hidden_state", "sentence_embedding"] if task == "embedding" else ["logits"]
+        )
         if self.is_tower:
             self.outputs = ["sentence_embedding"]
 
@@ -100,9 +119,12 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return self.network(**inputs).text_embeds
 
     def _only_masks(self, module: Any, inputs: Any, output: Any) -> Any:
-        """Keep the states at the masks only: the logits of all tokens would be 15.6 MB for a text of 128."""
+        """Keep the states at the masks only: the logits of all tokens would be 15.6 MB for a text
+        of 128."""
         states = output.last_hidden_state
-        output.last_hidden_state = states.gather(1, self.positions[..., None].expand(-1, -1, states.shape[-1]))
+        output.last_hidden_state = states.gather(
+            1, self.positions[..., None].expand(-1, -1, states.shape[-1])
+        )
         return output
 
     def example(self, rows: int, length: int) -> dict[str, torch.Tensor]:
@@ -113,7 +135,9 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         mask = torch.ones(rows, length, dtype=torch.int64)
         mask[-1, (length + 1) // 2 :] = 0
         every = {
-            "input_ids": torch.randint(5, config.vocab_size, (rows, length)).masked_fill(mask == 0, padding),
+            "input_ids": torch.randint(5, config.vocab_size, (rows, length)).masked_fill(
+                mask == 0, padding
+            ),
             "attention_mask": mask,
             "token_type_ids": torch.zeros_like(mask),
             POSITIONS: torch.arange(2).repeat(rows, 1),
@@ -127,7 +151,9 @@ class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(self, pooling: str, folders: Sequence[Path]) -> None:
         super().__init__()
         self.pooling = pooling
-        self.layers = torch.nn.Sequential(*(layer for folder in folders for layer in _dense(folder)))
+        self.layers = torch.nn.Sequential(
+            *(layer for folder in folders for layer in _dense(folder))
+        )
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         kept = mask[..., None].to(states.dtype)
@@ -146,11 +172,19 @@ class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 def _dense(folder: Path) -> list[torch.nn.Module]:
     config = read_json(folder / "config.json")
     name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
-    if name not in ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid") or not (folder / "model.safetensors").is_file():
-        raise BuildError(f"{folder} has no model.safetensors, or its activation {name} is not known")
+    if (
+        name not in ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid")
+        or not (folder / "model.safetensors").is_file()
+    ):
+        raise BuildError(
+            f"{folder} has no model.safetensors, or its activation {name} is not known"
+        )
     layer = torch.nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
     layer.load_state_dict(
-        {key.removeprefix("linear."): value.float() for key, value in load_file(folder / "model.safetensors").items()}
+        {
+            key.removeprefix("linear."): value.float()
+            for key, value in load_file(folder / "model.safetensors").items()
+        }
     )
     return [layer, getattr(torch.nn, name)()]
 
@@ -158,11 +192,14 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
 def _matrices(checkpoint: Path) -> list[Path]:
     """Return the folders of the dense layers after the pooling."""
     modules = read_json(checkpoint / MODULES) or ()
-    return [checkpoint / module["path"] for module in modules if str(module["type"]).endswith(".Dense")]
+    return [
+        checkpoint / module["path"] for module in modules if str(module["type"]).endswith(".Dense")
+    ]
 
 
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
-    """Return whether outputs are the same; of [rows, tokens, …] only at the tokens, because padding is ignored."""
+    """Return whether outputs are the same; of [rows, tokens, …] only at the tokens, because padding
+    is ignored."""
     at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
     return all(_close(one, other, at) for one, other in zip(outputs, wanted, strict=True))
 
@@ -174,16 +211,23 @@ def _check_padding(network: _Exported) -> None:
         end = (length + 1) // 2  # of the last row, whose other tokens are padding
         cut = [each[-1:, : None if name == POSITIONS else end] for name, each in example.items()]
         with torch.inference_mode():
-            wanted, alone = ([each.numpy() for each in network(*tensors)] for tensors in (example.values(), cut))
-        if not all(_close(one, each[-1:, : one.shape[1]], None) for one, each in zip(alone, wanted, strict=True)):
+            wanted, alone = (
+                [each.numpy() for each in network(*tensors)] for tensors in (example.values(), cut)
+            )
+        if not all(
+            _close(one, each[-1:, : one.shape[1]], None)
+            for one, each in zip(alone, wanted, strict=True)
+        ):
             raise BuildError(
-                f"the answers of a {type(network.network).__name__} depend on the padding behind a text, and texts "
-                "are padded: export it to ONNX, and build that: --client bert --tokenizer FOLDER --max-batch-size 1"
+                f"the answers of a {type(network.network).__name__} depend on the padding "
+                "behind a text, and texts are padded: export it to ONNX, and build that: "
+                "--client bert --tokenizer FOLDER --max-batch-size 1"
             )
 
 
 def _close(output: Array, wanted: Array, at: Array | None) -> bool:
-    """Return whether two arrays are the same; of [rows, tokens, …] only at the tokens that `at` marks."""
+    """Return whether two arrays are the same; of [rows, tokens, …] only at the tokens that `at`
+    marks."""
     if wanted.ndim == 3 and at is not None:
         wanted, output = wanted[at], output[at]
     return wanted.shape == output.shape and np.allclose(output, wanted, rtol=CLOSE, atol=CLOSE)

@@ -1,6 +1,8 @@
-"""Exports a torch network to one ONNX file in opset 17, which Triton 24.10 reads, and loads transformers' folders.
+"""Exports a torch network to one ONNX file in opset 17, which Triton 24.10 reads, and loads
+transformers' folders.
 
-The tracer turns some sizes and values into constants, so its file is compared with the network on other shapes.
+The tracer turns some sizes and values into constants, so its file is compared with the network on
+other shapes.
 """
 
 import re
@@ -24,10 +26,12 @@ Arrays = Sequence[NDArray[Any]]
 Example = Mapping[str, torch.Tensor]  # the inputs by name
 
 
-def load(loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER) -> Any:
-    """Return the network of a folder, in FP32. Raise BuildError if a weight is missing, because transformers would make
-    it up (unless `unused` matches its name), or if one is left over (unless `spare` does). `purpose` is for the
-    message."""
+def load(
+    loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER
+) -> Any:
+    """Return the network of a folder, in FP32. Raise BuildError if a weight is missing, because
+    transformers would make it up (unless `unused` matches its name), or if one is left over (unless
+    `spare` does). `purpose` is for the message."""
     try:
         network, info = loader.from_pretrained(
             checkpoint,
@@ -38,19 +42,25 @@ def load(loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare
             **OFFLINE,
         )
     except Exception as err:  # each network raises its own
-        reason = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)  # it names the package
+        # it names the package
+        reason = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)
         raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {reason}") from err
-    wrong = [each[0] if isinstance(each, tuple) else each for each in info.get("mismatched_keys", ())]
+    wrong = [
+        each[0] if isinstance(each, tuple) else each for each in info.get("mismatched_keys", ())
+    ]
     for what, names in (
         ("lacks", [name for name in info["missing_keys"] if not re.match(unused, name)]),
-        ("has what the network does not take:", [n for n in info["unexpected_keys"] if not re.match(spare, n)]),
+        (
+            "has what the network does not take:",
+            [n for n in info["unexpected_keys"] if not re.match(spare, n)],
+        ),
         ("has another shape of", wrong),
     ):
         if names := sorted(map(str, names)):
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise BuildError(
-                f"{checkpoint} {what} {', '.join(names[:3])}{more}; was it saved for another task or network than "
-                f"{purpose}?"
+                f"{checkpoint} {what} {', '.join(names[:3])}{more}; was it saved for "
+                f"another task or network than {purpose}?"
             )
     return network.eval()
 
@@ -63,19 +73,25 @@ def export_onnx(
     path: Path,
     second: str = "",
 ) -> None:
-    """Write `module` as `path`. `shapes` are those of the inputs; the outputs' first dimension is the inputs'.
+    """Write `module` as `path`. `shapes` are those of the inputs; the outputs' first dimension is
+    the inputs'.
 
     `second` names the second dimension of outputs that have three. Raise BuildError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     every, first = dict(shapes), next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # of what becomes a constant, and of this exporter, which is the older one
+        # of what becomes a constant, and of this exporter, which is the older one
+        warnings.simplefilter("ignore")
         try:
             result = module.eval()(*example.values())
-            for name, tensor in zip(outputs, result if isinstance(result, tuple) else (result,), strict=True):
+            for name, tensor in zip(
+                outputs, result if isinstance(result, tuple) else (result,), strict=True
+            ):
                 sizes = tuple(map(int, tensor.shape[1:]))
-                every[name] = (first, second, *sizes[1:]) if second and len(sizes) == 2 else (first, *sizes)
+                every[name] = (
+                    (first, second, *sizes[1:]) if second and len(sizes) == 2 else (first, *sizes)
+                )
             torch.onnx.export(
                 module,
                 tuple(example.values()),
@@ -92,18 +108,23 @@ def export_onnx(
         except BuildError:
             raise
         except Exception as err:  # the tracer raises many kinds
-            raise BuildError(f"{_name(module)} cannot be exported to ONNX: {first_line(err)}") from err
+            raise BuildError(
+                f"{_name(module)} cannot be exported to ONNX: {first_line(err)}"
+            ) from err
     _declare_shapes(path, every)
 
 
 def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
-    """Write the `shapes`, with the names of dynamic dimensions, into the ONNX file's inputs and outputs. Check it."""
+    """Write the `shapes`, with the names of dynamic dimensions, into the ONNX file's inputs and
+    outputs. Check it."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape
         del dimensions.dim[:]
         for size in shapes[value.name]:
-            dimensions.dim.add(**({"dim_param": size} if isinstance(size, str) else {"dim_value": size}))
+            dimensions.dim.add(
+                **({"dim_param": size} if isinstance(size, str) else {"dim_value": size})
+            )
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
 
@@ -122,14 +143,17 @@ def check_answers(
             with torch.inference_mode():
                 wanted = [tensor.numpy() for tensor in module(*example.values())]
             outputs = session.run(None, {name: tensor.numpy() for name, tensor in example.items()})
-            is_same = [a.shape for a in outputs] == [a.shape for a in wanted] and same(outputs, wanted, example)
+            is_same = [a.shape for a in outputs] == [a.shape for a in wanted] and same(
+                outputs, wanted, example
+            )
         except Exception:  # each network raises its own, and ONNX Runtime's have no base
             is_same = False
         if not is_same:
             name, tensor = next(iter(example.items()))
             raise BuildError(
-                f"the ONNX file that torch makes of {_name(module)} does not compute what the network does ({name} "
-                f"{list(tensor.shape)}): export it by other means and build the ONNX file{remedy}"
+                f"the ONNX file that torch makes of {_name(module)} does not compute what "
+                f"the network does ({name} {list(tensor.shape)}): export it by other means "
+                f"and build the ONNX file{remedy}"
             )
 
 

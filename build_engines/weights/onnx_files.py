@@ -1,4 +1,5 @@
-"""Reads an ONNX file's tensors, its metadata, and the names of the other files that hold its weights."""
+"""Reads an ONNX file's tensors, its metadata, and the names of the other files that hold its
+weights."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -29,7 +30,8 @@ DATATYPES = {
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """Return the graph, without weights from other files. Raise BuildError if the file is not an ONNX file."""
+    """Return the graph, without weights from other files. Raise BuildError if the file is not an
+    ONNX file."""
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError) as err:
@@ -40,7 +42,8 @@ def read(path: Path) -> onnx.ModelProto:
 
 
 def specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs as the file has them, the first dimension included; -1 where one varies."""
+    """Inputs and outputs as the file has them, the first dimension included; -1 where one
+    varies."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     return _specs(inputs), _specs(model.graph.output)
@@ -53,16 +56,22 @@ def _specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
     if tensor.elem_type not in DATATYPES:
-        raise BuildError(f"tensor '{value.name}' has a type that Triton does not have (ONNX type {tensor.elem_type})")
+        raise BuildError(
+            f"tensor '{value.name}' has a type that Triton does not have (ONNX type "
+            f"{tensor.elem_type})"
+        )
     if not tensor.HasField("shape"):
-        raise BuildError(f"tensor '{value.name}' has no shape in the ONNX file; export it with shapes")
+        raise BuildError(
+            f"tensor '{value.name}' has no shape in the ONNX file; export it with shapes"
+        )
     shape = tuple(dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.shape.dim)
     return TensorSpec(value.name, DATATYPES[tensor.elem_type], shape)
 
 
 def computed(path: Path, outputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the outputs with the sizes that ONNX Runtime computes in place of those that the file calls variable:
-    Triton takes what is computed. Return them unchanged if ONNX Runtime does not open the file; the load says why."""
+    """Return the outputs with the sizes that ONNX Runtime computes in place of those that the file
+    calls variable: Triton takes what is computed. Return them unchanged if ONNX Runtime does not
+    open the file; the load says why."""
     import onnxruntime
 
     try:
@@ -76,7 +85,10 @@ def computed(path: Path, outputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...
 def _filled(shape: tuple[int, ...], sizes: Sequence[object]) -> tuple[int, ...]:
     if len(sizes) != len(shape):  # the file's shape is wrong
         return shape
-    return tuple(size if own == -1 and isinstance(size, int) else own for own, size in zip(shape, sizes, strict=True))
+    return tuple(
+        size if own == -1 and isinstance(size, int) else own
+        for own, size in zip(shape, sizes, strict=True)
+    )
 
 
 def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -85,7 +97,8 @@ def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the class names that Ultralytics' exporter writes into a file, {0: 'person', …}; () without any."""
+    """Return the class names that Ultralytics' exporter writes into a file, {0: 'person', …}; ()
+    without any."""
     names = _metadata(model, "names")
     try:
         return tuple(str(names[index]) for index in range(len(names)))
@@ -94,18 +107,21 @@ def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def keypoints_of(model: onnx.ModelProto) -> str:
-    """Return a box's number of keypoints and of values per keypoint, "17,3", as Ultralytics writes it; "" for none."""
+    """Return a box's number of keypoints and of values per keypoint, "17,3", as Ultralytics writes
+    it; "" for none."""
     shape = _metadata(model, "kpt_shape")
     whole = isinstance(shape, list | tuple) and all(isinstance(value, int) for value in shape)
     return ",".join(map(str, shape)) if whole else ""
 
 
 def size_of(model: onnx.ModelProto) -> int:
-    """Return the longer side of the images that a detector's file was exported for, as Ultralytics' exporter writes it
-    (imgsz); 0 for none."""
+    """Return the longer side of the images that a detector's file was exported for, as Ultralytics'
+    exporter writes it (imgsz); 0 for none."""
     size = _metadata(model, "imgsz")
     sides = [size] if isinstance(size, int) else size
-    whole = isinstance(sides, list | tuple) and sides and all(isinstance(side, int) for side in sides)
+    whole = (
+        isinstance(sides, list | tuple) and sides and all(isinstance(side, int) for side in sides)
+    )
     return max(sides) if whole else 0
 
 
@@ -119,20 +135,27 @@ def _metadata(model: onnx.ModelProto, key: str) -> Any:
 
 
 def squashed_by(model: onnx.ModelProto, output: str) -> str:
-    """Return the operator that makes scores of logits behind the output, Softmax or Sigmoid; "" if it is neither."""
+    """Return the operator that makes scores of logits behind the output, Softmax or Sigmoid; "" if
+    it is neither."""
     makers = {name: node for node in model.graph.node for name in node.output}
     node = makers.get(output)
     for _ in makers:
         if node is None or node.op_type not in PASSING:
             break
         node = makers.get(node.input[0])
-    if node and node.op_type == "Div" and (powers := makers.get(node.input[0])) and powers.op_type == "Exp":
+    if (
+        node
+        and node.op_type == "Div"
+        and (powers := makers.get(node.input[0]))
+        and powers.op_type == "Exp"
+    ):
         return "Softmax"  # as old exporters write it: powers, divided by their sum
     return node.op_type if node and node.op_type in SQUASHING else ""
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
-    """Return the files with the graph's weights. Raise BuildError if one is missing or outside of `folder`."""
+    """Return the files with the graph's weights. Raise BuildError if one is missing or outside of
+    `folder`."""
     names = {
         entry.value
         for tensor in model.graph.initializer
@@ -144,5 +167,8 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
         if not file.resolve().is_relative_to(folder.resolve()):
             raise BuildError(f"the ONNX file names weights outside of its folder: {file}")
         if not file.is_file():
-            raise BuildError(f"the ONNX file has its weights in {file}, which does not exist; put it beside the file")
+            raise BuildError(
+                f"the ONNX file has its weights in {file}, which does not exist; put it "
+                "beside the file"
+            )
     return files

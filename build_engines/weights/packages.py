@@ -7,9 +7,12 @@ from build_engines.errors import BuildError
 
 
 def file_of(package: str, name: str) -> Path:
-    """Return the package's file of that name. Raise BuildError if the package is not installed or has no such file."""
+    """Return the package's file of that name. Raise BuildError if the package is not installed or
+    has no such file."""
     for distribution in metadata.distributions(name=package):
         for file in distribution.files or ():
             if file.name == name:
                 return Path(str(file.locate()))
-    raise BuildError(f"{name} comes with the package {package}, which is not installed: make setup installs it")
+    raise BuildError(
+        f"{name} comes with the package {package}, which is not installed: make setup installs it"
+    )

@@ -20,32 +20,50 @@ FILES = {  # the end of a file's name -> what to do with a file of this kind, wh
     (".h5", ".keras"): f"{TENSORFLOW} --keras FILE --output model.onnx",
     (".pb",): f"{TENSORFLOW} --graphdef FILE --inputs … --outputs … --output model.onnx",
     (".tflite",): f"{TENSORFLOW} --tflite FILE --output model.onnx",
-    (".plan", ".engine"): "a TensorRT plan needs no build: it is model.plan of a model folder (docs/build_engines.md)",
-    (".safetensors", ".bin"): "weights alone do not say their network: name the folder that has their config.json too",
-    (".ckpt",): "export the network that it is for: torch.onnx.export(network, example, 'model.onnx')",
+    (
+        ".plan",
+        ".engine",
+    ): "a TensorRT plan needs no build: it is model.plan of a model folder (docs/build_engines.md)",
+    (
+        ".safetensors",
+        ".bin",
+    ): "weights alone do not say their network: name the folder that has their config.json too",
+    (
+        ".ckpt",
+    ): "export the network that it is for: torch.onnx.export(network, example, 'model.onnx')",
     (".mar",): "TorchServe's archive is a zip file: unpack it and build the model that is in it",
     (".cbm",): "CatBoost writes ONNX: model.save_model('model.onnx', format='onnx')",
     (".gguf",): "no backend here runs llama.cpp's models",
-    (".tar.gz", ".tgz"): "unpack it; a model.tar.gz of model folders is served as it is (docs/deploy.md)",
-    (".xml",): "OpenVINO's model needs no build: it is model.xml of a model folder (docs/backends.md)",
+    (
+        ".tar.gz",
+        ".tgz",
+    ): "unpack it; a model.tar.gz of model folders is served as it is (docs/deploy.md)",
+    (
+        ".xml",
+    ): "OpenVINO's model needs no build: it is model.xml of a model folder (docs/backends.md)",
 }
 FOLDERS = {  # a file in the folder -> what to do with the folder
     "config.pbtxt": "it is a model folder, which needs no build: put it into the model repository",
-    "*/config.pbtxt": "it is a model repository, which needs no build: SERVE_MODEL_REPOSITORY names it",
+    "*/config.pbtxt": "it is a model repository, which needs no build: "
+    "SERVE_MODEL_REPOSITORY names it",
     "saved_model.pb": f"{TENSORFLOW} --saved-model FOLDER --output model.onnx",
-    "model_index.json": "pipelines of diffusers are not built: bring a model.py for Triton's Python backend",
-    "adapter_config.json": "an adapter's weights go into its network first: merge_and_unload(), save_pretrained()",
+    "model_index.json": "pipelines of diffusers are not built: "
+    "bring a model.py for Triton's Python backend",
+    "adapter_config.json": "an adapter's weights go into its network first: "
+    "merge_and_unload(), save_pretrained()",
     "*.onnx": "name the ONNX file that is in it",
 }
 HUB_FILES = (  # patterns
-    "config.json *.safetensors tokenizer.json tokenizer_config.json special_tokens_map.json vocab.txt vocab.json "
-    "merges.txt *.model preprocessor_config.json processor_config.json *_Pooling/config.json *_Dense/config.json "
-    "modules.json sentence_*_config.json config_sentence_transformers.json"
+    "config.json *.safetensors tokenizer.json tokenizer_config.json special_tokens_map.json "
+    "vocab.txt vocab.json merges.txt *.model preprocessor_config.json processor_config.json "
+    "*_Pooling/config.json *_Dense/config.json modules.json sentence_*_config.json "
+    "config_sentence_transformers.json"
 )
 
 
 def find(request: Request) -> Path | None:
-    """Return the file or folder with the weights, fetched from the hub for a HUB-ID; None for a recipe's own weights.
+    """Return the file or folder with the weights, fetched from the hub for a HUB-ID; None for a
+    recipe's own weights.
 
     UsageError if it is none of them.
     """
@@ -60,11 +78,14 @@ def find(request: Request) -> Path | None:
         return path
     if HUB_ID.fullmatch(source) and not path.suffix:
         return from_hub(source)
-    raise UsageError(f"--weights '{source}': there is no such file; it takes a PATH or a HUB-ID (owner/name)")
+    raise UsageError(
+        f"--weights '{source}': there is no such file; it takes a PATH or a HUB-ID (owner/name)"
+    )
 
 
 def kind(path: Path) -> str:
-    """Return onnx, torchscript, checkpoint (a folder of save_pretrained) or tensors (a file of torch.save)."""
+    """Return onnx, torchscript, checkpoint (a folder of save_pretrained) or tensors (a file of
+    torch.save)."""
     if path.is_dir():
         if (path / "config.json").is_file():
             return "checkpoint"
@@ -81,9 +102,9 @@ def kind(path: Path) -> str:
     if path.suffix in (".pth", ".pt"):
         return "tensors"
     raise BuildError(
-        f"{path} is not one of these: an ONNX file (.onnx), a TorchScript or checkpoint file (.pt, .pth), a folder "
-        "as save_pretrained writes it, a model of scikit-learn (.joblib, .pkl), XGBoost's model.json, LightGBM's "
-        f"model.txt{_hint(path)}"
+        f"{path} is not one of these: an ONNX file (.onnx), a TorchScript or checkpoint "
+        "file (.pt, .pth), a folder as save_pretrained writes it, a model of scikit-learn "
+        f"(.joblib, .pkl), XGBoost's model.json, LightGBM's model.txt{_hint(path)}"
     )
 
 
@@ -102,7 +123,9 @@ def identity(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's weights and configuration."""
     if path.is_file():
         return digest(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in CHECKPOINT_SUFFIXES)
+    files = sorted(
+        file for file in path.rglob("*") if file.is_file() and file.suffix in CHECKPOINT_SUFFIXES
+    )
     lines = "".join(f"{digest(file)} {file.relative_to(path)}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -116,13 +139,15 @@ def from_hub(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=HUB_FILES.split()))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as err:
         raise BuildError(
-            f"{model} cannot be fetched from the Hugging Face hub ({first_line(err)}). On a machine that can: "
-            f"`hf download {model} --local-dir FOLDER`; bring FOLDER here and name it: --weights FOLDER"
+            f"{model} cannot be fetched from the Hugging Face hub ({first_line(err)}). On a "
+            f"machine that can: `hf download {model} --local-dir FOLDER`; bring FOLDER here "
+            "and name it: --weights FOLDER"
         ) from err
 
 
 def from_publisher(recipe: Recipe) -> Path:
-    """Return the publisher's file, from the cache or the network. BuildError if its SHA-256 is not the recipe's."""
+    """Return the publisher's file, from the cache or the network. BuildError if its SHA-256 is not
+    the recipe's."""
     file = cache_folder() / recipe.url.rpartition("/")[2]
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -134,10 +159,12 @@ def from_publisher(recipe: Recipe) -> Path:
         except OSError as err:
             part.unlink(missing_ok=True)
             raise BuildError(
-                f"{recipe.url} cannot be fetched ({first_line(err)}). Fetch it elsewhere and name the file "
-                "here: --weights PATH"
+                f"{recipe.url} cannot be fetched ({first_line(err)}). Fetch it elsewhere "
+                "and name the file here: --weights PATH"
             ) from err
     if (actual := digest(file)) != recipe.sha256:
         file.unlink()
-        raise BuildError(f"{recipe.url} has SHA-256 {actual}, expected {recipe.sha256}; the file was removed")
+        raise BuildError(
+            f"{recipe.url} has SHA-256 {actual}, expected {recipe.sha256}; the file was removed"
+        )
     return file

@@ -1,4 +1,5 @@
-"""Finds the answer to a question within a context, as transformers' question-answering pipeline (4.57) does."""
+"""Finds the answer to a question within a context, as transformers' question-answering pipeline
+(4.57) does."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,19 +12,25 @@ from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients.base import Model, Parameter, Tensors, best, softmax
 
 DEFAULT_STRIDE = 128  # tokens, for windows of at least twice as many
-TWO_OUTPUTS = ("start_logits", "end_logits")  # transformers' names, if a network does not have one output for both
+# transformers' names, if a network does not have one output for both
+TWO_OUTPUTS = ("start_logits", "end_logits")
 IMPOSSIBLE = -10000.0  # the logit of a token that cannot be part of an answer
 
 
 class QuestionAnswering(Task):
-    """Predicts `{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end count characters of
-    the context. An empty answer says that the context has none."""
+    """Predicts `{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end
+    count characters of the context. An empty answer says that the context has none."""
 
     codec = Fields("question", "context")
     parameters = (
         Parameter("top_k", 1, "how many answers", minimum=1, maximum=100),
         Parameter("max_answer_len", 15, "longest answer in tokens", minimum=1, maximum=512),
-        Parameter("max_seq_len", 384, "tokens of a window: the question and a part of the context", minimum=8),
+        Parameter(
+            "max_seq_len",
+            384,
+            "tokens of a window: the question and a part of the context",
+            minimum=8,
+        ),
         Parameter(
             "doc_stride",
             0,
@@ -44,43 +51,59 @@ class QuestionAnswering(Task):
     def rows(self, instance: Mapping[str, str]) -> int:
         return 1 + len(instance["context"]) // self.tokenizer.max_length
 
-    def tokens(self, instances: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]) -> Tensors:
+    def tokens(
+        self, instances: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]
+    ) -> Tensors:
         length = min(parameters["max_seq_len"], self.tokenizer.max_length)
         stride = parameters["doc_stride"] or min(DEFAULT_STRIDE, length // 2)
         pairs = [(instance["question"], instance["context"]) for instance in instances]
         return self.tokenizer.windows(pairs, length, stride, self.options["pad_to_multiple_of"])
 
     def predict(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
-        """Return the best answers from the logits of starts and ends in all windows of a context."""
+        """Return the best answers from the logits of starts and ends in all windows of a
+        context."""
         starts, ends = self._logits(outputs)
         rows = list(zip(inputs["owners"].tolist(), inputs["encodings"], starts, ends, strict=True))
         predictions = []
         for index, instance in enumerate(instances):
-            windows = [(encoding, start, end) for owner, encoding, start, end in rows if owner == index]
+            windows = [
+                (encoding, start, end) for owner, encoding, start, end in rows if owner == index
+            ]
             predictions.append({"answers": self._answers(instance["context"], windows, parameters)})
         return predictions
 
     def _logits(self, outputs: Tensors) -> tuple[Array, Array]:
-        """Return the logits of starts and of ends: two outputs [rows, sequence], or one [rows, sequence, 2]."""
+        """Return the logits of starts and of ends: two outputs [rows, sequence], or one [rows,
+        sequence, 2]."""
         if self.outputs == TWO_OUTPUTS:
             starts, ends = (outputs[name].astype(np.float32, copy=False) for name in TWO_OUTPUTS)
             return starts, ends
         logits = self.read(outputs)
         return logits[..., 0], logits[..., 1]
 
-    def _answers(self, context: str, windows: Sequence[Any], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _answers(
+        self, context: str, windows: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         answers: dict[str, dict[str, Any]] = {}
         none, top_k, aligned = 1.0, parameters["top_k"], parameters["align_to_words"]
         for encoding, start, end in windows:
             starts, ends = self._probabilities(encoding, start, end)
             none = min(none, float(starts[0] * ends[0]))
             starts[0] = ends[0] = 0.0
-            for first, last, score in _spans(starts, ends, top_k * 2 + 10 if aligned else top_k, parameters):
+            for first, last, score in _spans(
+                starts, ends, top_k * 2 + 10 if aligned else top_k, parameters
+            ):
                 begin, behind = _characters(encoding, first, last, aligned)
                 text = context[begin:behind]
-                answer = answers.setdefault(text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind})
+                answer = answers.setdefault(
+                    text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind}
+                )
                 answer["score"] += score
         candidates = list(answers.values())
         if parameters["handle_impossible_answer"]:
@@ -88,26 +111,33 @@ class QuestionAnswering(Task):
         return sorted(candidates, key=lambda answer: -float(answer["score"]))[:top_k]
 
     def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
-        """Return each token's probability to be the answer's first, and to be its last: 0 for tokens outside the
-        context other than [CLS]."""
+        """Return each token's probability to be the answer's first, and to be its last: 0 for
+        tokens outside the context other than [CLS]."""
         possible = np.array(encoding.sequence_ids) == 1
         possible |= np.array(encoding.ids) == self.cls_id
         size = len(possible)
-        starts, ends = (softmax(np.where(possible, logits[:size], IMPOSSIBLE)) for logits in (start, end))
+        starts, ends = (
+            softmax(np.where(possible, logits[:size], IMPOSSIBLE)) for logits in (start, end)
+        )
         return starts * possible, ends * possible
 
 
-def _spans(starts: Array, ends: Array, count: int, parameters: Mapping[str, Any]) -> list[tuple[int, int, float]]:
+def _spans(
+    starts: Array, ends: Array, count: int, parameters: Mapping[str, Any]
+) -> list[tuple[int, int, float]]:
     """Return (first token, last token, score) of the best spans."""
     length = min(parameters["max_answer_len"], len(starts))
     behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
-    scores = starts[:, None] * np.lib.stride_tricks.sliding_window_view(behind, length)[: len(starts)]
+    scores = (
+        starts[:, None] * np.lib.stride_tricks.sliding_window_view(behind, length)[: len(starts)]
+    )
     spans = ((*divmod(index, length), score) for index, score in best(scores.ravel(), count))
     return [(first, first + more, score) for first, more, score in spans if score > 0]
 
 
 def _characters(encoding: Encoding, first: int, last: int, aligned: bool) -> tuple[int, int]:
-    """Return where the answer begins and ends in the context: at its tokens, or `aligned` to their words."""
+    """Return where the answer begins and ends in the context: at its tokens, or `aligned` to their
+    words."""
     begin, behind = encoding.offsets[first][0], encoding.offsets[last][1]
     if aligned:
         words = [encoding.token_to_word(token) for token in (first, last)]

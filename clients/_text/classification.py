@@ -1,4 +1,5 @@
-"""Turns scores of a text or a pair into classes, into classes that the caller names, or into a ranking."""
+"""Turns scores of a text or a pair into classes, into classes that the caller names, or into a
+ranking."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,13 +25,19 @@ class TextClassification(Task):
         Parameter(
             "activation",
             "auto",
-            "text-classification: turns logits into scores; auto: as problem_type in config.json says",
+            "text-classification: turns logits into scores; auto: as problem_type in "
+            "config.json says",
             choices=FUNCTIONS,
         ),
     )
     parameters = (
         Parameter("top_k", 5, "how many classes", minimum=1, maximum=1000),
-        Parameter("function_to_apply", "auto", "turns logits into scores; auto: the model's own", choices=FUNCTIONS),
+        Parameter(
+            "function_to_apply",
+            "auto",
+            "turns logits into scores; auto: the model's own",
+            choices=FUNCTIONS,
+        ),
     )
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
@@ -54,7 +61,11 @@ class TextClassification(Task):
         return super().tokens([as_text(instance) for instance in instances], parameters)
 
     def predict(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return the likeliest classes from logits [n, labels]."""
         function = parameters["function_to_apply"]
@@ -77,15 +88,20 @@ def _template(value: Any) -> str:
 
 
 class ZeroShotClassification(Task):
-    """Predicts `{"classes": [{"label", "class_id", "score"}, …]}`, best first; class_id counts the labels as sent.
+    """Predicts `{"classes": [{"label", "class_id", "score"}, …]}`, best first; class_id counts the
+    labels as sent.
 
-    A model of natural language inference scores how far the text entails that it is about a label (Yin et al. 2019,
-    arXiv:1909.00161).
+    A model of natural language inference scores how far the text entails that it is about a label
+    (Yin et al. 2019, arXiv:1909.00161).
     """
 
     codec = Fields("text", optional=("candidate_labels",), lists=("candidate_labels",))
     parameters = (
-        Parameter("candidate_labels", Names(), "the labels to choose from, if an instance does not name any"),
+        Parameter(
+            "candidate_labels",
+            Names(),
+            "the labels to choose from, if an instance does not name any",
+        ),
         Parameter(
             "hypothesis_template",
             "This example is {}.",
@@ -99,11 +115,14 @@ class ZeroShotClassification(Task):
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
-        entailments = [index for index, name in enumerate(self.labels()) if name.lower().startswith("entail")]
+        entailments = [
+            index for index, name in enumerate(self.labels()) if name.lower().startswith("entail")
+        ]
         if not entailments:
             raise InvalidRequest(
-                f"model '{model.name}': none of its labels ({', '.join(self.labels()) or 'there are none'}) begins "
-                "with 'entail'; zero-shot-classification takes a model of natural language inference"
+                f"model '{model.name}': none of its labels "
+                f"({', '.join(self.labels()) or 'there are none'}) begins with 'entail'; "
+                "zero-shot-classification takes a model of natural language inference"
             )
         self.outputs = (scores_output(model, len(self.labels())).name,)
         self.entailment = entailments[0]
@@ -113,10 +132,13 @@ class ZeroShotClassification(Task):
         return 1 if isinstance(instance, str) else len(instance["candidate_labels"])
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return a row for each label of an instance, and `owners` [rows], the instance of each row. Raise
-        PayloadTooLarge, and InvalidRequest if a label alone is longer than the model takes."""
+        """Return a row for each label of an instance, and `owners` [rows], the instance of each
+        row. Raise PayloadTooLarge, and InvalidRequest if a label alone is longer than the model
+        takes."""
         template = parameters["hypothesis_template"]
-        labels = [self._labels(index, instance, parameters) for index, instance in enumerate(instances)]
+        labels = [
+            self._labels(index, instance, parameters) for index, instance in enumerate(instances)
+        ]
         length = sum(len(template) + len(label) for own in labels for label in own)
         check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
         pairs, owners = [], []
@@ -132,16 +154,26 @@ class ZeroShotClassification(Task):
             raise InvalidRequest(f"a label is too long: {err}") from err
 
     def _labels(self, index: int, instance: Any, parameters: Mapping[str, Any]) -> Sequence[str]:
-        labels: Sequence[str] = () if isinstance(instance, str) else instance.get("candidate_labels", ())
+        labels: Sequence[str] = (
+            () if isinstance(instance, str) else instance.get("candidate_labels", ())
+        )
         labels = labels or parameters["candidate_labels"]
         if not labels:
-            raise DecodingError("it has no labels to choose from: name them in 'candidate_labels'", instance=index)
+            raise DecodingError(
+                "it has no labels to choose from: name them in 'candidate_labels'", instance=index
+            )
         if len(labels) > MOST_LABELS:
-            raise DecodingError(f"it has {len(labels)} labels, at most {MOST_LABELS} are tried", instance=index)
+            raise DecodingError(
+                f"it has {len(labels)} labels, at most {MOST_LABELS} are tried", instance=index
+            )
         return labels
 
     def predict(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return each instance's labels from logits [rows, 3]."""
         logits = self.read(outputs)
@@ -150,7 +182,10 @@ class ZeroShotClassification(Task):
             labels = self._labels(number, instance, parameters)
             scores = self._scores(logits[inputs["owners"] == number], parameters["multi_label"])
             ranked = best(scores, len(labels))
-            classes = [{"label": labels[index], "class_id": index, "score": score} for index, score in ranked]
+            classes = [
+                {"label": labels[index], "class_id": index, "score": score}
+                for index, score in ranked
+            ]
             predictions.append({"classes": classes})
         return predictions
 
@@ -161,8 +196,9 @@ class ZeroShotClassification(Task):
 
 
 class TextRanking(Task):
-    """Predicts `{"ranking": [{"index", "score"}, …]}`: the documents by how well they answer a query, best first. The
-    network reads pairs (a cross-encoder); index counts the documents as sent."""
+    """Predicts `{"ranking": [{"index", "score"}, …]}`: the documents by how well they answer a
+    query, best first. The network reads pairs (a cross-encoder); index counts the documents as
+    sent."""
 
     codec = Fields("query", "documents", lists=("documents",))
     parameters = (
@@ -175,11 +211,14 @@ class TextRanking(Task):
         output = scores_output(model, 1)
         self.outputs = (output.name,)
         if (count := output.shape[-1]) not in (1, -1):
-            raise InvalidRequest(f"model '{model.name}' gives {count} scores for a pair; text-ranking takes one")
+            raise InvalidRequest(
+                f"model '{model.name}' gives {count} scores for a pair; text-ranking takes one"
+            )
         self.activation = ACTIVATIONS[self._activation()]
 
     def _activation(self) -> str:
-        """Choose the function as sentence-transformers' CrossEncoder does: the one in config.json, else the sigmoid."""
+        """Choose the function as sentence-transformers' CrossEncoder does: the one in config.json,
+        else the sigmoid."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
         config = self.tokenizer.config
@@ -190,8 +229,11 @@ class TextRanking(Task):
     def rows(self, instance: Mapping[str, Any]) -> int:
         return len(instance["documents"])
 
-    def tokens(self, instances: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]) -> Tensors:
-        """Return a row for each document of an instance, and `owners` [rows], the instance of each row."""
+    def tokens(
+        self, instances: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]
+    ) -> Tensors:
+        """Return a row for each document of an instance, and `owners` [rows], the instance of each
+        row."""
         pairs, owners = [], []
         for index, instance in enumerate(instances):
             self._check(index, instance)
@@ -202,12 +244,21 @@ class TextRanking(Task):
     def _check(self, index: int, instance: Mapping[str, Any]) -> None:
         count = len(instance["documents"])
         if count > MOST_ROWS:
-            raise DecodingError(f"it has {count} documents, at most {MOST_ROWS} are ranked at a time", instance=index)
+            raise DecodingError(
+                f"it has {count} documents, at most {MOST_ROWS} are ranked at a time",
+                instance=index,
+            )
         if count * min(len(instance["query"]), self.tokenizer.max_characters) > MOST_MADE:
-            raise DecodingError("its query is too long for so many documents: send fewer at a time", instance=index)
+            raise DecodingError(
+                "its query is too long for so many documents: send fewer at a time", instance=index
+            )
 
     def predict(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return the ranking of each instance's documents from logits [rows, 1]."""
         scores = self.activation(self.read(outputs)[:, 0])
@@ -215,9 +266,12 @@ class TextRanking(Task):
         for index, instance in enumerate(instances):
             own = scores[inputs["owners"] == index]
             entries: list[dict[str, Any]] = [
-                {"index": at, "score": score} for at, score in best(own, parameters["top_k"] or len(own))
+                {"index": at, "score": score}
+                for at, score in best(own, parameters["top_k"] or len(own))
             ]
             if parameters["return_documents"]:
-                entries = [entry | {"document": instance["documents"][entry["index"]]} for entry in entries]
+                entries = [
+                    entry | {"document": instance["documents"][entry["index"]]} for entry in entries
+                ]
             predictions.append({"ranking": entries})
         return predictions

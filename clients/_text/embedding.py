@@ -12,7 +12,8 @@ from clients.base import Model, Parameter, Tensors
 from serving.errors import InvalidRequest
 
 POOLED = "sentence_embedding"  # the name that sentence-transformers gives it
-PROMPTS = "config_sentence_transformers.json"  # in the tokenizer's folder: {"prompts": {name: text}, …}
+# in the tokenizer's folder: {"prompts": {name: text}, …}
+PROMPTS = "config_sentence_transformers.json"
 
 
 class ExplicitPrompt(str):
@@ -28,23 +29,32 @@ def _explicit(value: Any) -> ExplicitPrompt:
 
 
 class Embedding(Task):
-    """Predicts `{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to `dimensions`, scaled to
-    length 1.
+    """Predicts `{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to
+    `dimensions`, scaled to length 1.
 
-    Reads the output `sentence_embedding` [hidden] if the network has it and config.pbtxt does not set `pooling`; else
-    the first output, [tokens, hidden] or [hidden]."""
+    Reads the output `sentence_embedding` [hidden] if the network has it and config.pbtxt does not
+    set `pooling`; else the first output, [tokens, hidden] or [hidden]."""
 
     settings = (
         Parameter(
-            "pooling", "mean", "embedding: the tokens that it comes from", choices=("mean", "cls", "max", "last")
+            "pooling",
+            "mean",
+            "embedding: the tokens that it comes from",
+            choices=("mean", "cls", "max", "last"),
         ),
     )
     parameters = (
         Parameter("normalize", True, "whether to scale the embedding to length 1"),
-        Parameter("dimensions", 0, "how many numbers of the embedding, from its first; 0: all", minimum=0),
+        Parameter(
+            "dimensions", 0, "how many numbers of the embedding, from its first; 0: all", minimum=0
+        ),
         Parameter("prompt_name", "", "name of one of the model's prompts, to put before the text"),
         Parameter(
-            "prompt", "", 'a prompt to put before the text; if set to "", none is', parser=_explicit, form="a string"
+            "prompt",
+            "",
+            'a prompt to put before the text; if set to "", none is',
+            parser=_explicit,
+            form="a string",
         ),
     )
 
@@ -58,8 +68,11 @@ class Embedding(Task):
         self.default_prompt = prompts.get("default_prompt_name") or ""
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)  # more is never read
-        return super().tokens([prompt + text for text in instances] if prompt else instances, parameters)
+        # more is never read
+        prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
+        return super().tokens(
+            [prompt + text for text in instances] if prompt else instances, parameters
+        )
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
         name = parameters["prompt_name"] or self.default_prompt
@@ -67,18 +80,28 @@ class Embedding(Task):
             return str(parameters["prompt"])
         if name not in self.prompts:
             names = ", ".join(sorted(self.prompts)) or "none"
-            raise InvalidRequest(f"parameter 'prompt_name': model '{self.model.name}' has no '{name}'; it has: {names}")
+            raise InvalidRequest(
+                f"parameter 'prompt_name': model '{self.model.name}' has no '{name}'; it "
+                f"has: {names}"
+            )
         return self.prompts[name]
 
     def predict(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
-        """Return vectors from [n, sequence, hidden], or from [n, hidden] if the model pools itself."""
+        """Return vectors from [n, sequence, hidden], or from [n, hidden] if the model pools
+        itself."""
         values = self.read(outputs)
         if values.ndim == 3:
             values = self._pooled(values, inputs["attention_mask"])
         if (count := parameters["dimensions"]) > values.shape[1]:
-            raise InvalidRequest(f"parameter 'dimensions': the embedding has {values.shape[1]}, not {count}")
+            raise InvalidRequest(
+                f"parameter 'dimensions': the embedding has {values.shape[1]}, not {count}"
+            )
         values = values[:, : count or None]
         if parameters["normalize"]:
             lengths = np.sqrt(np.add.reduce(values * values, axis=1, keepdims=True))

@@ -32,8 +32,8 @@ Entity = dict[str, Any]
 
 
 class TokenClassification(Task):
-    """Predicts `{"entities": [{"label", "score", "word", "start", "end"}, …]}`, in the order of the text; start and end
-    count characters."""
+    """Predicts `{"entities": [{"label", "score", "word", "start", "end"}, …]}`, in the order of the
+    text; start and end count characters."""
 
     parameters = (
         Parameter("aggregation_strategy", "none", "how tokens become entities", choices=STRATEGIES),
@@ -51,7 +51,9 @@ class TokenClassification(Task):
         super().__init__(model, tokenizer, options)
         self.names = self.labels()
         self.unknown = tokenizer.special("unk_token", "[UNK]")[1]
-        self.knows_words = bool(getattr(tokenizer.tokenizer.model, "continuing_subword_prefix", None))
+        self.knows_words = bool(
+            getattr(tokenizer.tokenizer.model, "continuing_subword_prefix", None)
+        )
 
     def rows(self, instance: str) -> int:
         return 1 + len(instance) // (4 * self.tokenizer.max_length)
@@ -59,37 +61,63 @@ class TokenClassification(Task):
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         """Return also the rows' `encodings` and `owners`."""
         length, stride = self.tokenizer.max_length, parameters["stride"]
-        return self.tokenizer.windows(instances, length, stride, self.options["pad_to_multiple_of"], stride > 0)
+        return self.tokenizer.windows(
+            instances, length, stride, self.options["pad_to_multiple_of"], stride > 0
+        )
 
     def predict(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[str],
+        parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return each text's entities from logits [rows, sequence, labels]."""
         scores = softmax(self.read(outputs))
         windows: list[list[list[Entity]]] = [[] for _ in instances]
-        for owner, encoding, row in zip(inputs["owners"].tolist(), inputs["encodings"], scores, strict=True):
+        for owner, encoding, row in zip(
+            inputs["owners"].tolist(), inputs["encodings"], scores, strict=True
+        ):
             text = instances[owner]
             first = 0 if parameters["stride"] else self.tokenizer.first(text)
             windows[owner].append(self._entities(text, first, encoding, row, parameters))
         return [{"entities": _merged(entities)} for entities in windows]
 
     def _entities(
-        self, text: str, first: int, encoding: Encoding, scores: Array, parameters: Mapping[str, Any]
+        self,
+        text: str,
+        first: int,
+        encoding: Encoding,
+        scores: Array,
+        parameters: Mapping[str, Any],
     ) -> list[Entity]:
-        """Return the entities of a window of the text, of which the characters before `first` were not read."""
-        strategy, ignored = parameters["aggregation_strategy"], frozenset(parameters["ignore_labels"])
+        """Return the entities of a window of the text, of which the characters before `first` were
+        not read."""
+        strategy, ignored = (
+            parameters["aggregation_strategy"],
+            frozenset(parameters["ignore_labels"]),
+        )
         tokens = list(self._tokens(text, first, encoding, scores))
         if strategy in ("first", "average", "max"):
             tokens = [self._word(group, strategy) for group in _words(tokens)]
         if strategy == "none":
-            entities = [_entity(token.tag, token.score, token.text, token.start, token.end) for token in tokens]
+            entities = [
+                _entity(token.tag, token.score, token.text, token.start, token.end)
+                for token in tokens
+            ]
         else:
             entities = [self._group(group) for group in _groups(tokens)]
         return [entity for entity in entities if entity["label"] not in ignored]
 
     def _tokens(self, text: str, first: int, encoding: Encoding, scores: Array) -> Iterable[Token]:
         """Yield the tokens of the text, without the tokenizer's special tokens."""
-        pieces = zip(encoding.tokens, encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
+        pieces = zip(
+            encoding.tokens,
+            encoding.ids,
+            encoding.offsets,
+            encoding.special_tokens_mask,
+            strict=True,
+        )
         for (piece, number, offsets, special), row in zip(pieces, scores, strict=False):
             if special:
                 continue
@@ -102,9 +130,19 @@ class TokenClassification(Task):
             word = text[start:end] if unknown else piece
             yield self._token(word, row, start, end, continues and not unknown)
 
-    def _token(self, text: str, scores: Array, start: int, end: int, continues: bool = False) -> Token:
+    def _token(
+        self, text: str, scores: Array, start: int, end: int, continues: bool = False
+    ) -> Token:
         label_id = int(scores.argmax())
-        return Token(text, scores, label(self.names, label_id), float(scores[label_id]), start, end, continues)
+        return Token(
+            text,
+            scores,
+            label(self.names, label_id),
+            float(scores[label_id]),
+            start,
+            end,
+            continues,
+        )
 
     def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
         """Join the tokens of a word, with the scores of one of them or their mean."""
@@ -120,7 +158,9 @@ class TokenClassification(Task):
     def _group(self, tokens: Sequence[Token]) -> Entity:
         text = self.tokenizer.joined([token.text for token in tokens])
         score = float(np.mean([token.score for token in tokens]))
-        return _entity(tokens[0].tag.split("-", 1)[-1], score, text, tokens[0].start, tokens[-1].end)
+        return _entity(
+            tokens[0].tag.split("-", 1)[-1], score, text, tokens[0].start, tokens[-1].end
+        )
 
 
 def _entity(tag: str, score: float, word: str, start: int, end: int) -> Entity:
@@ -141,7 +181,11 @@ def _groups(tokens: Iterable[Token]) -> list[list[Token]]:
     """Group neighbouring tokens of one kind. B- begins a new group."""
     groups: list[list[Token]] = []
     for token in tokens:
-        if groups and not token.tag.startswith("B-") and _kind(token.tag) == _kind(groups[-1][-1].tag):
+        if (
+            groups
+            and not token.tag.startswith("B-")
+            and _kind(token.tag) == _kind(groups[-1][-1].tag)
+        ):
             groups[-1].append(token)
         else:
             groups.append([token])
@@ -153,7 +197,8 @@ def _kind(tag: str) -> str:
 
 
 def _merged(windows: Sequence[list[Entity]]) -> list[Entity]:
-    """Join the entities of all windows. Of two that overlap, keep the longer, or else the one with the higher score."""
+    """Join the entities of all windows. Of two that overlap, keep the longer, or else the one with
+    the higher score."""
     if len(windows) < 2:
         return windows[0]
     merged: list[Entity] = []

@@ -16,8 +16,8 @@ MOST_FILLED = 2_000  # masks · top_k of a text: each of these is written as a w
 
 
 class FillMask(Task):
-    """Predicts `{"masks": [[{"token", "token_id", "score", "sequence"}, …], …]}`: a list for each mask, likeliest
-    first."""
+    """Predicts `{"masks": [[{"token", "token_id", "score", "sequence"}, …], …]}`: a list for each
+    mask, likeliest first."""
 
     parameters = (
         Parameter("top_k", 5, "how many tokens per mask", minimum=1, maximum=1000),
@@ -27,11 +27,14 @@ class FillMask(Task):
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
         if tokenizer.mask_id is None:
-            raise InvalidRequest(f"model '{model.name}': its tokenizer has no '{tokenizer.mask}' to fill")
+            raise InvalidRequest(
+                f"model '{model.name}': its tokenizer has no '{tokenizer.mask}' to fill"
+            )
         self.compact = POSITIONS in {tensor.name for tensor in model.inputs}
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        """Return also masked_lm_positions [n, most masks]. Raise DecodingError for a text without a mask."""
+        """Return also masked_lm_positions [n, most masks]. Raise DecodingError for a text without a
+        mask."""
         tensors = super().tokens(instances, parameters)
         return tensors | {POSITIONS: self._positions(tensors["input_ids"], instances)}
 
@@ -43,7 +46,10 @@ class FillMask(Task):
             if not len(positions):
                 raise DecodingError(self._missing_mask(text), instance=index)
             if len(positions) > MOST_MASKS:
-                reason = f"it has {len(positions)} {self.tokenizer.mask}, at most {MOST_MASKS} are filled in at a time"
+                reason = (
+                    f"it has {len(positions)} {self.tokenizer.mask}, at most {MOST_MASKS} are "
+                    "filled in at a time"
+                )
                 raise DecodingError(reason, instance=index)
             filled[index, : len(positions)] = positions
         return filled
@@ -55,29 +61,39 @@ class FillMask(Task):
         return f"there is nothing to fill in; write {mask} instead of a token"
 
     def predict(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
-        """Return the likeliest tokens for each mask from logits [n, sequence, vocabulary] or [n, masks, vocabulary]."""
+        """Return the likeliest tokens for each mask from logits [n, sequence, vocabulary] or [n,
+        masks, vocabulary]."""
         targets, top_k = self._targets(parameters["targets"]), parameters["top_k"]
         predictions = []
         for ids, logits in zip(inputs["input_ids"], self.read(outputs), strict=True):
             positions = np.flatnonzero(ids == self.tokenizer.mask_id)
             if len(positions) * min(top_k, logits.shape[-1]) > MOST_FILLED:
                 raise InvalidRequest(
-                    f"parameter 'top_k': {top_k} tokens for each of {len(positions)} masks are too many; at most "
-                    f"{MOST_FILLED} are returned for a text"
+                    f"parameter 'top_k': {top_k} tokens for each of {len(positions)} masks "
+                    f"are too many; at most {MOST_FILLED} are returned for a text"
                 )
             scores = softmax(logits[: len(positions)] if self.compact else logits[positions])
-            masks = [self._fill(ids, p, s, targets, top_k) for p, s in zip(positions, scores, strict=True)]
+            masks = [
+                self._fill(ids, p, s, targets, top_k)
+                for p, s in zip(positions, scores, strict=True)
+            ]
             predictions.append({"masks": masks})
         return predictions
 
     def _targets(self, words: Sequence[str]) -> Array | None:
-        """Return the ids of the words, None for the whole vocabulary. Raise InvalidRequest for a word that is not a
-        token."""
+        """Return the ids of the words, None for the whole vocabulary. Raise InvalidRequest for a
+        word that is not a token."""
         ids = {word: self.tokenizer.tokenizer.token_to_id(word) for word in words}
         if strange := [word for word, token in ids.items() if token is None]:
-            raise InvalidRequest(f"parameter 'targets': '{strange[0]}' is not a token of the vocabulary")
+            raise InvalidRequest(
+                f"parameter 'targets': '{strange[0]}' is not a token of the vocabulary"
+            )
         return np.unique(np.array(list(ids.values()))) if ids else None
 
     def _fill(
@@ -93,11 +109,14 @@ class FillMask(Task):
                 "score": score,
                 "sequence": self._sequence(ids, position, token, single),
             }
-            for token, score in ((int(token_ids[at]), score) for at, score in best(scores[token_ids], top_k))
+            for token, score in (
+                (int(token_ids[at]), score) for at, score in best(scores[token_ids], top_k)
+            )
         ]
 
     def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:
-        """Return the text with that token. Other masks stay, and then also [CLS] and [SEP], as in transformers."""
+        """Return the text with that token. Other masks stay, and then also [CLS] and [SEP], as in
+        transformers."""
         filled = ids.copy()
         filled[position] = token
         kept = filled[filled != self.tokenizer.pad_id].tolist()

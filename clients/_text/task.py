@@ -1,4 +1,5 @@
-"""Defines what a task of the text client is, and reads the instances of tasks that take more than one text."""
+"""Defines what a task of the text client is, and reads the instances of tasks that take more than
+one text."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,8 @@ Array = NDArray[Any]
 
 
 class Task(ABC):
-    """Holds the task of one model, without any request's state. `truncation` says which text of a pair is shortened."""
+    """Holds the task of one model, without any request's state. `truncation` says which text of a
+    pair is shortened."""
 
     codec: ClassVar[Codec] = TEXT
     settings: ClassVar[tuple[Parameter, ...]] = ()
@@ -29,7 +31,8 @@ class Task(ABC):
     truncation: ClassVar[str] = "longest_first"
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
-        """Take the values of the client's settings as `options`. Raise InvalidRequest if they do not fit the model."""
+        """Take the values of the client's settings as `options`. Raise InvalidRequest if they do
+        not fit the model."""
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # those that `predict` reads
 
@@ -38,14 +41,14 @@ class Task(ABC):
         return 1
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return the model's inputs, one row or more for each instance, and `num_tokens` [n instances] before
-        truncation. `truncated` [n instances] is there if a text with more tokens than the model takes may still be read
-        whole."""
+        """Return the model's inputs, one row or more for each instance, and `num_tokens` [n
+        instances] before truncation. `truncated` [n instances] is there if a text with more tokens
+        than the model takes may still be read whole."""
         return self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
 
     def encode_rows(self, texts: Sequence[Text], owners: Sequence[int]) -> Tensors:
-        """Return the tokens of several texts an instance: `owners` [rows] is the instance of each, `num_tokens` counts
-        those of an instance's longest text."""
+        """Return the tokens of several texts an instance: `owners` [rows] is the instance of each,
+        `num_tokens` counts those of an instance's longest text."""
         tensors = self.tokenizer.encode(texts, self.options["pad_to_multiple_of"], owners)
         counts = np.zeros(owners[-1] + 1, np.int64)
         np.maximum.at(counts, owners, tensors["num_tokens"])
@@ -54,7 +57,11 @@ class Task(ABC):
 
     @abstractmethod
     def predict(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return a prediction for each instance. `inputs` is what `tokens` returned."""
 
@@ -76,14 +83,18 @@ def label(labels: Sequence[str], index: int) -> str:
 
 
 class Fields(TextCodec):
-    """Reads an object with strings under the `required` and `optional` keys, and lists of strings under those in
-    `lists`. If only "text" is required, the instance may also be a string."""
+    """Reads an object with strings under the `required` and `optional` keys, and lists of strings
+    under those in `lists`. If only "text" is required, the instance may also be a string."""
 
-    def __init__(self, *required: str, optional: tuple[str, ...] = (), lists: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *required: str, optional: tuple[str, ...] = (), lists: tuple[str, ...] = ()
+    ) -> None:
         self.required, self.lists = required, lists
         self.keys: tuple[str, ...] = (*required, *optional)
         self.plain = required == ("text",)
-        shown = ", ".join(f'"{key}": ["…"]' if key in lists else f'"{key}": "…"' for key in self.keys)
+        shown = ", ".join(
+            f'"{key}": ["…"]' if key in lists else f'"{key}": "…"' for key in self.keys
+        )
         self.expected = f"{{{shown}}}" if not self.plain else f"a string, or {{{shown}}}"
 
     def open(self, data: bytes, limits: Limits) -> Any:
@@ -109,14 +120,23 @@ class Fields(TextCodec):
 
     def _check(self, key: str, value: Any) -> None:
         if key in self.lists:
-            if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-                raise DecodingError(f"expected a list of at least one string, got {describe(value)}", field=key)
+            if (
+                not isinstance(value, list)
+                or not value
+                or not all(isinstance(text, str) for text in value)
+            ):
+                raise DecodingError(
+                    f"expected a list of at least one string, got {describe(value)}", field=key
+                )
         elif not isinstance(value, str):
             raise DecodingError(f"expected a string, got {describe(value)}", field=key)
 
 
 def as_text(instance: str | Mapping[str, str]) -> str | tuple[str, str]:
-    """Return a text, or the pair of a text and its `text_pair`. As in transformers, an empty `text_pair` is none."""
+    """Return a text, or the pair of a text and its `text_pair`. As in transformers, an empty
+    `text_pair` is none."""
     if isinstance(instance, str):
         return instance
-    return (instance["text"], instance["text_pair"]) if instance.get("text_pair") else instance["text"]
+    return (
+        (instance["text"], instance["text_pair"]) if instance.get("text_pair") else instance["text"]
+    )

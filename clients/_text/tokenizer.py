@@ -1,7 +1,8 @@
 """Turns texts and pairs of texts into rows of tokens: one row each, or windows of a long text.
 
-A tokenizer's folder holds its files and config.json as transformers saves them. tokenizer.json is read directly. If it
-is missing, transformers' AutoTokenizer reads the vocabulary, which takes each worker 35 MB and a second more.
+A tokenizer's folder holds its files and config.json as transformers saves them. tokenizer.json is
+read directly. If it is missing, transformers' AutoTokenizer reads the vocabulary, which takes each
+worker 35 MB and a second more.
 """
 
 import importlib.util
@@ -24,53 +25,102 @@ Array = NDArray[Any]
 Text = str | tuple[str, str]  # a pair is one row: both texts, with special tokens between them
 
 UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
-# A text is cut to so many characters for each token that the model takes. WordPiece turns a longer word into one [UNK]
-# (max_input_chars_per_word), so only a text of such words, or of spaces, loses tokens.
+# A text is cut to so many characters for each token that the model takes. WordPiece turns a longer
+# word into one [UNK] (max_input_chars_per_word), so only a text of such words, or of spaces, loses
+# tokens.
 LONGEST_TOKEN = 100
 LONGEST_TEXT = 10**6  # for a model whose tokenizer names no limit
-PORTION = 2**18  # characters that are tokenized together: each takes some 300 bytes until truncation
-POSITIONS_FROM_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text"}
+# characters that are tokenized together: each takes some 300 bytes until truncation
+PORTION = 2**18
+POSITIONS_FROM_PADDING = {
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "roberta-prelayernorm",
+    "data2vec-text",
+}
 POSITIONS_FROM_PADDING |= {"xlm-roberta-xl", "xmod", "ibert", "luke", "esm"}
-# Tokenizers of transformers 5 that give token types to the network, and model types whose own tokenizer is one of them.
-WITH_TYPES = {f"{name}Tokenizer" for name in ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet")}
+# Tokenizers of transformers 5 that give token types to the network, and model types whose own
+# tokenizer is one of them.
+WITH_TYPES = {
+    f"{name}Tokenizer" for name in ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet")
+}
 WITH_TYPES |= {f"{name}Tokenizer" for name in ("LayoutLM", "Lxmert", "MobileBert", "SqueezeBert")}
-MODELS_WITH_TYPES = {"", "bert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "fnet"}
-MODELS_WITH_TYPES |= {"layoutlm", "lxmert", "megatron-bert", "mobilebert", "nomic_bert", "squeezebert"}
+MODELS_WITH_TYPES = {
+    "",
+    "bert",
+    "convbert",
+    "deberta",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "ernie",
+    "fnet",
+}
+MODELS_WITH_TYPES |= {
+    "layoutlm",
+    "lxmert",
+    "megatron-bert",
+    "mobilebert",
+    "nomic_bert",
+    "squeezebert",
+}
 # Packages that transformers needs for some vocabulary files. The images do not have them.
-PACKAGES = {"tiktoken.model": "tiktoken", "tekken.json": "mistral_common", "*.model": "sentencepiece"}
-REMEDY = "save tokenizer.json there, with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
+PACKAGES = {
+    "tiktoken.model": "tiktoken",
+    "tekken.json": "mistral_common",
+    "*.model": "sentencepiece",
+}
+REMEDY = (
+    "save tokenizer.json there, with transformers' "
+    "AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
+)
 
 
 class TextTokenizer:
-    """Tokenizes with the files of a folder. Worker threads share it. `windows` changes its truncation, so a client uses
-    either `windows` or `encode`."""
+    """Tokenizes with the files of a folder. Worker threads share it. `windows` changes its
+    truncation, so a client uses either `windows` or `encode`."""
 
     def __init__(self, folder: Path, max_length: int, strategy: str = "longest_first") -> None:
-        """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the library's name for which text
-        of a pair is truncated. Raise ConfigError if the folder has no tokenizer that can be read."""
+        """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the library's
+        name for which text of a pair is truncated. Raise ConfigError if the folder has no tokenizer
+        that can be read."""
         self.config = _read_json(folder / "config.json")
-        self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+        self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(
+            folder / "tokenizer_config.json"
+        )
         if (folder / "tokenizer.json").exists():
             self.tokenizer = _load_json(folder / "tokenizer.json")
         else:
             loaded = load_with_transformers(folder)
             self.tokenizer = loaded.backend_tokenizer
-            self.settings |= {**loaded.special_tokens_map, "model_input_names": loaded.model_input_names}
-            self.settings |= {"model_max_length": loaded.model_max_length, "truncation_side": loaded.truncation_side}
+            self.settings |= {
+                **loaded.special_tokens_map,
+                "model_input_names": loaded.model_input_names,
+            }
+            self.settings |= {
+                "model_max_length": loaded.model_max_length,
+                "truncation_side": loaded.truncation_side,
+            }
         self.max_length = min(max_length or UNLIMITED, self._limit())
         self.max_characters = min(self.max_length * LONGEST_TOKEN, LONGEST_TEXT)
         self.direction = str(self.settings.get("truncation_side", "right"))
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(self.max_length, strategy=strategy, direction=self.direction)
+        self.tokenizer.enable_truncation(
+            self.max_length, strategy=strategy, direction=self.direction
+        )
         self.pad_id = self.special("pad_token", "[PAD]")[1] or 0
         self.mask, self.mask_id = self.special("mask_token", "[MASK]")
         self.has_types = _gives_types(self.settings, self.config)
         self._windows = threading.Lock()
 
     def _limit(self) -> int:
-        """Return the smaller limit of the tokenizer and the position table. Some tables begin after the pad id."""
+        """Return the smaller limit of the tokenizer and the position table. Some tables begin after
+        the pad id."""
         positions = int(self.config.get("max_position_embeddings", UNLIMITED))
-        is_rotary = self.config.get("position_embedding_type") == "rotary"  # ESM-2 has no position table
+        # ESM-2 has no position table
+        is_rotary = self.config.get("position_embedding_type") == "rotary"
         if self.config.get("model_type") in POSITIONS_FROM_PADDING and not is_rotary:
             positions -= int(self.config.get("pad_token_id", 1)) + 1
         stated = int(self.settings.get("model_max_length", UNLIMITED))
@@ -82,25 +132,34 @@ class TextTokenizer:
         text = token["content"] if isinstance(token, dict) else token
         return text, self.tokenizer.token_to_id(text)
 
-    def encode(self, texts: Sequence[Text], multiple: int, owners: Sequence[int] | None = None) -> Tensors:
-        """Return INT64 [n, longest rounded up to `multiple`] of n texts or pairs, padded on the right. `owners` [n] are
-        the instances that the texts come from, if these are not the texts themselves.
+    def encode(
+        self, texts: Sequence[Text], multiple: int, owners: Sequence[int] | None = None
+    ) -> Tensors:
+        """Return INT64 [n, longest rounded up to `multiple`] of n texts or pairs, padded on the
+        right. `owners` [n] are the instances that the texts come from, if these are not the texts
+        themselves.
 
-        `num_tokens` [n] counts the tokens before truncation, with special tokens. For a text that was cut to
-        LONGEST_TOKEN characters per token it counts the tokens that were read, and is more than max_length.
-        Raise DecodingError for a text without tokens, because a model would answer it from nothing.
+        `num_tokens` [n] counts the tokens before truncation, with special tokens. For a text that
+        was cut to LONGEST_TOKEN characters per token it counts the tokens that were read, and is
+        more than max_length. Raise DecodingError for a text without tokens, because a model would
+        answer it from nothing.
         """
         rows, counts = [], []
         for portion in self._portions(texts):
             parts = [self._parts(text, self.max_characters) for text in portion]
-            for encoding, part, text in zip(self.tokenizer.encode_batch_fast(parts), parts, portion, strict=True):
+            for encoding, part, text in zip(
+                self.tokenizer.encode_batch_fast(parts), parts, portion, strict=True
+            ):
                 count = self._count(encoding, part) if encoding.overflowing else len(encoding)
                 counts.append(count if part == text else max(count, self.max_length + 1))
                 rows.append((encoding.ids, encoding.type_ids))
-        return self._padded(rows, owners, multiple, self.max_length) | {"num_tokens": np.array(counts, np.int64)}
+        return self._padded(rows, owners, multiple, self.max_length) | {
+            "num_tokens": np.array(counts, np.int64)
+        }
 
     def part(self, text: str, length: int) -> str:
-        """Return the first `length` characters of a text, or the last if texts are truncated on the left."""
+        """Return the first `length` characters of a text, or the last if texts are truncated on the
+        left."""
         return text[-length:] if self.direction == "left" else text[:length]
 
     def _parts(self, text: Text, length: int) -> Text:
@@ -134,11 +193,16 @@ class TextTokenizer:
         special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
         if isinstance(text, str):
             return len(encoding) + sum(len(overflow) - special for overflow in encoding.overflowing)
-        parts = [self.tokenizer.encode(half, add_special_tokens=False) for half in text]  # those of the pair overlap
+        # those of the pair overlap
+        parts = [self.tokenizer.encode(half, add_special_tokens=False) for half in text]
         return special + sum(len(part) + sum(map(len, part.overflowing)) for part in parts)
 
     def _padded(
-        self, rows: Sequence[tuple[list[int], list[int]]], owners: Sequence[int] | None, multiple: int, limit: int
+        self,
+        rows: Sequence[tuple[list[int], list[int]]],
+        owners: Sequence[int] | None,
+        multiple: int,
+        limit: int,
     ) -> Tensors:
         """Return the inputs of rows of token ids and token types, at most `limit` tokens long."""
         longest = max(len(ids) for ids, _ in rows)
@@ -148,19 +212,24 @@ class TextTokenizer:
         for index, (ids, type_ids) in enumerate(rows):
             size = len(ids)
             if not size:
-                raise DecodingError("the text has no tokens", instance=owners[index] if owners else index)
+                raise DecodingError(
+                    "the text has no tokens", instance=owners[index] if owners else index
+                )
             tokens[index, :size] = ids
             mask[index, :size] = 1
             if self.has_types:
                 types[index, :size] = type_ids
         return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
 
-    def windows(self, texts: Sequence[Text], length: int, stride: int, multiple: int, every: bool = True) -> Tensors:
-        """Cut texts, or the second text of pairs, into windows of `length` tokens, each with the pair's first text.
-        Neighbours share `stride` tokens. Return the rows of all windows, or of each text's first if not `every`.
+    def windows(
+        self, texts: Sequence[Text], length: int, stride: int, multiple: int, every: bool = True
+    ) -> Tensors:
+        """Cut texts, or the second text of pairs, into windows of `length` tokens, each with the
+        pair's first text. Neighbours share `stride` tokens. Return the rows of all windows, or of
+        each text's first if not `every`.
 
-        Besides the inputs: `encodings` [rows], `owners` [rows], the number of each row's text, `num_tokens` and
-        `truncated` [n texts]. Raise DecodingError for a text that is too long.
+        Besides the inputs: `encodings` [rows], `owners` [rows], the number of each row's text,
+        `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too long.
         """
         encodings: list[Encoding] = []
         owners, counts, truncated = [], [], []
@@ -176,7 +245,9 @@ class TextTokenizer:
             owners += [index] * len(used)
         held = np.empty(len(encodings), np.object_)
         held[:] = encodings
-        return self._padded([(row.ids, row.type_ids) for row in encodings], owners, multiple, length) | {
+        return self._padded(
+            [(row.ids, row.type_ids) for row in encodings], owners, multiple, length
+        ) | {
             "encodings": held,
             "owners": np.array(owners),
             "num_tokens": np.array(counts),
@@ -184,11 +255,14 @@ class TextTokenizer:
         }
 
     def _cut(self, text: Text, length: int, stride: int, every: bool) -> list[Encoding]:
-        """Return the windows of a text. Raise ValueError if a window has no room or there are too many."""
+        """Return the windows of a text. Raise ValueError if a window has no room or there are too
+        many."""
         if isinstance(text, str) and not every:
             text = self.part(text, self.max_characters)
         if every and (characters := len("".join(text))) > PORTION:
-            raise ValueError(f"it has {characters} characters, at most {PORTION} are read: send it in parts")
+            raise ValueError(
+                f"it has {characters} characters, at most {PORTION} are read: send it in parts"
+            )
         texts = [text] if isinstance(text, str) else list(text)
         is_pair = len(texts) > 1
         with self._windows:
@@ -197,7 +271,9 @@ class TextTokenizer:
             room = length - self.tokenizer.num_special_tokens_to_add(is_pair) - sum(lengths[:-1])
             _check_windows(lengths[-1], room, stride, MOST_ROWS if every else PORTION)
             strategy = "only_second" if is_pair else "longest_first"
-            self.tokenizer.enable_truncation(length, stride=stride, strategy=strategy, direction=self.direction)
+            self.tokenizer.enable_truncation(
+                length, stride=stride, strategy=strategy, direction=self.direction
+            )
             whole = self.tokenizer.encode(texts[0], texts[1] if is_pair else None)
         return [whole, *whole.overflowing]
 
@@ -205,7 +281,9 @@ class TextTokenizer:
         """Count the tokens of the whole text, those that windows share only once."""
         first = sum(sequence == 0 for sequence in windows[0].sequence_ids) if is_pair else 0
         special = self.tokenizer.num_special_tokens_to_add(is_pair) + first
-        return special + sum(len(window) - special for window in windows) - stride * (len(windows) - 1)
+        return (
+            special + sum(len(window) - special for window in windows) - stride * (len(windows) - 1)
+        )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -218,23 +296,31 @@ class TextTokenizer:
 
 
 def load_with_transformers(folder: Path) -> Any:
-    """Return what transformers' AutoTokenizer makes of a folder, without the network and without code of the folder.
-    Raise ConfigError if it needs code or a package that is missing, or has no `backend_tokenizer`."""
+    """Return what transformers' AutoTokenizer makes of a folder, without the network and without
+    code of the folder. Raise ConfigError if it needs code or a package that is missing, or has no
+    `backend_tokenizer`."""
     for file in ("tokenizer_config.json", "config.json"):
         code = _read_json(folder / file).get("auto_map") or {}
         if (file == "tokenizer_config.json" and isinstance(code, list)) or "AutoTokenizer" in code:
-            reason = f"has a tokenizer with code of its own (auto_map in {file}), which is never run"
+            reason = (
+                f"has a tokenizer with code of its own (auto_map in {file}), which is never run"
+            )
             raise ConfigError(folder, reason, REMEDY)
-    for name, value in (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_VERBOSITY", "error")):  # read by the import
+    # read by the import
+    for name, value in (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_VERBOSITY", "error")):
         os.environ.setdefault(name, value)
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as err:  # every kind of tokenizer raises its own
         raise ConfigError(folder, _why_not(folder, err), REMEDY) from err
     if getattr(loaded, "backend_tokenizer", None) is None:
-        raise ConfigError(folder, f"has a {type(loaded).__name__}, which is written in Python only", REMEDY)
+        raise ConfigError(
+            folder, f"has a {type(loaded).__name__}, which is written in Python only", REMEDY
+        )
     # Without its vocabulary, transformers returns a tokenizer of special tokens alone.
     files = {name for key, name in loaded.vocab_files_names.items() if key != "tokenizer_file"}
     if absent := sorted(name for name in files if not (folder / name).is_file()):
@@ -243,7 +329,8 @@ def load_with_transformers(folder: Path) -> Any:
 
 
 def _why_not(folder: Path, error: Exception) -> str:
-    """Return why transformers cannot read a folder. Its own error names tiktoken if sentencepiece is missing."""
+    """Return why transformers cannot read a folder. Its own error names tiktoken if sentencepiece
+    is missing."""
     for files, package in PACKAGES.items():
         if any(folder.glob(files)) and importlib.util.find_spec(package) is None:
             return f"needs the package '{package}' for its tokenizer, which is not installed"
@@ -252,8 +339,9 @@ def _why_not(folder: Path, error: Exception) -> str:
 
 
 def _gives_types(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether transformers gives the network token types: by model_input_names, else by the tokenizer's class.
-    If neither is named, the model type decides. The network gets zeros instead."""
+    """Return whether transformers gives the network token types: by model_input_names, else by the
+    tokenizer's class. If neither is named, the model type decides. The network gets zeros
+    instead."""
     if names := settings.get("model_input_names"):
         return "token_type_ids" in names
     if name := settings.get("tokenizer_class") or config.get("tokenizer_class"):
@@ -267,7 +355,8 @@ def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
         return
     if room <= stride:
         raise ValueError(
-            f"a window has room for {max(room, 0)} of its tokens, but neighbours share {stride}: use a smaller stride"
+            f"a window has room for {max(room, 0)} of its tokens, but neighbours share "
+            f"{stride}: use a smaller stride"
         )
     if (count := 1 + -(-(tokens - room) // (room - stride))) > most:
         raise ValueError(f"it makes {count} windows, at most {most} are read: send it in parts")

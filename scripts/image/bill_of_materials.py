@@ -20,7 +20,9 @@ def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
     tool = Path(sys.executable).with_name("cyclonedx-py")
     listing = [tool, "environment", "--output-reproducible", environment / "bin/python"]
     bill: dict[str, Any] = json.loads(_output(listing))
-    bill["components"] += debian_packages(_output(["dpkg-query", "--admindir", dpkg, "--show", "-f", FIELDS]))
+    bill["components"] += debian_packages(
+        _output(["dpkg-query", "--admindir", dpkg, "--show", "-f", FIELDS])
+    )
     return bill
 
 
@@ -41,7 +43,9 @@ def _output(command: list[Any]) -> str:
 
 def main() -> None:
     environment, dpkg, output = map(Path, sys.argv[1:])
-    output.write_text(json.dumps(bill_of_materials(environment, dpkg), indent=1, sort_keys=True) + "\n")
+    output.write_text(
+        json.dumps(bill_of_materials(environment, dpkg), indent=1, sort_keys=True) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 usage: python scripts/image/build.py [cpu | gpu]
 
-The image gets the names IMAGE:TAG and IMAGE:latest; for gpu, IMAGE:TAG-gpu and IMAGE:gpu. The cpu image's bill of
-materials is written to dist/sbom.json. Labels name the base image, with its digest if the engine knows it.
-Variables: IMAGE (triton-multi-model), TAG (git describe), ENGINE (docker, podman or buildah),
-BASE_IMAGE and TRITON_IMAGE (the Dockerfile's defaults).
+The image gets the names IMAGE:TAG and IMAGE:latest; for gpu, IMAGE:TAG-gpu and IMAGE:gpu. The cpu
+image's bill of materials is written to dist/sbom.json. Labels name the base image, with its digest
+if the engine knows it. Variables: IMAGE (triton-multi-model), TAG (git describe), ENGINE (docker,
+podman or buildah), BASE_IMAGE and TRITON_IMAGE (the Dockerfile's defaults).
 """
 
 import os
@@ -34,7 +34,9 @@ def main(arguments: list[str]) -> int:
     """Run the command line. Return 0, 1 after a failure, or 2 for invalid arguments."""
     target = arguments[0] if arguments else "cpu"
     if len(arguments) > 1 or target not in TARGETS:
-        sys.stderr.write(f"unknown arguments: {' '.join(arguments)}\nusage: build.py [{' | '.join(TARGETS)}]\n")
+        sys.stderr.write(
+            f"unknown arguments: {' '.join(arguments)}\nusage: build.py [{' | '.join(TARGETS)}]\n"
+        )
         return 2
     try:
         engine = find_engine(os.environ.get("ENGINE", ""))
@@ -48,7 +50,8 @@ def main(arguments: list[str]) -> int:
 
 
 def find_engine(wanted: str) -> str:
-    """Return `wanted`, or the first of ENGINES that is installed and works. Raise ImageError if there is none."""
+    """Return `wanted`, or the first of ENGINES that is installed and works. Raise ImageError if
+    there is none."""
     if wanted and wanted not in ENGINES:
         raise ImageError(f"ENGINE={wanted}: it must be one of {', '.join(ENGINES)}")
     names = [wanted] if wanted else list(ENGINES)
@@ -56,7 +59,8 @@ def find_engine(wanted: str) -> str:
         if shutil.which(name) and _succeeds([name, "info"]):
             return name
     raise ImageError(
-        f"none of {', '.join(names)} works here; on Debian as root: apt-get install podman runc mmdebstrap"
+        f"none of {', '.join(names)} works here; on Debian as root: apt-get install podman "
+        "runc mmdebstrap"
     )
 
 
@@ -64,15 +68,28 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
     """Build the image and return its name. Raise ImageError if that fails."""
     image = environ.get("IMAGE") or "triton-multi-model"
     tag = environ.get("TAG") or _git("describe", "--tags", "--always", "--dirty") or "unknown"
-    name, newest = (f"{image}:{tag}", f"{image}:latest") if target == "cpu" else (f"{image}:{tag}-gpu", f"{image}:gpu")
+    name, newest = (
+        (f"{image}:{tag}", f"{image}:latest")
+        if target == "cpu"
+        else (f"{image}:{tag}-gpu", f"{image}:gpu")
+    )
     variable = "BASE_IMAGE" if target == "cpu" else "TRITON_IMAGE"
-    base = base_image(engine, environ) if target == "cpu" else environ.get(variable) or default(variable)
+    base = (
+        base_image(engine, environ)
+        if target == "cpu"
+        else environ.get(variable) or default(variable)
+    )
     with tempfile.TemporaryDirectory() as folder:
-        command = [*build_command(engine), *secrets(Path(folder), environ), *base_labels(engine, base)]
+        command = [
+            *build_command(engine),
+            *secrets(Path(folder), environ),
+            *base_labels(engine, base),
+        ]
         for key, value in {variable: base, **labels()}.items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
-        # With Docker's attestations the image becomes an index of manifests, which SageMaker refuses.
+        # With Docker's attestations the image becomes an index of manifests, which SageMaker
+        # refuses.
         plain = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         if subprocess.run(command, env=plain, check=False).returncode:
             raise ImageError(f"{engine} cannot build the image: its last lines say why")
@@ -83,41 +100,67 @@ def build_command(engine: str) -> list[str]:
     """Return the engine's build command with the options that make builds reproducible."""
     if engine == "docker":
         return ["docker", "build", "--build-arg", f"SOURCE_DATE_EPOCH={_epoch()}"]
-    # Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer rights than a container.
+    # Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer rights than a
+    # container.
     command = ["podman", "build"] if engine == "podman" else ["buildah", "bud"]
-    command += ["--format", "docker", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm"]
+    command += [
+        "--format",
+        "docker",
+        "--isolation",
+        "chroot",
+        "--network",
+        "host",
+        "--layers",
+        "--force-rm",
+    ]
     return [*command, "--timestamp", _epoch()]
 
 
 def labels() -> dict[str, str]:
     """Return the Dockerfile's build arguments for labels."""
-    (version,) = re.findall(r'^VERSION = "(.+?)"', (ROOT / "serving/__init__.py").read_text(), re.MULTILINE)
+    (version,) = re.findall(
+        r'^VERSION = "(.+?)"', (ROOT / "serving/__init__.py").read_text(), re.MULTILINE
+    )
     created = datetime.fromtimestamp(int(_epoch()), UTC).isoformat().replace("+00:00", "Z")
-    return {"VERSION": version, "REVISION": _git("rev-parse", "HEAD") or "unknown", "CREATED": created}
+    return {
+        "VERSION": version,
+        "REVISION": _git("rev-parse", "HEAD") or "unknown",
+        "CREATED": created,
+    }
 
 
 def base_labels(engine: str, base: str) -> list[str]:
-    """Return options for the labels that name the base image, with its digest if the engine knows it."""
+    """Return options for the labels that name the base image, with its digest if the engine knows
+    it."""
     name, _, digest = base.partition("@")
     labels = {"name": name, "digest": digest or digest_of(engine, name)}
-    return [f"--label=org.opencontainers.image.base.{key}={value}" for key, value in labels.items() if value]
+    return [
+        f"--label=org.opencontainers.image.base.{key}={value}"
+        for key, value in labels.items()
+        if value
+    ]
 
 
 def digest_of(engine: str, name: str) -> str:
     """Return the registry's digest of an image that the engine has, or ""."""
     template = "{{.FromImageDigest}}" if engine == "buildah" else "{{index .RepoDigests 0}}"
-    done = subprocess.run([engine, "inspect", "--format", template, name], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [engine, "inspect", "--format", template, name], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip().rpartition("@")[2] if done.returncode == 0 else ""
 
 
 def default(argument: str) -> str:
     """Return the default of a build argument in the Dockerfile."""
-    (value,) = re.findall(rf"^ARG {argument}=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    (value,) = re.findall(
+        rf"^ARG {argument}=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    )
     return str(value)
 
 
 def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return options that pass pip's index and certificates to the build. They do not become part of the image."""
+    """Return options that pass pip's index and certificates to the build. They do not become part
+    of the image."""
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
     lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
@@ -129,11 +172,16 @@ def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
     return [*certificate, "--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
 
 
-INDEXES = {"index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL", "proxy": "PIP_PROXY"}
+INDEXES = {
+    "index-url": "PIP_INDEX_URL",
+    "extra-index-url": "PIP_EXTRA_INDEX_URL",
+    "proxy": "PIP_PROXY",
+}
 
 
 def base_image(engine: str, environ: Mapping[str, str]) -> str:
-    """Return BASE_IMAGE, or Debian's image, or, without a registry, an image made from Debian's packages."""
+    """Return BASE_IMAGE, or Debian's image, or, without a registry, an image made from Debian's
+    packages."""
     if wanted := environ.get("BASE_IMAGE"):
         return wanted
     for name in (LOOK_ALIKE, DEBIAN):
@@ -149,7 +197,8 @@ def make_base(engine: str) -> str:
     """Make the image LOOK_ALIKE from Debian's packages. Raise ImageError if that fails."""
     if not shutil.which("mmdebstrap") or os.geteuid() != 0:
         raise ImageError(
-            "a base image needs root and mmdebstrap (apt-get install mmdebstrap), or BASE_IMAGE, a Debian 12 image"
+            "a base image needs root and mmdebstrap (apt-get install mmdebstrap), or "
+            "BASE_IMAGE, a Debian 12 image"
         )
     with tempfile.TemporaryDirectory() as folder:
         archive = f"{folder}/debian.tar"
@@ -172,7 +221,8 @@ def _importing(engine: str, archive: str) -> list[list[str]]:
 
 
 def write_bill(engine: str, target: str, name: str) -> None:
-    """Write the bill of materials of the cpu image to dist/sbom.json. Raise ImageError if that fails."""
+    """Write the bill of materials of the cpu image to dist/sbom.json. Raise ImageError if that
+    fails."""
     if target == "gpu":
         return
     (ROOT / "dist").mkdir(exist_ok=True)
@@ -181,7 +231,9 @@ def write_bill(engine: str, target: str, name: str) -> None:
 
 def _read_file(engine: str, image: str, path: str) -> str:
     if engine != "buildah":
-        return _output([engine, "run", "--rm", "--network", "none", "--entrypoint", "cat", image, path])
+        return _output(
+            [engine, "run", "--rm", "--network", "none", "--entrypoint", "cat", image, path]
+        )
     container = _output(["buildah", "from", image]).strip()
     try:
         return _output(["buildah", "run", "--isolation", "chroot", container, "cat", path])
@@ -196,7 +248,9 @@ def _epoch() -> str:
 
 def _git(*arguments: str) -> str:
     """Return git's output, or "" outside a repository."""
-    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

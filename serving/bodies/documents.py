@@ -1,7 +1,9 @@
-"""Tells by its keys which kind of body a JSON object is, and reads the flat JSON of Triton's generate extension.
+"""Tells by its keys which kind of body a JSON object is, and reads the flat JSON of Triton's
+generate extension.
 
-{"text_input": "…", "max_tokens": 8}: a key that names no input is a parameter. If the model has a client, such an
-object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit takes them: {"inputs": "…"}.
+{"text_input": "…", "max_tokens": 8}: a key that names no input is a parameter. If the model has a
+client, such an object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit
+takes them: {"inputs": "…"}.
 """
 
 from collections.abc import Iterator
@@ -29,22 +31,26 @@ from serving.request import RESERVED, Batch, Job, Reply, Request, Results, Targe
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
-INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with none of them is an instance
+# of KServe: an object with none of them is an instance
+INPUT_KEYS = {"name", "shape", "datatype", "data"}
 LONGEST_NUMBER = 10  # digits of a length
 MOST_KEYS = 32  # of a document of tensors, and of a tensor: KServe has 4 and 5
-LARGE = 2 * 1024  # bytes of JSON: from here on simdjson is faster, which makes no Python object of a number
+# bytes of JSON: from here on simdjson is faster, which makes no Python object of a number
+LARGE = 2 * 1024
 NO_FIELDS = {*RESERVED, "parameters"}  # keys that say how to answer an instance beside them
-WHOLE_BODY = {"instances", "inputs", "payload"}  # keys that an object has only if it is one of our shapes
+# keys that an object has only if it is one of our shapes
+WHOLE_BODY = {"instances", "inputs", "payload"}
 SHAPES = (
-    '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance that is an object, or '
-    '{"modelname": …, "payload": {"img" or "text": …}}'
+    '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance '
+    'that is an object, or {"modelname": …, "payload": {"img" or "text": …}}'
 )
 
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A flat object. A stream may always answer it, a reply in one piece only if it `generates` (…/generate, or
-    SAGEMAKER_TRITON_INFERENCE_TYPE says so). `stream` is the type of the stream if Accept names none."""
+    """A flat object. A stream may always answer it, a reply in one piece only if it `generates`
+    (…/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so). `stream` is the type of the stream if
+    Accept names none."""
 
     document: dict[str, Any]
     generates: bool = False
@@ -66,9 +72,10 @@ class FlatBody:
         return FlatJob(served, request, self)
 
     def instances(self, served: ServedModel) -> Instances | None:
-        """Return the object as Instances if the model has a client, else None. It is one instance (a table takes any
-        object), or {"inputs": …, "parameters": {…}} as Hugging Face's toolkit takes them. An object that names an input
-        of the model is for Triton's generate, and so none. Raise InvalidRequest."""
+        """Return the object as Instances if the model has a client, else None. It is one instance
+        (a table takes any object), or {"inputs": …, "parameters": {…}} as Hugging Face's toolkit
+        takes them. An object that names an input of the model is for Triton's generate, and so
+        none. Raise InvalidRequest."""
         client = served.client
         by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
         if client is None or by_name:
@@ -85,8 +92,8 @@ class FlatBody:
 
 
 class FlatJob(Job):
-    """One call, answered by any number of responses; a reply in one piece is exactly one of them, as Triton's generate
-    has it."""
+    """One call, answered by any number of responses; a reply in one piece is exactly one of them,
+    as Triton's generate has it."""
 
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
         """Raise InvalidRequest."""
@@ -100,25 +107,31 @@ class FlatJob(Job):
             raise InvalidRequest(f"the body has none of the shapes {SHAPES}{text}")
 
     def batches(self) -> Iterator[Batch]:
-        """Yield one call. Each input is a value or a list and makes one row, as in Triton's generate."""
+        """Yield one call. Each input is a value or a list and makes one row, as in Triton's
+        generate."""
         model, session = self.served.model, self.session
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
         fields = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in model.inputs}
         if not specs.keys() & fields.keys():
             names = ", ".join(specs)
-            raise InvalidRequest(f"none of {sorted(islice(fields, 8))} is an input of model '{model.name}': {names}")
+            raise InvalidRequest(
+                f"none of {sorted(islice(fields, 8))} is an input of model '{model.name}': {names}"
+            )
         inputs, parameters = [], {}
         for key, value in fields.items():
             if (spec := specs.get(key)) is None:
                 parameters[key] = value
                 continue
             flat = flat_array(key, spec.datatype, value, self.request.deadline)
-            shape = filled(spec.shape, flat.size) or (flat.size,)  # the declared shape, else a flat list
+            # the declared shape, else a flat list
+            shape = filled(spec.shape, flat.size) or (flat.size,)
             rows = (1, *shape) if model.max_batch_size else shape
             inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
         flags = session.parameters() if session else {}
-        yield Batch(inputs, parameters={**request_parameters(parameters | self.parameters), **flags})
+        yield Batch(
+            inputs, parameters={**request_parameters(parameters | self.parameters), **flags}
+        )
 
     def results(self, gateway: TritonGateway) -> Results:
         return self.responses(gateway)
@@ -127,19 +140,25 @@ class FlatJob(Job):
         responses = list(islice(results, 2))
         if len(responses) != 1:
             raise NotAcceptable(
-                f"model '{self.served.name}' gave none or several responses, and generate is for exactly one: "
-                "ask for them with Accept: text/event-stream or Accept: application/jsonlines"
+                f"model '{self.served.name}' gave none or several responses, and generate "
+                "is for exactly one: ask for them with Accept: text/event-stream or Accept: "
+                "application/jsonlines"
             )
         return Reply(self.line(responses[0]), version=responses[0].version)
 
     def line(self, result: InferReply) -> bytes:
-        """Return the reply as Triton's generate writes it: a value or a flat list for each output, with sorted keys."""
+        """Return the reply as Triton's generate writes it: a value or a flat list for each output,
+        with sorted keys."""
         self.request.budget.check_output(sum(map(json_length, result.outputs)))
         fields: dict[str, Any] = {}
         for tensor in result.outputs:
             values = json_values(tensor)
             fields[tensor.name] = values[0] if len(values) == 1 else values
-        fields |= {"model_name": self.served.name, "model_version": result.version, **result.parameters}
+        fields |= {
+            "model_name": self.served.name,
+            "model_version": result.version,
+            **result.parameters,
+        }
         fields |= {"id": self.id} if self.id else {}
         return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
@@ -148,11 +167,16 @@ Shape = Instances | TensorBody | FlatBody
 
 
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
-    """Return the body that a JSON object is; `generates` and `stream` are those of a FlatBody. Raise InvalidRequest or
-    PayloadTooLarge."""
+    """Return the body that a JSON object is; `generates` and `stream` are those of a FlatBody.
+    Raise InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
         return TensorBody(tensors, memoryview(b""), len(data))
-    return read_shape(data, read(Members, data, hint=f"; send JSON of one of the shapes {SHAPES}"), generates, stream)
+    return read_shape(
+        data,
+        read(Members, data, hint=f"; send JSON of one of the shapes {SHAPES}"),
+        generates,
+        stream,
+    )
 
 
 def read_shape(data: bytes, keys: Members, generates: bool = False, stream: str = "") -> Shape:
@@ -162,16 +186,21 @@ def read_shape(data: bytes, keys: Members, generates: bool = False, stream: str 
     return _instances(data, keys) or FlatBody(read(dict[str, Any], data), generates, stream)
 
 
-def instances_in(data: bytes, keys: Members, served: ServedModel, generates: bool) -> Instances | None:
-    """Return the instances that an object holds for this model, None if it holds none. Raise InvalidRequest."""
+def instances_in(
+    data: bytes, keys: Members, served: ServedModel, generates: bool
+) -> Instances | None:
+    """Return the instances that an object holds for this model, None if it holds none. Raise
+    InvalidRequest."""
     if _are_tensors(keys):
         return None
-    return _instances(data, keys) or FlatBody(read(dict[str, Any], data), generates).instances(served)
+    return _instances(data, keys) or FlatBody(read(dict[str, Any], data), generates).instances(
+        served
+    )
 
 
 def _are_tensors(keys: Members) -> bool:
-    """Return whether `inputs` is a list of KServe's tensors, which may be empty. Any other `inputs` is an instance or a
-    list of them, or an input of that name of a flat body."""
+    """Return whether `inputs` is a list of KServe's tensors, which may be empty. Any other `inputs`
+    is an instance or a list of them, or an input of that name of a flat body."""
     try:
         entries = msgspec.json.decode(keys.get("inputs", b"0"), type=list[Members])
     except (ValueError, RecursionError):
@@ -180,16 +209,21 @@ def _are_tensors(keys: Members) -> bool:
 
 
 def _instances(data: bytes, keys: Members) -> Instances | None:
-    """Return the instances of a body with `instances` or `payload`; both at once are an unknown key."""
+    """Return the instances of a body with `instances` or `payload`; both at once are an unknown
+    key."""
     if "instances" in keys:
         body = read(schemas.Instances, data)
-        return Instances(_items(body.instances, "instances"), body.parameters or {}, named=body.target())
+        return Instances(
+            _items(body.instances, "instances"), body.parameters or {}, named=body.target()
+        )
     if "payload" not in keys:
         return None
     sample = read(schemas.Payload, data)
     payload, item = sample.payload, Item("payload", value=sample.payload)
     if isinstance(payload, dict) and "img" in payload:
-        item = Item("payload.img", value={"b64": read(schemas.Picture, payload, "the body, payload").img})
+        item = Item(
+            "payload.img", value={"b64": read(schemas.Picture, payload, "the body, payload").img}
+        )
     return Instances([item], sample.parameters or {}, sample_shape=True, named=sample.target())
 
 
@@ -199,13 +233,17 @@ def _items(values: list[Any], field: str) -> list[Item]:
     return [Item(field, value=value) for value in values]
 
 
-def read_binary(header_length: str, source: str, data: bytes, is_kserve: bool = False) -> TensorBody:
+def read_binary(
+    header_length: str, source: str, data: bytes, is_kserve: bool = False
+) -> TensorBody:
     """Return a body of a JSON header and binary data, or of raw input. Raise InvalidRequest."""
-    digits = header_length.isascii() and header_length.isdigit() and len(header_length) <= LONGEST_NUMBER
+    digits = (
+        header_length.isascii() and header_length.isdigit() and len(header_length) <= LONGEST_NUMBER
+    )
     if not digits or int(header_length) > len(data):
         raise InvalidRequest(
-            f"{source} must be a whole number from 0 to the body's {len(data)} bytes, the length of the JSON before "
-            f"the binary tensors; got '{header_length[:40]}'"
+            f"{source} must be a whole number from 0 to the body's {len(data)} bytes, the "
+            f"length of the JSON before the binary tensors; got '{header_length[:40]}'"
         )
     size, whole = int(header_length), memoryview(data)
     header = read_tensors(data[:size], "the JSON header of the body") if size else None
@@ -223,8 +261,9 @@ def _small_tensors(data: bytes, keys: Members, subject: str = "the body") -> sch
 
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:
-    """Return a large document of tensors, with `data` as simdjson's arrays: their numbers do not become Python objects.
-    Return None for anything else: then msgspec reads it, or says what is wrong."""
+    """Return a large document of tensors, with `data` as simdjson's arrays: their numbers do not
+    become Python objects. Return None for anything else: then msgspec reads it, or says what is
+    wrong."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
     check_json(data)
@@ -245,8 +284,8 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Return an object's members. Raise ValueError if it has more than MOST_KEYS keys, or one of them twice: simdjson
-    searches for each key from the start and finds the first."""
+    """Return an object's members. Raise ValueError if it has more than MOST_KEYS keys, or one of
+    them twice: simdjson searches for each key from the start and finds the first."""
     names = list(islice(value, MOST_KEYS + 1))
     if len(set(names)) < len(value):
         raise ValueError(names)
@@ -255,5 +294,11 @@ def _members(value: Any) -> dict[str, Any]:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return members as Python objects."""
-    kinds: dict[type, Any] = {simdjson.Object: simdjson.Object.as_dict, simdjson.Array: simdjson.Array.as_list}
-    return {key: kinds[type(value)](value) if type(value) in kinds else value for key, value in values.items()}
+    kinds: dict[type, Any] = {
+        simdjson.Object: simdjson.Object.as_dict,
+        simdjson.Array: simdjson.Array.as_list,
+    }
+    return {
+        key: kinds[type(value)](value) if type(value) in kinds else value
+        for key, value in values.items()
+    }

@@ -5,7 +5,14 @@ from collections import deque
 from pathlib import Path
 
 from serving.bodies.instances import Decoder, Instances, Item
-from serving.errors import DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
+from serving.errors import (
+    DecodingError,
+    InferenceFailed,
+    InvalidRequest,
+    LoadFailed,
+    ModelFailed,
+    NotAcceptable,
+)
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
 from serving.triton.connection import BackendDied
@@ -13,10 +20,14 @@ from serving.triton.gateway import TritonGateway
 
 
 def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Raise a ServingError if the model does not answer its example. A model without a client has no example."""
+    """Raise a ServingError if the model does not answer its example. A model without a client has
+    no example."""
     if not served.client and not served.client_error:
         return
-    instances, request = Instances([Item("example", raw=served.example())]), Request("example", decoder=decoder)
+    instances, request = (
+        Instances([Item("example", raw=served.example())]),
+        Request("example", decoder=decoder),
+    )
     try:
         job = instances.bind(served, request)
         try:
@@ -28,8 +39,8 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 
 def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Ask a model that was just loaded. Raise a ServingError that its author can use: LoadFailed has the line of the
-    client's code that failed."""
+    """Ask a model that was just loaded. Raise a ServingError that its author can use: LoadFailed
+    has the line of the client's code that failed."""
     if served.client_error:
         raise LoadFailed(served.client_error)
     try:

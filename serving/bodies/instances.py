@@ -1,7 +1,7 @@
 """Instances for a model's client: decode, preprocess, infer, postprocess, in batches.
 
-n instances give n predictions in the same order; a batch has at most max_batch_size of them, and as many as fit into
-memory together.
+n instances give n predictions in the same order; a batch has at most max_batch_size of them, and as
+many as fit into memory together.
 """
 
 import threading
@@ -34,7 +34,8 @@ from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.triton.tensors import InferReply, Tensor
 
-UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults
+# clients' own defaults
+UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
 
 
@@ -66,26 +67,32 @@ class Item:
 
 
 class Decoder:
-    """At most `turns` requests decode and preprocess at a time, for each kind of instance, their images in `threads`.
+    """At most `turns` requests decode and preprocess at a time, for each kind of instance, their
+    images in `threads`.
 
-    The bound keeps memory and the interpreter's lock free of a crowd: the other requests wait for their turn. A text
-    does not wait behind images.
+    The bound keeps memory and the interpreter's lock free of a crowd: the other requests wait for
+    their turn. A text does not wait behind images.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
         self.limits = limits
-        self._turns: dict[str, threading.BoundedSemaphore] = defaultdict(lambda: threading.BoundedSemaphore(turns))
-        self._threads = ThreadPoolExecutor(threads, "decode")  # starts them at first use, that is after gunicorn's fork
+        self._turns: dict[str, threading.BoundedSemaphore] = defaultdict(
+            lambda: threading.BoundedSemaphore(turns)
+        )
+        # starts them at first use, that is after gunicorn's fork
+        self._threads = ThreadPoolExecutor(threads, "decode")
 
     def wait_for_turn(self, kind: str, deadline: Deadline) -> threading.BoundedSemaphore:
-        """Return the turn, which the caller releases. Raise TooLate if the deadline passes before."""
+        """Return the turn, which the caller releases. Raise TooLate if the deadline passes
+        before."""
         turn = self._turns[kind]
         while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
         return turn
 
     def decode(self, client: ModelClient, first: int, items: Sequence[Item]) -> list[Any]:
-        """Return the instances of as many items as `_open` takes. Of several mistakes, raise that of the first item."""
+        """Return the instances of as many items as `_open` takes. Of several mistakes, raise that
+        of the first item."""
         codec = client.codec
         opened, mistake = self._open(client, first, items)
         loads = [
@@ -102,9 +109,12 @@ class Decoder:
             raise mistake
         return instances
 
-    def _open(self, client: ModelClient, first: int, items: Sequence[Item]) -> tuple[list[Any], DecodingError | None]:
-        """Return as many of the items, at least one, as take together no more memory than the largest image may: a
-        small body can hold many large images. Return too the mistake in the next item, if there is one."""
+    def _open(
+        self, client: ModelClient, first: int, items: Sequence[Item]
+    ) -> tuple[list[Any], DecodingError | None]:
+        """Return as many of the items, at least one, as take together no more memory than the
+        largest image may: a small body can hold many large images. Return too the mistake in the
+        next item, if there is one."""
         opened: list[Any] = []
         left = most_memory(self.limits.max_image_pixels)
         limits = replace(self.limits, side=client.side) if client.side else self.limits
@@ -124,8 +134,9 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Instances:
-    """Instances as they came. `sample_shape` asks for the reply {"modelname", "result"}; `media_type` is that of a raw
-    body, "" if it has none; `named` is the model that the JSON or the form around the instances names."""
+    """Instances as they came. `sample_shape` asks for the reply {"modelname", "result"};
+    `media_type` is that of a raw body, "" if it has none; `named` is the model that the JSON or the
+    form around the instances names."""
 
     items: list[Item]
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -140,24 +151,31 @@ class Instances:
         return InstancesJob(served, request, self.items, self.parameters, self.sample_shape)
 
     def _check_not_json(self, client: ModelClient) -> None:
-        """Refuse a body that is JSON but not one of our objects, and has no media type: it is probably not a text."""
+        """Refuse a body that is JSON but not one of our objects, and has no media type: it is
+        probably not a text."""
         raw = self.items[0].raw
-        if raw is None or self.media_type not in UNDECLARED or JSON_TYPE in client.codec.media_types:
+        if (
+            raw is None
+            or self.media_type not in UNDECLARED
+            or JSON_TYPE in client.codec.media_types
+        ):
             return
         if raw[:64].lstrip()[:1] not in (b"[", b'"'):
             return
         with suppress(ValueError):
             read_json(raw)
             raise InvalidRequest(
-                f"the body is JSON without 'instances': send {{\"instances\": […]}}, each {client.codec.expected}; "
-                f"if it is not meant as JSON, send Content-Type: {client.codec.media_types[0]}"
+                f"the body is JSON without 'instances': send {{\"instances\": […]}}, each "
+                f"{client.codec.expected}; if it is not meant as JSON, send Content-Type: "
+                f"{client.codec.media_types[0]}"
             )
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """One prediction for each instance of a batch, the index of its first instance, and the version that answered.
-    `instances` are kept only to draw on them: otherwise all images of a request would stay in memory."""
+    """One prediction for each instance of a batch, the index of its first instance, and the version
+    that answered. `instances` are kept only to draw on them: otherwise all images of a request
+    would stay in memory."""
 
     first: int
     version: str
@@ -178,12 +196,18 @@ class InstancesJob(Job):
     ) -> None:
         """Raise InvalidRequest or NotAcceptable."""
         super().__init__(served, request, parameters)
-        self.client, self.items, self.sample_shape = served.client or served.require_client(), items, sample_shape
+        self.client, self.items, self.sample_shape = (
+            served.client or served.require_client(),
+            items,
+            sample_shape,
+        )
         self.parameters = client_parameters(self.client, request, parameters)
         best = preferred(request.accept, *PICTURES)
         self.picture = best if best in PICTURES else ""
         if self.picture and len(items) != 1:
-            raise NotAcceptable(f"Accept: {best} takes one image at a time, got {len(items)} instances")
+            raise NotAcceptable(
+                f"Accept: {best} takes one image at a time, got {len(items)} instances"
+            )
 
     def batches(self) -> Iterator[Batch]:
         """Yield the calls. In a session each has one instance and waits for the previous answer."""
@@ -209,23 +233,34 @@ class InstancesJob(Job):
             first = end
 
     def _calls(
-        self, tensors: Tensors, instances: list[Any], first: int, session: Session | None, is_last: bool
+        self,
+        tensors: Tensors,
+        instances: list[Any],
+        first: int,
+        session: Session | None,
+        is_last: bool,
     ) -> Iterator[Batch]:
-        """Yield calls of as many rows as the model takes. The answer to the last makes the predictions."""
+        """Yield calls of as many rows as the model takes. The answer to the last makes the
+        predictions."""
         parts = list(_parts(self.client, tensors))
         replies: list[InferReply] = []
         for number, inputs in enumerate(parts, 1):
             ends = number == len(parts)
-            flags = session.parameters(first == 0 and number == 1, ends and is_last) if session else {}
+            flags = (
+                session.parameters(first == 0 and number == 1, ends and is_last) if session else {}
+            )
             predict = partial(self._postprocess, tensors, instances, first, replies)
             read: Callable[[InferReply], Any] = predict if ends else replies.append
-            yield Batch(inputs, read, flags, self.client.outputs, not session and not (ends and is_last))
+            yield Batch(
+                inputs, read, flags, self.client.outputs, not session and not (ends and is_last)
+            )
 
     def _preprocess(self, instances: Sequence[Any], first: int) -> Tensors:
         with self.request.timings.stage("preprocess"):
             try:
                 return self.client.prepare(instances, self.parameters)
-            except DecodingError as err:  # the client counts within its batch, the caller within the request
+            # the client counts within its batch, the caller within the request
+            except DecodingError as err:
                 raise err.at(first + (err.instance or 0)) from err
             except ServingError:
                 raise
@@ -233,12 +268,19 @@ class InstancesJob(Job):
                 raise self._failed("preprocess", err) from err
 
     def _postprocess(
-        self, tensors: Tensors, instances: list[Any], first: int, earlier: Sequence[InferReply], last: InferReply
+        self,
+        tensors: Tensors,
+        instances: list[Any],
+        first: int,
+        earlier: Sequence[InferReply],
+        last: InferReply,
     ) -> Predictions:
         outputs = self._outputs([*earlier, last])
         with self.request.timings.stage("postprocess"):
             try:
-                predictions = list(self.client.postprocess(outputs, tensors, instances, self.parameters))
+                predictions = list(
+                    self.client.postprocess(outputs, tensors, instances, self.parameters)
+                )
             except ServingError:
                 raise
             except Exception as err:
@@ -260,14 +302,17 @@ class InstancesJob(Job):
         """Return the outputs of all calls, joined by rows."""
         arrays = [reply.arrays() for reply in replies]
         if not self.client.model.max_batch_size:
-            arrays = [{name: np.expand_dims(array, 0) for name, array in outputs.items()} for outputs in arrays]
+            arrays = [
+                {name: np.expand_dims(array, 0) for name, array in outputs.items()}
+                for outputs in arrays
+            ]
         if len(arrays) == 1:
             return arrays[0]
         return {name: np.concatenate([outputs[name] for outputs in arrays]) for name in arrays[0]}
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
-        """Return the reply, written batch by batch: as Python objects all predictions would take several times the
-        memory."""
+        """Return the reply, written batch by batch: as Python objects all predictions would take
+        several times the memory."""
         written, version = bytearray(), ""
         for result in results:
             if self.picture:
@@ -276,16 +321,20 @@ class InstancesJob(Job):
             written += (b"," if written else b"") + as_items(result.predictions)
             self.request.budget.check_output(len(written))
             version = result.version
-        return Reply(document(self.served, bytes(written), version, self.sample_shape), version=version)
+        return Reply(
+            document(self.served, bytes(written), version, self.sample_shape), version=version
+        )
 
     def line(self, result: Predictions) -> bytes:
         about = {"model_name": self.served.name, "model_version": result.version}
         return orjson.dumps({**about, "offset": result.first, "predictions": result.predictions})
 
 
-def client_parameters(client: ModelClient, request: Request, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the client's parameters: those of the attributes that it knows, the query's and the body's. The last one
-    counts. Raise InvalidRequest."""
+def client_parameters(
+    client: ModelClient, request: Request, parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the client's parameters: those of the attributes that it knows, the query's and the
+    body's. The last one counts. Raise InvalidRequest."""
     names = {parameter.name for parameter in client.parameters}
     values = {name: value for name, value in request.attributes.items() if name in names}
     values |= {**request.parameters, **parameters}
@@ -309,7 +358,9 @@ def as_items(predictions: Sequence[Any]) -> bytes:
 def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
     """Yield the arrays that are inputs of the model, as many rows at a time as it takes."""
     is_batched, size = client.model.max_batch_size > 0, client.model.max_batch_size or 1
-    inputs = [(spec.name, tensors[spec.name]) for spec in client.model.inputs if spec.name in tensors]
+    inputs = [
+        (spec.name, tensors[spec.name]) for spec in client.model.inputs if spec.name in tensors
+    ]
     rows = max((len(array) for _, array in inputs), default=0)
     for first in range(0, max(rows, 1), size):
         parts = [(name, array[first : first + size]) for name, array in inputs]
@@ -322,5 +373,6 @@ def check_media_type(client: ModelClient, kind: str) -> None:
     if kind in UNDECLARED or kind in allowed or kind.partition("/")[0] + "/*" in allowed:
         return
     raise UnsupportedMediaType(
-        f"model '{client.model.name}' takes {', '.join(dict.fromkeys((*allowed, JSON_TYPE)))}, not '{kind}'"
+        f"model '{client.model.name}' takes "
+        f"{', '.join(dict.fromkeys((*allowed, JSON_TYPE)))}, not '{kind}'"
     )

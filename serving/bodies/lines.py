@@ -1,10 +1,11 @@
-"""Batch transform: a body of JSON lines, or of rows of CSV -> as many lines of JSON, in the same order.
+"""Batch transform: a body of JSON lines, or of rows of CSV -> as many lines of JSON, in the same
+order.
 
     line --read--> record --a group of records as one job--> predictions --> lines
 
-A line that is wrong gives {"error", "code"} instead of its prediction, and the others are answered. An error with a
-status of 503 or above fails the whole body, so that the platform sends it again. So no line of the reply is sent before
-the last one is known.
+A line that is wrong gives {"error", "code"} instead of its prediction, and the others are answered.
+An error with a status of 503 or above fails the whole body, so that the platform sends it again. So
+no line of the reply is sent before the last one is known.
 """
 
 import io
@@ -18,11 +19,25 @@ from typing import Any, ClassVar
 import orjson
 
 from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, instances_in, read_shape
-from serving.bodies.instances import Instances, InstancesJob, Item, as_items, client_parameters, document
+from serving.bodies.instances import (
+    Instances,
+    InstancesJob,
+    Item,
+    as_items,
+    client_parameters,
+    document,
+)
 from serving.bodies.schemas import Members, read
 from serving.bodies.tables import CsvBody
 from serving.budget import in_time, read_json
-from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
+from serving.errors import (
+    DecodingError,
+    InvalidRequest,
+    NotAcceptable,
+    ServingError,
+    TooLate,
+    TritonTimeout,
+)
 from serving.headers import JSON_LINES, JSON_TYPE
 from serving.model_status.served_model import ServedModel
 from serving.request import PATH, UNNAMED, Job, Reply, Request, Target
@@ -35,8 +50,8 @@ BATCHES = 4  # of a model in one group: one is prepared while Triton works on an
 
 @dataclass(frozen=True)
 class Record:
-    """One line: instances, else another request, else why it is neither. The answer to a `bare` one is its prediction
-    alone."""
+    """One line: instances, else another request, else why it is neither. The answer to a `bare` one
+    is its prediction alone."""
 
     instances: Instances | None = None
     shape: Shape | None = None
@@ -57,7 +72,8 @@ class Record:
         ours, theirs = self.instances, other.instances
         if ours is None or theirs is None:
             return False
-        return repr(ours.parameters) == repr(theirs.parameters)  # 1 == True, and a client may refuse one of them
+        # 1 == True, and a client may refuse one of them
+        return repr(ours.parameters) == repr(theirs.parameters)
 
 
 @dataclass(frozen=True)
@@ -70,8 +86,12 @@ class JsonLines:
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = replace(request, stream="", accept="")
-        lines = (line for line in in_time(io.BytesIO(self.data), request.deadline) if not line.isspace())
-        return LinesJob(served, request, (self._read(line, served, request.target) for line in lines))
+        lines = (
+            line for line in in_time(io.BytesIO(self.data), request.deadline) if not line.isspace()
+        )
+        return LinesJob(
+            served, request, (self._read(line, served, request.target) for line in lines)
+        )
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
         """Return what a line asks for. Raise nothing that is the line's own mistake."""
@@ -87,7 +107,8 @@ class JsonLines:
         return Record(Instances([Item("record", value=value)]), is_bare=True)
 
     def _body(self, line: bytes, value: dict[str, Any], served: ServedModel) -> Record | None:
-        """Return the body that an object is, None if it is an instance as it stands. Raise InvalidRequest."""
+        """Return the body that an object is, None if it is an instance as it stands. Raise
+        InvalidRequest."""
         if WHOLE_BODY & value.keys():
             keys = read(Members, line, "the line")
             instances = instances_in(line, keys, served, self.generates)
@@ -104,8 +125,8 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
     for ours, theirs in ((names, named.name), ({target.version or named.version}, named.version)):
         if theirs not in {None, *ours}:
             raise InvalidRequest(
-                f"the line names '{theirs}', and all lines of a body go to one model and version: name another "
-                "one in a header or the query string of another request"
+                f"the line names '{theirs}', and all lines of a body go to one model and "
+                "version: name another one in a header or the query string of another request"
             )
 
 
@@ -119,7 +140,9 @@ class CsvLines:
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = replace(request, stream="", accept="")
         items = self.table.items(served.require_client(), request.deadline)
-        return LinesJob(served, request, (Record(Instances([item]), is_bare=True) for item in items))
+        return LinesJob(
+            served, request, (Record(Instances([item]), is_bare=True) for item in items)
+        )
 
 
 class LinesJob(Job):
@@ -128,7 +151,9 @@ class LinesJob(Job):
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong."""
         if served.sequencing and request.session:
-            raise InvalidRequest("lines cannot be part of a session: send its requests one by one, as JSON")
+            raise InvalidRequest(
+                "lines cannot be part of a session: send its requests one by one, as JSON"
+            )
         if served.client:
             client_parameters(served.client, request, {})
         super().__init__(served, request)
@@ -136,11 +161,13 @@ class LinesJob(Job):
         self.version = request.target.version or ""
 
     def answer(self, gateway: TritonGateway) -> Reply:
-        """Return the lines. Raise InvalidRequest if there is no line, TritonTimeout when the request's time is over,
-        and errors of 503 and above."""
-        written, count = bytearray(), 0  # not a list: orjson keeps 4 kB for each small result that is held
+        """Return the lines. Raise InvalidRequest if there is no line, TritonTimeout when the
+        request's time is over, and errors of 503 and above."""
+        # not a list: orjson keeps 4 kB for each small result that is held
+        written, count = bytearray(), 0
         batch = max(1, self.served.model.max_batch_size)
-        size = 1 if self.served.sequencing else BATCHES * batch  # a sequence has one line, as lines are independent
+        # a sequence has one line, as lines are independent
+        size = 1 if self.served.sequencing else BATCHES * batch
         try:
             for records in groups(self._records, size):
                 lines = self._answer(gateway, records)
@@ -153,12 +180,14 @@ class LinesJob(Job):
                 "(SAGEMAKER_MAX_PAYLOAD_IN_MB), or raise SERVE_REQUEST_TIMEOUT"
             ) from err
         if not count:
-            raise InvalidRequest("the body has no line; send one JSON value, or one row of CSV, per line")
+            raise InvalidRequest(
+                "the body has no line; send one JSON value, or one row of CSV, per line"
+            )
         return Reply(bytes(written), JSON_LINES, self.version)
 
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        """Return a line for each of a group's records. A group that fails is halved until the wrong records stand
-        alone."""
+        """Return a line for each of a group's records. A group that fails is halved until the wrong
+        records stand alone."""
         self.request.deadline.left()
         first = records[0]
         try:
@@ -169,7 +198,9 @@ class LinesJob(Job):
             if first.shape:
                 reply = first.shape.bind(self.served, self.request).answer(gateway)
                 if reply.content_type != JSON_TYPE:
-                    raise NotAcceptable("a line cannot hold binary outputs: ask for outputs without binary_data")
+                    raise NotAcceptable(
+                        "a line cannot hold binary outputs: ask for outputs without binary_data"
+                    )
                 self.version = reply.version
                 return [reply.content + b"\n"]
             return []
@@ -181,7 +212,9 @@ class LinesJob(Job):
         half = len(records) // 2
         return self._answer(gateway, records[:half]) + self._answer(gateway, records[half:])
 
-    def _predict(self, gateway: TritonGateway, parameters: Mapping[str, Any], records: list[Record]) -> list[bytes]:
+    def _predict(
+        self, gateway: TritonGateway, parameters: Mapping[str, Any], records: list[Record]
+    ) -> list[bytes]:
         every = [record.instances for record in records if record.instances]
         items = [item for instances in every for item in instances.items]
         results = list(InstancesJob(self.served, self.request, items, parameters).results(gateway))
@@ -197,8 +230,8 @@ class LinesJob(Job):
 
 
 def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
-    """Yield records that follow each other and can be one job, up to the one that makes it `most` instances; every
-    other one by itself."""
+    """Yield records that follow each other and can be one job, up to the one that makes it `most`
+    instances; every other one by itself."""
     group: list[Record] = []
     count = 0
     for record in records:
@@ -214,6 +247,7 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
 def _error_line(error: ServingError) -> bytes:
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("a line of a batch: %s", error, exc_info=error)
-    if isinstance(error, DecodingError):  # its number is the one within a group, which says nothing to the caller
+    # its number is the one within a group, which says nothing to the caller
+    if isinstance(error, DecodingError):
         error = DecodingError(error.reason, field=error.field)
     return orjson.dumps(error.fields(), option=orjson.OPT_APPEND_NEWLINE)

@@ -1,4 +1,5 @@
-"""numpy's npy files: one array for a model with one input, and one back for a model with one output."""
+"""numpy's npy files: one array for a model with one input, and one back for a model with one
+output."""
 
 import io
 import math
@@ -45,7 +46,8 @@ class NpyJob(Job):
         model = self.served.model
         if len(model.inputs) != 1:
             raise InvalidRequest(
-                f"an npy body is one tensor, and model '{model.name}' has {len(model.inputs)} inputs "
+                f"an npy body is one tensor, and model '{model.name}' has "
+                f"{len(model.inputs)} inputs "
                 f"({', '.join(spec.name for spec in model.inputs)}); send KServe v2 tensors"
             )
         spec = model.inputs[0]
@@ -59,39 +61,48 @@ class NpyJob(Job):
             return Reply(self.line(result), version=result.version)
         if len(result.outputs) != 1:
             raise NotAcceptable(
-                f"model '{self.served.name}' has {len(result.outputs)} outputs; ask for application/json"
+                f"model '{self.served.name}' has {len(result.outputs)} outputs; ask for "
+                "application/json"
             )
-        return Reply(write_npy(result.outputs[0].array(), self.request.budget), NPY_TYPE, result.version)
+        return Reply(
+            write_npy(result.outputs[0].array(), self.request.budget), NPY_TYPE, result.version
+        )
 
     def line(self, result: InferReply) -> bytes:
         return write_reply(self.served, result, self.request.budget)
 
 
 def read_npy(data: bytes) -> Array:
-    """Return the array in these bytes, without a copy. Raise DecodingError. The header is checked against the bytes,
-    because numpy would allocate whatever it claims."""
+    """Return the array in these bytes, without a copy. Raise DecodingError. The header is checked
+    against the bytes, because numpy would allocate whatever it claims."""
     file = io.BytesIO(data)
     try:
         version = npy.read_magic(file)
         read: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except Exception as err:  # ValueError, TokenError, RecursionError, …: numpy evaluates the header as Python
+    # ValueError, TokenError, RecursionError, …: numpy evaluates the header as Python
+    except Exception as err:
         zipped = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
         raise DecodingError(
-            f"not an npy file that can be read without pickle ({err}): {zipped}numpy.save(file, array) writes one",
+            f"not an npy file that can be read without pickle ({err}): "
+            f"{zipped}numpy.save(file, array) writes one",
             field="body",
         ) from err
     left = len(data) - file.tell()
-    fills = dtype.itemsize and min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == left
-    fills = fills and max(shape, default=0) <= len(data)  # numpy refuses long dimensions beside one of 0
+    fills = (
+        dtype.itemsize and min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == left
+    )
+    # numpy refuses long dimensions beside one of 0
+    fills = fills and max(shape, default=0) <= len(data)
     if dtype.kind not in KINDS or len(shape) > MOST_DIMENSIONS or not fills:
         raise DecodingError(
-            f"not an npy file of numbers or strings that can be read without pickle ({left} bytes as {dtype} "
-            f"{str(shape)[:100]}): numpy.save(file, array) writes one",
+            f"not an npy file of numbers or strings that can be read without pickle ({left} "
+            f"bytes as {dtype} {str(shape)[:100]}): numpy.save(file, array) writes one",
             field="body",
         )
     array = np.frombuffer(data, dtype=dtype, offset=file.tell())
-    return array.reshape(list(map(int, shape)), order="F" if fortran else "C")  # a header may have True for 1
+    # a header may have True for 1
+    return array.reshape(list(map(int, shape)), order="F" if fortran else "C")
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
@@ -100,7 +111,9 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
         check_count(array.size, MOST_STRINGS, "strings")
         array = _encoded(array) if array.dtype.kind == "U" else array
     elif spec.datatype == "BYTES" or not np.can_cast(array.dtype, dtype, casting="same_kind"):
-        raise InvalidRequest(f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}")
+        raise InvalidRequest(
+            f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}"
+        )
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
     if (numbers := fitted(array, dtype)) is None:
@@ -109,17 +122,22 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
 
 
 def _encoded(array: Array) -> Array:
-    """Return an array of characters as one of UTF-8. Raise DecodingError where four bytes are no character."""
+    """Return an array of characters as one of UTF-8. Raise DecodingError where four bytes are no
+    character."""
     try:
         return np.char.encode(array, "utf-8")
-    except (UnicodeEncodeError, SystemError) as err:  # a surrogate, a number that Unicode does not have
+    # a surrogate, a number that Unicode does not have
+    except (UnicodeEncodeError, SystemError) as err:
         raise DecodingError(f"its strings are not Unicode ({err})", field="body") from err
 
 
 def write_npy(array: Array, budget: Budget) -> bytes:
-    """Return the array as an npy file. Strings become bytes, each as wide as the longest. Raise PayloadTooLarge."""
+    """Return the array as an npy file. Strings become bytes, each as wide as the longest. Raise
+    PayloadTooLarge."""
     if array.dtype == np.object_:
         budget.check_output(array.size * max(map(len, array.flat), default=0))
     buffer = io.BytesIO()
-    np.save(buffer, array.astype(np.bytes_) if array.dtype == np.object_ else array, allow_pickle=False)
+    np.save(
+        buffer, array.astype(np.bytes_) if array.dtype == np.object_ else array, allow_pickle=False
+    )
     return buffer.getvalue()

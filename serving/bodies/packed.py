@@ -11,15 +11,19 @@ PIECE = 64 * 1024  # bytes of packed data
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return the body without its Content-Encoding ("" or identity: unchanged), at most `limit` bytes.
+    """Return the body without its Content-Encoding ("" or identity: unchanged), at most `limit`
+    bytes.
 
-    Raise UnsupportedMediaType, PayloadTooLarge, or InvalidRequest if the data are cut short or not of that encoding.
+    Raise UnsupportedMediaType, PayloadTooLarge, or InvalidRequest if the data are cut short or not
+    of that encoding.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return body
     if name not in PACKED:
-        raise UnsupportedMediaType(f"Content-Encoding must be gzip, deflate or identity, not '{encoding}'")
+        raise UnsupportedMediaType(
+            f"Content-Encoding must be gzip, deflate or identity, not '{encoding}'"
+        )
     rest, content, members = memoryview(body), bytearray(), 0
     try:
         while rest:
@@ -27,13 +31,15 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
             check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
             rest = rest[_inflate_member(rest, content, limit) :]
     except zlib.error as err:
-        raise InvalidRequest(f"Content-Encoding is {name}, but the body cannot be unpacked: {err}") from err
+        raise InvalidRequest(
+            f"Content-Encoding is {name}, but the body cannot be unpacked: {err}"
+        ) from err
     return bytes(content)
 
 
 def _inflate_member(packed: memoryview, content: bytearray, limit: int) -> int:
-    """Append the content of the first member to `content`, and return the member's packed length. zlib copies the data
-    behind a member, so it gets the data in pieces."""
+    """Append the content of the first member to `content`, and return the member's packed length.
+    zlib copies the data behind a member, so it gets the data in pieces."""
     member, end = zlib.decompressobj(DETECT), 0
     while not member.eof:
         piece = packed[end : end + PIECE]
@@ -41,6 +47,8 @@ def _inflate_member(packed: memoryview, content: bytearray, limit: int) -> int:
             raise zlib.error("it ends too early")
         content += member.decompress(piece, limit - len(content) + 1)
         if len(content) > limit:
-            raise PayloadTooLarge(f"the body unpacks to more than {limit} bytes; SERVE_MAX_BODY_MB sets the limit")
+            raise PayloadTooLarge(
+                f"the body unpacks to more than {limit} bytes; SERVE_MAX_BODY_MB sets the limit"
+            )
         end += len(piece) - len(member.unused_data)
     return end

@@ -1,6 +1,7 @@
 """Find the kind of a body by its Content-Type and its first bytes.
 
-JSON is recognised by its first byte, because curl and AWS's notebooks send it with any Content-Type.
+JSON is recognised by its first byte, because curl and AWS's notebooks send it with any
+Content-Type.
 """
 
 import re
@@ -21,28 +22,36 @@ from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_LINES, NPY_TYPE, preferred
 
-IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}  # by their first bytes
+# by their first bytes
+IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 OBJECT = re.compile(rb"\s*\{")
 Body = Shape | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
 
 
 def read_attributes(header: str) -> dict[str, str]:
-    """Return the pairs of `model_name=resnet;classes=0,1`. A comma before a further pair separates too, as SageMaker's
-    examples have it. Anything else is the caller's own."""
+    """Return the pairs of `model_name=resnet;classes=0,1`. A comma before a further pair separates
+    too, as SageMaker's examples have it. Anything else is the caller's own."""
     pairs = (part.partition("=") for part in re.split(r";|,(?=[^=;,]*=)", header))
-    return {name.strip(): value.strip() for name, separator, value in pairs if separator and name.strip()}
+    return {
+        name.strip(): value.strip()
+        for name, separator, value in pairs
+        if separator and name.strip()
+    }
 
 
 @lru_cache(maxsize=256)
 def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
-    """Return a Content-Type's type in lower case, and its parameters. Callers send few different ones."""
+    """Return a Content-Type's type in lower case, and its parameters. Callers send few different
+    ones."""
     kind, params = parse_options_header(content_type)
     return kind.lower(), params
 
 
-def read_body(content_type: str, data: bytes, generates: bool = False, stream: str = "", accept: str = "") -> Body:
-    """Return the body. `generates` and `stream` are those of a FlatBody; rows of CSV are answered by lines if `accept`
-    asks for JSON lines, as batch transform does. Raise InvalidRequest."""
+def read_body(
+    content_type: str, data: bytes, generates: bool = False, stream: str = "", accept: str = ""
+) -> Body:
+    """Return the body. `generates` and `stream` are those of a FlatBody; rows of CSV are answered
+    by lines if `accept` asks for JSON lines, as batch transform does. Raise InvalidRequest."""
     kind, params = media_type(content_type)
     if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
         raise InvalidRequest(f"Content-Type must begin with '{BINARY_TYPE}', got '{content_type}'")
@@ -57,8 +66,12 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
     if not data:
         raise InvalidRequest(f"the body is empty; send an image, a text, CSV, or JSON: {SHAPES}")
     is_json = kind.endswith("json")
-    if is_json and (image := next((name for magic, name in IMAGES.items() if data.startswith(magic)), "")):
-        raise InvalidRequest(f"the body is a {image.upper()}, not JSON; send Content-Type: image/{image}")
+    if is_json and (
+        image := next((name for magic, name in IMAGES.items() if data.startswith(magic)), "")
+    ):
+        raise InvalidRequest(
+            f"the body is a {image.upper()}, not JSON; send Content-Type: image/{image}"
+        )
     if is_json or (OBJECT.match(data) and kind not in (TEXT, CSV)):
         return read_object(data, generates, stream)
     if OBJECT.match(data) and (keys := _object_in_text(data)):
@@ -67,11 +80,16 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
         table = read_csv(data, params.get("header", ""))
         return CsvLines(table) if preferred(accept, CSV, JSON_LINES) == JSON_LINES else table
     items = [Item("body", raw=data)]
-    return TextOrForm(items, kind) if kind in (TEXT, URL_ENCODED) else Instances(items, media_type=kind)
+    return (
+        TextOrForm(items, kind)
+        if kind in (TEXT, URL_ENCODED)
+        else Instances(items, media_type=kind)
+    )
 
 
 def _object_in_text(data: bytes) -> Members | None:
-    """Return the members of the object that a text or CSV holds, None if no key is one of WHOLE_BODY."""
+    """Return the members of the object that a text or CSV holds, None if no key is one of
+    WHOLE_BODY."""
     with suppress(InvalidRequest, PayloadTooLarge):
         keys = read(Members, data)
         return keys if WHOLE_BODY & keys.keys() else None

@@ -1,7 +1,9 @@
-"""The shapes that a JSON body may have: Structs, which check a body and are its schemas in /openapi.json.
+"""The shapes that a JSON body may have: Structs, which check a body and are its schemas in
+/openapi.json.
 
-A body is read twice: as Members, whose keys say the shape, then as that shape's Struct. If only an `extra_json_schema`
-has a bound, the body that uses the value checks it, with an error that names the tensor or the limit.
+A body is read twice: as Members, whose keys say the shape, then as that shape's Struct. If only an
+`extra_json_schema` has a bound, the body that uses the value checks it, with an error that names
+the tensor or the limit.
 """
 
 import re
@@ -22,7 +24,8 @@ Members = dict[str, Raw]  # of an object, unread
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-DEEPEST = 900  # nested lists and objects: Python allows 1,000 nested calls, and msgspec counts its own among them
+# nested lists and objects: Python allows 1,000 nested calls, and msgspec counts its own among them
+DEEPEST = 900
 
 
 class Named(Struct, kw_only=True):
@@ -35,7 +38,9 @@ class Named(Struct, kw_only=True):
 
     def target(self, source: str = "the body") -> Target:
         values = {key: getattr(self, key) for key in (*NAME_KEYS, VERSION_KEY)}
-        return Target.within(source, {key: str(value) for key, value in values.items() if value is not None})
+        return Target.within(
+            source, {key: str(value) for key, value in values.items() if value is not None}
+        )
 
 
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +53,9 @@ class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
 class Instances(ForClient, kw_only=True):
     """One prediction for each instance, in the same order."""
 
-    instances: Annotated[list[Any], Meta(min_length=1, extra_json_schema={"maxItems": MOST_INSTANCES})]
+    instances: Annotated[
+        list[Any], Meta(min_length=1, extra_json_schema={"maxItems": MOST_INSTANCES})
+    ]
 
 
 class Inputs(ForClient, kw_only=True):
@@ -74,7 +81,8 @@ class TensorParameters(Struct):
     shared_memory_region: Annotated[Any, Meta(extra_json_schema={"not": {}})] = UNSET
 
     def __post_init__(self) -> None:
-        """Refuse shared memory: Triton's regions are ours. msgspec adds to the error which tensor asked for it."""
+        """Refuse shared memory: Triton's regions are ours. msgspec adds to the error which tensor
+        asked for it."""
         if self.shared_memory_region is not UNSET:
             raise ValueError("there is no shared memory with a caller; send the data in the body")
 
@@ -131,9 +139,11 @@ class Load(Struct):
     url: str
 
 
-def read(shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = "") -> Type:
-    """Return what a JSON text, or an object that is read already, holds: a Struct, or any type that msgspec knows.
-    Raise InvalidRequest, PayloadTooLarge."""
+def read(
+    shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = ""
+) -> Type:
+    """Return what a JSON text, or an object that is read already, holds: a Struct, or any type that
+    msgspec knows. Raise InvalidRequest, PayloadTooLarge."""
     try:
         if isinstance(value, Mapping):
             return msgspec.convert(value, shape)
@@ -142,15 +152,20 @@ def read(shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "th
     except msgspec.ValidationError as err:
         raise InvalidRequest(_explained(err, shape, subject) + hint) from err
     except RecursionError as err:
-        raise InvalidRequest(f"{subject} has lists or objects nested more than about {DEEPEST} deep") from err
+        raise InvalidRequest(
+            f"{subject} has lists or objects nested more than about {DEEPEST} deep"
+        ) from err
     except UnicodeDecodeError as err:
-        raise InvalidRequest(f"{subject} has a string that is not UTF-8 ({err.reason}){hint}") from err
+        raise InvalidRequest(
+            f"{subject} has a string that is not UTF-8 ({err.reason}){hint}"
+        ) from err
     except ValueError as err:
         raise InvalidRequest(f"{subject} is not valid JSON: {err}{hint}") from err
 
 
 def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
-    """Return msgspec's message with the place first, and with the keys that there are for one that there is not."""
+    """Return msgspec's message with the place first, and with the keys that there are for one that
+    there is not."""
     message, _, location = str(error).partition(" - at `$")
     location = location.removeprefix(".").removesuffix("`")
     where = f"{subject}, '{location}'" if location else subject

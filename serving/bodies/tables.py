@@ -1,4 +1,5 @@
-"""CSV, whose rows are instances of a model that takes rows; and texts and forms, whose meaning the model decides.
+"""CSV, whose rows are instances of a model that takes rows; and texts and forms, whose meaning the
+model decides.
 
 Rows are kept as bytes until it is their turn, because their cells take several times the memory.
 """
@@ -46,7 +47,8 @@ class CsvItem(Item):
 
 @dataclass(frozen=True)
 class CsvBody:
-    """A table. `header` says whether the first row is a header, None if the model's columns decide."""
+    """A table. `header` says whether the first row is a header, None if the model's columns
+    decide."""
 
     data: bytes
     header: bool | None = None
@@ -78,7 +80,8 @@ class CsvBody:
             yield CsvItem("", raw=row, columns=columns or ())
 
     def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
-        """Return the columns that the first row names, None if it is not a header, () if its names do not matter."""
+        """Return the columns that the first row names, None if it is not a header, () if its names
+        do not matter."""
         if self.header is False:
             return None
         try:
@@ -89,7 +92,9 @@ class CsvBody:
             return None  # a wrong row, which gets its error like any other
         if columns is None and self.header:
             if client.columns:
-                raise InvalidRequest(f"the header names none of the columns, which are: {', '.join(client.columns)}")
+                raise InvalidRequest(
+                    f"the header names none of the columns, which are: {', '.join(client.columns)}"
+                )
             return ()
         if columns and len(set(columns)) < len(columns):
             raise InvalidRequest("the header names a column twice")
@@ -111,15 +116,20 @@ class TableJob(InstancesJob):
 
 
 def read_csv(data: bytes, header: str) -> CsvBody:
-    """Return the body. `header` is the media type's parameter, "" without one. Raise InvalidRequest."""
+    """Return the body. `header` is the media type's parameter, "" without one. Raise
+    InvalidRequest."""
     if header and header not in HEADER:
         raise InvalidRequest(f"text/csv; header={header[:40]}: it is present or absent")
     return CsvBody(data, HEADER.get(header))
 
 
-# A quote that begins a cell opens it, and a single quote closes it; elsewhere it is a letter, as for the csv module.
+# A quote that begins a cell opens it, and a single quote closes it; elsewhere it is a letter, as
+# for the csv module.
 QUOTED, FURTHER = rb'(?:[^"]++|"")*+"[^,]*+', rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'
-WHOLE_ROW, ITS_END = re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER)), re.compile(QUOTED + FURTHER)
+WHOLE_ROW, ITS_END = (
+    re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER)),
+    re.compile(QUOTED + FURTHER),
+)
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -137,9 +147,12 @@ def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def as_csv(predictions: Sequence[Any]) -> bytes:
-    """Return a line for each prediction: its values in order, those of lists and objects side by side."""
+    """Return a line for each prediction: its values in order, those of lists and objects side by
+    side."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(list(_cells(prediction)) for prediction in predictions)
+    csv.writer(text, lineterminator="\n").writerows(
+        list(_cells(prediction)) for prediction in predictions
+    )
     return text.getvalue().encode()
 
 
@@ -162,7 +175,8 @@ class TextOrForm:
 
     - a table: CSV, unless it is JSON; a form has it as its only file
     - texts: a text, or each file of a form
-    - any model: a form whose fields are the keys of an instance, such as `text`; the other fields are parameters
+    - any model: a form whose fields are the keys of an instance, such as `text`; the other fields
+      are parameters
     """
 
     items: list[Item]
@@ -180,7 +194,9 @@ class TextOrForm:
             return Instances([Item("form", value=instance)], parameters, named=self.named)
         if not self.items:
             fields = f", or the fields {', '.join(keys)}" if keys else ""
-            raise InvalidRequest(f"the form has no file; send one or more (curl -F image=@picture.jpg){fields}")
+            raise InvalidRequest(
+                f"the form has no file; send one or more (curl -F image=@picture.jpg){fields}"
+            )
         if client.codec is ROW and self.media_type != URL_ENCODED:
             return self._table()
         takes_text = TEXT in client.codec.media_types and self.media_type != URL_ENCODED
@@ -195,11 +211,15 @@ class TextOrForm:
             raw.startswith(tuple(f"{key}=".encode() for key in client.instance_keys()))
             and raw.count(b"&") < MOST_FIELDS
         )
-        return dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True)) if is_form else {}
+        return (
+            dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True)) if is_form else {}
+        )
 
     def _table(self) -> Instances | CsvBody:
         if len(self.items) > 1:
-            raise InvalidRequest(f"the form has {len(self.items)} files; send one of CSV, a line for each row")
+            raise InvalidRequest(
+                f"the form has {len(self.items)} files; send one of CSV, a line for each row"
+            )
         raw = self.items[0].raw or b""
         if raw.lstrip()[:1] in (b"[", b"{"):
             return self._instances(JSON_TYPE)
@@ -210,17 +230,22 @@ class TextOrForm:
 
 
 def read_form(data: bytes, boundary: str) -> TextOrForm:
-    """Return a multipart form, whose parts the media type's `boundary` separates: each file is an instance; each field
-    names the model, or is a parameter or a key of an instance. Raise InvalidRequest, PayloadTooLarge."""
-    parser = MultiPartParser(stream_factory=lambda *_, **__: io.BytesIO(), max_form_parts=MOST_PARTS)
+    """Return a multipart form, whose parts the media type's `boundary` separates: each file is an
+    instance; each field names the model, or is a parameter or a key of an instance. Raise
+    InvalidRequest, PayloadTooLarge."""
+    parser = MultiPartParser(
+        stream_factory=lambda *_, **__: io.BytesIO(), max_form_parts=MOST_PARTS
+    )
     try:
         fields, files = parser.parse(io.BytesIO(data), boundary.encode("ascii"), len(data))
     except RequestEntityTooLarge as err:
-        raise PayloadTooLarge(f"the form has more than {MOST_PARTS} files and fields: send fewer at a time") from err
+        raise PayloadTooLarge(
+            f"the form has more than {MOST_PARTS} files and fields: send fewer at a time"
+        ) from err
     except ValueError as err:
         raise InvalidRequest(
-            f"the body is not a complete form with the boundary '{boundary}' of its Content-Type ({err}): `curl -F` "
-            "and HTTP libraries write both"
+            f"the body is not a complete form with the boundary '{boundary}' of its "
+            f"Content-Type ({err}): `curl -F` and HTTP libraries write both"
         ) from err
     if twice := next((str(name) for name, values in fields.lists() if len(values) > 1), ""):
         raise InvalidRequest(f"the form has the field '{twice[:100]}' twice; send it once")

@@ -25,8 +25,8 @@ DATATYPES = {"BYTES", *SIZES}
 
 
 def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) -> NDArray[Any]:
-    """Return JSON values, nested or flat, or not read yet, as a flat array of the datatype (float32 for BF16). Raise
-    InvalidRequest, PayloadTooLarge or TooLate."""
+    """Return JSON values, nested or flat, or not read yet, as a flat array of the datatype (float32
+    for BF16). Raise InvalidRequest, PayloadTooLarge or TooLate."""
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
@@ -47,28 +47,35 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
     return _numbers(name, datatype, values, dtype)
 
 
-# simdjson's name of the type, of 8 bytes, to which it copies numbers, by the kind of dtype that they become.
+# simdjson's name of the type, of 8 bytes, to which it copies numbers, by the kind of dtype that
+# they become.
 COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return the numbers of an array, nested or flat, None if one of them does not fit the dtype."""
+    """Return the numbers of an array, nested or flat, None if one of them does not fit the
+    dtype."""
     if dtype.kind not in COPIES:
         return None
     try:
-        return fitted(np.frombuffer(data.as_buffer(of_type=COPIES[dtype.kind]), dtype=f"{dtype.kind}8"), dtype)
+        return fitted(
+            np.frombuffer(data.as_buffer(of_type=COPIES[dtype.kind]), dtype=f"{dtype.kind}8"), dtype
+        )
     except (TypeError, ValueError):
         return None
 
 
 def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return the numbers as the dtype, None if it does not hold one of them. Infinity and NaN stay what they are."""
+    """Return the numbers as the dtype, None if it does not hold one of them. Infinity and NaN stay
+    what they are."""
     try:
         with np.errstate(over="raise"):
             cast = numbers.astype(dtype, copy=False)
     except FloatingPointError:
         return None
-    return cast if cast is numbers or dtype.kind not in "iu" or np.array_equal(cast, numbers) else None
+    return (
+        cast if cast is numbers or dtype.kind not in "iu" or np.array_equal(cast, numbers) else None
+    )
 
 
 def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -79,14 +86,17 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
     try:
         with np.errstate(over="raise"):
             return np.array(values, dtype=dtype)
-    except (FloatingPointError, OverflowError) as err:  # the latter for a whole number of more than 308 digits
+    # the latter for a whole number of more than 308 digits
+    except (FloatingPointError, OverflowError) as err:
         raise out_of_range(name, datatype, dtype) from err
 
 
 def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
     """Return the error of an input with numbers that its datatype does not hold."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
-    return InvalidRequest(f"input '{name}': its data do not fit {datatype} (it holds {limits.min} to {limits.max})")
+    return InvalidRequest(
+        f"input '{name}': its data do not fit {datatype} (it holds {limits.min} to {limits.max})"
+    )
 
 
 def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], set[type]]:
@@ -95,34 +105,57 @@ def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], 
         deadline.left()
         if list not in (types := set(map(type, values))):
             return values, types
-        values = list(chain.from_iterable(value if type(value) is list else [value] for value in values))
+        values = list(
+            chain.from_iterable(value if type(value) is list else [value] for value in values)
+        )
     raise InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
 
 
 # The characters of the longest number of each datatype, with its comma.
-WIDTHS = {"BOOL": 6, "INT8": 5, "UINT8": 4, "INT16": 7, "UINT16": 6, "INT32": 12, "UINT32": 11, "INT64": 21}
+WIDTHS = {
+    "BOOL": 6,
+    "INT8": 5,
+    "UINT8": 4,
+    "INT16": 7,
+    "UINT16": 6,
+    "INT32": 12,
+    "UINT32": 11,
+    "INT64": 21,
+}
 WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
 
 
 def json_length(tensor: Tensor) -> int:
-    """Return the most bytes that a tensor's elements take in JSON. Strings may take more: escapes are not counted."""
-    return WIDTHS[tensor.datatype] * math.prod(tensor.shape) if tensor.datatype in WIDTHS else len(tensor.data)
+    """Return the most bytes that a tensor's elements take in JSON. Strings may take more: escapes
+    are not counted."""
+    return (
+        WIDTHS[tensor.datatype] * math.prod(tensor.shape)
+        if tensor.datatype in WIDTHS
+        else len(tensor.data)
+    )
 
 
 def json_values(tensor: Tensor) -> Any:
-    """Return a tensor's elements, flat, as orjson takes them: an array, or a list of strings. Raise PayloadTooLarge."""
+    """Return a tensor's elements, flat, as orjson takes them: an array, or a list of strings. Raise
+    PayloadTooLarge."""
     if tensor.datatype != "BYTES":
         return tensor.array().reshape(-1)
-    check_count(math.prod(tensor.shape), MOST_STRINGS, f"strings of output '{tensor.name}'", "ask for binary data")
+    check_count(
+        math.prod(tensor.shape),
+        MOST_STRINGS,
+        f"strings of output '{tensor.name}'",
+        "ask for binary data",
+    )
     return [item.decode("utf-8", "replace") for item in tensor.array().reshape(-1).tolist()]
 
 
 def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:
-    """Return a shape that a body of `length` bytes can hold, because each element takes at least one. Raise
-    InvalidRequest."""
+    """Return a shape that a body of `length` bytes can hold, because each element takes at least
+    one. Raise InvalidRequest."""
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
-            f"input '{name}': the body of {length} bytes cannot hold a tensor of shape {quoted(shape)}"
+            f"input '{name}': the body of {length} bytes cannot hold a tensor of shape "
+            f"{quoted(shape)}"
         )
     return tuple(shape)
 
@@ -132,7 +165,10 @@ def request_parameters(parameters: Mapping[str, Any]) -> Parameters:
     check_count(len(parameters), MOST_NAMED, "parameters")
     for name, value in parameters.items():
         if not isinstance(value, bool | int | float | str):
-            raise InvalidRequest(f"parameter '{name}' must be a number, a string, true or false; got {describe(value)}")
+            raise InvalidRequest(
+                f"parameter '{name}' must be a number, a string, true or false; got "
+                f"{describe(value)}"
+            )
         if isinstance(value, int) and value not in INT64:
             raise InvalidRequest(f"parameter '{name}': {value} is not in the range of INT64")
         if name == SEQUENCE_ID and isinstance(value, str):

@@ -1,9 +1,20 @@
-"""Reads one instance: an image, a text, a row of a table, or any JSON value. Only this package decodes.
+"""Reads one instance: an image, a text, a row of a table, or any JSON value. Only this package
+decodes.
 
 A client names its codec: IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or a codec of its own.
 """
 
-from serving.codecs.base import FORM, Codec, JsonCodec, Limits, RowCodec, TextCodec, decode_base64, describe, read_cells
+from serving.codecs.base import (
+    FORM,
+    Codec,
+    JsonCodec,
+    Limits,
+    RowCodec,
+    TextCodec,
+    decode_base64,
+    describe,
+    read_cells,
+)
 from serving.codecs.formats import encode_image
 from serving.codecs.image import EncodedImageCodec, ImageCodec
 
@@ -23,4 +34,10 @@ __all__ = [
     "read_cells",
 ]
 
-IMAGE, ENCODED_IMAGE, TEXT, JSON, ROW = ImageCodec(), EncodedImageCodec(), TextCodec(), JsonCodec(), RowCodec()
+IMAGE, ENCODED_IMAGE, TEXT, JSON, ROW = (
+    ImageCodec(),
+    EncodedImageCodec(),
+    TextCodec(),
+    JsonCodec(),
+    RowCodec(),
+)

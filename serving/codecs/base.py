@@ -18,17 +18,20 @@ csv.field_size_limit(2**31 - 1)  # the body's size is the limit
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of an image. `side`: a JPEG may be decoded smaller if each side keeps this many pixels; 0: it may not."""
+    """Bounds of an image. `side`: a JPEG may be decoded smaller if each side keeps this many
+    pixels; 0: it may not."""
 
     max_image_pixels: int = 89_000_000  # above it, Pillow takes a picture for a decompression bomb
     side: int = 0
 
 
 class Codec(ABC):
-    """One kind of instance. `expected` is what an error tells the caller to send in JSON, `part` the field of such a
-    value that holds the instance, `keys` all fields of it that are read (None: any). Its methods raise DecodingError.
+    """One kind of instance. `expected` is what an error tells the caller to send in JSON, `part`
+    the field of such a value that holds the instance, `keys` all fields of it that are read (None:
+    any). Its methods raise DecodingError.
 
-    An instance is opened, which is quick and says how large it is, and then loaded, which takes time and memory.
+    An instance is opened, which is quick and says how large it is, and then loaded, which takes
+    time and memory.
     """
 
     name: str
@@ -43,7 +46,8 @@ class Codec(ABC):
 
     @abstractmethod
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Open raw bytes, a body or a part of a form. Return the object from which `load` makes the instance."""
+        """Open raw bytes, a body or a part of a form. Return the object from which `load` makes the
+        instance."""
 
     @abstractmethod
     def open_json(self, value: Any, limits: Limits) -> Any:
@@ -54,12 +58,14 @@ class Codec(ABC):
         return opened
 
     def memory(self, opened: Any) -> int:
-        """Return the most bytes that an image takes while it is loaded, and as the instance; 0 for others."""
+        """Return the most bytes that an image takes while it is loaded, and as the instance; 0 for
+        others."""
         return 0
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode any base64: URL-safe, unpadded, with a `data:…;base64,` prefix or line ends. Raise DecodingError."""
+    """Decode any base64: URL-safe, unpadded, with a `data:…;base64,` prefix or line ends. Raise
+    DecodingError."""
     if text.startswith("data:") and "," in text[:256]:
         text = text.split(",", 1)[1]
     compact = text.translate(_URL_SAFE).rstrip("=")
@@ -137,7 +143,8 @@ class RowCodec(JsonCodec):
 
 
 def read_cells(row: bytes) -> list[str]:
-    """Return the cells of one row of CSV (RFC 4180, UTF-8). Raise DecodingError, PayloadTooLarge."""
+    """Return the cells of one row of CSV (RFC 4180, UTF-8). Raise DecodingError,
+    PayloadTooLarge."""
     check_count(row.count(b","), MOST_CELLS, "cells in one row")
     try:
         rows = csv.reader(StringIO(row.decode("utf-8-sig"), newline=""), strict=True)

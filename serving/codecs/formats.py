@@ -1,5 +1,5 @@
-"""The differences between image formats: the memory of their decoders, modes other than RGB, and how they are
-written."""
+"""The differences between image formats: the memory of their decoders, modes other than RGB, and
+how they are written."""
 
 from io import BytesIO
 
@@ -10,17 +10,21 @@ from serving.errors import DecodingError
 
 PIXEL = 4  # bytes of one in Pillow's largest modes, RGB among them
 WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB
-SCANS = 16  # of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a pass over all
+# of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a pass
+# over all
+SCANS = 16
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
 STRIP_PIXELS = 2**20  # converted at a time, because a pixel takes up to 16 bytes on its way
 LONGEST_JPEG = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 
-TiffImagePlugin.READ_LIBTIFF = True  # strips are read in C: Pillow's own way takes minutes for a million of them
+# strips are read in C: Pillow's own way takes minutes for a million of them
+TiffImagePlugin.READ_LIBTIFF = True
 
 
 def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
-    """Return the bytes that the decoder of this format holds beside the image that it fills. `scans` are those of its
-    JPEG data. Raise DecodingError for a file that takes too much work or has several frames."""
+    """Return the bytes that the decoder of this format holds beside the image that it fills.
+    `scans` are those of its JPEG data. Raise DecodingError for a file that takes too much work or
+    has several frames."""
     pixels, tags = image.width * image.height, None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         tags, side = image.tag_v2, max(image.size)  # a rotated image has its sides exchanged
@@ -30,12 +34,16 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
         pixels = int(width) * int(length) if width and length else min(rows * side, pixels)
         scans = scans if "jpeg" in str(image.info.get("compression", "")) else 0
     if scans * pixels > SCANS * max_image_pixels:
-        raise DecodingError(f"the JPEG image has {scans} scans; send it as one that is not progressive")
-    if image.format == "BMP" and image.info.get("compression") in (1, 2):  # Pillow unpacks it in Python
+        raise DecodingError(
+            f"the JPEG image has {scans} scans; send it as one that is not progressive"
+        )
+    # Pillow unpacks it in Python
+    if image.format == "BMP" and image.info.get("compression") in (1, 2):
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-    coefficients = 2 * len(image.getbands()) * pixels  # libjpeg's, if more than one scan adds to them
+    # libjpeg's, if more than one scan adds to them
+    coefficients = 2 * len(image.getbands()) * pixels
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
         samples = int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
@@ -48,7 +56,8 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any Pillow mode to RGB: transparency laid on white, CMYK and palettes converted.
 
-    Levels above 255 of a 16-bit grey image become 255, as in Pillow's convert and so in transformers' pipelines.
+    Levels above 255 of a 16-bit grey image become 255, as in Pillow's convert and so in
+    transformers' pipelines.
     """
     result = Image.new("RGB", image.size)
     rows = max(1, STRIP_PIXELS // image.width)
@@ -59,7 +68,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _strip_to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode[0] in "IF":  # a copy without its info, because Pillow knows no transparency of these modes
+    # a copy without its info, because Pillow knows no transparency of these modes
+    if image.mode[0] in "IF":
         return Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
@@ -68,12 +78,13 @@ def _strip_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def encode_image(image: Image.Image, media_type: str) -> bytes:
-    """Return the file: image/jpeg (quality 90) or image/png. Raise DecodingError for an image that JPEG cannot hold."""
+    """Return the file: image/jpeg (quality 90) or image/png. Raise DecodingError for an image that
+    JPEG cannot hold."""
     format = "PNG" if media_type == "image/png" else "JPEG"
     if format == "JPEG" and max(image.size) > LONGEST_JPEG:
         raise DecodingError(
-            f"a picture of {image.width}×{image.height} pixels cannot be a JPEG, whose sides have at most "
-            f"{LONGEST_JPEG}: ask for image/png",
+            f"a picture of {image.width}×{image.height} pixels cannot be a JPEG, whose "
+            f"sides have at most {LONGEST_JPEG}: ask for image/png",
             instance=0,
         )
     buffer = BytesIO()

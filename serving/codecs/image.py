@@ -1,4 +1,5 @@
-"""Read untrusted image files with bounded memory and work. What Pillow raises becomes DecodingError."""
+"""Read untrusted image files with bounded memory and work. What Pillow raises becomes
+DecodingError."""
 
 import logging
 import warnings
@@ -14,13 +15,17 @@ from serving.codecs.base import FORM, Codec, Limits, decode_base64, describe
 from serving.codecs.formats import PIXEL, buffers, to_rgb
 from serving.errors import DecodingError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # others start programs or decode at once; JPEG takes MPO too
+# others start programs or decode at once; JPEG takes MPO too
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 JPEG = ("JPEG", "MPO")
-BYTES_PER_PIXEL = 2 * PIXEL  # the image and the RGB made of it, or the image and itself while it is turned
+# the image and the RGB made of it, or the image and itself while it is turned
+BYTES_PER_PIXEL = 2 * PIXEL
 START_OF_SCAN = 0xDAFF  # the bytes FF DA
-HEADER_PARTS, HEADER_BYTES = 800, 8 * 2**20  # a photo's header has tens of parts; Pillow takes microseconds for each
+# a photo's header has tens of parts; Pillow takes microseconds for each
+HEADER_PARTS, HEADER_BYTES = 800, 8 * 2**20
 BYTES_PER_READ = 32  # behind the header; blocks of a GIF have 256, and chunks of a PNG thousands
-SMALLER = 1.3  # the least factor by which libjpeg makes an image smaller: at 7/8 it takes longer than at full size
+# the least factor by which libjpeg makes an image smaller: at 7/8 it takes longer than at full size
+SMALLER = 1.3
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is checked here, by memory
 PngImagePlugin.MAX_TEXT_MEMORY = 4 * 2**20  # of unpacked text; Pillow allows 64 MB
@@ -29,12 +34,14 @@ logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def most_memory(max_image_pixels: int) -> int:
-    """Return the bytes that one image, or those of a batch together, take at most until they are RGB."""
+    """Return the bytes that one image, or those of a batch together, take at most until they are
+    RGB."""
     return max_image_pixels * BYTES_PER_PIXEL
 
 
 class _File(BytesIO):
-    """The image's bytes, in a bounded number of reads: each runs in Python, and a header can ask for millions."""
+    """The image's bytes, in a bounded number of reads: each runs in Python, and a header can ask
+    for millions."""
 
     reads_left, bytes_left = HEADER_PARTS, HEADER_BYTES
 
@@ -44,7 +51,9 @@ class _File(BytesIO):
         if size is not None and size > 0:  # WebP asks for all at once
             self.bytes_left -= len(block)
         if self.reads_left < 0 or self.bytes_left < 0:
-            raise DecodingError("the image has too much metadata or too many parts; save it again without metadata")
+            raise DecodingError(
+                "the image has too much metadata or too many parts; save it again without metadata"
+            )
         return block
 
 
@@ -52,7 +61,8 @@ class Header:
     """An image whose header alone is read."""
 
     def __init__(self, data: bytes, limits: Limits) -> None:
-        """Raise DecodingError if the file is not an image, or if decoding it takes more than the limits."""
+        """Raise DecodingError if the file is not an image, or if decoding it takes more than the
+        limits."""
         self.data, self.side = data, limits.side
         try:
             file = _File(data)
@@ -65,25 +75,38 @@ class Header:
             raise
         except UnidentifiedImageError:
             hint = "send JPEG, PNG, WebP, GIF, BMP or TIFF (curl needs --data-binary @file)"
-            raise DecodingError(f"not an image in a known format ({len(data)} bytes, {data[:8]!r}…); {hint}") from None
+            raise DecodingError(
+                f"not an image in a known format ({len(data)} bytes, {data[:8]!r}…); {hint}"
+            ) from None
         except Exception as err:
-            raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
+            raise DecodingError(
+                f"the image is truncated or damaged: its header cannot be read ({err})"
+            ) from err
 
     def _check(self, most_pixels: int) -> None:
         image, kind = self.image, self.image.format
         sides = f"{image.width}×{image.height}"
         if (count := image.width * image.height) > most_pixels:
-            raise DecodingError(f"the image has {sides} = {count} pixels, the limit is {most_pixels}; send it smaller")
+            raise DecodingError(
+                f"the image has {sides} = {count} pixels, the limit is {most_pixels}; send "
+                "it smaller"
+            )
         scans = 0
-        if kind in (*JPEG, "TIFF"):  # count markers, of a preview too; bytes.count takes four times as long
-            pairs = (np.frombuffer(self.data, "<u2", (len(self.data) - at) // 2, at) for at in (0, 1))
+        # count markers, of a preview too; bytes.count takes four times as long
+        if kind in (*JPEG, "TIFF"):
+            pairs = (
+                np.frombuffer(self.data, "<u2", (len(self.data) - at) // 2, at) for at in (0, 1)
+            )
             scans = sum(int(np.count_nonzero(pair == START_OF_SCAN)) for pair in pairs)
-        plain = (kind in JPEG and scans == 1) or (kind == "PNG" and not getattr(image, "is_animated", True))
+        plain = (kind in JPEG and scans == 1) or (
+            kind == "PNG" and not getattr(image, "is_animated", True)
+        )
         self.buffer = 0 if plain else buffers(image, scans, most_pixels)
         if self.memory > (most := most_memory(most_pixels)):
             raise DecodingError(
-                f"decoding the {kind} image of {sides} pixels takes {self.memory} bytes, more than the limit of {most} "
-                f"({BYTES_PER_PIXEL} a pixel); send it smaller, or as a JPEG that is not progressive"
+                f"decoding the {kind} image of {sides} pixels takes {self.memory} bytes, "
+                f"more than the limit of {most} ({BYTES_PER_PIXEL} a pixel); send it "
+                "smaller, or as a JPEG that is not progressive"
             )
         if self.side:  # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats stay whole
             image.draft(image.mode, (self.side, self.side))
@@ -95,20 +118,26 @@ class Header:
         return size + max(size, self.buffer)
 
     def rgb(self) -> Image.Image:
-        """Decode the image: EXIF orientation applied, transparency laid on white. Raise DecodingError."""
+        """Decode the image: EXIF orientation applied, transparency laid on white. Raise
+        DecodingError."""
         try:
             image = self._decoded()
             ImageOps.exif_transpose(image, in_place=True)
-            return image if image.mode == "RGB" and not image.has_transparency_data else to_rgb(image)
+            return (
+                image if image.mode == "RGB" and not image.has_transparency_data else to_rgb(image)
+            )
         except DecodingError:
             raise
         except Exception as err:
             reason = str(err) or type(err).__name__
-            raise DecodingError(f"the {self.image.format} image is truncated or damaged ({reason})") from err
+            raise DecodingError(
+                f"the {self.image.format} image is truncated or damaged ({reason})"
+            ) from err
 
     def _decoded(self) -> Image.Image:
-        """Decode a JPEG that may be smaller at 3/8, 5/8 or 6/8, because Pillow asks libjpeg for 1/2, 1/4 and 1/8 alone.
-        Pillow decodes the others, those that get no smaller, and those with a mistake: it reads over many."""
+        """Decode a JPEG that may be smaller at 3/8, 5/8 or 6/8, because Pillow asks libjpeg for
+        1/2, 1/4 and 1/8 alone. Pillow decodes the others, those that get no smaller, and those with
+        a mistake: it reads over many."""
         image = self.image
         if self.side and image.format in JPEG and image.mode in ("RGB", "L"):
             smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
@@ -116,7 +145,9 @@ class Header:
                 height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
                 if width < image.width and height < image.height:  # `memory` counts Pillow's size
                     pixels = np.empty((height, width, 3), np.uint8)
-                    decoded = Image.fromarray(simplejpeg.decode_jpeg(self.data, buffer=pixels, **smaller))
+                    decoded = Image.fromarray(
+                        simplejpeg.decode_jpeg(self.data, buffer=pixels, **smaller)
+                    )
                     decoded.info = image.info  # the orientation is there
                     return decoded
         image.load()
@@ -124,7 +155,8 @@ class Header:
 
 
 class ImageCodec(Codec):
-    """Decode an image file to PIL.Image in RGB, EXIF orientation applied, transparency laid on white."""
+    """Decode an image file to PIL.Image in RGB, EXIF orientation applied, transparency laid on
+    white."""
 
     name = "image"
     expected = '{"b64": "<base64 of an image file>"}'
@@ -151,7 +183,8 @@ class ImageCodec(Codec):
 
 
 class EncodedImageCodec(ImageCodec):
-    """Pass on the bytes of an image file, for a model that decodes by itself; the header is checked."""
+    """Pass on the bytes of an image file, for a model that decodes by itself; the header is
+    checked."""
 
     name = "encoded image"
 

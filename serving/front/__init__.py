@@ -1,1 +1,2 @@
-"""What runs inside a gunicorn worker: routes, refusals for load, replies, metrics, logs. The only place with flask."""
+"""What runs inside a gunicorn worker: routes, refusals for load, replies, metrics, logs. The only
+place with flask."""

@@ -1,9 +1,11 @@
-"""Refuse requests for load, the only place with 503 `overloaded`; docs/errors.md has a table of all bounds.
+"""Refuse requests for load, the only place with 503 `overloaded`; docs/errors.md has a table of all
+bounds.
 
-Requests and the bytes of their bodies are both bounded, in total and per model, over all of gunicorn's workers. They
-share the counters (model_status/shared_files.py) without a lock, so a bound may be exceeded by a few requests. One of
-several models may hold no more than what is free, so the first that hangs takes half of all, the next a quarter
-(Choudhury and Hahne, "Dynamic queue length thresholds", 1998, with a factor of 1).
+Requests and the bytes of their bodies are both bounded, in total and per model, over all of
+gunicorn's workers. They share the counters (model_status/shared_files.py) without a lock, so a
+bound may be exceeded by a few requests. One of several models may hold no more than what is free,
+so the first that hangs takes half of all, the next a quarter (Choudhury and Hahne, "Dynamic queue
+length thresholds", 1998, with a factor of 1).
 """
 
 import threading
@@ -16,11 +18,17 @@ from serving.model_status.shared_files import ALL_MODELS, TOTAL, Leases
 
 
 class Admission:
-    """Make it before gunicorn forks. `limit` bounds the requests and `most_bytes` the bytes of their bodies; with
-    `several_models` one model cannot use them all. Each of the `workers` counts in a row of the file `leases`."""
+    """Make it before gunicorn forks. `limit` bounds the requests and `most_bytes` the bytes of
+    their bodies; with `several_models` one model cannot use them all. Each of the `workers` counts
+    in a row of the file `leases`."""
 
     def __init__(
-        self, limit: int, most_bytes: int, several_models: bool, workers: int = 1, leases: Path | None = None
+        self,
+        limit: int,
+        most_bytes: int,
+        several_models: bool,
+        workers: int = 1,
+        leases: Path | None = None,
     ) -> None:
         self.limit, self.most_bytes, self.several_models = limit, most_bytes, several_models
         self.leases = Leases(leases, workers)
@@ -35,7 +43,8 @@ class Admission:
             self.leases.clear(row)
 
     def add_worker(self, worker: int) -> None:
-        """Choose the row in which the next process counts, from its fork on. `worker` is any number for it."""
+        """Choose the row in which the next process counts, from its fork on. `worker` is any number
+        for it."""
         free = set(range(self.leases.rows)) - set(self._rows.values())
         self._rows[worker] = self.row = min(free, default=0)
 
@@ -52,17 +61,22 @@ class Admission:
         return Slot(self, size)
 
     def check(self, whose: str, column: int, most: float, most_bytes: int) -> None:
-        """Raise Overloaded if the counter of a column is at `most` requests or above `most_bytes`."""
-        if (requests := self.leases.requests(column)) >= most or self.leases.bytes(column) > most_bytes:
+        """Raise Overloaded if the counter of a column is at `most` requests or above
+        `most_bytes`."""
+        if (requests := self.leases.requests(column)) >= most or self.leases.bytes(
+            column
+        ) > most_bytes:
             raise Overloaded(
-                f"too many requests{whose} are in flight: {requests}, with {self.leases.bytes(column)} bytes in their "
-                "bodies. The limits are SERVE_MAX_CONCURRENCY requests and an eighth of the memory; one of several "
+                f"too many requests{whose} are in flight: {requests}, with "
+                f"{self.leases.bytes(column)} bytes in their bodies. The limits are "
+                "SERVE_MAX_CONCURRENCY requests and an eighth of the memory; one of several "
                 "models may hold no more than what is free. Send the request again later"
             )
 
 
 class Slot:
-    """A request's slot of the total, and of one model at a time. Not to be shared between threads."""
+    """A request's slot of the total, and of one model at a time. Not to be shared between
+    threads."""
 
     def __init__(self, admission: Admission, size: int) -> None:
         self._admission, self._size, self._column = admission, size, -1
@@ -75,7 +89,8 @@ class Slot:
         self._size += more
 
     def keep(self, model: str, column: int) -> None:
-        """Take a slot of the model whose counter is `column`, which keeps it loaded until `leave`. Raise Overloaded."""
+        """Take a slot of the model whose counter is `column`, which keeps it loaded until `leave`.
+        Raise Overloaded."""
         admission, leases = self._admission, self._admission.leases
         with admission.lock:
             self._release()

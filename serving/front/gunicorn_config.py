@@ -1,4 +1,5 @@
-"""gunicorn's hooks, which it finds by their names: --config=python:serving.front.gunicorn_config."""
+"""gunicorn's hooks, which it finds by their names:
+--config=python:serving.front.gunicorn_config."""
 
 import gc
 import os
@@ -24,7 +25,8 @@ def on_starting(server: Any) -> None:
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """Hide the imported modules from the workers' garbage collector, which took 0.2 s when a worker ended."""
+    """Hide the imported modules from the workers' garbage collector, which took 0.2 s when a worker
+    ended."""
     _services(server).admission.add_worker(worker.age)
     gc.freeze()
 
@@ -42,8 +44,8 @@ def child_exit(server: Any, worker: Any) -> None:
 
 
 def _reserve_files() -> None:
-    """Reserve disk space for this worker's counts. prometheus_client maps its files into memory, and the kernel kills a
-    process that writes to a mapped page for which the disk has no room."""
+    """Reserve disk space for this worker's counts. prometheus_client maps its files into memory,
+    and the kernel kills a process that writes to a mapped page for which the disk has no room."""
     for kind in ("counter", "histogram"):
         path = Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db")
         with suppress(OSError), path.open("ab") as file:

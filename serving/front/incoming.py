@@ -24,8 +24,10 @@ from serving.request import PATH, RESERVED, Request, Target, Timings
 if TYPE_CHECKING:
     from serving.front.services import Services
 
-SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")  # W3C Trace Context, a trace that is recorded
-FORWARDED = "X-Request-Start"  # nginx's time in seconds since 1970; nginx replaces what a caller sends
+# W3C Trace Context, a trace that is recorded
+SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
+# nginx's time in seconds since 1970; nginx replaces what a caller sends
+FORWARDED = "X-Request-Start"
 MEGABYTE = 2**20
 
 
@@ -33,7 +35,8 @@ class Incoming(flask.Request):
     """Flask's request, with what the front notes of it for the reply, the log and the metrics."""
 
     slot: Slot | None = None  # once the request is admitted
-    model = version = ""  # the model and the version that answer; "" if none that is served is named
+    # the model and the version that answer; "" if none that is served is named
+    model = version = ""
 
     def __init__(self, environ: dict[str, Any], *arguments: Any, **names: Any) -> None:
         super().__init__(environ, *arguments, **names)
@@ -56,7 +59,8 @@ class Incoming(flask.Request):
 
     @property
     def traceparent(self) -> str:
-        """Return the caller's traceparent, "" without a sampled one: Triton records any trace (quirks.py).
+        """Return the caller's traceparent, "" without a sampled one: Triton records any trace
+        (quirks.py).
 
         SageMaker strips the header, so Custom-Attributes may carry it."""
         header = self.header("traceparent") or self.attributes.get("traceparent", "")
@@ -64,7 +68,8 @@ class Incoming(flask.Request):
 
     @cached_property
     def forwarded(self) -> float:
-        """Return when nginx forwarded the request, on time.monotonic()'s clock, so time in gunicorn's queue counts."""
+        """Return when nginx forwarded the request, on time.monotonic()'s clock, so time in
+        gunicorn's queue counts."""
         try:
             return monotonic() - max(0.0, time() - float(self.header(FORWARDED)))
         except ValueError:  # the request did not come through nginx
@@ -90,7 +95,8 @@ class Incoming(flask.Request):
         return body
 
     def drain(self) -> None:
-        """Read what is left of the body: closing a connection with unread data resets it, and loses the reply."""
+        """Read what is left of the body: closing a connection with unread data resets it, and loses
+        the reply."""
         while self.environ["wsgi.input"].read(MEGABYTE):
             pass
 
@@ -116,8 +122,9 @@ def services() -> "Services":
 
 
 def read_request(source: Incoming, stream: str, body: Target, route: Target) -> Request:
-    """Return the request. `stream` is the type of the stream that the route asks for, `body` the model that the body
-    names, `route` the one that the path or the header Target-Model names. Raise InvalidRequest if two disagree."""
+    """Return the request. `stream` is the type of the stream that the route asks for, `body` the
+    model that the body names, `route` the one that the path or the header Target-Model names. Raise
+    InvalidRequest if two disagree."""
     app, accept = services(), source.header("Accept")
     query: Mapping[str, str] = source.args if source.environ.get("QUERY_STRING") else {}
     others = {"the header Custom-Attributes": source.attributes, "the query string": query}
@@ -126,7 +133,9 @@ def read_request(source: Incoming, stream: str, body: Target, route: Target) -> 
         targets = [replace(target, name=None) for target in targets]
     target = Target.agreed([route, *targets], route.source)
     if target.name is None and "model" in query:
-        raise InvalidRequest("the query string names no model; did you mean model_name instead of model?")
+        raise InvalidRequest(
+            "the query string names no model; did you mean model_name instead of model?"
+        )
     return Request(
         id=source.id,
         target=target,
@@ -157,14 +166,16 @@ def read_invocation(source: Incoming) -> Body:
 
 
 def pre_request(_worker: Any, request: Any) -> None:
-    """Receive a body of known length faster: gunicorn calls this hook before the app (gunicorn_config.py)."""
+    """Receive a body of known length faster: gunicorn calls this hook before the app
+    (gunicorn_config.py)."""
     if isinstance(request.body.reader, LengthReader):
         request.body = io.BufferedReader(Received(request.unreader, request.body.reader.length))
 
 
 class Received(io.RawIOBase):
-    """Receives a body of known length into the caller's buffer. gunicorn's own reader (27.0) copies each part several
-    times: it takes 1.9 instead of 0.5 ms of processor time for 3 MB, 25 instead of 4.5 for 25 MB."""
+    """Receives a body of known length into the caller's buffer. gunicorn's own reader (27.0) copies
+    each part several times: it takes 1.9 instead of 0.5 ms of processor time for 3 MB, 25 instead
+    of 4.5 for 25 MB."""
 
     def __init__(self, unreader: Any, length: int) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """KServe's own routes, whose path names a model: /v2/models/MODEL[/versions/VERSION]/…
 
-Requests with a body come here. nginx hands those without one (health, metadata, statistics) to Triton.
+Requests with a body come here. nginx hands those without one (health, metadata, statistics) to
+Triton.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from serving.headers import EVENT_STREAM
 from serving.request import PATH, Target
 
 
-def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target, str], Response]) -> Blueprint:
+def kserve_routes(
+    infer: Callable[[Callable[[Incoming], Body], Target, str], Response],
+) -> Blueprint:
     """Return the routes; `infer` answers each request (predictor.py)."""
     routes = Blueprint("kserve", __name__)
 

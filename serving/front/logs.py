@@ -1,8 +1,9 @@
 """The log lines of gunicorn and of the Flask app: JSON, with the request's id and without payloads.
 
-`serve` reads them (serving/pid1/log.py). All workers write to one pipe, which keeps a line whole up to 4,096
-bytes, so longer lines are cut. An exception's message may quote what a caller sent (`could not convert string to
-float: '…'`), so a trace has types, files and lines; it has the messages too if SERVE_LOG_LEVEL is debug.
+`serve` reads them (serving/pid1/log.py). All workers write to one pipe, which keeps a line whole up
+to 4,096 bytes, so longer lines are cut. An exception's message may quote what a caller sent (`could
+not convert string to float: '…'`), so a trace has types, files and lines; it has the messages too
+if SERVE_LOG_LEVEL is debug.
 """
 
 import json
@@ -24,7 +25,8 @@ LONGEST_MESSAGE = 1000  # characters: a caller's name of a model can be long
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON. `messages` says whether the messages of exceptions are shown."""
+    """Formats a record as one line of JSON. `messages` says whether the messages of exceptions are
+    shown."""
 
     def __init__(self, messages: bool = False) -> None:
         super().__init__()
@@ -38,7 +40,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage()[:LONGEST_MESSAGE],
         }
-        if request_id := getattr(record, "request_id", "") or (incoming().id if has_request_context() else ""):
+        if request_id := getattr(record, "request_id", "") or (
+            incoming().id if has_request_context() else ""
+        ):
             line["request_id"] = request_id
         if record.exc_info and (error := record.exc_info[1]):
             line["exception"] = type(error).__name__
@@ -63,8 +67,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class JsonLogger(Logger):  # type: ignore[misc]
-    """Writes all lines to stderr by one handler: gunicorn's, ours from `loglevel` on, and other packages' from warning
-    on."""
+    """Writes all lines to stderr by one handler: gunicorn's, ours from `loglevel` on, and other
+    packages' from warning on."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)

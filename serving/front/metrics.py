@@ -1,5 +1,6 @@
-"""Count the requests, in Prometheus' series (monitoring.py writes them). Every worker keeps its numbers in files in
-PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens at the first use after the fork; without it, in memory.
+"""Count the requests, in Prometheus' series (monitoring.py writes them). Every worker keeps its
+numbers in files in PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens at the first use after
+the fork; without it, in memory.
 """
 
 import threading
@@ -11,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from serving.front.incoming import Incoming
 
 OTHER = "(other)"
-MOST_MODELS = 100  # more (model, version) pairs than these share OTHER: a series is memory and time of every scrape
+# more (model, version) pairs than these share OTHER: a series is memory and time of every scrape
+MOST_MODELS = 100
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 SIZE_BUCKETS = tuple(float(4**power) for power in range(3, 16))  # 64 bytes … 1 GB
@@ -26,14 +28,25 @@ class Metrics:
         self._lock = threading.Lock()
         counter = partial(Counter, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
-        requests = counter("serve_requests", "Requests answered, by HTTP status", ["model", "version", "code"])
-        seconds = histogram("serve_request_seconds", "Time in the Flask app", ["model"], buckets=REQUEST_BUCKETS)
-        stages = histogram("serve_stage_seconds", "Time by stage", ["model", "stage"], buckets=STAGE_BUCKETS)
-        # `labels` takes a third of the time of a count, so its answers are kept; MOST_MODELS bounds them.
+        requests = counter(
+            "serve_requests", "Requests answered, by HTTP status", ["model", "version", "code"]
+        )
+        seconds = histogram(
+            "serve_request_seconds", "Time in the Flask app", ["model"], buckets=REQUEST_BUCKETS
+        )
+        stages = histogram(
+            "serve_stage_seconds", "Time by stage", ["model", "stage"], buckets=STAGE_BUCKETS
+        )
+        # `labels` takes a third of the time of a count, so its answers are kept; MOST_MODELS bounds
+        # them.
         self._requests, self._seconds = cache(requests.labels), cache(seconds.labels)
         self._stages = cache(stages.labels)
-        self._received = histogram("serve_request_bytes", "Size of the requests' bodies", buckets=SIZE_BUCKETS)
-        self._sent = histogram("serve_response_bytes", "Size of the replies' bodies", buckets=SIZE_BUCKETS)
+        self._received = histogram(
+            "serve_request_bytes", "Size of the requests' bodies", buckets=SIZE_BUCKETS
+        )
+        self._sent = histogram(
+            "serve_response_bytes", "Size of the replies' bodies", buckets=SIZE_BUCKETS
+        )
         self.loads = counter("serve_model_loads", "Loads of models, by result", ["result"])
         self.unloads = counter("serve_model_unloads", "Unloads of models, by result", ["result"])
 

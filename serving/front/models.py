@@ -1,7 +1,8 @@
 """The routes that list models, and in multi-model mode load and unload them.
 
-In multi-model mode a 404 makes the platform load the model, and a 507 makes it unload others first, so no other error
-has these statuses. A model's name may contain slashes, plain or as %2F. The model manager loads and unloads.
+In multi-model mode a 404 makes the platform load the model, and a 507 makes it unload others first,
+so no other error has these statuses. A model's name may contain slashes, plain or as %2F. The model
+manager loads and unloads.
 """
 
 import base64
@@ -23,7 +24,15 @@ from serving import VERSION
 from serving.bodies.examples import try_example
 from serving.bodies.schemas import Load, read
 from serving.clients import source_of
-from serving.errors import Forbidden, InvalidRequest, LoadFailed, ModelNotLoaded, ModelNotReady, ServingError, by_code
+from serving.errors import (
+    Forbidden,
+    InvalidRequest,
+    LoadFailed,
+    ModelNotLoaded,
+    ModelNotReady,
+    ServingError,
+    by_code,
+)
 from serving.front.incoming import FORWARDED, incoming, services
 from serving.front.replies import json_reply
 from serving.headers import TARGET_MODEL
@@ -33,7 +42,8 @@ from serving.model_status.table import READY
 
 PAGE, LARGEST_PAGE = 100, 1000
 MANAGER_MARGIN = 5.0  # seconds: the manager gives up before we do
-MANAGER_SECONDS, PAUSE = 10.0, 0.05  # a start of the model manager takes 0.5 s, on busy processors a few
+# a start of the model manager takes 0.5 s, on busy processors a few
+MANAGER_SECONDS, PAUSE = 10.0, 0.05
 
 managing_routes = Blueprint("managing", __name__)
 describing_routes = Blueprint("describing", __name__)
@@ -41,8 +51,8 @@ example_routes = Blueprint("examples", __name__)
 
 
 def managed(view: Callable[..., Response]) -> Callable[..., Response]:
-    """Require the header that SERVE_MANAGEMENT_SECRET names, "HEADER=VALUE", and take a slot for the request. The view
-    raises Forbidden or Overloaded."""
+    """Require the header that SERVE_MANAGEMENT_SECRET names, "HEADER=VALUE", and take a slot for
+    the request. The view raises Forbidden or Overloaded."""
 
     @wraps(view)
     def guarded(**names: str) -> Response:
@@ -51,7 +61,10 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
         if header:
             sent = source.headers.get(header, "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(sent, value.encode()):
-                raise Forbidden("managing models needs the header and the value that SERVE_MANAGEMENT_SECRET names")
+                raise Forbidden(
+                    "managing models needs the header and the value that "
+                    "SERVE_MANAGEMENT_SECRET names"
+                )
         with app.admission.enter(source.content_length or 0):
             return view(**names)
 
@@ -72,7 +85,8 @@ def _counted(counter: str) -> Iterator[None]:
 
 @example_routes.post("/examples/<name>/answer")
 def answer_example(name: str) -> Response:
-    """Answer 200 if the model answers its example. Only the model manager may ask, so nginx's requests get 404."""
+    """Answer 200 if the model answers its example. Only the model manager may ask, so nginx's
+    requests get 404."""
     if FORWARDED in incoming().headers:
         abort(HTTPStatus.NOT_FOUND)
     app = services()
@@ -84,19 +98,27 @@ def answer_example(name: str) -> Response:
 @describing_routes.get("/models")
 @managed
 def models() -> Response:
-    """List every model that Triton knows, with versions and states, client, inputs and outputs; and our own version.
-    `refused` has the changes of model folders that are not served."""
+    """List every model that Triton knows, with versions and states, client, inputs and outputs; and
+    our own version. `refused` has the changes of model folders that are not served."""
     registry = services().registry
     described = []
     for name, entries in sorted(registry.index().items()):
-        versions = [{"version": e.version, "state": e.state or "UNAVAILABLE", "reason": e.reason} for e in entries]
+        versions = [
+            {"version": e.version, "state": e.state or "UNAVAILABLE", "reason": e.reason}
+            for e in entries
+        ]
         try:
             described.append({"name": name, "versions": versions} | _describe(registry.get(name)))
         except ServingError as err:
             described.append({"name": name, "versions": versions, "error": str(err)})
     rejected = registry.table.look().rejected
-    refused = [{"models": sorted(rejection.folders), "reasons": rejection.reasons} for rejection in rejected]
-    return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
+    refused = [
+        {"models": sorted(rejection.folders), "reasons": rejection.reasons}
+        for rejection in rejected
+    ]
+    return json_reply(
+        {"models": described, "version": VERSION} | ({"refused": refused} if refused else {})
+    )
 
 
 def _describe(served: ServedModel) -> dict[str, Any]:
@@ -128,7 +150,8 @@ def _describe(served: ServedModel) -> dict[str, Any]:
 
 @describing_routes.get("/execution-parameters")
 def execution_parameters() -> Response:
-    """Tell SageMaker's batch transform how to call, as far as the job's own settings leave that open."""
+    """Tell SageMaker's batch transform how to call, as far as the job's own settings leave that
+    open."""
     return json_reply(services().settings.execution_parameters)
 
 
@@ -136,7 +159,8 @@ def execution_parameters() -> Response:
 @_counted("loads")
 @managed
 def load() -> Response:
-    """Load the model of {"model_name", "url"}: 200, or 409, 507, 400. If its client cannot be made, unload it again."""
+    """Load the model of {"model_name", "url"}: 200, or 409, 507, 400. If its client cannot be made,
+    unload it again."""
     app, source = services(), incoming()
     model = read(Load, source.get_data(), hint='; send {"model_name": NAME, "url": FOLDER}')
     target = source.headers.get(TARGET_MODEL) or model.model_name
@@ -170,15 +194,26 @@ def get(name: str) -> Response:
 @managed
 def page() -> Response:
     """List the models that are ready; ?limit and ?next_page_token page through them."""
-    token, limit = incoming().args.get("next_page_token", ""), incoming().args.get("limit", str(PAGE))
+    token, limit = (
+        incoming().args.get("next_page_token", ""),
+        incoming().args.get("limit", str(PAGE)),
+    )
     try:
         after = base64.urlsafe_b64decode(token.encode()).decode()
     except ValueError as err:
-        raise InvalidRequest(f"next_page_token={token!r} is not a token that a previous page returned") from err
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 5 and 1 <= int(limit) <= LARGEST_PAGE):
+        raise InvalidRequest(
+            f"next_page_token={token!r} is not a token that a previous page returned"
+        ) from err
+    if not (
+        limit.isascii() and limit.isdigit() and len(limit) < 5 and 1 <= int(limit) <= LARGEST_PAGE
+    ):
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
     entries = sorted(services().registry.table.look().entries.items())
-    ready = [{"modelName": name, "modelUrl": e.url} for name, e in entries if name > after and e.state == READY]
+    ready = [
+        {"modelName": name, "modelUrl": e.url}
+        for name, e in entries
+        if name > after and e.state == READY
+    ]
     listed = ready[: int(limit)]
     if len(ready) == len(listed):
         return json_reply({"models": listed})
@@ -187,8 +222,8 @@ def page() -> Response:
 
 
 def _ask(method: str, **fields: str) -> None:
-    """Send a load or an unload to the model manager, and wait for a manager that is being started. Raise the error that
-    it answers, or ModelNotReady."""
+    """Send a load or an unload to the model manager, and wait for a manager that is being started.
+    Raise the error that it answers, or ModelNotReady."""
     settings = services().settings
     connection = LocalConnection(settings.manager_socket, settings.load_timeout + MANAGER_MARGIN)
     end = time.monotonic() + MANAGER_SECONDS
@@ -205,7 +240,9 @@ def _ask(method: str, **fields: str) -> None:
         reply = connection.getresponse()
         answer = orjson.loads(reply.read())
     except (http.client.HTTPException, OSError) as err:
-        raise ModelNotReady("the process that loads models is being started (again): try again shortly") from err
+        raise ModelNotReady(
+            "the process that loads models is being started (again): try again shortly"
+        ) from err
     finally:
         connection.close()
     if reply.status != http.client.OK:

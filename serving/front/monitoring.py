@@ -27,7 +27,8 @@ class Monitoring:
         self.registry, self.status_file = registry, status_file
 
     def check(self) -> None:
-        """Raise TritonUnavailable, or the error that says why a model does not serve. Never wait long."""
+        """Raise TritonUnavailable, or the error that says why a model does not serve. Never wait
+        long."""
         self.check_live()
         if error := self.registry.table.look().unready():
             raise error
@@ -37,7 +38,9 @@ class Monitoring:
         try:
             is_live = self.registry.gateway.is_live(Deadline.after(ANSWER_SECONDS))
         except (TritonTimeout, TooLate) as err:
-            raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
+            raise TritonUnavailable(
+                "tritonserver is running but does not answer: it hangs or is overloaded"
+            ) from err
         if not is_live:
             raise TritonUnavailable("tritonserver answers but is not live")
 
@@ -49,21 +52,30 @@ class Monitoring:
         return f"tritonserver is {process.state} (start {process.starts}{last})" if is_known else ""
 
     def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
-        """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it answers."""
+        """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it
+        answers."""
         try:
             triton, is_up = self.registry.gateway.metrics(), True
         except (TritonUnavailable, TritonTimeout):
             triton, is_up = b"", False
-        starts = CounterMetricFamily("serve_process_starts", "Starts of each process", labels=["process"])
+        starts = CounterMetricFamily(
+            "serve_process_starts", "Starts of each process", labels=["process"]
+        )
         up = GaugeMetricFamily("serve_process_up", "Whether each process runs", labels=["process"])
         for name, process in read_status(self.status_file).items():
             starts.add_metric([name], process.starts)
             up.add_metric([name], process.pid is not None)
-        crashes = CounterMetricFamily("serve_model_crashes", "Deaths of processes of a model", labels=["model"])
+        crashes = CounterMetricFamily(
+            "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
+        )
         for name, times in sorted(self.registry.table.look().deaths.items())[:MOST_MODELS]:
             crashes.add_metric([name], times)
-        flying = GaugeMetricFamily("serve_in_flight", "Requests in flight in the Flask app", value=in_flight)
-        triton_up = GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=is_up)
+        flying = GaugeMetricFamily(
+            "serve_in_flight", "Requests in flight in the Flask app", value=in_flight
+        )
+        triton_up = GaugeMetricFamily(
+            "serve_triton_up", "Whether Triton gave its metrics", value=is_up
+        )
         if MULTIPROCESS in os.environ:
             MultiProcessCollector(ours := CollectorRegistry())
         state = generate_latest(_Families([flying, triton_up, starts, up, crashes]))

@@ -1,4 +1,5 @@
-"""GET /openapi.json, and the routes that only the page to try the models (page/, which nginx serves) calls.
+"""GET /openapi.json, and the routes that only the page to try the models (page/, which nginx
+serves) calls.
 
 The document is made from the code alone, so it is the same whatever is served.
 """
@@ -49,20 +50,30 @@ def openapi() -> Response:
         for status in (row.status, *row.also):
             codes[str(status)].append(code)
     error = {JSON_TYPE: {"schema": _reference("schemas/Error")}}
-    errors = {key: {"description": f"code: {', '.join(codes[key])}", "content": error} for key in sorted(codes)}
+    errors = {
+        key: {"description": f"code: {', '.join(codes[key])}", "content": error}
+        for key in sorted(codes)
+    }
     paths: dict[str, Json] = {}
     for rule in current_app.url_map.iter_rules():
-        if rule.rule.startswith("/docs/") or rule.endpoint == FOR_THE_MANAGER:  # not part of the API
+        # not part of the API
+        if rule.rule.startswith("/docs/") or rule.endpoint == FOR_THE_MANAGER:
             continue
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             operation = _operation(path, method, text, clients)
-            operation["responses"] |= {status: _reference(f"responses/{status}") for status in errors}
+            operation["responses"] |= {
+                status: _reference(f"responses/{status}") for status in errors
+            }
             paths.setdefault(path, {})[method.lower()] = operation
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "Several models on one endpoint", "version": VERSION, "license": {"name": "Apache-2.0"}},
+        "info": {
+            "title": "Several models on one endpoint",
+            "version": VERSION,
+            "license": {"name": "Apache-2.0"},
+        },
         "paths": dict(sorted(paths.items())),
         "components": {"schemas": _schemas(clients), "responses": errors},
     }
@@ -95,28 +106,46 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
         yield {"name": name, "in": "path", "required": True, "schema": TEXT}
     if path == "/invocations":
         for name in ("model_name", "model_version"):
-            about = "for a body that does not name it; the parameters of the model's client are taken here too"
+            about = (
+                "for a body that does not name it; the parameters of the model's client are "
+                "taken here too"
+            )
             yield {"name": name, "in": "query", "description": about, "schema": TEXT}
     if (path, method) == ("/models", "POST"):
-        yield {"name": TARGET_MODEL, "in": "header", "description": "what callers name the model by", "schema": TEXT}
+        yield {
+            "name": TARGET_MODEL,
+            "in": "header",
+            "description": "what callers name the model by",
+            "schema": TEXT,
+        }
 
 
 def _body(path: str, clients: Json) -> Json:
     if path == "/models":
         return {JSON_TYPE: {"schema": _reference("schemas/Load")}}
     if path.endswith("/infer"):
-        return {JSON_TYPE: {"schema": _reference("schemas/Tensors")}, "application/octet-stream": {"schema": FILE}}
+        return {
+            JSON_TYPE: {"schema": _reference("schemas/Tensors")},
+            "application/octet-stream": {"schema": FILE},
+        }
     if path.startswith("/v2/"):
         return {JSON_TYPE: {"schema": _reference("schemas/Flat")}}
     kinds = {kind for client in clients.values() for kind in client.codec.media_types} - {JSON_TYPE}
-    files = {kind: {"schema": FILE} for kind in sorted({*kinds, *LINES_TYPES, NPY_TYPE, BINARY_TYPE})}
+    files = {
+        kind: {"schema": FILE} for kind in sorted({*kinds, *LINES_TYPES, NPY_TYPE, BINARY_TYPE})
+    }
     examples = {}
     for name, client in clients.items():
         data, part = getattr(client, "example", None), client.codec.part
         if isinstance(data, bytes):  # otherwise the example depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
-    schema = {"anyOf": [_reference(f"schemas/{name}") for name in (*clients, "Inputs", "Payload", "Tensors", "Flat")]}
+    schema = {
+        "anyOf": [
+            _reference(f"schemas/{name}")
+            for name in (*clients, "Inputs", "Payload", "Tensors", "Flat")
+        ]
+    }
     return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
 
 
@@ -132,7 +161,8 @@ def _reply(path: str, method: str) -> Json:
 
 
 def _schemas(clients: Json) -> dict[str, Json]:
-    """Return the schemas of an error, of each shape of a JSON body, and of the instances of each client."""
+    """Return the schemas of an error, of each shape of a JSON body, and of the instances of each
+    client."""
     shapes = (Inputs, Instances, Payload, Tensors, Flat, Load)
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
@@ -140,12 +170,19 @@ def _schemas(clients: Json) -> dict[str, Json]:
     schemas["Error"] = OBJECT | {"properties": error, "required": [*error]}
     for name, client in clients.items():
         parameters = {
-            parameter.name: parameter.schema() | {"description": parameter.help, "default": parameter.default}
+            parameter.name: parameter.schema()
+            | {"description": parameter.help, "default": parameter.default}
             for parameter in client.parameters
         }
         fields = dict(of_instances["properties"])
-        fields["instances"] = fields["instances"] | {"description": f"each is {client.codec.expected}"}
-        accepted = {"type": ["object", "null"], "properties": parameters, "additionalProperties": False}
+        fields["instances"] = fields["instances"] | {
+            "description": f"each is {client.codec.expected}"
+        }
+        accepted = {
+            "type": ["object", "null"],
+            "properties": parameters,
+            "additionalProperties": False,
+        }
         about = {"title": name, "description": inspect.getdoc(client)}
         schemas[name] = of_instances | about | {"properties": fields | {"parameters": accepted}}
     return schemas
@@ -163,7 +200,8 @@ def example(name: str) -> Response:
     content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
     response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
-    response.headers.set("Content-Disposition", "attachment", filename=called)  # no page of ours, whatever it holds
+    # no page of ours, whatever it holds
+    response.headers.set("Content-Disposition", "attachment", filename=called)
     return response
 
 

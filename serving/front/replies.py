@@ -8,14 +8,22 @@ import orjson
 from flask import Response, current_app
 from werkzeug.exceptions import HTTPException
 
-from serving.errors import InvalidRequest, MethodNotAllowed, NotFound, PayloadTooLarge, ServingError, TritonUnavailable
+from serving.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    ServingError,
+    TritonUnavailable,
+)
 from serving.front.incoming import incoming, services
 
 log = logging.getLogger(__name__)
 
 
 def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
-    """Return the value as JSON. Its values may be tuples of our own classes, which orjson does not write by itself."""
+    """Return the value as JSON. Its values may be tuples of our own classes, which orjson does not
+    write by itself."""
     return Response(orjson.dumps(value, default=list), status=status, mimetype="application/json")
 
 
@@ -45,15 +53,28 @@ def _reply(error: ServingError) -> Response:
 def _http_error(error: HTTPException) -> Response:
     code = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
     if code == HTTPStatus.NOT_FOUND:
-        return _reply(NotFound(f"there is no {incoming().path}; there are POST /invocations, GET /ping, GET /models"))
+        return _reply(
+            NotFound(
+                f"there is no {incoming().path}; there are POST /invocations, GET /ping, "
+                "GET /models"
+            )
+        )
     if code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = ", ".join(sorted(set(getattr(error, "valid_methods", None) or []) - {"HEAD", "OPTIONS"}))
-        response = _reply(MethodNotAllowed(f"{incoming().path} takes {allowed}, not {incoming().method}"))
+        allowed = ", ".join(
+            sorted(set(getattr(error, "valid_methods", None) or []) - {"HEAD", "OPTIONS"})
+        )
+        response = _reply(
+            MethodNotAllowed(f"{incoming().path} takes {allowed}, not {incoming().method}")
+        )
         response.headers["Allow"] = allowed
         return response
     if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         limit = current_app.config["MAX_CONTENT_LENGTH"]
-        return _reply(PayloadTooLarge(f"the body is larger than {limit} bytes (SERVE_MAX_BODY_MB sets the limit)"))
+        return _reply(
+            PayloadTooLarge(
+                f"the body is larger than {limit} bytes (SERVE_MAX_BODY_MB sets the limit)"
+            )
+        )
     invalid = InvalidRequest(error.description or error.name)
     invalid.status = code
     return _reply(invalid)

@@ -16,8 +16,8 @@ from serving.model_status.shared_files import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 
-# Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
-# more than so many bytes.
+# Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take
+# the rest, and no more than so many bytes.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
 MEMORY_PART = 8  # the bodies of all requests in flight may take one of so many parts of the memory
@@ -35,15 +35,22 @@ class Services:
             metrics_socket=settings.triton_metrics,
             stream_timeout=settings.stream_timeout,
             shared_prefix=shared_memory,
-            shared_limit=min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,
+            shared_limit=min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY)
+            // settings.workers,
         )
         table, is_served = Table(settings.table_file), settings.run_dir.is_absolute()
         leases = settings.leases_file if is_served else None  # else this app stands alone
         most_bytes = max(settings.max_body_bytes, memory_limit() // MEMORY_PART)
         self.admission = Admission(
-            settings.max_concurrency, most_bytes, settings.several_models, settings.most_workers, leases
+            settings.max_concurrency,
+            most_bytes,
+            settings.several_models,
+            settings.most_workers,
+            leases,
         )
-        self.registry = Registry(self.gateway, table, settings.deaths_socket, settings.default_model)
+        self.registry = Registry(
+            self.gateway, table, settings.deaths_socket, settings.default_model
+        )
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes)
         self.decoder = Decoder(Limits(), turns, settings.inference_threads)
@@ -52,9 +59,10 @@ class Services:
         self.metrics = Metrics()
 
     def trim_when_idle(self) -> None:
-        """Return freed memory to the system whenever the worker has been idle for a while. Runs in a thread. Until then
-        the worker keeps the memory for the next request, because page faults took two fifths of its time with images.
-        After photos of 12 megapixels from 16 callers, two idle workers hold 120 MB; without this, 390 MB."""
+        """Return freed memory to the system whenever the worker has been idle for a while. Runs in
+        a thread. Until then the worker keeps the memory for the next request, because page faults
+        took two fifths of its time with images. After photos of 12 megapixels from 16 callers, two
+        idle workers hold 120 MB; without this, 390 MB."""
         libc, trimmed = ctypes.CDLL(None), 0.0
         while True:
             time.sleep(IDLE_SECONDS)

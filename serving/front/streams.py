@@ -22,14 +22,19 @@ log = logging.getLogger(__name__)
 CALLER_LEFT = 499  # as in nginx's log: the caller has disconnected, so nobody reads this reply
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # the first is nginx's
 # For each type of stream: how the JSON of a response, and of an error, is written into it.
-FORMATS = {EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"), JSON_LINES: (b"%b\n", b"%b\n")}
+FORMATS = {
+    EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"),
+    JSON_LINES: (b"%b\n", b"%b\n"),
+}
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 def stream_reply(source: Incoming, job: Job) -> Response:
     """Wait for the first response. Return the stream that begins with it. Raise a ServingError."""
     app, connection = services(), source.environ.get("gunicorn.socket")
-    stream = StreamedReply(job, app.gateway, partial(app.registry.report, job.served, began=monotonic()))
+    stream = StreamedReply(
+        job, app.gateway, partial(app.registry.report, job.served, began=monotonic())
+    )
     if connection is not None:
         app.hang_ups.watch(connection, stream.cancel)
     try:
@@ -48,8 +53,8 @@ def stream_reply(source: Incoming, job: Job) -> Response:
 
 
 class Ending(Response):
-    """A streamed response that is closed once, when its last part is made: its slot must be free before the caller
-    learns that the stream has ended."""
+    """A streamed response that is closed once, when its last part is made: its slot must be free
+    before the caller learns that the stream has ended."""
 
     has_ended = False
 
@@ -64,12 +69,14 @@ class Ending(Response):
 
 
 class StreamedReply:
-    """The body of a streamed reply. `cancel` may come from any thread. An error up to the first response is raised, for
-    an ordinary reply; a later one is the last event."""
+    """The body of a streamed reply. `cancel` may come from any thread. An error up to the first
+    response is raised, for an ordinary reply; a later one is the last event."""
 
     version = ""  # that gave the first response
 
-    def __init__(self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]) -> None:
+    def __init__(
+        self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]
+    ) -> None:
         self._event, self._error_event = FORMATS[job.request.stream]
         self._job, self._report = job, report
         self._responses: Responses | None = None
@@ -104,7 +111,8 @@ class StreamedReply:
                 yield self._error_event % self._error(err)
 
     def _error(self, error: Exception) -> bytes:
-        """Return the JSON of the last event. The Flask request has ended, so its id is given here."""
+        """Return the JSON of the last event. The Flask request has ended, so its id is given
+        here."""
         about = {"request_id": self._job.request.id}
         if isinstance(error, BackendDied):
             error = self._report(error)
@@ -121,10 +129,12 @@ class StreamedReply:
 
 
 class HangUps:
-    """Notices when callers of streams disconnect, so that nothing more is computed for them. A thread that waits for
-    Triton cannot see this, so one thread per worker watches all these connections.
+    """Notices when callers of streams disconnect, so that nothing more is computed for them. A
+    thread that waits for Triton cannot see this, so one thread per worker watches all these
+    connections.
 
-    Safe to share between threads; starts its own thread at the first use, which is after gunicorn's fork.
+    Safe to share between threads; starts its own thread at the first use, which is after gunicorn's
+    fork.
     """
 
     def __init__(self) -> None:
@@ -133,11 +143,14 @@ class HangUps:
         self._epoll: select.epoll | None = None
 
     def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back once if the other side ends the connection. Call `forget` before you close the connection."""
+        """Call back once if the other side ends the connection. Call `forget` before you close the
+        connection."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
-                threading.Thread(target=self._run, args=(self._epoll,), name="hang-ups", daemon=True).start()
+                threading.Thread(
+                    target=self._run, args=(self._epoll,), name="hang-ups", daemon=True
+                ).start()
             self._callbacks[connection.fileno()] = callback
             self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
 
@@ -157,7 +170,8 @@ class HangUps:
 
 
 def _has_ended(number: int) -> bool:
-    """Return whether the connection has ended. An event may be late: another connection may have its number by now."""
+    """Return whether the connection has ended. An event may be late: another connection may have
+    its number by now."""
     poll = select.poll()
     poll.register(number, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -1,7 +1,8 @@
 """What this machine or this container has: processors, memory, shared memory, a GPU.
 
-Limits are those of the control group (v2 or v1): the smallest from the process's own group up to the root counts.
-Every function takes the file system's root, so that tests can lay out a machine in a folder.
+Limits are those of the control group (v2 or v1): the smallest from the process's own group up to
+the root counts. Every function takes the file system's root, so that tests can lay out a machine in
+a folder.
 """
 
 import contextlib
@@ -27,14 +28,19 @@ def this_machine(root: Path = ROOT) -> Machine:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Return how many processors this process may use: its control group's quota, at most its CPU affinity."""
-    pairs = [*_limits(root, "", "cpu.max"), *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    """Return how many processors this process may use: its control group's quota, at most its CPU
+    affinity."""
+    pairs = [
+        *_limits(root, "", "cpu.max"),
+        *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ]
     quotas = [pair[0] / pair[1] for pair in pairs if len(pair) == 2 and min(pair) > 0]
     return min([float(len(os.sched_getaffinity(0))), *quotas])
 
 
 def memory_limit(root: Path = ROOT) -> int:
-    """Return how many bytes this process may use: its control group's limit, at most the machine's memory."""
+    """Return how many bytes this process may use: its control group's limit, at most the machine's
+    memory."""
     groups = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
     lines = (root / "proc/meminfo").read_text().splitlines()
     total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
@@ -47,8 +53,12 @@ def has_gpu(root: Path = ROOT) -> bool:
 
 
 def processor_features(root: Path = ROOT) -> frozenset[str]:
-    """Return the instruction sets of this processor by Linux's names (avx512f, amx_bf16); none if Linux lists none."""
-    with contextlib.suppress(OSError), (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+    """Return the instruction sets of this processor by Linux's names (avx512f, amx_bf16); none if
+    Linux lists none."""
+    with (
+        contextlib.suppress(OSError),
+        (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file,
+    ):
         for line in file:  # of the first processor: the others are equal
             name, _, words = line.partition(":")
             if name.strip() in ("flags", "Features"):  # of x86, of arm64
@@ -58,11 +68,14 @@ def processor_features(root: Path = ROOT) -> frozenset[str]:
 
 def gpu_count(root: Path = ROOT) -> int:
     """Return how many NVIDIA GPUs there are; a container has the devices of its own only."""
-    return sum(path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*"))
+    return sum(
+        path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*")
+    )
 
 
 def shm_size(root: Path = ROOT) -> int:
-    """Return the bytes of /dev/shm, through which Triton and its Python backends pass tensors; 0 if it is missing."""
+    """Return the bytes of /dev/shm, through which Triton and its Python backends pass tensors; 0 if
+    it is missing."""
     try:
         filesystem = os.statvfs(root / "dev/shm")
     except OSError:
@@ -71,7 +84,8 @@ def shm_size(root: Path = ROOT) -> int:
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
-    """Return how many processes of the control group the kernel killed because memory was short; None if unknown."""
+    """Return how many processes of the control group the kernel killed because memory was short;
+    None if unknown."""
     files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]
     files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
     for file in files:
@@ -88,7 +102,8 @@ def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the process's group and all above it; without a cgroup namespace only the topmost exists in here."""
+    """Yield the process's group and all above it; without a cgroup namespace only the topmost
+    exists in here."""
     group = Path()
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

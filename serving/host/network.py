@@ -36,8 +36,8 @@ def ask(
     headers: Mapping[str, str] | None = None,
     most: int | None = BODY_LIMIT,
 ) -> tuple[int, bytes]:
-    """Return the status and the first `most` bytes of the body (None: all); `timeout` in seconds bounds each wait.
-    Raise OSError if nothing answers, or if the answer is not HTTP."""
+    """Return the status and the first `most` bytes of the body (None: all); `timeout` in seconds
+    bounds each wait. Raise OSError if nothing answers, or if the answer is not HTTP."""
     with closing(LocalConnection(address, timeout)) as connection:
         try:
             connection.request(method, path, headers=headers or {})

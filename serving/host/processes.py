@@ -1,4 +1,5 @@
-"""Processes of this machine: how they ended, the memory that they take, and those of Triton's Python backends."""
+"""Processes of this machine: how they ended, the memory that they take, and those of Triton's
+Python backends."""
 
 import glob
 import os
@@ -16,20 +17,22 @@ MEANINGS: dict[int, str] = {
     signal.SIGBUS: "perhaps /dev/shm or the run folder was full",
 }
 PROGRAM = "triton_python_backend_stub"
-FILE, INSTANCE = 1, -2  # of its command line: the model's file, and the instance as Triton's messages name it
+# of its command line: the model's file, and the instance as Triton's messages name it
+FILE, INSTANCE = 1, -2
 PROC = Path("/proc")
 STATE, PARENT, EXIT_CODE = 0, 1, 49  # of /proc/PID/stat, counted from the state
 
 
 def dying_with_us(signal_name: str) -> tuple[str, ...]:
-    """Return the words before a command that make the kernel signal its process when ours ends, however it ends; none
-    if util-linux is missing. (preexec_fn could do it too, but is not safe beside threads.)"""
+    """Return the words before a command that make the kernel signal its process when ours ends,
+    however it ends; none if util-linux is missing. (preexec_fn could do it too, but is not safe
+    beside threads.)"""
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
 
 
 def remove_leftovers(pattern: str, program: str, since: float) -> None:
-    """Remove our user's folders that match the glob pattern and were made after `since`. Do nothing while another
-    `program` runs, because the folders may belong to it."""
+    """Remove our user's folders that match the glob pattern and were made after `since`. Do nothing
+    while another `program` runs, because the folders may belong to it."""
     folders = glob.glob(pattern)  # noqa: PTH207
     if folders and any(_read(file) == f"{program}\n".encode() for file in PROC.glob("[0-9]*/comm")):
         return
@@ -50,8 +53,8 @@ def describe_exit(code: int, meaning: str = "") -> str:
 
 
 def used_by(pid: int) -> int:
-    """Return the bytes of memory of a process and all below it that the kernel cannot take back: their own pages, and
-    what the topmost shares with the others. 0 if the process is gone."""
+    """Return the bytes of memory of a process and all below it that the kernel cannot take back:
+    their own pages, and what the topmost shares with the others. 0 if the process is gone."""
     return sum(_bytes(process, b"RssAnon:") for process in tree(pid)) + _bytes(pid, b"RssShmem:")
 
 
@@ -73,7 +76,8 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def _status(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat behind the program's name, whose brackets may hold anything."""
+    """Return the fields of /proc/PID/stat behind the program's name, whose brackets may hold
+    anything."""
     return _read(PROC / f"{pid}/stat").rpartition(b")")[2].split()
 
 
@@ -86,7 +90,8 @@ def _read(file: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Stub:
-    """`file` is REPOSITORY/MODEL/VERSION/FILE; `alive` is when it was last seen alive (time.monotonic)."""
+    """`file` is REPOSITORY/MODEL/VERSION/FILE; `alive` is when it was last seen alive
+    (time.monotonic)."""
 
     pid: int
     file: Path
@@ -95,16 +100,16 @@ class Stub:
 
 
 class Stubs:
-    """The stubs of one tritonserver after another that were seen alive. A stub that tritonserver has not ended itself
-    stays a zombie until tritonserver ends."""
+    """The stubs of one tritonserver after another that were seen alive. A stub that tritonserver
+    has not ended itself stays a zombie until tritonserver ends."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Stub] = {}
         self._zombies: set[int] = set()
 
     def look(self, server: int) -> list[tuple[Stub, str]]:
-        """Return the stubs that have died since the last call, and how. A process counts as dead if two looks find it
-        dead, because tritonserver may just be reaping it."""
+        """Return the stubs that have died since the last call, and how. A process counts as dead if
+        two looks find it dead, because tritonserver may just be reaping it."""
         seen, before, dead = self._seen, self._zombies, list[tuple[Stub, str]]()
         self._seen, self._zombies = {}, set()
         for pid in sorted(tree(server)):
@@ -112,7 +117,9 @@ class Stubs:
             if fields and fields[STATE] != b"Z":
                 words = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace").split("\0")[:-1]
                 if len(words) > FILE - INSTANCE and Path(words[0]).name == PROGRAM:
-                    self._seen[pid] = Stub(pid, Path(words[FILE]), words[INSTANCE], time.monotonic())
+                    self._seen[pid] = Stub(
+                        pid, Path(words[FILE]), words[INSTANCE], time.monotonic()
+                    )
             elif fields:
                 self._zombies.add(pid)
                 if pid in seen and pid in before:

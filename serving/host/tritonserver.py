@@ -1,6 +1,7 @@
 """Where Triton's server is on this machine and what its process needs.
 
-NVIDIA's image has it in /opt/tritonserver; elsewhere the PyPI package nvidia-pytriton, which is never imported, has it.
+NVIDIA's image has it in /opt/tritonserver; elsewhere the PyPI package nvidia-pytriton, which is
+never imported, has it.
 """
 
 import contextlib
@@ -28,13 +29,19 @@ def is_nvidia_image() -> bool:
 
 
 def package() -> Path:
-    """Return the folder `pytriton/tritonserver` of the installed package. Raise FileNotFoundError without it."""
+    """Return the folder `pytriton/tritonserver` of the installed package. Raise FileNotFoundError
+    without it."""
     spec = importlib.util.find_spec(PACKAGE)
     folder = Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
     if folder and (folder / "bin" / "tritonserver").is_file():
         return folder
-    text = f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}"
-    raise FileNotFoundError(f"{text}: pip install --no-deps {DISTRIBUTION}, or use NVIDIA's Triton image")
+    text = (
+        f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in "
+        f"{sys.prefix}"
+    )
+    raise FileNotFoundError(
+        f"{text}: pip install --no-deps {DISTRIBUTION}, or use NVIDIA's Triton image"
+    )
 
 
 def binary() -> Path:
@@ -44,7 +51,9 @@ def binary() -> Path:
 
 def backend_directory() -> Path:
     """Return what --backend-directory takes: NVIDIA's, else triton/backends under sys.prefix."""
-    return NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
+    return (
+        NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
+    )
 
 
 def python_backends(folder: Path) -> list[str]:
@@ -58,29 +67,39 @@ def only_python_backends(folder: Path) -> bool:
 
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
-    """Return a command line. The files of the Python backends in /dev/shm have names that begin with `prefix`."""
+    """Return a command line. The files of the Python backends in /dev/shm have names that begin
+    with `prefix`."""
     words = [str(binary()), *(f"--{name}={value}" for name, value in flags.items())]
     if only_python_backends(backends):  # what is staged is complete
         words.append("--disable-auto-complete-config")
-    return words + [f"--backend-config={name},shm-region-prefix-name={prefix}" for name in python_backends(backends)]
+    return words + [
+        f"--backend-config={name},shm-region-prefix-name={prefix}"
+        for name in python_backends(backends)
+    ]
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` with the variables that tritonserver and its Python stubs need; unchanged in NVIDIA's image. A stub
-    ignores PYTHONPATH and takes the environment of the first `python3` on PATH. Raise FileNotFoundError if the package
-    or the shared library of this Python is missing."""
+    """Return `base` with the variables that tritonserver and its Python stubs need; unchanged in
+    NVIDIA's image. A stub ignores PYTHONPATH and takes the environment of the first `python3` on
+    PATH. Raise FileNotFoundError if the package or the shared library of this Python is missing."""
     if is_nvidia_image():
         return dict(base)
     libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
     name, existing = f"libpython{PYTHON}.so.1.0", base.get("LD_LIBRARY_PATH", "")
     configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
-    folders = [configured, configured / (sysconfig.get_config_var("MULTIARCH") or ""), Path(sys.base_prefix) / "lib"]
+    folders = [
+        configured,
+        configured / (sysconfig.get_config_var("MULTIARCH") or ""),
+        Path(sys.base_prefix) / "lib",
+    ]
     folders += [Path(folder) for folder in existing.split(os.pathsep) if folder]
     if having := [folder for folder in folders if (folder / name).is_file()]:
         libraries.append(having[0])
     elif not ctypes.util.find_library(f"python{PYTHON}"):
         text = f"{name} is missing, to which Triton's Python stub is linked"
-        raise FileNotFoundError(f"{text}: install Debian's libpython{PYTHON}, or a Python built with --enable-shared")
+        raise FileNotFoundError(
+            f"{text}: install Debian's libpython{PYTHON}, or a Python built with --enable-shared"
+        )
     return dict(base) | {
         "LD_LIBRARY_PATH": _prepended(libraries, existing),
         "PATH": _prepended([Path(sys.executable).parent], base.get("PATH", os.defpath)),
@@ -99,13 +118,16 @@ def version() -> str:
 
 
 def with_stub_wait(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` with backends/stub_wait.c preloaded, which makes the Python backend wait for a paused stub,
-    unless Triton's version is one that it was not verified with. Raise FileNotFoundError if the library is missing."""
+    """Return `environ` with backends/stub_wait.c preloaded, which makes the Python backend wait for
+    a paused stub, unless Triton's version is one that it was not verified with. Raise
+    FileNotFoundError if the library is missing."""
     if version() != STUB_WAIT_VERSION:
         return dict(environ)
     library = Path(sys.prefix) / "triton/stub_wait.so"
     if not library.is_file():
-        raise FileNotFoundError(f"{library} is missing: build it from backends/stub_wait.c (make setup does)")
+        raise FileNotFoundError(
+            f"{library} is missing: build it from backends/stub_wait.c (make setup does)"
+        )
     return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", ""))}
 
 

@@ -90,7 +90,8 @@ class Watch:
         self._pid, self._taken_up = manager.models().server, False
 
     def step(self) -> None:
-        """Look once. After each start tritonserver loads its models again; once it answers, update the table."""
+        """Look once. After each start tritonserver loads its models again; once it answers, update
+        the table."""
         pid = self.manager.pid()
         if pid != self._pid:
             if self._pid:
@@ -110,7 +111,11 @@ class Watch:
 
 def _of_server(pid: int, before: int, models: Models) -> Models:
     """Return the table for a new tritonserver: all models are being loaded again."""
-    new: dict[str, Any] = {"state": LOADING, "reason": "tritonserver was started again", "answered": models.on_demand}
+    new: dict[str, Any] = {
+        "state": LOADING,
+        "reason": "tritonserver was started again",
+        "answered": models.on_demand,
+    }
     entries = {
         name: replace(entry, **new) if before and entry.state != UNLOADING else entry
         for name, entry in models.entries.items()
@@ -140,8 +145,12 @@ def start(*loop: Any) -> None:
 
 def main() -> None:
     settings = Settings.from_env(os.environ)
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout)
-    manager = Manager(settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout))
+    logging.basicConfig(
+        format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout
+    )
+    manager = Manager(
+        settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout)
+    )
     policy = POLICIES[settings.policy](manager)
     policy.begin()
     watch = Watch(manager, policy)
@@ -155,7 +164,9 @@ def main() -> None:
         watch.recovery.report(Report(**json.loads(heard.recv(64 * 1024))))
 
     start(hear, 0.0, "cannot read the report of a dead process")
-    threading.Thread(target=Server(str(settings.manager_socket), policy).serve_forever, daemon=True).start()
+    threading.Thread(
+        target=Server(str(settings.manager_socket), policy).serve_forever, daemon=True
+    ).start()
     repeat(policy.step, LOOK, "cannot look at the model folders; what is served stays")
 
 

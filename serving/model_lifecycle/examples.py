@@ -1,7 +1,8 @@
 """Tests each model with its example through the container's own front, like a caller.
 
-A worker makes the call, not this process, because a model's client may import anything. Callers cannot use the route. A
-model that POST /models loads, or whose changed folder was checked, is not tested.
+A worker makes the call, not this process, because a model's client may import anything. Callers
+cannot use the route. A model that POST /models loads, or whose changed folder was checked, is not
+tested.
 """
 
 import json
@@ -18,7 +19,8 @@ from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import READY, Entry, Models
 
 log = logging.getLogger(__name__)
-# Seconds until an example is tried again: if no worker answered because gunicorn is starting, and if one answered.
+# Seconds until an example is tried again: if no worker answered because gunicorn is starting, and
+# if one answered.
 NO_WORKER, NO_VERDICT = 0.1, 1.0
 
 
@@ -41,11 +43,18 @@ class Examples(threading.Thread):
                 self.manager.changed.wait()
 
     def step(self) -> float:
-        """Test each model that has not answered. Return the seconds until the next test; 0: after a change."""
+        """Test each model that has not answered. Return the seconds until the next test; 0: after a
+        change."""
         models = self.manager.models()
-        pending = [entry for entry in models.current.values() if entry.state == READY and not entry.answered]
+        pending = [
+            entry
+            for entry in models.current.values()
+            if entry.state == READY and not entry.answered
+        ]
         pauses = [self._settle(entry, models.server) for entry in pending]
-        self.manager.write(lambda table: replace(table, was_ready=table.was_ready or not table.unready()))
+        self.manager.write(
+            lambda table: replace(table, was_ready=table.was_ready or not table.unready())
+        )
         return max(pauses, default=0.0)
 
     def _settle(self, entry: Entry, server: int) -> float:
@@ -61,7 +70,9 @@ class Examples(threading.Thread):
         try:
             self._ask(entry.name)
         except ModelFailed as err:
-            self.policy.failed(entry, str(err).removeprefix(str(ModelFailed(entry.triton_name, ""))))
+            self.policy.failed(
+                entry, str(err).removeprefix(str(ModelFailed(entry.triton_name, "")))
+            )
         except ServingError as err:
             self.manager.update(entry, reason=str(err))
             return NO_VERDICT
@@ -76,7 +87,9 @@ class Examples(threading.Thread):
         """Raise the error that the worker answers; OSError if no worker answers."""
         settings, path = self.manager.settings, f"/examples/{quote(name, safe='')}/answer"
         headers = {"X-Request-Id": "example"}
-        status, body = ask(settings.gunicorn_socket, path, settings.request_timeout, "POST", headers, most=None)
+        status, body = ask(
+            settings.gunicorn_socket, path, settings.request_timeout, "POST", headers, most=None
+        )
         if status != HTTPStatus.OK:
             answer = json.loads(body)
             raise by_code(answer["code"], answer["error"])

@@ -1,4 +1,5 @@
-"""Changes the table of the models, and makes Triton load and unload them, for all policies and for recovery."""
+"""Changes the table of the models, and makes Triton load and unload them, for all policies and for
+recovery."""
 
 import logging
 import os
@@ -26,7 +27,8 @@ from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
-UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; after this time no caller waits any more, so the process may be killed
+# an unload takes 1.7 s; after this time no caller waits any more, so the process may be killed
+UNLOAD_SECONDS = 15.0
 
 
 class Manager:
@@ -62,7 +64,11 @@ class Manager:
         self.write(lambda models: replace(models, entries={**models.entries, **new}))
 
     def remove(self, name: str) -> None:
-        self.write(lambda models: replace(models, entries={k: e for k, e in models.entries.items() if k != name}))
+        self.write(
+            lambda models: replace(
+                models, entries={k: e for k, e in models.entries.items() if k != name}
+            )
+        )
 
     def update(self, entry: Entry, **fields: Any) -> None:
         """Change an entry, unless another load has replaced it."""
@@ -71,7 +77,11 @@ class Manager:
             if not self.is_current(entry):
                 return models
             return replace(
-                models, entries={**models.entries, entry.name: replace(models.entries[entry.name], **fields)}
+                models,
+                entries={
+                    **models.entries,
+                    entry.name: replace(models.entries[entry.name], **fields),
+                },
             )
 
         self.write(change)
@@ -82,20 +92,26 @@ class Manager:
         return current is not None and current.load_id == entry.load_id
 
     def count_death(self, name: str) -> None:
-        self.write(lambda models: replace(models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}))
+        self.write(
+            lambda models: replace(
+                models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}
+            )
+        )
 
     def free_column(self) -> int:
         """Return a number that no model has. Raise OutOfMemory."""
         used = {entry.column for entry in self._models.entries.values()}
         column = next((number for number in range(MODELS) if number not in used), None)
         if column is None:
-            raise OutOfMemory(f"{MODELS} models are loaded, and there can be no more: unload others")
+            raise OutOfMemory(
+                f"{MODELS} models are loaded, and there can be no more: unload others"
+            )
         return column
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
-        """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait `seconds` for the lock, by
-        default as long as the longest load. Raise TritonTimeout."""
+        """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait
+        `seconds` for the lock, by default as long as the longest load. Raise TritonTimeout."""
         lock = self._changing.setdefault(name, threading.Lock())
         if not lock.acquire(timeout=self.settings.load_timeout if seconds is None else seconds):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
@@ -116,7 +132,8 @@ class Manager:
                 os.killpg(pid, signal.SIGKILL)
 
     def index(self) -> list[IndexEntry]:
-        """Return Triton's index. Hold the store's lock, because Triton fails if a staged folder changes meanwhile."""
+        """Return Triton's index. Hold the store's lock, because Triton fails if a staged folder
+        changes meanwhile."""
         with self.store.lock:
             return self.gateway.index()
 
@@ -125,42 +142,59 @@ class Manager:
         self.gateway.load(entry.triton_name, self.settings.load_timeout)
 
     def reload(self, entry: Entry) -> None:
-        """Unload the model, then load it: Triton ignores a load of an unchanged model. Raise a ServingError."""
+        """Unload the model, then load it: Triton ignores a load of an unchanged model. Raise a
+        ServingError."""
         self.gateway.unload(entry.triton_name)
         self.load(entry)
 
     def unload(self, entry: Entry) -> None:
-        """Wait for the calls in flight, make Triton unload the model, and remove it. Raise TritonTimeout,
-        TritonUnavailable.
+        """Wait for the calls in flight, make Triton unload the model, and remove it. Raise
+        TritonTimeout, TritonUnavailable.
 
-        Triton's unload waits for a process that hangs, and never ends if the process has died. So the process is
-        killed, new instances are loaded beside it, and these are unloaded (recovery.py). An unload during a load waits
-        for the load; killing the process makes the load fail."""
+        Triton's unload waits for a process that hangs, and never ends if the process has died. So
+        the process is killed, new instances are loaded beside it, and these are unloaded
+        (recovery.py). An unload during a load waits for the load; killing the process makes the
+        load fail."""
         self.update(entry, state=UNLOADING)
-        if not self._becomes(lambda: self.leases.requests(entry.column) == 0, self.settings.load_timeout):
-            raise TritonTimeout(f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again")
+        if not self._becomes(
+            lambda: self.leases.requests(entry.column) == 0, self.settings.load_timeout
+        ):
+            raise TritonTimeout(
+                f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again"
+            )
         if not self._becomes(lambda: "LOADING" not in self._states(entry), STUB_SECONDS):
             killed = self._kill_processes(entry)
             if not self._becomes(lambda: "LOADING" not in self._states(entry), UNLOAD_SECONDS):
-                if killed or self.store.only_python:  # a process that ended before it connected holds the load for ever
+                # a process that ended before it connected holds the load for ever
+                if killed or self.store.only_python:
                     self.kill_server(f"the load of '{entry.name}' does not end")
                 raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
         self.gateway.unload(entry.triton_name)
-        if not self._becomes(lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS):
-            log.warning("'%s' was not unloaded within %g s: killing its processes", entry.name, UNLOAD_SECONDS)
+        if not self._becomes(
+            lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS
+        ):
+            log.warning(
+                "'%s' was not unloaded within %g s: killing its processes",
+                entry.name,
+                UNLOAD_SECONDS,
+            )
             self._kill_processes(entry)
             with suppress(ServingError):
                 self.reload(entry)
             self.gateway.unload(entry.triton_name)
-            if not self._becomes(lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS):
+            if not self._becomes(
+                lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS
+            ):
                 self.kill_server(f"'{entry.name}' cannot be unloaded")
-                raise TritonUnavailable(f"'{entry.name}' cannot be unloaded; tritonserver is restarted")
+                raise TritonUnavailable(
+                    f"'{entry.name}' cannot be unloaded; tritonserver is restarted"
+                )
         self._unstage(entry)
         self.remove(entry.name)
 
     def drop(self, entry: Entry) -> None:
-        """Remove a model that failed to load, with the parts of its ensemble that Triton did load. Remove the staged
-        folders first, so that a new tritonserver does not load them."""
+        """Remove a model that failed to load, with the parts of its ensemble that Triton did load.
+        Remove the staged folders first, so that a new tritonserver does not load them."""
         self._unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
@@ -172,13 +206,17 @@ class Manager:
             self.store.remove(name)
 
     def staged_names(self, entry: Entry) -> list[str]:
-        """Return Triton's names of the model's staged folders: its own, and those of its parts if it is an archive."""
+        """Return Triton's names of the model's staged folders: its own, and those of its parts if
+        it is an archive."""
         return [entry.triton_name, *(entry.parts if entry.target else ())]
 
     def _states(self, entry: Entry) -> set[str]:
-        """Return the states of all versions in the model's staged folders, except the READY of a part."""
+        """Return the states of all versions in the model's staged folders, except the READY of a
+        part."""
         names = self.staged_names(entry)
-        states = {(version.name, version.state) for version in self.index() if version.name in names}
+        states = {
+            (version.name, version.state) for version in self.index() if version.name in names
+        }
         return {state for name, state in states if name == entry.triton_name or state != "READY"}
 
     def _kill_processes(self, entry: Entry) -> bool:
@@ -192,7 +230,8 @@ class Manager:
         return bool(targets)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for `condition`. Return False after `seconds`. Triton may answer late while it loads or unloads."""
+        """Wait for `condition`. Return False after `seconds`. Triton may answer late while it loads
+        or unloads."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with suppress(TritonTimeout):
@@ -202,9 +241,9 @@ class Manager:
         return False
 
     def take_up(self) -> list[Entry]:
-        """Write which models are ready after a start of tritonserver, which loads all staged models before it listens.
-        Return the models that failed. Remove staged models that are not in the table: a load that was interrupted left
-        them. Raise TritonUnavailable, TritonTimeout."""
+        """Write which models are ready after a start of tritonserver, which loads all staged models
+        before it listens. Return the models that failed. Remove staged models that are not in the
+        table: a load that was interrupted left them. Raise TritonUnavailable, TritonTimeout."""
         index: dict[str, list[IndexEntry]] = {}
         for version in self.index():
             index.setdefault(version.name, []).append(version)
@@ -223,7 +262,9 @@ class Manager:
             loaded = {
                 entry.name: entry
                 for entry in entries
-                if entry.state != FAILED and self.is_current(entry) and models.entries[entry.name].state != UNLOADING
+                if entry.state != FAILED
+                and self.is_current(entry)
+                and models.entries[entry.name].state != UNLOADING
             }
             return replace(models, entries={**models.entries, **loaded})
 
@@ -231,7 +272,9 @@ class Manager:
         return [entry for entry in entries if entry.state == FAILED]
 
     def _expected_names(self) -> set[str]:
-        return {name for entry in self._models.entries.values() for name in self.staged_names(entry)}
+        return {
+            name for entry in self._models.entries.values() for name in self.staged_names(entry)
+        }
 
     def _as_triton_says(self, entry: Entry, versions: list[IndexEntry]) -> Entry:
         states = {version.state for version in versions}
@@ -240,7 +283,8 @@ class Manager:
         if states & {"LOADING", "UNLOADING"}:
             return entry
         reasons = sorted({version.reason for version in versions if version.has_failed})
-        if not reasons:  # Triton refused the configuration, or a model that it calls, and says why only once more
+        # Triton refused the configuration, or a model that it calls, and says why only once more
+        if not reasons:
             try:
                 self.load(entry)
                 return replace(entry, state=READY, reason="")
@@ -251,7 +295,8 @@ class Manager:
         return replace(entry, state=FAILED, reason=self.in_words(entry, "; ".join(reasons)))
 
     def in_words(self, entry: Entry, reason: str) -> str:
-        """Return Triton's reason, with the author's folders instead of the staged ones, and the remedies for a plan."""
+        """Return Triton's reason, with the author's folders instead of the staged ones, and the
+        remedies for a plan."""
         folder = Path(entry.source or entry.folder)
         for name in (entry.triton_name, *entry.parts):
             part = name.removeprefix(f"{entry.triton_name}__")
@@ -261,7 +306,8 @@ class Manager:
 
 
 class AtStart:
-    """The policy that loads models only at the start (preparation/survey.py). A policy says when models load."""
+    """The policy that loads models only at the start (preparation/survey.py). A policy says when
+    models load."""
 
     def __init__(self, manager: Manager) -> None:
         self.manager, self.settings = manager, manager.settings
@@ -273,5 +319,6 @@ class AtStart:
         """Look for changes. It is called every second."""
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Note that Triton did not load the model, or that its example failed. A first start ends then."""
+        """Note that Triton did not load the model, or that its example failed. A first start ends
+        then."""
         self.manager.update(entry, state=FAILED, reason=reason)

@@ -1,10 +1,10 @@
 """Model folders that change while the rest is served (SERVE_RELOAD).
 
-    every second: signatures -> settled -> copy -> `--check` of the copy in a tritonserver of its own -> staged in place
-                                                                           -> Triton loads it while the old one serves
+    every second: signatures -> settled -> copy -> `--check` of the copy in a tritonserver of its own
+        -> staged in place -> Triton loads it while the old one serves
 
-A call in flight may reach the new model. Models that call each other are checked together, and loaded one after the
-other. A rejected folder is tried again when it changes.
+A call in flight may reach the new model. Models that call each other are checked together, and
+loaded one after the other. A rejected folder is tried again when it changes.
 """
 
 import json
@@ -26,14 +26,21 @@ from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import READY, UNLOADING, Entry, Rejection
 from serving.repository.layout import CLIENTS, Survey, folders_in, is_model
-from serving.repository.model_config import ModelConfig, Unreadable, parts_of, read_config, shared_clients
+from serving.repository.model_config import (
+    ModelConfig,
+    Unreadable,
+    parts_of,
+    read_config,
+    shared_clients,
+)
 from serving.repository.staging import copy_model, signature
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]
 SETTLED = 0.9  # seconds without a change
-KEPT = 60.0  # seconds that the copy of a replaced model is kept: a worker may still be making its client from it
+# seconds that the copy of a replaced model is kept: a worker may still be making its client from it
+KEPT = 60.0
 
 
 class Rejected(Exception):
@@ -42,7 +49,8 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder, its signature, the models that it calls, and the folder of its client if that is another one."""
+    """A model folder, its signature, the models that it calls, and the folder of its client if that
+    is another one."""
 
     folder: Path
     signature: str
@@ -56,13 +64,19 @@ class OnChange(AtStart):
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
         self._configs: dict[tuple[Path, str], Any] = {}
-        self._since: dict[str, tuple[str, float]] = {}  # the last change of each: its signature, when it was seen
+        # the last change of each: its signature, when it was seen
+        self._since: dict[str, tuple[str, float]] = {}
         self._old: list[tuple[float, Path]] = []
         self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
-        """Return the models by name. Raise OSError if a repository cannot be read: its models are not removed."""
-        paths = [path for repository in self.settings.model_repositories for path in folders_in(repository)]
+        """Return the models by name. Raise OSError if a repository cannot be read: its models are
+        not removed."""
+        paths = [
+            path
+            for repository in self.settings.model_repositories
+            for path in folders_in(repository)
+        ]
         folders: dict[str, ModelFolder] = {}
         for path in reversed(paths):
             try:
@@ -104,29 +118,40 @@ class OnChange(AtStart):
         folders = self._look()
         while self._old and self._old[0][0] < time.monotonic() - KEPT:
             _remove(self._old.pop(0)[1])
-        self._keep_rejected(lambda rejection: rejection.folders == _states(folders, rejection.folders))
+        self._keep_rejected(
+            lambda rejection: rejection.folders == _states(folders, rejection.folders)
+        )
         wanted = _wanted(self.settings, folders)
         for unit in _units(wanted, folders, self.manager.models().entries):
             state = _states(folders, unit)
-            changed = max((self._since[name][1] for name in unit if name in self._since), default=0.0)
-            is_rejected = any(rejection.folders == state for rejection in self.manager.models().rejected)
+            changed = max(
+                (self._since[name][1] for name in unit if name in self._since), default=0.0
+            )
+            is_rejected = any(
+                rejection.folders == state for rejection in self.manager.models().rejected
+            )
             if is_rejected or time.monotonic() < changed + SETTLED:
                 continue
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
             except CycleError:
-                circle = f"{', '.join(state)}: these models call each other in a circle; remove one of the calls"
+                circle = (
+                    f"{', '.join(state)}: these models call each other in a circle; remove one "
+                    "of the calls"
+                )
                 self._reject(state, [circle], "what was served before, if anything, stays")
             except Rejected as err:
                 self._reject(state, err.args, "what was served before, if anything, stays")
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
-        """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable before Triton runs."""
+        """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable before
+        Triton runs."""
         self.manager.gateway.is_live()
         graph = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
         order, load = list(TopologicalSorter(graph).static_order()), secrets.token_hex(8)
         copies = {}
-        for name, model in folders.items():  # models of one repository are copied side by side, for their clients/
+        # models of one repository are copied side by side, for their clients/
+        for name, model in folders.items():
             repository = self.settings.model_repositories.index(model.folder.parent)
             copies[name] = self.settings.copies_folder / f"{load}-{repository}" / name
         if order:
@@ -137,13 +162,17 @@ class OnChange(AtStart):
             except OSError as err:
                 raise Rejected(f"{', '.join(order)}: the folder cannot be copied: {err}") from err
             try:
-                for note in _checked(self.settings, {folder.parent for folder in copies.values()}, order):
+                for note in _checked(
+                    self.settings, {folder.parent for folder in copies.values()}, order
+                ):
                     log.info(note)
                 for name in order:
                     self._serve(name, folders[name], copies[name], load)
             except Rejected as err:
                 for name in order:
-                    if (served := self.manager.get(name)) is None or served.folder != str(copies[name]):
+                    if (served := self.manager.get(name)) is None or served.folder != str(
+                        copies[name]
+                    ):
                         _remove(copies[name])
                 reasons = err.args
                 for name in order:
@@ -153,7 +182,9 @@ class OnChange(AtStart):
         gone_first = TopologicalSorter(
             {name: set(entry.parts) for name, entry in self.manager.models().entries.items()}
         )
-        for name in reversed([name for name in gone_first.static_order() if name in set(unit) - folders.keys()]):
+        for name in reversed(
+            [name for name in gone_first.static_order() if name in set(unit) - folders.keys()]
+        ):
             if (gone := self.manager.get(name)) is not None:
                 with self.manager.changing(name):
                     self.manager.unload(gone)
@@ -161,23 +192,38 @@ class OnChange(AtStart):
                 log.info("%s: its folder was removed, so it is no longer served", name)
 
     def _serve(self, name: str, source: ModelFolder, folder: Path, load: str) -> None:
-        """Load the model in place of the one that is served. If that fails, the old one stays. Raise Rejected."""
+        """Load the model in place of the one that is served. If that fails, the old one stays.
+        Raise Rejected."""
         manager, old = self.manager, self.manager.get(name)
         with manager.changing(name):
             try:
                 manager.store.stage(folder, name)
                 entry = Entry(
-                    name, name, str(folder), load, old.column if old else manager.free_column(), READY, source.parts,
-                    began=time.monotonic(), answered=True, signature=source.signature, source=str(source.folder),
-                )  # fmt: skip
+                    name,
+                    name,
+                    str(folder),
+                    load,
+                    old.column if old else manager.free_column(),
+                    READY,
+                    source.parts,
+                    began=time.monotonic(),
+                    answered=True,
+                    signature=source.signature,
+                    source=str(source.folder),
+                )
                 manager.load(entry)
             except (ConfigError, ServingError) as err:
                 if old:
                     manager.store.stage(Path(old.folder), name)
                 else:
                     manager.store.remove(name)
-                ended = "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
-                raise Rejected(f"{name}: {ended if isinstance(err, TritonUnavailable) else err}") from err
+                ended = (
+                    "tritonserver ended while it loaded the model; correct it, or touch a file "
+                    "in it to try again"
+                )
+                raise Rejected(
+                    f"{name}: {ended if isinstance(err, TritonUnavailable) else err}"
+                ) from err
             manager.put(entry)
             self._keep_rejected(lambda rejection: name not in rejection.folders)
         if old:
@@ -188,12 +234,15 @@ class OnChange(AtStart):
         for reason in reasons:
             log.error("%s; %s", reason, outcome)
         self._keep_rejected(
-            lambda rejection: not state.keys() & rejection.folders.keys(), Rejection(state, list(reasons))
+            lambda rejection: not state.keys() & rejection.folders.keys(),
+            Rejection(state, list(reasons)),
         )
 
     def _keep_rejected(self, keep: Callable[[Rejection], bool], *new: Rejection) -> None:
         """Keep these of the rejected changes, and add new ones."""
-        self.manager.write(lambda models: replace(models, rejected=(*filter(keep, models.rejected), *new)))
+        self.manager.write(
+            lambda models: replace(models, rejected=(*filter(keep, models.rejected), *new))
+        )
 
 
 def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
@@ -202,21 +251,29 @@ def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[st
 
 
 def _remove(copied: Path) -> None:
-    """Remove the copy of a model. With the last model of a load, also remove the copy of its clients/."""
+    """Remove the copy of a model. With the last model of a load, also remove the copy of its
+    clients/."""
     shutil.rmtree(copied, ignore_errors=True)
     with suppress(OSError):
         if not any(path.name != CLIENTS for path in copied.parent.iterdir()):
             shutil.rmtree(copied.parent)
 
 
-def _units(wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]) -> Iterator[set[str]]:
-    """Yield each group of models that call each other if one of them is new, has changed or was removed."""
+def _units(
+    wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]
+) -> Iterator[set[str]]:
+    """Yield each group of models that call each other if one of them is new, has changed or was
+    removed."""
     names = wanted | served.keys()
     calls = [(name, part) for name in wanted for part in folders[name].parts]
     calls += [(name, part) for name, entry in served.items() for part in entry.parts]
     pairs = [pair for pair in calls if names.issuperset(pair)]
     current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
-    pending = names - {name for name in wanted if (name, str(folders[name].folder), folders[name].signature) in current}
+    pending = names - {
+        name
+        for name in wanted
+        if (name, str(folders[name].folder), folders[name].signature) in current
+    }
     while pending:
         unit = {pending.pop()}
         while more := {linked for pair in pairs if unit & set(pair) for linked in pair} - unit:
@@ -226,7 +283,8 @@ def _units(wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping
 
 
 def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
-    """Return the models that a start loads: those that the settings name, with all that they call, or all models."""
+    """Return the models that a start loads: those that the settings name, with all that they call,
+    or all models."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
     pending, wanted = set(named or folders) & folders.keys(), set[str]()
     while pending:
@@ -236,21 +294,33 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
     return wanted
 
 
-def _checked(settings: Settings, repositories: Collection[Path], names: Collection[str]) -> Sequence[str]:
-    """Check all models of these repositories as `serve --check` does. Return lines for the log. Raise Rejected."""
-    checked = replace(settings, model_repositories=tuple(repositories), load_models=tuple(names), reload="false")
+def _checked(
+    settings: Settings, repositories: Collection[Path], names: Collection[str]
+) -> Sequence[str]:
+    """Check all models of these repositories as `serve --check` does. Return lines for the log.
+    Raise Rejected."""
+    checked = replace(
+        settings, model_repositories=tuple(repositories), load_models=tuple(names), reload="false"
+    )
     checked = replace(checked, default_model=min(names))
     process = _run(checked, "survey")
     if process.returncode:
         raise Rejected(f"it cannot be read: {_last(process.stderr)}")
     survey = Survey(**json.loads(process.stdout))
     if mistakes := survey.mistakes or survey.unreadable:
-        raise Rejected(*(line for line in mistakes if "\n" not in line))  # the others show a repository as it should be
+        # the others show a repository as it should be
+        raise Rejected(*(line for line in mistakes if "\n" not in line))
     check = _run(checked, "check")
     if check.returncode:
         ignored = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
         lines = [line for line in check.stdout.splitlines() if not line.startswith(ignored)]
-        raise Rejected(*(lines if check.returncode == 1 and lines else [f"its check ended: {_last(check.stderr)}"]))
+        raise Rejected(
+            *(
+                lines
+                if check.returncode == 1 and lines
+                else [f"its check ended: {_last(check.stderr)}"]
+            )
+        )
     return (*survey.warnings, *survey.engines)
 
 
@@ -258,7 +328,9 @@ def _run(settings: Settings, module: str, *words: str) -> "subprocess.CompletedP
     command = [sys.executable, "-m", f"serving.preparation.{module}", *words]
     seconds, environ = settings.start_timeout, os.environ | settings.environment()
     try:
-        return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        return subprocess.run(
+            command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=seconds
+        )
     except subprocess.TimeoutExpired as err:
         raise Rejected(f"its check took more than {seconds:g} s (SERVE_START_TIMEOUT)") from err
 

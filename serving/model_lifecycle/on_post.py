@@ -1,7 +1,8 @@
 """Multi-model mode: archives that the platform loads and unloads while others are served.
 
 POST /models -> locate, admit, stage -> Triton loads -> READY
-DELETE /models/NAME -> no more calls begin -> calls in flight end -> Triton unloads -> the staged folder is removed
+DELETE /models/NAME -> no more calls begin -> calls in flight end -> Triton unloads -> the staged
+folder is removed
 """
 
 import logging
@@ -36,8 +37,8 @@ from serving.triton.connection import is_out_of_memory
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 1024
-# The memory of a model beside its weights, in bytes: a plain Python stub takes 17 MB, one with numpy and ONNX Runtime
-# 30 MB, and each instance 1 MB of shared memory.
+# The memory of a model beside its weights, in bytes: a plain Python stub takes 17 MB, one with
+# numpy and ONNX Runtime 30 MB, and each instance 1 MB of shared memory.
 PER_MODEL = 32 * 1024 * 1024
 # Weights are read and then packed for the processor: a ResNet-50 of 102 MB takes 2 to 4 times that.
 PER_BYTE_OF_FILES = 2
@@ -48,7 +49,8 @@ class OnPost(AtStart):
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        self.memory = int(self.settings.model_memory_share * memory_limit())  # bytes for Triton and its models
+        # bytes for Triton and its models
+        self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
 
@@ -62,18 +64,25 @@ class OnPost(AtStart):
         """Unload models again whose load or unload timed out, until Triton has unloaded them."""
         for entry in self.manager.models().entries.values():
             if entry.state == UNLOADING:
-                with suppress(TritonTimeout, TritonUnavailable), self.manager.changing(entry.name, 0.0):
+                with (
+                    suppress(TritonTimeout, TritonUnavailable),
+                    self.manager.changing(entry.name, 0.0),
+                ):
                     if self.manager.is_current(entry):
                         self.manager.unload(entry)
 
     def load(self, name: str, url: str, target: str) -> None:
-        """Load an archive. Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest or a Triton error."""
+        """Load an archive. Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest or a
+        Triton error."""
         archive = _located(name, url, self.settings.model_repositories[0])
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
                 if loaded.state not in (UNLOADING, FAILED):
-                    raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
-                self.manager.unload(loaded)  # its unload timed out, or it failed when tritonserver was restarted
+                    raise ModelAlreadyLoaded(
+                        f"the model '{name}' is loaded already, from {loaded.url}"
+                    )
+                # its unload timed out, or it failed when tritonserver was restarted
+                self.manager.unload(loaded)
             names = triton_names(archive, target, self.settings.namespaces)
             entry = self._admit(name, url, target, archive, names)
             try:
@@ -90,8 +99,10 @@ class OnPost(AtStart):
         log.info("loaded %s (%s) from %s", target, name, archive.folder)
 
     def unload(self, name: str) -> None:
-        """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout, TritonUnavailable."""
-        if not self.manager.get(name):  # a lock for each name that callers make up would fill the memory
+        """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout,
+        TritonUnavailable."""
+        # a lock for each name that callers make up would fill the memory
+        if not self.manager.get(name):
             raise ModelNotLoaded(name)
         with self.manager.changing(name):
             if (entry := self.manager.get(name)) is None:
@@ -99,8 +110,11 @@ class OnPost(AtStart):
             self.manager.unload(entry)
         log.info("unloaded %s (%s)", entry.target, name)
 
-    def _admit(self, name: str, url: str, target: str, archive: Archive, names: Mapping[Path, str]) -> Entry:
-        """Write the load into the table, so that others count its memory. Raise OutOfMemory, ModelAlreadyLoaded."""
+    def _admit(
+        self, name: str, url: str, target: str, archive: Archive, names: Mapping[Path, str]
+    ) -> Entry:
+        """Write the load into the table, so that others count its memory. Raise OutOfMemory,
+        ModelAlreadyLoaded."""
         needed = estimate(archive.weight(), len(archive.parts))
         pid = self.manager.pid()
         if not pid:
@@ -111,28 +125,42 @@ class OnPost(AtStart):
                 raise OutOfMemory(f"'{target}' is not loaded: {reason}")
             models = self.manager.models()
             for known in (target, name):  # a caller may name a model by either
-                if (other := models.by_target.get(known) or models.entries.get(known)) and other.name != name:
-                    raise ModelAlreadyLoaded(f"the Target-Model '{known}' is loaded already, as '{other.name}'")
+                if (
+                    other := models.by_target.get(known) or models.entries.get(known)
+                ) and other.name != name:
+                    raise ModelAlreadyLoaded(
+                        f"the Target-Model '{known}' is loaded already, as '{other.name}'"
+                    )
             outer, *parts = names.values()
             self._check_free({outer, *parts})
             column = self.manager.free_column()
             load = secrets.token_hex(8)
             began = time.monotonic()
             entry = Entry(
-                name, outer, str(archive.folder), load, column,
-                parts=tuple(parts), began=began, answered=True, target=target, url=url,
-            )  # fmt: skip
+                name,
+                outer,
+                str(archive.folder),
+                load,
+                column,
+                parts=tuple(parts),
+                began=began,
+                answered=True,
+                target=target,
+                url=url,
+            )
             self.manager.put(entry)
             self._promised[name] = needed
         return entry
 
     def _check_free(self, names: set[str]) -> None:
-        """Raise LoadFailed if another model has one of these names, which can happen without namespaces."""
+        """Raise LoadFailed if another model has one of these names, which can happen without
+        namespaces."""
         for other in self.manager.models().entries.values():
             if taken := names & {other.triton_name, *other.parts}:
                 raise LoadFailed(
                     f"'{other.name}' has a model {', '.join(sorted(taken))} too: rename one. Parts "
-                    "of archives keep their names if SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false"
+                    "of archives keep their names if "
+                    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false"
                 )
 
     def _load(self, entry: Entry, names: Mapping[Path, str]) -> None:
@@ -141,7 +169,9 @@ class OnPost(AtStart):
         try:
             for folder, name in names.items():
                 if choice := self.manager.store.stage(folder, name, inner):
-                    log.log(logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice)
+                    log.log(
+                        logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice
+                    )
             self.manager.load(entry)
         except ConfigError as err:
             raise LoadFailed(str(err)) from err
@@ -158,8 +188,9 @@ def shortfall(limit: int, used: int, needed: int) -> str:
         return ""
     megabytes = [f"{number / 2**20:.0f} MB" for number in (needed, used, limit)]
     return (
-        f"the model would take about {megabytes[0]}, those loaded take {megabytes[1]} of the {megabytes[2]} that "
-        "they may take; unload others, or raise SERVE_MODEL_MEMORY_SHARE or the container's memory"
+        f"the model would take about {megabytes[0]}, those loaded take {megabytes[1]} of "
+        f"the {megabytes[2]} that they may take; unload others, or raise "
+        "SERVE_MODEL_MEMORY_SHARE or the container's memory"
     )
 
 
@@ -181,14 +212,18 @@ def _located(name: str, url: str, root: Path) -> Archive:
 
 
 def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, str]:
-    """Return Triton's name of each of the archive's folders, its own first. Parts keep theirs without `namespaces`."""
+    """Return Triton's name of each of the archive's folders, its own first. Parts keep theirs
+    without `namespaces`."""
     outer = triton_name(target)
     inner = {part: f"{outer}__{part.name}" if namespaces else part.name for part in archive.parts}
-    return {archive.folder: outer} | {part: name for part, name in inner.items() if part != archive.folder}
+    return {archive.folder: outer} | {
+        part: name for part, name in inner.items() if part != archive.folder
+    }
 
 
 def triton_name(target: str) -> str:
-    """Return Triton's name of a model: the Target-Model. Triton's HTTP endpoint finds no name with a slash, its Python
-    backend none with a space. So all characters but these are replaced, and a digest keeps names different."""
+    """Return Triton's name of a model: the Target-Model. Triton's HTTP endpoint finds no name with
+    a slash, its Python backend none with a space. So all characters but these are replaced, and a
+    digest keeps names different."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100].lstrip(".")  # .. is another folder
     return name if name == target else f"{name}-{digest(target)[:8]}"

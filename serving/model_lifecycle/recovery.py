@@ -1,10 +1,13 @@
-"""Reloads each model whose process has died, without touching others; refuses models that die too often.
+"""Reloads each model whose process has died, without touching others; refuses models that die too
+often.
 
-    a call reports a dead process, or a look finds one -> Triton unloads and loads that model -> it is served again
-                                                       -> after too many deaths: it is unloaded, and tried again later
+    a call reports a dead process, or a look finds one
+        -> Triton unloads and loads that model -> it is served again
+        -> after too many deaths: it is unloaded, and tried again later
 
-Triton never ends the unload of an instance whose process has died (quirks.py). So a model is unloaded and loaded, and
-to remove it, it is unloaded again. After MOST_RELOADS such reloads tritonserver is restarted.
+Triton never ends the unload of an instance whose process has died (quirks.py). So a model is
+unloaded and loaded, and to remove it, it is unloaded again. After MOST_RELOADS such reloads
+tritonserver is restarted.
 """
 
 import logging
@@ -24,7 +27,8 @@ from serving.triton.quirks import MOST_RELOADS
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0  # between two looks at all processes, each 20 ms with 1,000 models
 WINDOW = 60.0
-CRASHES_ALLOWED = 3  # within WINDOW: callers retry, so a request that kills its model may come a few times
+# within WINDOW: callers retry, so a request that kills its model may come a few times
+CRASHES_ALLOWED = 3
 REFUSED_SECONDS = 300.0  # the first time; twice as long each further time
 REFUSED_MOST = 24 * 3600.0
 IN_TROUBLE = (RESTARTING, REFUSED)
@@ -32,7 +36,8 @@ IN_TROUBLE = (RESTARTING, REFUSED)
 
 @dataclass(frozen=True)
 class Report:
-    """A crash that a call met: Triton's message, Triton's names of the model and its parts, when the call began."""
+    """A crash that a call met: Triton's message, Triton's names of the model and its parts, when
+    the call began."""
 
     models: list[str]
     details: str
@@ -55,7 +60,8 @@ class Recovery:
         self._stubs, self._histories = Stubs(), dict[tuple[str, str], _History]()
         self._pid, self._reloads, self._looked = 0, 0, 0.0
         self._reports: deque[Report] = deque()
-        self._done: deque[tuple[Entry, bool, float]] = deque()  # a model, whether it serves, when its reload ended
+        # a model, whether it serves, when its reload ended
+        self._done: deque[tuple[Entry, bool, float]] = deque()
 
     def report(self, report: Report) -> None:
         """Take the report of a call that met a dead process."""
@@ -65,7 +71,9 @@ class Recovery:
         """Begin again with a new tritonserver, which has loaded all models."""
         self._pid, self._reloads, self._looked = pid, 0, 0.0
         loads = {(entry.load_id, entry.name) for entry in self._manager.models().entries.values()}
-        self._histories = {load: history for load, history in self._histories.items() if load in loads}
+        self._histories = {
+            load: history for load, history in self._histories.items() if load in loads
+        }
 
     def step(self) -> None:
         now = time.monotonic()
@@ -96,25 +104,39 @@ class Recovery:
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the model with this name in Triton, or the archive that has a part with this name."""
+        """Return the model with this name in Triton, or the archive that has a part with this
+        name."""
         models = self._manager.models()
-        archives = (entry for entry in models.entries.values() if entry.target and name in entry.parts)
+        archives = (
+            entry for entry in models.entries.values() if entry.target and name in entry.parts
+        )
         return models.by_triton_name.get(name) or next(archives, None)
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
-        """Return the model, for an ensemble its part, whose process Triton names in `details`. Return None if it names
-        no process: then only a look at the processes finds it."""
+        """Return the model, for an ensemble its part, whose process Triton names in `details`.
+        Return None if it names no process: then only a look at the processes finds it."""
         if "'" not in details:
             return None
         called = names[1:] or names
-        owners = {stub.file.parts[-3] for stub in self._stubs.all() if f"'{stub.instance}'" in details}
-        named = (name for name in called if name in owners or re.search(rf"'{re.escape(name)}_\d+_\d+'", details))
+        owners = {
+            stub.file.parts[-3] for stub in self._stubs.all() if f"'{stub.instance}'" in details
+        }
+        named = (
+            name
+            for name in called
+            if name in owners or re.search(rf"'{re.escape(name)}_\d+_\d+'", details)
+        )
         return self._entry(next(named, called[0]))
 
     def _handle(self, entry: Entry, reason: str, began: float) -> None:
-        """Handle a crash seen by a call that began at `began`. Ignore it if that was before the last load ended."""
+        """Handle a crash seen by a call that began at `began`. Ignore it if that was before the
+        last load ended."""
         history = self._history(entry)
-        if history.busy or began <= max(history.ended, entry.began) or entry.state not in (READY, *IN_TROUBLE):
+        if (
+            history.busy
+            or began <= max(history.ended, entry.began)
+            or entry.state not in (READY, *IN_TROUBLE)
+        ):
             return
         now = time.monotonic()
         history.crashes.append(now)
@@ -165,8 +187,8 @@ class Recovery:
         return True
 
     def _refuse(self, entry: Entry, reason: str) -> bool:
-        """Unload the model for a while. Reload it first, because the unload of a dead process never ends. Return
-        False."""
+        """Unload the model for a while. Reload it first, because the unload of a dead process never
+        ends. Return False."""
         history = self._history(entry)
         seconds = min(REFUSED_SECONDS * 2**history.refusals, REFUSED_MOST)
         history.refusals += 1

@@ -26,23 +26,28 @@ from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-Keep = Callable[[str, int], None]  # Slot.use (front/admission.py): the name of a model, and the column of its counter
+# Slot.use (front/admission.py): the name of a model, and the column of its counter
+Keep = Callable[[str, int], None]
 
 
 class Registry:
-    """Look models up by name; safe to share between threads. `default` answers requests that name no model. A death of
-    a model's process is reported to the datagram socket `deaths`."""
+    """Look models up by name; safe to share between threads. `default` answers requests that name
+    no model. A death of a model's process is reported to the datagram socket `deaths`."""
 
-    def __init__(self, gateway: TritonGateway, table: Table, deaths: Path, default: str = "") -> None:
+    def __init__(
+        self, gateway: TritonGateway, table: Table, deaths: Path, default: str = ""
+    ) -> None:
         self.gateway, self.table, self._deaths, self.default = gateway, table, deaths, default
         self._served = ServedModels(gateway, table)
 
     @contextmanager
-    def use(self, keep: Keep, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
-        """Give the model called `name`, else the default one, else the only one; `keep` keeps it loaded. Raise
-        ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed, ModelRestarting, ModelRefused,
-        Overloaded or InvalidRequest. If the `with` block fails for a reason that the table of models knows better,
-        raise that instead."""
+    def use(
+        self, keep: Keep, name: str | None, version: str | None = None
+    ) -> Iterator[ServedModel]:
+        """Give the model called `name`, else the default one, else the only one; `keep` keeps it
+        loaded. Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
+        ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block fails for a
+        reason that the table of models knows better, raise that instead."""
         name = name or self.default or self._only_name()
         models = self.table.look()
         entry = self._ready(models, name)
@@ -65,15 +70,17 @@ class Registry:
             raise
 
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
-        """Tell the manager that a call which began at `began` (time.monotonic) met a dead process. Return the caller's
-        error."""
+        """Tell the manager that a call which began at `began` (time.monotonic) met a dead process.
+        Return the caller's error."""
         report = {"models": [served.name, *served.parts], "details": str(error), "began": began}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
                 sent.setblocking(False)
                 sent.sendto(orjson.dumps(report), str(self._deaths))
         except OSError as err:  # the manager is being started again; the next call reports it
-            log.warning("the death of a process of model '%s' cannot be reported: %s", served.name, err)
+            log.warning(
+                "the death of a process of model '%s' cannot be reported: %s", served.name, err
+            )
         return ModelRestarting(served.name, str(error))
 
     def index(self) -> dict[str, list[IndexEntry]]:
@@ -107,12 +114,20 @@ class Registry:
         names = ", ".join(sorted(models.current)) or "none"
         raise ModelNotFound(f"there is no model '{name}'; the models served are: {names}")
 
-    def _no_version(self, entry: Entry, name: str, version: str) -> InvalidRequest | VersionNotFound:
+    def _no_version(
+        self, entry: Entry, name: str, version: str
+    ) -> InvalidRequest | VersionNotFound:
         if entry.target:  # an archive: its platform reads a 404 as "not loaded"
-            return InvalidRequest(f"model '{name}' has no version '{version}'; leave it out for the latest")
+            return InvalidRequest(
+                f"model '{name}' has no version '{version}'; leave it out for the latest"
+            )
         entries = self.index().get(name, [])
-        versions = ", ".join(sorted(item.version for item in entries if item.state == "READY")) or "none"
-        return VersionNotFound(f"model '{name}' has no version '{version}'; its versions are: {versions}")
+        versions = (
+            ", ".join(sorted(item.version for item in entries if item.state == "READY")) or "none"
+        )
+        return VersionNotFound(
+            f"model '{name}' has no version '{version}'; its versions are: {versions}"
+        )
 
     def _only_name(self) -> str:
         """Return the name of the only model, unless models come and go on demand."""
@@ -120,8 +135,9 @@ class Registry:
         names = sorted(models.current)
         if len(names) != 1 or models.on_demand:
             raise InvalidRequest(
-                "no model is named; name one in X-Amzn-SageMaker-Target-Model, in the body's model_name, in "
-                "X-Amzn-SageMaker-Custom-Attributes: model_name=…, as ?model_name=…, or in multi-model mode by POST "
-                f"/models/NAME/invoke; the models served are: {', '.join(names) or 'none'}"
+                "no model is named; name one in X-Amzn-SageMaker-Target-Model, in the "
+                "body's model_name, in X-Amzn-SageMaker-Custom-Attributes: model_name=…, as "
+                "?model_name=…, or in multi-model mode by POST /models/NAME/invoke; the "
+                f"models served are: {', '.join(names) or 'none'}"
             )
         return names[0]

@@ -1,4 +1,5 @@
-"""A model that Triton has loaded, and its client: made at the first request that uses it, and kept."""
+"""A model that Triton has loaded, and its client: made at the first request that uses it, and
+kept."""
 
 import logging
 import threading
@@ -30,9 +31,10 @@ log = logging.getLogger(__name__)
 class ServedModel:
     """A model that Triton has loaded, and its client; without a client it serves tensors only.
 
-    `client_error` says why the client could not be made. `sequencing` is set for a model whose requests belong to
-    sequences. `parts` names the models that an ensemble calls; `batched_parts` says that one has a batch dimension.
-    `engine` is Triton's backend, `engine_reason` why it was chosen. `labels` has the class names of outputs.
+    `client_error` says why the client could not be made. `sequencing` is set for a model whose
+    requests belong to sequences. `parts` names the models that an ensemble calls; `batched_parts`
+    says that one has a batch dimension. `engine` is Triton's backend, `engine_reason` why it was
+    chosen. `labels` has the class names of outputs.
     """
 
     model: Model
@@ -50,18 +52,21 @@ class ServedModel:
         object.__setattr__(self, "name", self.model.name)
 
     def require_client(self) -> ModelClient:
-        """Return the client. Raise ModelFailed, or InvalidRequest that says what to send instead."""
+        """Return the client. Raise ModelFailed, or InvalidRequest that says what to send
+        instead."""
         if self.client_error:
             raise ModelFailed(self.name, self.client_error)
         if self.client is None:
             raise InvalidRequest(
                 f"model '{self.name}' has no client, so it takes tensors: send KServe v2 JSON "
-                '{"inputs": [{"name", "shape", "datatype", "data"}]}, its binary form, or application/x-npy'
+                '{"inputs": [{"name", "shape", "datatype", "data"}]}, its binary form, or '
+                "application/x-npy"
             )
         return self.client
 
     def example(self) -> bytes:
-        """Return one instance as a caller would post it: the folder's example.*, else the client's own."""
+        """Return one instance as a caller would post it: the folder's example.*, else the client's
+        own."""
         own = self.example_file()
         return own.read_bytes() if own else self.require_client().example
 
@@ -71,7 +76,8 @@ class ServedModel:
 
 
 class ServedModels(dict[tuple[str, str, str], ServedModel]):
-    """The models by Entry.key. A missing one is made; only the requests to this model wait for that."""
+    """The models by Entry.key. A missing one is made; only the requests to this model wait for
+    that."""
 
     def __init__(self, gateway: TritonGateway, table: Table) -> None:
         super().__init__()
@@ -79,7 +85,8 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         self._locks: dict[tuple[str, str, str], threading.Lock] = {}
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
-        """Make the model, and forget models that are no longer in the table. Raise a ServingError."""
+        """Make the model, and forget models that are no longer in the table. Raise a
+        ServingError."""
         keys = {entry.key for entry in self._table.look().entries.values()}
         for old in [locked for locked in list(self._locks) if locked not in keys]:
             self._locks.pop(old, None)
@@ -92,16 +99,21 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
 
 
 def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:
-    """Return the model that Triton serves by that name, with a client made from `folder`. Raise a ServingError."""
+    """Return the model that Triton serves by that name, with a client made from `folder`. Raise a
+    ServingError."""
     config = gateway.config(triton_name)
-    model, parts = describe_model(triton_name, folder, config), configs_of_parts(config, gateway.config)
+    model, parts = (
+        describe_model(triton_name, folder, config),
+        configs_of_parts(config, gateway.config),
+    )
     sequencing = None  # for an ensemble, that of the first part that has one
     for part in (config, *parts.values()):
         if sequencing is None and (id_type := correlation_type(part)):
             sequencing = Sequencing(id_type, sequence_idle_seconds(part))
     labels = {}
     for output in config.output:
-        with suppress(InvalidRequest, OSError):  # like Triton, but read no file outside of the folder
+        # like Triton, but read no file outside of the folder
+        with suppress(InvalidRequest, OSError):
             if output.label_filename:
                 labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")
     served = ServedModel(
@@ -126,9 +138,16 @@ def describe_model(name: str, folder: Path, config: Any) -> Model:
 
     def specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
         return tuple(
-            TensorSpec(spec.name, datatype_name(spec.data_type), tuple(spec.dims), getattr(spec, "optional", False))
+            TensorSpec(
+                spec.name,
+                datatype_name(spec.data_type),
+                tuple(spec.dims),
+                getattr(spec, "optional", False),
+            )
             for spec in tensors
         )
 
     parameters = {key: value.string_value for key, value in config.parameters.items()}
-    return Model(name, folder, specs(config.input), specs(config.output), config.max_batch_size, parameters)
+    return Model(
+        name, folder, specs(config.input), specs(config.output), config.max_batch_size, parameters
+    )

@@ -1,8 +1,10 @@
-"""What all processes share about the models: the table, a JSON file that the model manager replaces and each worker
-reads, and the leases, which count the requests in flight in a file that all of them map. Standard library only.
+"""What all processes share about the models: the table, a JSON file that the model manager replaces
+and each worker reads, and the leases, which count the requests in flight in a file that all of them
+map. Standard library only.
 
-A request counts itself and then looks at the table again. To unload a model, the manager marks it in the table and then
-waits until its counter is zero. So it waits for each request that still found the model, and no other begins to use it.
+A request counts itself and then looks at the table again. To unload a model, the manager marks it
+in the table and then waits until its counter is zero. So it waits for each request that still found
+the model, and no other begins to use it.
 """
 
 import json
@@ -41,13 +43,20 @@ class Table:
             with self.file.open("rb") as opened:
                 version, document = os.fstat(opened.fileno()).st_mtime_ns, json.load(opened)
             entries = document["entries"].items()
-            loads = {name: Entry(**fields | {"parts": tuple(fields["parts"])}) for name, fields in entries}
+            loads = {
+                name: Entry(**fields | {"parts": tuple(fields["parts"])})
+                for name, fields in entries
+            }
             rejected = tuple(Rejection(**fields) for fields in document["rejected"])
-            self._read = read = version, Models(**document | {"entries": loads, "rejected": rejected})
+            self._read = read = (
+                version,
+                Models(**document | {"entries": loads, "rejected": rejected}),
+            )
         return read[1]
 
     def write(self, models: Models) -> None:
-        """Replace the file in one step. Its time is its version: a number that no other version has. Raise OSError."""
+        """Replace the file in one step. Its time is its version: a number that no other version
+        has. Raise OSError."""
         temporary = self.file.with_name(f".{self.file.name}.{threading.get_ident()}")
         temporary.write_text(json.dumps(asdict(models)), encoding="utf-8")
         version = time.monotonic_ns()
@@ -56,8 +65,9 @@ class Table:
 
 
 class Leases:
-    """The counters: a row for each of the workers that may live at the same time, a column for each model, two for all.
-    A counter has two numbers: requests, and the bytes of their bodies. Without a file they are this process's own."""
+    """The counters: a row for each of the workers that may live at the same time, a column for each
+    model, two for all. A counter has two numbers: requests, and the bytes of their bodies. Without
+    a file they are this process's own."""
 
     def __init__(self, file: Path | None, rows: int = 1) -> None:
         self.rows, cells = rows, rows * WIDTH
@@ -66,7 +76,11 @@ class Leases:
             if opened.seek(0, 2) < length:
                 opened.truncate(length)
             numbers = memoryview(mmap.mmap(opened.fileno(), length)).cast("q")
-        self._requests, self._bytes, self._last_use = numbers[:cells], numbers[cells : 2 * cells], numbers[2 * cells :]
+        self._requests, self._bytes, self._last_use = (
+            numbers[:cells],
+            numbers[cells : 2 * cells],
+            numbers[2 * cells :],
+        )
 
     def add(self, row: int, column: int, requests: int, size: int) -> None:
         """Add requests, and the bytes of their bodies."""
@@ -87,7 +101,8 @@ class Leases:
         self._last_use[column] = time.monotonic_ns()
 
     def last_use(self, column: int) -> float:
-        """Return when the last request ended (time.monotonic), perhaps one to the model that had this column before."""
+        """Return when the last request ended (time.monotonic), perhaps one to the model that had
+        this column before."""
         return self._last_use[column] / 1e9
 
     def clear(self, row: int) -> None:

@@ -1,4 +1,5 @@
-"""The log of `serve` and of the processes that it runs: JSON lines, or text if the log is a terminal."""
+"""The log of `serve` and of the processes that it runs: JSON lines, or text if the log is a
+terminal."""
 
 import contextlib
 import json
@@ -14,45 +15,72 @@ LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the size of a pipe's buffer
 OUTPUT_END_TIMEOUT = 1.0
 OUTPUT_PATIENCE = 1.0  # seconds that a reader of the log may pause before lines are dropped
-# A caller must not be able to write to a terminal or begin a line of the log. Escape as in JSON, like most lines.
-ESCAPED = {code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)}
+# A caller must not be able to write to a terminal or begin a line of the log. Escape as in JSON,
+# like most lines.
+ESCAPED = {
+    code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
+}
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
-LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical", "notice": "info", "warn": "warning"}
+LEVELS = {
+    "I": "info",
+    "W": "warning",
+    "E": "error",
+    "F": "critical",
+    "notice": "info",
+    "warn": "warning",
+}
 LEVELS |= dict.fromkeys(("crit", "alert", "emerg"), "critical")
 PREFIXES = (
     # tritonserver's two formats of --log-format
-    re.compile(r"(?:[\dT:.-]+Z )?(?P<level>[IWEF])(?:\d{4} [\d:.]+)? \d+ (?P<logger>[\w.-]+:\d+)\] ", re.ASCII),
-    re.compile(r"(?:\d{4}/\d\d/\d\d [\d:]+|nginx:) \[(?P<level>\w+)\] (?:\d+#\d+: )?"),  # nginx's error log
+    re.compile(
+        r"(?:[\dT:.-]+Z )?(?P<level>[IWEF])(?:\d{4} [\d:.]+)? \d+ (?P<logger>[\w.-]+:\d+)\] ",
+        re.ASCII,
+    ),
+    # nginx's error log
+    re.compile(r"(?:\d{4}/\d\d/\d\d [\d:]+|nginx:) \[(?P<level>\w+)\] (?:\d+#\d+: )?"),
     re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR): "),  # the model manager
 )
 
 
 def as_json(process: str, line: str, level: str = "") -> str:
-    """Return the line as one JSON object; a line that is JSON already stays unchanged. If `level` is "", guess it."""
+    """Return the line as one JSON object; a line that is JSON already stays unchanged. If `level`
+    is "", guess it."""
     if read_object(line):
         return line.translate(ESCAPED)
     level, logger, message = split_prefix(line, level)
-    entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "process": process, "level": level}
+    entry = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "process": process,
+        "level": level,
+    }
     entry |= {"message": message} | ({"logger": logger} if logger else {})
     return json.dumps(entry, separators=(",", ":")).translate(ESCAPED)
 
 
 def as_text(process: str, line: str, level: str = "") -> str:
-    """Return the line for people: time, process, text; of nginx's and gunicorn's entries the important fields."""
+    """Return the line for people: time, process, text; of nginx's and gunicorn's entries the
+    important fields."""
     entry = read_object(line)
     request = f"request {entry.get('request_id', '')}"
     if "status" in entry:
         words = (entry.get(name) for name in ("method", "path", "status", "code", "model"))
-        message = f"{' '.join(str(word) for word in words if word)} {entry.get('seconds', 0)} s, {request}"
+        message = (
+            f"{' '.join(str(word) for word in words if word)} {entry.get('seconds', 0)} s, "
+            f"{request}"
+        )
         level, message = "", message.translate(ESCAPED)
     elif "message" in entry:
         level, message = str(entry.get("level", "")), f"{entry['message']}"
-        message += (f" ({request})" if "request_id" in entry else "") + f"\n{entry.get('trace', '')}".rstrip()
+        message += (
+            f" ({request})" if "request_id" in entry else ""
+        ) + f"\n{entry.get('trace', '')}".rstrip()
     else:
         level, _, message = split_prefix(line, level)
     urgency = "" if level in ("", "info") else f"{level.upper()}: "
     now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return f"{now} {process} | {urgency}" + "\n    ".join(part.translate(ESCAPED) for part in message.split("\n"))
+    return f"{now} {process} | {urgency}" + "\n    ".join(
+        part.translate(ESCAPED) for part in message.split("\n")
+    )
 
 
 def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
@@ -60,8 +88,11 @@ def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
     if not (match := next((match for prefix in PREFIXES if (match := prefix.match(line))), None)):
         return level or ("error" if ERROR_LINE.search(line) else "info"), "", line
     word, message = match["level"], line[match.end() :]
-    with contextlib.suppress(ValueError):  # tritonserver's messages are JSON strings, with escaped line ends
-        message = str(json.loads(message, strict=False)).strip() if message.startswith('"') else message
+    # tritonserver's messages are JSON strings, with escaped line ends
+    with contextlib.suppress(ValueError):
+        message = (
+            str(json.loads(message, strict=False)).strip() if message.startswith('"') else message
+        )
     return LEVELS.get(word, word.lower()), match.groupdict().get("logger", ""), message
 
 
@@ -74,8 +105,9 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 class Output:
-    """Writes whole lines from many threads to one file descriptor. A log that nobody reads must not block the
-    supervisor: lines are then dropped, and their number is logged when the log is read again."""
+    """Writes whole lines from many threads to one file descriptor. A log that nobody reads must not
+    block the supervisor: lines are then dropped, and their number is logged when the log is read
+    again."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -97,11 +129,16 @@ class Output:
 
 
 class Pump(threading.Thread):
-    """Reads a process's output to its end, drops lines with `noise`, and writes the others without what matches
-    `omitted`; JSON stays unchanged."""
+    """Reads a process's output to its end, drops lines with `noise`, and writes the others without
+    what matches `omitted`; JSON stays unchanged."""
 
     def __init__(
-        self, process: str, stream: IO[bytes], output: Output, noise: Sequence[str], omitted: str = ""
+        self,
+        process: str,
+        stream: IO[bytes],
+        output: Output,
+        noise: Sequence[str],
+        omitted: str = "",
     ) -> None:
         super().__init__(name=f"pump-{process}", daemon=True)
         self._process, self._stream, self._output = process, stream, output
@@ -114,9 +151,16 @@ class Pump(threading.Thread):
     def run(self) -> None:
         with self._stream:
             for lines in read_lines(self._stream):
-                kept = [line for line in lines if not any(pattern.search(line) for pattern in self._noise)]
+                kept = [
+                    line
+                    for line in lines
+                    if not any(pattern.search(line) for pattern in self._noise)
+                ]
                 if self._omitted:
-                    kept = [line if line.startswith('{"') else self._omitted.sub("", line) for line in kept]
+                    kept = [
+                        line if line.startswith('{"') else self._omitted.sub("", line)
+                        for line in kept
+                    ]
                 for line in map(str.strip, kept):
                     if line and not line.startswith('{"'):  # an entry of nginx or gunicorn
                         self._last_line = line

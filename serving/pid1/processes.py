@@ -1,4 +1,5 @@
-"""The table of processes that `serve` watches: their command lines, environments and configurations."""
+"""The table of processes that `serve` watches: their command lines, environments and
+configurations."""
 
 import glob
 import json
@@ -25,23 +26,34 @@ AGENT_FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package ins
 AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
 
 
-def table(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> list[Process]:
-    """Return the processes in the order of their start. nginx inherits the listeners. Raise FileNotFoundError if a
-    program is missing."""
+def table(
+    settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
+) -> list[Process]:
+    """Return the processes in the order of their start. nginx inherits the listeners. Raise
+    FileNotFoundError if a program is missing."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    # Without ORT_DISABLE_TELEMETRY, ONNX Runtime writes a database below HOME and contacts its maker's servers.
+    # Without ORT_DISABLE_TELEMETRY, ONNX Runtime writes a database below HOME and contacts its
+    # maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     front = {**environ, **settings.environment(), **python, **quiet}
-    common = {name: value for name, value in front.items() if name not in SECRETS}  # only the front needs them
-    command = (sys.executable, "-m", "serving.model_lifecycle")  # loads, unloads and recovers models
+    # only the front needs them
+    common = {name: value for name, value in front.items() if name not in SECRETS}
+    # loads, unloads and recovers models
+    command = (sys.executable, "-m", "serving.model_lifecycle")
     manager = Process("manager", command, common, ROOT, answers_at=(settings.manager_socket, "/"))
-    needed = [triton(settings, common), manager, gunicorn(settings, front), nginx(settings, common, listeners)]
+    needed = [
+        triton(settings, common),
+        manager,
+        gunicorn(settings, front),
+        nginx(settings, common, listeners),
+    ]
     return [*needed, *cloudwatch_agent(settings, common)]
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """Return gunicorn's process. A worker accepts no more connections than it has threads, so no request waits behind a
-    busy one while another worker is free. gunicorn itself replaces workers that hang."""
+    """Return gunicorn's process. A worker accepts no more connections than it has threads, so no
+    request waits behind a busy one while another worker is free. gunicorn itself replaces workers
+    that hang."""
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": ROOT,
@@ -57,7 +69,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
-        # Otherwise it trusts headers SCRIPT_NAME and PATH_INFO, because it takes a unix socket's peer for a proxy.
+        # Otherwise it trusts headers SCRIPT_NAME and PATH_INFO, because it takes a unix socket's
+        # peer for a proxy.
         "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
@@ -67,37 +80,54 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     counts = settings.run_dir / "metrics"  # counters begin at 0 when `serve` starts
     shutil.rmtree(counts, ignore_errors=True)
     counts.mkdir()
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
-    # A worker keeps freed memory for the next request until it is idle (front/services.py): without that, page faults
-    # take two fifths of its time with images. One arena, because malloc_trim leaves the ends of all others.
+    one_thread = dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1"
+    )
+    # A worker keeps freed memory for the next request until it is idle (front/services.py): without
+    # that, page faults take two fifths of its time with images. One arena, because malloc_trim
+    # leaves the ends of all
+    # others.
     heap = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), MALLOC_THRESHOLD)
-    own = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "PROMETHEUS_MULTIPROC_DIR": str(counts)}
+    own = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_ARENA_MAX": "1",
+        "PROMETHEUS_MULTIPROC_DIR": str(counts),
+    }
     return Process("gunicorn", tuple(command), {**environ, **one_thread, **heap, **own}, ROOT)
 
 
 def find_agent(environ: Mapping[str, str]) -> str | None:
-    """Return the agent's program, on the PATH or where AWS's package installs it; None if it is not installed."""
+    """Return the agent's program, on the PATH or where AWS's package installs it; None if it is not
+    installed."""
     return shutil.which(AGENT, path=f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}")
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """Return no process if the agent is not asked for or not installed (`serve` warns of that). Otherwise write its
-    configuration into the run folder: it scrapes /metrics and publishes the series that cloudwatch.json declares. With
-    RUN_IN_CONTAINER it reads CW_CONFIG_CONTENT instead of a file below /etc."""
+    """Return no process if the agent is not asked for or not installed (`serve` warns of that).
+    Otherwise write its configuration into the run folder: it scrapes /metrics and publishes the
+    series that cloudwatch.json declares. With RUN_IN_CONTAINER it reads CW_CONFIG_CONTENT instead
+    of a file below /etc."""
     program = find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []
     host, port = ping_address(settings)
     targets = [{"targets": [f"{bracketed(host)}:{port}"]}]
     job = {"job_name": "triton", "metrics_path": "/metrics", "static_configs": targets}
-    scrape = {"global": {"scrape_interval": "60s", "scrape_timeout": "10s"}, "scrape_configs": [job]}
+    scrape = {
+        "global": {"scrape_interval": "60s", "scrape_timeout": "10s"},
+        "scrape_configs": [job],
+    }
     scrape_file = settings.run_dir / "prometheus.yaml"
     scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")  # JSON is a part of YAML
     configuration = json.loads(AGENT_TEMPLATE.read_text(encoding="utf-8"))
-    if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):  # else the agent asks the machine
+    # else the agent asks the machine
+    if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
         configuration["agent"]["region"] = region
     prometheus = configuration["logs"]["metrics_collected"]["prometheus"]
-    prometheus |= {"log_group_name": settings.cloudwatch_log_group, "prometheus_config_path": str(scrape_file)}
+    prometheus |= {
+        "log_group_name": settings.cloudwatch_log_group,
+        "prometheus_config_path": str(scrape_file),
+    }
     prometheus["emf_processor"]["metric_namespace"] = settings.cloudwatch_namespace
     content = json.dumps(configuration, indent=2)
     (settings.run_dir / "cloudwatch.json").write_text(content, encoding="utf-8")
@@ -115,27 +145,33 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-EXIT_SECONDS = 5  # all requests are answered before; tritonserver waits only for instances that hang or have died
-# Threads of OpenBLAS spin for 2^28 cycles, 0.1 s, after each product of large matrices (its blas_server.c); 2^16 are
-# some 25 µs. Those of OpenMP look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT), which wastes
-# most of their time if other threads need the processors. 10,000 are enough between the operators of a network.
+# all requests are answered before; tritonserver waits only for instances that hang or have died
+EXIT_SECONDS = 5
+# Threads of OpenBLAS spin for 2^28 cycles, 0.1 s, after each product of large matrices (its
+# blas_server.c); 2^16 are some 25 µs. Those of OpenMP look 300,000 times for the next operator
+# (libgomp's manual, GOMP_SPINCOUNT), which wastes most of their time if other threads need the
+# processors. 10,000 are
+# enough between the operators
+# of a network.
 OPENBLAS_SPINNING, SPINNING = "16", "10000"
-# Lines that are not logged: tables, empty lines, the countdown, the usage (it hides which option is wrong), and the
-# library evhtp's about each connection on a Unix socket; without a GPU, that none is found.
+# Lines that are not logged: tables, empty lines, the countdown, the usage (it hides which option is
+# wrong), and the library evhtp's about each connection on a Unix socket; without a GPU, that none
+# is found.
 TRITON_NOISE = (
     r"^(Usage: tritonserver|(?!.*[Ee]rror)[A-Z][A-Za-z/ ]*:$|\t|  -)",
     r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
     r"^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",
 )
 NO_GPU_NOISE = (
-    r"^Error: Failed to initialize NVML$|\"(Unable to allocate pinned system memory|CUDA memory pool disabled|"
+    r"^Error: Failed to initialize NVML$|\"(Unable to allocate pinned system memory|CUDA "
+    r"memory pool disabled|"
     r"CudaDriverHelper has not been initialized|DCGM unable to start|Collecting CPU metrics)",
 )
 
 
 def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """Return tritonserver's process. Its shared memory has a unique name, so the files of a killed one can be
-    removed."""
+    """Return tritonserver's process. Its shared memory has a unique name, so the files of a killed
+    one can be removed."""
     backends = tritonserver.backend_directory()
     settings.triton_folder.mkdir(mode=0o700, exist_ok=True)
     settings.staged_folder.mkdir(exist_ok=True)
@@ -147,7 +183,10 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     command = tritonserver.command(triton_flags(settings, backends), backends, prefix)
     command += backend_options(settings, backends)
     if settings.device == "gpu" and settings.model_load_gpu_limit:
-        command += [f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpu_count())]
+        command += [
+            f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}"
+            for gpu in range(gpu_count())
+        ]
     command += settings.additional_arguments  # the last option of a name counts
     return Process(
         "tritonserver",
@@ -164,7 +203,8 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
 def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
     """Return the options of tritonserver itself, without those of its backends."""
     flags: dict[str, object] = {
-        # tritonserver loads all staged models before it listens; later the model manager loads and unloads models.
+        # tritonserver loads all staged models before it listens; later the model manager loads and
+        # unloads models.
         "model-repository": settings.staged_folder,
         "model-control-mode": "explicit",
         "load-model": "*",
@@ -185,7 +225,11 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
         "grpc-port": GRPC_PORT,
         "metrics-address": f"unix:{settings.triton_metrics}",
     }
-    flags |= {"model-load-thread-count": settings.policy.loads_at_once} if settings.policy.loads_at_once else {}
+    flags |= (
+        {"model-load-thread-count": settings.policy.loads_at_once}
+        if settings.policy.loads_at_once
+        else {}
+    )
     flags |= {"allow-gpu-metrics": "false"} if settings.device == "cpu" else {}
     return flags
 
@@ -205,43 +249,73 @@ TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
 USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
-NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
-MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
-# Lines that are not logged: about each /ping that the supervisor sends before gunicorn listens (it logs that itself),
-# and about each body that is too large, which gets an entry like every request.
-NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP', "client intended to send too large body")
+NGINX_LOG_LEVELS = {
+    "debug": "info",
+    "info": "warn",
+    "warning": "warn",
+    "error": "error",
+    "critical": "crit",
+}
+# bytes, the most that malloc allows: below it, it keeps what is freed
+MALLOC_THRESHOLD = f"{32 * 2**20}"
+# Lines that are not logged: about each /ping that the supervisor sends before gunicorn listens (it
+# logs that itself), and about each body that is too large, which gets an entry like every request.
+NGINX_NOISE = (
+    r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',
+    "client intended to send too large body",
+)
 QUERY = r'\?[^\s"]*'  # of a request that nginx's error log quotes
 
 
-def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> Process:
-    """Return nginx's process, and write nginx.conf into the run folder. The variable NGINX names its listeners."""
-    binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+def nginx(
+    settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
+) -> Process:
+    """Return nginx's process, and write nginx.conf into the run folder. The variable NGINX names
+    its listeners."""
+    binary = shutil.which(
+        "nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
+    )
     if not binary:
-        raise FileNotFoundError("nginx is not installed: install a package of it, such as Debian's nginx-light")
+        raise FileNotFoundError(
+            "nginx is not installed: install a package of it, such as Debian's nginx-light"
+        )
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Otherwise nginx spends half of its time for a tensor of 600 kB on returning memory and requesting it again.
+    # Otherwise nginx spends half of its time for a tensor of 600 kB on returning memory and
+    # requesting it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
-    inherited = {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
+    inherited = (
+        {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
+    )
     environ = {**environ, **heap, **inherited}
     return Process(
-        "nginx", command, environ, settings.run_dir, signal.SIGQUIT, NGINX_NOISE, QUERY, listeners=tuple(listeners)
+        "nginx",
+        command,
+        environ,
+        settings.run_dir,
+        signal.SIGQUIT,
+        NGINX_NOISE,
+        QUERY,
+        listeners=tuple(listeners),
     )
 
 
 def nginx_configuration(settings: Settings) -> str:
-    """Return nginx.conf with every {{name}} replaced by one of `values`, else by the setting of that name, and without
-    each {{#name}} … {{/name}} whose setting is false."""
+    """Return nginx.conf with every {{name}} replaced by one of `values`, else by the setting of
+    that name, and without each {{#name}} … {{/name}} whose setting is false."""
     roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {
-        # Without this, nginx as root runs its workers as another user, who cannot enter the run folder.
+        # Without this, nginx as root runs its workers as another user, who cannot enter the run
+        # folder.
         "user": "user root;" if os.geteuid() == 0 else "",
         "nginx_workers": min(4, math.ceil(cpu_quota())),
         "connections": connections,
         "open_files": connections + OWN_FILES,
-        "most_requests": min(connections // FILES_PER_REQUEST, max(FEWEST_REQUESTS, 4 * settings.max_concurrency)),
+        "most_requests": min(
+            connections // FILES_PER_REQUEST, max(FEWEST_REQUESTS, 4 * settings.max_concurrency)
+        ),
         "shutdown_timeout": _milliseconds(max(0.001, 0.9 * settings.stop_timeout)),
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
         "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",
@@ -262,7 +336,9 @@ def nginx_configuration(settings: Settings) -> str:
         return values[name] if name in values else getattr(settings, name)
 
     template = TEMPLATE.read_text(encoding="utf-8")
-    text = SECTION.sub(lambda match: "" if value(match[1]) in (False, "false") else match[2], template)
+    text = SECTION.sub(
+        lambda match: "" if value(match[1]) in (False, "false") else match[2], template
+    )
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(value(match[1])), text)
 
 

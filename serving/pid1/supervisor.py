@@ -1,14 +1,15 @@
 """Supervision: a table of processes, one loop, one policy.
 
-    starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
-        ^----------------- a process dies -------------------/
+    starting --processes run, /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
+        ^------------- a process dies ---------------/
 
-A process that dies is started again after a growing pause. A process whose health check (`Process.answers_at`) does not
-answer for `hang_timeout` is killed, which counts as a death.
+A process that dies is started again after a growing pause. A process whose health check
+(`Process.answers_at`) does not answer for `hang_timeout` is killed, which counts as a death.
 
-Everything ends, with the reason in the log, after more than five deaths of one process in a minute (deaths for lack of
-memory do not count, because callers cause them), and after a start that is not ready in time or whose /ping says that
-waiting will not help. Tests replay such histories with a fake System.
+Everything ends, with the reason in the log, after more than five deaths of one process in a minute
+(deaths for lack of memory do not count, because callers cause them), and after a start that is not
+ready in time or whose /ping says that waiting will not help. Tests replay such histories with a
+fake System.
 """
 
 import math
@@ -28,7 +29,8 @@ BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1  # while a process or readiness is awaited
 IDLE_INTERVAL = 1.0  # otherwise
 REPORT_INTERVAL = 5.0  # between two lines that say why a start is not ready yet
-STOP_BEFORE_READY = 3.0  # no request is in flight then, and a tritonserver that is loading models ignores a stop
+# no request is in flight then, and a tritonserver that is loading models ignores a stop
+STOP_BEFORE_READY = 3.0
 
 
 class Failure(Exception):
@@ -47,11 +49,15 @@ class _Child:
 
 
 class Supervisor:
-    """Runs `processes` until a signal or a failure, then stops them, the last first. Logs the lines `when_ready` when
-    everything is ready for the first time."""
+    """Runs `processes` until a signal or a failure, then stops them, the last first. Logs the lines
+    `when_ready` when everything is ready for the first time."""
 
     def __init__(
-        self, processes: Sequence[Process], system: System, settings: Settings, when_ready: Sequence[str] = ()
+        self,
+        processes: Sequence[Process],
+        system: System,
+        settings: Settings,
+        when_ready: Sequence[str] = (),
     ) -> None:
         self._children = [_Child(process) for process in processes]
         self._system, self._settings, self._when_ready = system, settings, list(when_ready)
@@ -60,7 +66,8 @@ class Supervisor:
         self._oom_kills = system.oom_kills()
 
     def run(self) -> int:
-        """Return the exit code: 0 after a signal, 1 after a failure, whose reason is the last line of the log."""
+        """Return the exit code: 0 after a signal, 1 after a failure, whose reason is the last line
+        of the log."""
         code, reason = 0, "stopped"
         try:
             self._start_due()
@@ -106,13 +113,20 @@ class Supervisor:
         certain = "out of memory" if short_of_memory else "not out of memory"
         cause = certain if counted else "perhaps out of memory"
         hang = f"was killed because it did not answer for {self._settings.hang_timeout:g} s"
-        child.last_exit = hang if child.hangs else describe_exit(code, cause if code == -signal.SIGKILL else "")
+        child.last_exit = (
+            hang if child.hangs else describe_exit(code, cause if code == -signal.SIGKILL else "")
+        )
         child.pid, child.hangs = None, False
-        times[:] = [time for time in times if time > now - WINDOW] + ([] if short_of_memory else [now])
+        times[:] = [time for time in times if time > now - WINDOW] + (
+            [] if short_of_memory else [now]
+        )
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
         if len(times) > DEATHS_ALLOWED:
-            often = f"{name} died {len(times)} times within {WINDOW:g} s, the last time it {child.last_exit}"
+            often = (
+                f"{name} died {len(times)} times within {WINDOW:g} s, the last time it "
+                f"{child.last_exit}"
+            )
             error = self._system.last_error(child.process)
             self._give_up(child, f"{often}: {error}" if error else often)
         else:
@@ -123,7 +137,11 @@ class Supervisor:
 
     def _kill_what_hangs(self) -> None:
         for child in self._children if self._settings.hang_timeout else ():
-            if child.pid and not child.hangs and self._system.silence(child.pid) >= self._settings.hang_timeout:
+            if (
+                child.pid
+                and not child.hangs
+                and self._system.silence(child.pid) >= self._settings.hang_timeout
+            ):
                 child.hangs = True
                 self._system.kill_group(child.pid)
 
@@ -138,7 +156,9 @@ class Supervisor:
     def _check_readiness(self) -> None:
         if self._stage == "ready":
             return
-        down = [child for child in self._children if child.pid is None and not child.process.optional]
+        down = [
+            child for child in self._children if child.pid is None and not child.process.optional
+        ]
         reason = f"{down[0].process.name} {down[0].last_exit}" if down else self._system.ping()
         took = self._system.now() - self._since
         if not reason:
@@ -157,7 +177,8 @@ class Supervisor:
             self._system.say(f"not ready after {took:.0f} s: {reason}", "warning")
 
     def _stop(self) -> None:
-        """Stop the processes one after the other, the last first, under one deadline, then kill what is left."""
+        """Stop the processes one after the other, the last first, under one deadline, then kill
+        what is left."""
         self._stage = "stopping"
         self._write_status()
         # Callers may have got a 200 from /ping that this loop has not seen yet.
@@ -170,7 +191,9 @@ class Supervisor:
                 self._await_end(child, deadline)
         for child in self._children:
             if child.pid is not None:
-                self._system.say(f"{child.process.name} did not stop in time: killing it", "warning")
+                self._system.say(
+                    f"{child.process.name} did not stop in time: killing it", "warning"
+                )
                 self._system.kill_group(child.pid)
                 self._await_end(child, self._system.now() + BACKOFF_MAX)
 
@@ -184,8 +207,16 @@ class Supervisor:
     def _write_status(self) -> None:
         processes = {}
         for child in self._children:
-            state = "running" if child.pid else "stopped" if self._stage == "stopping" else "backing off"
-            processes[child.process.name] = ProcessStatus(child.pid, child.starts, state, child.last_exit)
+            state = (
+                "running"
+                if child.pid
+                else "stopped"
+                if self._stage == "stopping"
+                else "backing off"
+            )
+            processes[child.process.name] = ProcessStatus(
+                child.pid, child.starts, state, child.last_exit
+            )
         try:
             write_status(self._settings.status_file, self._stage, processes)
         except OSError as err:  # a full disk must not end supervision

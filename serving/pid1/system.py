@@ -1,5 +1,6 @@
-"""The supervised processes (Process), and access to Linux for the supervisor: processes, signals, output, health
-checks. Also what a start needs: open files (`ulimit -n`), listening ports, names in /dev/shm."""
+"""The supervised processes (Process), and access to Linux for the supervisor: processes, signals,
+output, health checks. Also what a start needs: open files (`ulimit -n`), listening ports, names in
+/dev/shm."""
 
 import contextlib
 import fcntl
@@ -31,9 +32,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
 ATTEMPTS = 3  # health checks that fail one after the other before a server counts as hung
 PAUSE = 1.0  # seconds between two of them
-FILE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which the kernel dates files: up to 4 ms behind time.time()
-OWN_FILES = 64  # of a process that has no request: logs, pipes, sockets, libraries, those of its metrics
-FILES_PER_REQUEST = 3  # nginx: the caller's connection, the one to gunicorn, a large body; gunicorn: fewer
+# CLOCK_REALTIME_COARSE, by which the kernel dates files: up to 4 ms behind time.time()
+FILE_CLOCK = 5
+# of a process that has no request: logs, pipes, sockets, libraries, those of its metrics
+OWN_FILES = 64
+# nginx: the caller's connection, the one to gunicorn, a large body; gunicorn: fewer
+FILES_PER_REQUEST = 3
 FEWEST_FILES = 128  # below it tritonserver does not start with a model
 MOST_FILES = 65536  # unless more are needed
 BACKLOG = 1024  # as in nginx.conf
@@ -51,11 +55,13 @@ class Process:
     stop_signal: signal.Signals = signal.SIGTERM
     noise: tuple[str, ...] = ()  # regular expressions of lines that are not logged
     omitted: str = ""  # regular expression of what is left out of the other lines
-    leftovers: tuple[str, ...] = ()  # glob patterns of files that it leaves when it is killed: shared memory, sockets
-    # Glob pattern of folders that it makes, and that others of our user may make too. They are removed if they are not
-    # older than the process and no other process of its name runs.
+    # glob patterns of files that it leaves when it is killed: shared memory, sockets
+    leftovers: tuple[str, ...] = ()
+    # Glob pattern of folders that it makes, and that others of our user may make too. They are
+    # removed if they are not older than the process and no other process of its name runs.
     leftover_folders: str = ""
-    optional: bool = False  # serving goes on without it: it is not waited for, and too many deaths end only itself
+    # serving goes on without it: it is not waited for, and too many deaths end only itself
+    optional: bool = False
     answers_at: tuple[Address, str] | None = None  # address and path of its health check
     listeners: tuple[socket.socket, ...] = ()  # inherited
 
@@ -67,9 +73,10 @@ class PermanentFailure(str):
 
 
 class HealthCheck(threading.Thread):
-    """Asks a server for its health repeatedly, each time on a new connection, until `ended` is set. `silence` is the
-    time in seconds of all failed attempts since the last answer, 0.0 before the first answer. An attempt counts for at
-    most its timeout, because the whole container may have been paused."""
+    """Asks a server for its health repeatedly, each time on a new connection, until `ended` is set.
+    `silence` is the time in seconds of all failed attempts since the last answer, 0.0 before the
+    first answer. An attempt counts for at most its timeout, because the whole container may have
+    been paused."""
 
     def __init__(self, address: Address, path: str, timeout: float) -> None:
         super().__init__(name=f"health-{path}", daemon=True)
@@ -100,14 +107,16 @@ class _Running:
 
 
 class System:
-    """The supervisor's access to Linux. `ping_address` is nginx's; with a `hang_timeout` of 0 no health is checked."""
+    """The supervisor's access to Linux. `ping_address` is nginx's; with a `hang_timeout` of 0 no
+    health is checked."""
 
     def __init__(self, ping_address: Address, output: Output, hang_timeout: float = 0.0) -> None:
         self._ping_address, self._output, self._hang_timeout = ping_address, output, hang_timeout
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
-        self._prefix = dying_with_us("TERM")  # nginx, gunicorn and Triton end their own children then
+        # nginx, gunicorn and Triton end their own children then
+        self._prefix = dying_with_us("TERM")
 
     def catch_signals(self) -> None:
         """Queue all signals from now on; the supervisor's loop acts on them."""
@@ -139,7 +148,9 @@ class System:
             pass_fds=[listener.fileno() for listener in process.listeners],
         )
         if child.stdout:
-            self._pumps[process.name] = Pump(process.name, child.stdout, self._output, process.noise, process.omitted)
+            self._pumps[process.name] = Pump(
+                process.name, child.stdout, self._output, process.noise, process.omitted
+            )
             self._pumps[process.name].start()
         check = None
         if process.answers_at and self._hang_timeout:
@@ -149,26 +160,32 @@ class System:
         return child.pid
 
     def reap(self) -> list[tuple[int, int]]:
-        """Return (pid, exit code) of all processes that ended, inherited orphans too; kill the rest of their groups."""
+        """Return (pid, exit code) of all processes that ended, inherited orphans too; kill the rest
+        of their groups."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if child.si_pid in self._running:  # no other process or group can get this number before the wait
+                # no other process or group can get this number before the wait
+                if child.si_pid in self._running:
                     self.kill_group(child.si_pid)
                 _, status = os.waitpid(child.si_pid, 0)
                 ended.append((child.si_pid, os.waitstatus_to_exitcode(status)))
                 if running := self._running.pop(child.si_pid, None):
-                    running.child.returncode = ended[-1][1]  # so that Popen does not wait for it again
+                    # so that Popen does not wait for it again
+                    running.child.returncode = ended[-1][1]
                     if running.check:
                         running.check.ended.set()
                     for leftover in chain.from_iterable(map(glob.glob, running.process.leftovers)):
                         with contextlib.suppress(OSError):
                             Path(leftover).unlink()
-                    remove_leftovers(running.process.leftover_folders, running.process.name, running.started)
+                    remove_leftovers(
+                        running.process.leftover_folders, running.process.name, running.started
+                    )
         return ended
 
     def signal(self, pid: int, number: signal.Signals) -> None:
-        """Signal the process alone, not its group, and close its listeners, because it is to end."""
+        """Signal the process alone, not its group, and close its listeners, because it is to
+        end."""
         if pid in self._running:
             os.kill(pid, number)
             for listener in self._running[pid].process.listeners:
@@ -185,7 +202,8 @@ class System:
         return check.silence if check else 0.0
 
     def oom_kills(self) -> int | None:
-        """Return how many of our processes the kernel has killed for lack of memory, None if that is unknown."""
+        """Return how many of our processes the kernel has killed for lack of memory, None if that
+        is unknown."""
         return machine.oom_kills()
 
     def last_error(self, process: Process) -> str:
@@ -193,7 +211,8 @@ class System:
         return self._pumps[process.name].last_error() if process.name in self._pumps else ""
 
     def ping(self) -> str:
-        """Return why /ping does not answer 200, "" if it does; a PermanentFailure if waiting will not help."""
+        """Return why /ping does not answer 200, "" if it does; a PermanentFailure if waiting will
+        not help."""
         try:
             status, body = ask(self._ping_address, "/ping", PING_TIMEOUT)
         except OSError as err:
@@ -219,37 +238,55 @@ class System:
 
 
 def raise_file_limit(max_concurrency: int) -> int:
-    """Raise the limit of open files to the hard one, for all processes that are started from now on, and return it.
-    Raise SettingsError if it is too low for `max_concurrency` requests."""
+    """Raise the limit of open files to the hard one, for all processes that are started from now
+    on, and return it. Raise SettingsError if it is too low for `max_concurrency` requests."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
-    limit = max(needed, MOST_FILES) if hard == resource.RLIM_INFINITY else min(max(needed, MOST_FILES), hard)
+    limit = (
+        max(needed, MOST_FILES)
+        if hard == resource.RLIM_INFINITY
+        else min(max(needed, MOST_FILES), hard)
+    )
     if limit < needed:
-        problem = f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only {limit} are allowed"
-        raise SettingsError([f"{problem} (ulimit -n): start the container with --ulimit nofile={needed}, or lower it"])
+        problem = (
+            f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only "
+            f"{limit} are allowed"
+        )
+        raise SettingsError(
+            [
+                f"{problem} (ulimit -n): start the container with --ulimit nofile={needed}, "
+                "or lower it"
+            ]
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit
 
 
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
-    """Yield a listening socket for each public port. nginx inherits them, so callers wait while nginx is restarted.
-    Raise SettingsError that names the ports that cannot be used."""
+    """Yield a listening socket for each public port. nginx inherits them, so callers wait while
+    nginx is restarted. Raise SettingsError that names the ports that cannot be used."""
     wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
     wanted |= {"SAGEMAKER_TRITON_GRPC_PORT": settings.grpc_port} if settings.allow_grpc else {}
-    wanted |= {"SAGEMAKER_TRITON_METRICS_PORT": settings.metrics_port} if settings.allow_metrics else {}
+    wanted |= (
+        {"SAGEMAKER_TRITON_METRICS_PORT": settings.metrics_port} if settings.allow_metrics else {}
+    )
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     mistakes, listeners = [], []
     with contextlib.ExitStack() as opened:
         for name, port in wanted.items():
             try:
-                listener = socket.create_server((settings.host, port), family=family, backlog=BACKLOG)
+                listener = socket.create_server(
+                    (settings.host, port), family=family, backlog=BACKLOG
+                )
             except OSError as err:
                 mistakes.append(
-                    f"{name}={port}: cannot listen there: {os.strerror(err.errno or 0)}; choose another port"
+                    f"{name}={port}: cannot listen there: {os.strerror(err.errno or 0)}; "
+                    "choose another port"
                 )
             else:
-                listener.setblocking(False)  # two workers of nginx see a connection, and one gets it
+                # two workers of nginx see a connection, and one gets it
+                listener.setblocking(False)
                 listeners.append(opened.enter_context(listener))
         if mistakes:
             raise SettingsError(mistakes)
@@ -263,8 +300,9 @@ def new_prefix() -> str:
 
 @contextlib.contextmanager
 def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
-    """Remove the files that a killed `serve` left in /dev/shm, which may outlive a container (a pod's volume, the
-    host's own). Hold a lock while this `serve` lives, so that others leave its files alone."""
+    """Remove the files that a killed `serve` left in /dev/shm, which may outlive a container (a
+    pod's volume, the host's own). Hold a lock while this `serve` lives, so that others leave its
+    files alone."""
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,14 +1,17 @@
 """Find mistakes in the models: `serve --check`, and what `build_engines` writes.
 
-    config.pbtxt --protobuf--> configuration --client--> example --preprocess--> the tensors that the inputs take
+    config.pbtxt --protobuf--> configuration --client--> example
+        --preprocess--> the tensors that the inputs take
 
-Settings and layout were checked before. The configuration for the other device is checked too. Models without a mistake
-are then loaded into a separate tritonserver, which listens on no port, and tested with their examples:
+Settings and layout were checked before. The configuration for the other device is checked too.
+Models without a mistake are then loaded into a separate tritonserver, which listens on no port, and
+tested with their examples:
 
-    model folders -> links in a temporary folder -> tritonserver on Unix sockets there -> load -> example
+    model folders -> links in a temporary folder -> tritonserver on Unix sockets there
+        -> load -> example
 
-It runs as `python -m serving.preparation.check`, because PID 1 has the standard library only, and reads the settings
-from the environment.
+It runs as `python -m serving.preparation.check`, because PID 1 has the standard library only, and
+reads the settings from the environment.
 """
 
 import os
@@ -33,7 +36,12 @@ from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_leftovers
 from serving.model_status.served_model import ServedModel, describe_model, served_model
 from serving.repository.layout import CONFIG
-from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
+from serving.repository.model_config import (
+    Unreadable,
+    mistake_of_client,
+    mistake_of_packages,
+    read_merged,
+)
 from serving.repository.staging import Store
 from serving.settings.table import GRPC_PORT, SECRETS, Settings
 from serving.triton.gateway import TritonGateway
@@ -42,24 +50,38 @@ from serving.triton.tensors import numpy_dtype
 
 EXIT_SECONDS = 5.0
 PAUSE = 0.02
-QUIET = ("PYTHONDONTWRITEBYTECODE", "ORT_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+QUIET = (
+    "PYTHONDONTWRITEBYTECODE",
+    "ORT_DISABLE_TELEMETRY",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
 
 
 def main() -> int:
-    """Print a line for each mistake and for each model that was loaded. Return 1 if something is wrong, else 0."""
+    """Print a line for each mistake and for each model that was loaded. Return 1 if something is
+    wrong, else 0."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # none is loaded at the start
-        sys.stdout.write("nothing is wrong with the settings; archives are checked when they are loaded\n")
+        sys.stdout.write(
+            "nothing is wrong with the settings; archives are checked when they are loaded\n"
+        )
         return 0
-    paths = [repository / name for name in settings.load_models for repository in settings.model_repositories]
+    paths = [
+        repository / name
+        for name in settings.load_models
+        for repository in settings.model_repositories
+    ]
     folders = {path.name: path for path in paths if path.is_dir()}
     lines = list(check_models(settings, folders))
     mistaken, failed = {line.partition(": ")[0] for line in lines}, dict[str, str]()
     whole = [name for name in folders if name not in mistaken]
     try:
         failed = dict(failures(settings, folders, whole)) if whole else {}
-        lines += [f"{name}: {' '.join(failed.get(name, 'loads and answers').split())}" for name in whole]
+        lines += [
+            f"{name}: {' '.join(failed.get(name, 'loads and answers').split())}" for name in whole
+        ]
     except FileNotFoundError as err:
         lines.append(f"the models were not loaded: {err}")
     if not mistaken and not failed:
@@ -91,8 +113,11 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
 
 
 def _mistakes_of_client(model: Model) -> Iterator[str]:
-    """Make the client, and compare the tensors that it makes of its example with the inputs of config.pbtxt."""
-    example = next((path.name for path in sorted(model.path.glob("example.*"))), "the client's example")
+    """Make the client, and compare the tensors that it makes of its example with the inputs of
+    config.pbtxt."""
+    example = next(
+        (path.name for path in sorted(model.path.glob("example.*"))), "the client's example"
+    )
     failure = "the client cannot be made"
     try:
         if (client := make_client(model)) is None:
@@ -113,15 +138,23 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
         array = tensors[spec.name]
         row = array.shape[1:]
         strings = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
-        if len(row) != len(spec.shape) or any(size not in (-1, got) for size, got in zip(spec.shape, row, strict=True)):
-            yield f"{makes} '{spec.name}' with shape {list(row)}, but the input has {list(spec.shape)}"
+        if len(row) != len(spec.shape) or any(
+            size not in (-1, got) for size, got in zip(spec.shape, row, strict=True)
+        ):
+            yield (
+                f"{makes} '{spec.name}' with shape {list(row)}, but the input has "
+                f"{list(spec.shape)}"
+            )
         elif not strings and spec.datatype != "BF16" and array.dtype != numpy_dtype(spec.datatype):
             yield f"{makes} '{spec.name}' as {array.dtype}, but the input is {spec.datatype}"
 
 
-def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield (model, reason) for each model of `names` that does not load or does not answer its example. `folders` has
-    the models and all that they call. Raise FileNotFoundError if there is no tritonserver here."""
+def failures(
+    settings: Settings, folders: Mapping[str, Path], names: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield (model, reason) for each model of `names` that does not load or does not answer its
+    example. `folders` has the models and all that they call. Raise FileNotFoundError if there is no
+    tritonserver here."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
         run_dir, pending = Path(scratch), list(names)
         store = Store(run_dir / "models", settings, tritonserver.backend_directory())
@@ -140,7 +173,9 @@ def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[
                         gateway.load(name, settings.start_timeout)
                         ask_example(gateway, decoder, served_model(gateway, name, folders[name]))
                     except TritonUnavailable as err:
-                        reason = f"tritonserver ended while it tested '{name}': {_last_line(run_dir)}"
+                        reason = (
+                            f"tritonserver ended while it tested '{name}': {_last_line(run_dir)}"
+                        )
                         raise TritonUnavailable(reason) from err
                     except ServingError as err:
                         text = PREFACE.sub("", str(err)) + _poll_failure(run_dir, name, str(err))
@@ -152,8 +187,8 @@ def failures(settings: Settings, folders: Mapping[str, Path], names: Collection[
 
 @contextmanager
 def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
-    """Yield a gateway to a tritonserver that serves no model yet. Raise TritonUnavailable if it does not start. At the
-    end remove the files that it and its stubs leave in /dev/shm and /tmp."""
+    """Yield a gateway to a tritonserver that serves no model yet. Raise TritonUnavailable if it
+    does not start. At the end remove the files that it and its stubs leave in /dev/shm and /tmp."""
     prefix, began = f"check-{secrets.token_hex(8)}", time.time()
     socket, backends = run_dir / f"grpc.sock:{GRPC_PORT}", tritonserver.backend_directory()
     flags: dict[str, object] = {
@@ -167,12 +202,24 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         "exit-timeout-secs": int(EXIT_SECONDS),
     }
     command = [*dying_with_us("KILL"), *tritonserver.command(flags, backends, prefix)]
-    command += [argument for argument in settings.additional_arguments if argument.startswith("--backend-config")]
-    environ = {name: value for name, value in os.environ.items() if name not in SECRETS} | dict.fromkeys(QUIET, "1")
+    command += [
+        argument
+        for argument in settings.additional_arguments
+        if argument.startswith("--backend-config")
+    ]
+    environ = {
+        name: value for name, value in os.environ.items() if name not in SECRETS
+    } | dict.fromkeys(QUIET, "1")
     environ = tritonserver.with_stub_wait(tritonserver.environment(environ))
     with (run_dir / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, env=environ, cwd=run_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            command,
+            env=environ,
+            cwd=run_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            process_group=0,
         )
     gateway = TritonGateway(f"unix:{socket}", settings.grpc_timeout)
     try:
@@ -191,8 +238,11 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         remove_leftovers(tritonserver.ENVIRONMENTS, "tritonserver", began)
 
 
-def _wait_until_live(gateway: TritonGateway, process: subprocess.Popen[bytes], seconds: float, run_dir: Path) -> None:
-    """Wait until tritonserver is live. Raise TritonUnavailable if it ends first, or is not live after `seconds`."""
+def _wait_until_live(
+    gateway: TritonGateway, process: subprocess.Popen[bytes], seconds: float, run_dir: Path
+) -> None:
+    """Wait until tritonserver is live. Raise TritonUnavailable if it ends first, or is not live
+    after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         with suppress(ServingError):
@@ -208,12 +258,18 @@ def _wait_until_live(gateway: TritonGateway, process: subprocess.Popen[bytes], s
 def _poll_failure(run_dir: Path, name: str, error: str) -> str:
     """Return why Triton refused a configuration: it answers only that it did."""
     pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"
-    found = re.findall(pattern, (run_dir / "log").read_text(errors="replace")) if "failed to poll" in error else []
+    found = (
+        re.findall(pattern, (run_dir / "log").read_text(errors="replace"))
+        if "failed to poll" in error
+        else []
+    )
     return f": {found[-1]}" if found else ""
 
 
 def _last_line(run_dir: Path) -> str:
-    lines = [line for line in (run_dir / "log").read_text(errors="replace").splitlines() if line.strip()]
+    lines = [
+        line for line in (run_dir / "log").read_text(errors="replace").splitlines() if line.strip()
+    ]
     return (lines or ["it says nothing"])[-1]
 
 

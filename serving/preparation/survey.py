@@ -1,8 +1,9 @@
-"""Find the models to serve and what is wrong with the repositories: `python -m serving.preparation.survey`.
+"""Find the models to serve and what is wrong with the repositories: `python -m
+serving.preparation.survey`.
 
-`serve` runs it before anything else, because PID 1 has the standard library only and reading config.pbtxt needs
-protobuf. It reads the settings from the environment and prints the JSON of repository/layout.py. With `stage` it also
-stages the models for tritonserver.
+`serve` runs it before anything else, because PID 1 has the standard library only and reading
+config.pbtxt needs protobuf. It reads the settings from the environment and prints the JSON of
+repository/layout.py. With `stage` it also stages the models for tritonserver.
 """
 
 import json
@@ -19,7 +20,16 @@ from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models, Rejection
-from serving.repository.layout import CLIENTS, CONFIG, LayoutError, Survey, folders_in, has_a_model, is_model, versions
+from serving.repository.layout import (
+    CLIENTS,
+    CONFIG,
+    LayoutError,
+    Survey,
+    folders_in,
+    has_a_model,
+    is_model,
+    versions,
+)
 from serving.repository.model_config import (
     ENSEMBLE,
     Choice,
@@ -40,9 +50,15 @@ LISTED = 8  # names in a message
 
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
-    """Return what a start needs to know, mistakes included. Also stage the models if asked to. Raise OSError."""
+    """Return what a start needs to know, mistakes included. Also stage the models if asked to.
+    Raise OSError."""
     try:
-        chosen = served(settings.model_repositories, settings.default_model, settings.load_models, settings.device)
+        chosen = served(
+            settings.model_repositories,
+            settings.default_model,
+            settings.load_models,
+            settings.device,
+        )
     except LayoutError as err:
         return Survey(mistakes=err.mistakes)
     processor, choices = this_processor(backends), dict[str, Choice]()
@@ -60,14 +76,16 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
         warnings += [f"{text}; the start goes on without it" for text in unreadable]
         unreadable = []
     folders, engines = list(map(str, chosen.folders)), choice_lines(choices, refused=False)
-    return Survey(folders, list(chosen.models), chosen.default, warnings, engines, unreadable=unreadable)
+    return Survey(
+        folders, list(chosen.models), chosen.default, warnings, engines, unreadable=unreadable
+    )
 
 
 @dataclass(frozen=True)
 class Served:
-    """The models to serve: the final folders of the repositories; by name the folder and the configuration of each
-    model; the `default` for requests that name no model ("": none); and why each `unreadable` configuration is of no
-    use."""
+    """The models to serve: the final folders of the repositories; by name the folder and the
+    configuration of each model; the `default` for requests that name no model ("": none); and why
+    each `unreadable` configuration is of no use."""
 
     folders: tuple[Path, ...]
     models: Mapping[str, Path]
@@ -78,10 +96,14 @@ class Served:
 
 
 def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
-    """Stage every model that is not `unreadable`, and write the first table. tritonserver loads them whenever it
-    starts; later only the model manager changes them. Add to `unreadable` the models that cannot be staged. Raise
-    OSError."""
-    store, entries, signatures = Store(settings.staged_folder, settings, backends), dict[str, Entry](), dict[str, str]()
+    """Stage every model that is not `unreadable`, and write the first table. tritonserver loads
+    them whenever it starts; later only the model manager changes them. Add to `unreadable` the
+    models that cannot be staged. Raise OSError."""
+    store, entries, signatures = (
+        Store(settings.staged_folder, settings, backends),
+        dict[str, Entry](),
+        dict[str, str](),
+    )
     for column, (name, folder) in enumerate(chosen.models.items()):
         load, copied, config = secrets.token_hex(8), folder, chosen.configs[name]
         clients = shared_clients(folder, config) if settings.policy.copied else None
@@ -96,17 +118,32 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
         except ConfigError as err:
             chosen.unreadable[name] = str(err).replace(str(copied), str(folder))
             continue
-        source, parts = str(folder) if settings.policy.copied else "", tuple(parts_of(chosen.configs[name]))
-        entries[name] = Entry(
-            name, name, str(copied), load, column, parts=parts, signature=signatures[name], source=source
+        source, parts = (
+            str(folder) if settings.policy.copied else "",
+            tuple(parts_of(chosen.configs[name])),
         )
-    rejected = tuple(Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items())
+        entries[name] = Entry(
+            name,
+            name,
+            str(copied),
+            load,
+            column,
+            parts=parts,
+            signature=signatures[name],
+            source=source,
+        )
+    rejected = tuple(
+        Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items()
+    )
     Table(settings.table_file).write(Models(entries, rejected))
 
 
-def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = "") -> Served:
-    """Return the models to serve from `folders`: those that `default` and `load` name, with the parts of their
-    ensembles; all models if these name none. Raise LayoutError with every mistake."""
+def served(
+    folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = ""
+) -> Served:
+    """Return the models to serve from `folders`: those that `default` and `load` name, with the
+    parts of their ensembles; all models if these name none. Raise LayoutError with every
+    mistake."""
     _refuse(_mistakes_of_permission(folders))
     warnings: list[str] = []
     final = tuple(_entered(folder, warnings) for folder in folders)
@@ -117,12 +154,24 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
     )
     models = _collect(final, warnings, example)
     named = [*load, *filter(None, [default])]
-    where = f"there is no folder of that name in {', '.join(map(str, final))}; its models are: {_list(models)}"
-    variables = {default: "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"} | dict.fromkeys(load, "SERVE_LOAD_MODELS")
-    _refuse(f"{variables[name]} names '{name}', and {where}" for name in dict.fromkeys(named) if name not in models)
+    where = (
+        f"there is no folder of that name in {', '.join(map(str, final))}; its models are: "
+        f"{_list(models)}"
+    )
+    variables = {default: "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"} | dict.fromkeys(
+        load, "SERVE_LOAD_MODELS"
+    )
+    _refuse(
+        f"{variables[name]} names '{name}', and {where}"
+        for name in dict.fromkeys(named)
+        if name not in models
+    )
     if not default and len(models) == 1:
         default = next(iter(models))
-        warnings.append(f"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is not set: '{default}', the only model, is the default")
+        warnings.append(
+            f"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is not set: '{default}', the only model, "
+            "is the default"
+        )
     mistakes, unreadable, configs = list[str](), dict[str, str](), dict[str, Any]()
     pending = [(name, "") for name in named or sorted(models)]
     while pending:
@@ -130,7 +179,10 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
         if name in configs:
             continue
         if name not in models:
-            mistakes.append(f"the model '{user}' calls '{name}', which does not exist; the models are: {_list(models)}")
+            mistakes.append(
+                f"the model '{user}' calls '{name}', which does not exist; the models are: "
+                f"{_list(models)}"
+            )
             continue
         try:
             configs[name] = read_config(models[name], device)
@@ -138,11 +190,20 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
             configs[name], unreadable[name] = ModelConfig(), str(err)
         pending += [(part, name) for part in parts_of(configs[name])]
         if not versions(models[name]):
-            expected = "that may be empty" if backend_of(configs[name]) == ENSEMBLE else "with the model file in it"
-            problem = f"found {_contents(models[name])} in {models[name]}; expected a folder named by a number from 1"
+            expected = (
+                "that may be empty"
+                if backend_of(configs[name]) == ENSEMBLE
+                else "with the model file in it"
+            )
+            problem = (
+                f"found {_contents(models[name])} in {models[name]}; expected a folder named "
+                "by a number from 1"
+            )
             mistakes.append(f"the model '{name}' has no version: {problem} {expected}")
     _refuse(mistakes, example)
-    return Served(final, {name: models[name] for name in configs}, configs, default, warnings, unreadable)
+    return Served(
+        final, {name: models[name] for name in configs}, configs, default, warnings, unreadable
+    )
 
 
 def _refuse(mistakes: Iterable[str], *example: str) -> None:
@@ -151,20 +212,38 @@ def _refuse(mistakes: Iterable[str], *example: str) -> None:
 
 
 def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
-    """Yield the files that this user may not read: the image does not run as root, and archives keep permissions."""
+    """Yield the files that this user may not read: the image does not run as root, and archives
+    keep permissions."""
     for folder in folders:
         paths = [folder, *folder.rglob("*")] if folder.exists() else []
-        here = (path for path in paths if os.access(path, os.F_OK) and path.name != "lost+found")  # else a broken link
-        if closed := [str(path) for path in here if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))]:
-            yield f"the user of this process, {os.geteuid()}, may not read {_list(closed)}: chmod -R a+rX {folder}"
+        # else a broken link
+        here = (path for path in paths if os.access(path, os.F_OK) and path.name != "lost+found")
+        if closed := [
+            str(path)
+            for path in here
+            if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
+        ]:
+            yield (
+                f"the user of this process, {os.geteuid()}, may not read {_list(closed)}: chmod "
+                f"-R a+rX {folder}"
+            )
 
 
 def _entered(folder: Path, warnings: list[str]) -> Path:
-    """Return the folder, or the only one in it if that is the repository (tar czf model.tar.gz model_repository)."""
+    """Return the folder, or the only one in it if that is the repository (tar czf model.tar.gz
+    model_repository)."""
     with suppress(OSError):  # _collect reports it
         inner = folders_in(folder)
-        if not is_model(folder) and len(inner) == 1 and not is_model(inner[0]) and has_a_model(inner[0]):
-            warnings.append(f"{folder} has only the folder '{inner[0].name}', which contains models: serving these")
+        if (
+            not is_model(folder)
+            and len(inner) == 1
+            and not is_model(inner[0])
+            and has_a_model(inner[0])
+        ):
+            warnings.append(
+                f"{folder} has only the folder '{inner[0].name}', which contains models: "
+                "serving these"
+            )
             return inner[0]
     return folder
 
@@ -184,11 +263,21 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
         except OSError as err:
             mistakes.append(f"the model repository {folder} cannot be read: {err.strerror}")
             continue
-        warnings += [f"{path} is ignored: it is not a model" for path in children if path.name not in {*named, CLIENTS}]
-        mistakes += [f"two repositories have a model '{n}': {models[n]} and {named[n]}" for n in named if n in models]
+        warnings += [
+            f"{path} is ignored: it is not a model"
+            for path in children
+            if path.name not in {*named, CLIENTS}
+        ]
+        mistakes += [
+            f"two repositories have a model '{n}': {models[n]} and {named[n]}"
+            for n in named
+            if n in models
+        ]
         models = named | models
     if not models and not mistakes:
-        mistakes = [f"there is no model in {folder}: found {_contents(folder)}" for folder in folders]
+        mistakes = [
+            f"there is no model in {folder}: found {_contents(folder)}" for folder in folders
+        ]
     _refuse(mistakes, example)
     return models
 
@@ -197,10 +286,13 @@ def _mistake_at_root(folder: Path) -> str:
     name = folder.resolve().name or "MODEL"
     with suppress(Unreadable):
         name = read_config(folder, "").name or name
-    files = " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
+    files = " ".join(
+        sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    )
     return (
-        f"a model is at the root of the model repository {folder} (found {_contents(folder)}), but it must be in "
-        f"a folder with the model's name: mkdir {name} && mv {files} {name}/"
+        f"a model is at the root of the model repository {folder} (found "
+        f"{_contents(folder)}), but it must be in a folder with the model's name: mkdir "
+        f"{name} && mv {files} {name}/"
     )
 
 
@@ -215,4 +307,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    json.dump(asdict(survey(Settings.from_env(os.environ), backend_directory(), "stage" in sys.argv[1:])), sys.stdout)
+    json.dump(
+        asdict(survey(Settings.from_env(os.environ), backend_directory(), "stage" in sys.argv[1:])),
+        sys.stdout,
+    )

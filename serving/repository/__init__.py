@@ -1,1 +1,2 @@
-"""The model folders on disk, whether they fit this machine, and the folder that Triton reads (staging.py)."""
+"""The model folders on disk, whether they fit this machine, and the folder that Triton reads
+(staging.py)."""

@@ -1,7 +1,7 @@
 """A multi-model archive as the platform unpacked it: which of its folders are models.
 
-An archive holds one model, with its config.pbtxt at the root or in its only folder, or an ensemble and its
-parts, each in a folder. Stray folders are ignored, and archives may be anywhere.
+An archive holds one model, with its config.pbtxt at the root or in its only folder, or an ensemble
+and its parts, each in a folder. Stray folders are ignored, and archives may be anywhere.
 """
 
 import os
@@ -15,8 +15,8 @@ from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
 
 EXAMPLE = (
-    "an archive holds one model (config.pbtxt and 1/model.onnx at its root, or resnet/config.pbtxt and "
-    "resnet/1/model.onnx), or an ensemble and its parts, each in a folder; "
+    "an archive holds one model (config.pbtxt and 1/model.onnx at its root, or "
+    "resnet/config.pbtxt and resnet/1/model.onnx), or an ensemble and its parts, each in a folder; "
     "example: tar czf resnet.tar.gz -C model_repository resnet"
 )
 _BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
@@ -24,7 +24,8 @@ _BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
 
 @dataclass(frozen=True)
 class Archive:
-    """`folder` is the model's own, or the ensemble's; `parts` are all folders that Triton must see, it included."""
+    """`folder` is the model's own, or the ensemble's; `parts` are all folders that Triton must see,
+    it included."""
 
     folder: Path
     parts: tuple[Path, ...]
@@ -40,12 +41,15 @@ class Archive:
 
 
 def locate(url: str, root: Path) -> Archive:
-    """Return the archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB. Raise InvalidRequest for a wrong
-    URL, and ConfigError."""
+    """Return the archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB. Raise
+    InvalidRequest for a wrong URL, and ConfigError."""
     path = Path(os.path.normpath(url))
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
-        expected = f"{root}/ID/model or {root}/ID/model/FOLDER, with letters, digits, . and _ in ID and FOLDER"
+        expected = (
+            f"{root}/ID/model or {root}/ID/model/FOLDER, with letters, digits, . and _ in ID "
+            "and FOLDER"
+        )
         raise InvalidRequest(f"'url' must be {expected}; got '{url}'")
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
@@ -54,14 +58,21 @@ def locate(url: str, root: Path) -> Archive:
 
 
 def _check_entries(path: Path, root: Path) -> None:
-    """Raise ConfigError when the folder, or a link in it, leads out of the root, because Triton would load files of
-    the container and quote them in its errors; or when it holds a FIFO, socket or device, which ends tritonserver."""
+    """Raise ConfigError when the folder, or a link in it, leads out of the root, because Triton
+    would load files of the container and quote them in its errors; or when it holds a FIFO, socket
+    or device, which ends tritonserver."""
     inside = os.path.realpath(root)
-    entries = (Path(folder, name) for folder, *names in os.walk(path) for name in chain.from_iterable(names))
+    entries = (
+        Path(folder, name)
+        for folder, *names in os.walk(path)
+        for name in chain.from_iterable(names)
+    )
     for entry in (path, *entries):
         target = os.path.realpath(entry)
         if (entry == path or entry.is_symlink()) and not Path(target).is_relative_to(inside):
-            raise ConfigError(entry, f"leads to {target}, out of {root}", "put the file itself into the archive")
+            raise ConfigError(
+                entry, f"leads to {target}, out of {root}", "put the file itself into the archive"
+            )
         if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
             raise ConfigError(entry, "is neither a file nor a folder", "remove it from the archive")
 
@@ -93,7 +104,10 @@ def _names(paths: list[Path]) -> str:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder, without following links to folders."""
+    """Return the bytes of a file, or of all files below a folder, without following links to
+    folders."""
     if not path.is_dir():
         return path.stat().st_size if path.exists() else 0
-    return sum(_size(entry) for entry in path.iterdir() if not (entry.is_dir() and entry.is_symlink()))
+    return sum(
+        _size(entry) for entry in path.iterdir() if not (entry.is_dir() and entry.is_symlink())
+    )

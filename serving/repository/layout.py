@@ -1,7 +1,8 @@
-"""The folders of a model repository: models, versions, configurations; and the survey's result. Standard library only.
+"""The folders of a model repository: models, versions, configurations; and the survey's result.
+Standard library only.
 
-A repository is a folder of model folders; several are served as one. serve never writes to a repository: Triton gets
-links to its files (repository/staging.py).
+A repository is a folder of model folders; several are served as one. serve never writes to a
+repository: Triton gets links to its files (repository/staging.py).
 """
 
 import re
@@ -16,7 +17,15 @@ BUILT_IN_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
 CLIENT = "client.py"  # in a model's folder: its own client (serving/clients.py)
 CLIENTS = "clients"  # in a repository: the folder of clients that its models share
-WEIGHTS = ("model.onnx", "model.plan", "model.pt", "model.savedmodel", "model.graphdef", "model.xml", "model.dali")
+WEIGHTS = (
+    "model.onnx",
+    "model.plan",
+    "model.pt",
+    "model.savedmodel",
+    "model.graphdef",
+    "model.xml",
+    "model.dali",
+)
 PLATFORMS = {  # Triton's platforms: backend and default file (core/src/constants.h)
     "onnxruntime_onnx": ("onnxruntime", "model.onnx"),
     "tensorrt_plan": ("tensorrt", "model.plan"),
@@ -38,16 +47,19 @@ class LayoutError(Exception):
 
 
 def is_model(folder: Path) -> bool:
-    """Return whether the folder has a configuration, a version or weights. Another container's code/ has none of
-    them."""
+    """Return whether the folder has a configuration, a version or weights. Another container's
+    code/ has none of them."""
     named = any((folder / name).exists() for name in (CONFIG, *WEIGHTS))
     return named or bool(versions(folder)) or any(folder.glob("configs/*.pbtxt"))
 
 
 def holds_models(folder: Path) -> bool:
-    """Return whether it has a model, or something that was meant to be one, whose mistakes must be reported."""
+    """Return whether it has a model, or something that was meant to be one, whose mistakes must be
+    reported."""
     try:
-        return is_model(folder) or any(is_model(child) or has_a_model(child) for child in folders_in(folder))
+        return is_model(folder) or any(
+            is_model(child) or has_a_model(child) for child in folders_in(folder)
+        )
     except OSError:
         return folder.exists()
 
@@ -56,16 +68,23 @@ def has_a_model(folder: Path) -> bool:
     return any(map(is_model, folders_in(folder)))
 
 
-def final_folders(folders: Sequence[Path], platform_models: Path = PLATFORM_MODELS) -> tuple[Path, ...]:
+def final_folders(
+    folders: Sequence[Path], platform_models: Path = PLATFORM_MODELS
+) -> tuple[Path, ...]:
     """Return the folders with a real one in place of "auto"."""
     auto = platform_models if AUTO in folders and holds_models(platform_models) else BUILT_IN_MODELS
     return tuple(auto if folder == AUTO else folder for folder in folders)
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in it, sorted by name, except hidden ones and those with a name that no model may have."""
+    """Return the folders in it, sorted by name, except hidden ones and those with a name that no
+    model may have."""
     children = (path for path in folder.iterdir() if path.is_dir())
-    return sorted(path for path in children if not path.name.startswith((".", "__")) and not path.name.isdigit())
+    return sorted(
+        path
+        for path in children
+        if not path.name.startswith((".", "__")) and not path.name.isdigit()
+    )
 
 
 def versions(model: Path) -> list[Path]:
@@ -75,25 +94,28 @@ def versions(model: Path) -> list[Path]:
 
 
 def own_client(model: Path, named: str = "") -> Path | None:
-    """Return the file of the client that the model repository has for `model`, None if it has none. `named` is
-    config.pbtxt's parameter `client`."""
+    """Return the file of the client that the model repository has for `model`, None if it has none.
+    `named` is config.pbtxt's parameter `client`."""
     name = (named or model.name).replace("-", "_")
-    shared = [model.parent / CLIENTS / f"{name}.py"] if name.isidentifier() and name[0] != "_" else []
+    shared = (
+        [model.parent / CLIENTS / f"{name}.py"] if name.isidentifier() and name[0] != "_" else []
+    )
     return next((file for file in [model / CLIENT, *shared] if file.is_file()), None)
 
 
 def config_file(model: Path, device: str) -> Path:
-    """Return the configuration file for the `device`. If it is not whole, it is merged into config.pbtxt."""
+    """Return the configuration file for the `device`. If it is not whole, it is merged into
+    config.pbtxt."""
     cpu_config = model / "configs/cpu.pbtxt"
     return cpu_config if device == "cpu" and cpu_config.is_file() else model / CONFIG
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The repositories' final folders, the models that are loaded, the one of requests that name none ("": there is no
-    such), and what the log should say: `engines` which were chosen and why. A start ends with `mistakes`, those of the
-    layout, or `unreadable`, those of configurations. preparation/survey.py makes it; it passes between processes as
-    JSON."""
+    """The repositories' final folders, the models that are loaded, the one of requests that name
+    none ("": there is no such), and what the log should say: `engines` which were chosen and why. A
+    start ends with `mistakes`, those of the layout, or `unreadable`, those of configurations.
+    preparation/survey.py makes it; it passes between processes as JSON."""
 
     folders: Sequence[str] = ()
     models: Sequence[str] = ()

@@ -1,11 +1,14 @@
-"""The folder that Triton reads: `run/models/NAME/`, links to a model's files and the config.pbtxt that is served.
+"""The folder that Triton reads: `run/models/NAME/`, links to a model's files and the config.pbtxt
+that is served.
 
-    model folder --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
+    model folder
+        --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
 
-To complete configurations Triton starts each Python-based model twice: a load takes 1.4 s instead of 0.15 s. So if all
-of Triton's backends are Python-based, Triton leaves configurations as they are, and they are completed here: by the
-process `python -m serving.repository.staging MODEL CONFIG BACKENDS`, which calls `auto_complete_config` as the Python
-backend does, with its module triton_python_backend_utils. Classes that only its stub has, such as Tensor, are empty.
+To complete configurations Triton starts each Python-based model twice: a load takes 1.4 s instead
+of 0.15 s. So if all of Triton's backends are Python-based, Triton leaves configurations as they
+are, and they are completed here: by the process `python -m serving.repository.staging MODEL CONFIG
+BACKENDS`, which calls `auto_complete_config` as the Python backend does, with its module
+triton_python_backend_utils. Classes that only its stub has, such as Tensor, are empty.
 """
 
 import importlib
@@ -46,8 +49,8 @@ LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, because it may be a
 
 
 class Store:
-    """Triton's repository in the folder `root`; safe to share between threads that stage different models. A model is
-    staged in a folder beside it, which then takes its place in one step."""
+    """Triton's repository in the folder `root`; safe to share between threads that stage different
+    models. A model is staged in a folder beside it, which then takes its place in one step."""
 
     def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
         self.root, self.settings, self.backends = root, settings, backends
@@ -59,14 +62,24 @@ class Store:
         return self.root / triton_name
 
     def stage(
-        self, folder: Path, triton_name: str, names: Mapping[str, str] | None = None, config: Any = None
+        self,
+        folder: Path,
+        triton_name: str,
+        names: Mapping[str, str] | None = None,
+        config: Any = None,
     ) -> Choice | None:
-        """Stage the model in `folder` as `triton_name`; `names` are Triton's names of the models that an ensemble
-        calls. `config` is the model's for this machine; if it is None, read it from the folder, and return why an
-        engine was chosen, None if there was no choice. Raise ConfigError."""
+        """Stage the model in `folder` as `triton_name`; `names` are Triton's names of the models
+        that an ensemble calls. `config` is the model's for this machine; if it is None, read it
+        from the folder, and return why an engine was chosen, None if there was no choice. Raise
+        ConfigError."""
         if self.only_python and not STARTABLE.fullmatch(triton_name):
-            problem = "is not a name with which Triton's Python backend can start a model: rename its folder"
-            raise ConfigError(f"'{triton_name}'", problem, "at most 255 ASCII letters, digits, '.', '_' and '-'")
+            problem = (
+                "is not a name with which Triton's Python backend can start a model: rename "
+                "its folder"
+            )
+            raise ConfigError(
+                f"'{triton_name}'", problem, "at most 255 ASCII letters, digits, '.', '_' and '-'"
+            )
         shown = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(shown, ignore_errors=True)
         shown.mkdir(parents=True)
@@ -108,9 +121,13 @@ class Store:
         command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
         seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(ROOT)}
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(
+                command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds
+            )
         except subprocess.TimeoutExpired as err:
-            raise ConfigError(source, f"is not complete, and completing it took more than {seconds:g} s") from err
+            raise ConfigError(
+                source, f"is not complete, and completing it took more than {seconds:g} s"
+            ) from err
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
             raise ConfigError(source, f"is not complete, and cannot be completed: {reason}")
@@ -118,17 +135,21 @@ class Store:
 
 
 def _check(folder: Path, config: Any) -> None:
-    """Raise ConfigError for a version that tritonserver does not refuse, but dies of or waits for without end."""
+    """Raise ConfigError for a version that tritonserver does not refuse, but dies of or waits for
+    without end."""
     file = config.default_model_filename or FILES["python"]
     for version in versions(folder)[-1:]:
         if int(version.name) >= 2**63:
-            raise ConfigError(version, "is not a version that Triton can read: it must be below 2^63")
+            raise ConfigError(
+                version, "is not a version that Triton can read: it must be below 2^63"
+            )
         if backend_of(config) == "python" and not (version / file).is_file():
             raise ConfigError(version, f"has no {file}")
 
 
 def signature(*folders: Path | None) -> str:
-    """Return a fingerprint that changes whenever a file in the folders changes; "" if the first is not there."""
+    """Return a fingerprint that changes whenever a file in the folders changes; "" if the first is
+    not there."""
     rows: list[str] = []
     with suppress(FileNotFoundError):  # removed while we looked
         for folder in filter(None, folders):
@@ -140,8 +161,9 @@ def signature(*folders: Path | None) -> str:
 
 
 def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
-    """Copy a model's folder, and beside it the folder of clients that it shares with others. A file larger than
-    LARGEST_COPY becomes a hard link, or a symbolic link if it is on another file system. Raise OSError."""
+    """Copy a model's folder, and beside it the folder of clients that it shares with others. A file
+    larger than LARGEST_COPY becomes a hard link, or a symbolic link if it is on another file
+    system. Raise OSError."""
     target.mkdir(parents=True)
     for path in _entries(folder):
         copied = target / path.relative_to(folder)
@@ -159,10 +181,15 @@ def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
 
 
 def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield all files and folders below it, each folder before its contents. Follow links, but not in circles."""
+    """Yield all files and folders below it, each folder before its contents. Follow links, but not
+    in circles."""
     above = (*above, os.path.realpath(folder))
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name == "__pycache__" or os.path.realpath(path) in above:
+        if (
+            path.name.startswith(".")
+            or path.name == "__pycache__"
+            or os.path.realpath(path) in above
+        ):
             continue
         with suppress(FileNotFoundError):
             if path.is_dir() or path.stat():
@@ -172,27 +199,34 @@ def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
 
 
 def main(model: Path, file: Path, backends: Path) -> None:
-    """Print the completed configuration. Raise ValueError if something is still missing, and whatever the backend's or
-    the model's code raises."""
+    """Print the completed configuration. Raise ValueError if something is still missing, and
+    whatever the backend's or the model's code raises."""
     output = os.dup(1)
     os.dup2(2, 1)  # what the model and its processes print
     config = _completed(read_file(file), model, backends)
     for tensor in (*config.input, *config.output):
         if not tensor.dims or not tensor.data_type:
-            raise ValueError(f"'{tensor.name}' has no {'data_type' if tensor.dims else 'dims'} in {file.name}")
+            raise ValueError(
+                f"'{tensor.name}' has no {'data_type' if tensor.dims else 'dims'} in {file.name}"
+            )
     with os.fdopen(output, "w", encoding="utf-8") as stdout:
         stdout.write(text_format.MessageToString(config, as_utf8=True))
 
 
 def _completed(config: Any, model: Path, backends: Path) -> Any:
-    """Return the ModelConfig with what `auto_complete_config` of the model's code, or of its backend's, adds."""
+    """Return the ModelConfig with what `auto_complete_config` of the model's code, or of its
+    backend's, adds."""
     if not (numbered := versions(model)):
         return config
     version = numbered[-1]
     if not backend_of(config):
-        config.backend = next((name for name, file in FILES.items() if (version / file).exists()), "")
+        config.backend = next(
+            (name for name, file in FILES.items() if (version / file).exists()), ""
+        )
     backend = backend_of(config)
-    folder, module = (model, f"{version.name}.model") if backend == "python" else (backends / backend, "model")
+    folder, module = (
+        (model, f"{version.name}.model") if backend == "python" else (backends / backend, "model")
+    )
     if not (folder / f"{module.replace('.', '/')}.py").is_file():
         return config
     sys.path[:0] = [str(backends / "python"), str(folder), str(version)]
@@ -206,7 +240,9 @@ def _completed(config: Any, model: Path, backends: Path) -> Any:
     config_json = json_format.MessageToJson(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    completed = json_format.ParseDict(hook(utils.ModelConfig(config_json)).as_dict(), type(config)())
+    completed = json_format.ParseDict(
+        hook(utils.ModelConfig(config_json)).as_dict(), type(config)()
+    )
     completed.name = name
     return completed
 

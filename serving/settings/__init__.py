@@ -1,1 +1,2 @@
-"""The operator's environment variables, read and checked. Standard library only, because all processes use it."""
+"""The operator's environment variables, read and checked. Standard library only, because all
+processes use it."""

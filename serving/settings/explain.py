@@ -1,4 +1,5 @@
-"""Explains settings: --help, --print-config, unknown variables, docs/settings.md (-m serving.settings.explain)."""
+"""Explains settings: --help, --print-config, unknown variables, docs/settings.md (-m
+serving.settings.explain)."""
 
 import shlex
 import sys
@@ -11,9 +12,9 @@ PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
 PAGE = """# Settings
 
-Environment variables, read once at the start. A wrong value stops the start; the message names the variable.
-If a row has several variables, the first that is set counts. `./serve --help` prints this table,
-`./serve --print-config` each value and its source.
+Environment variables, read once at the start. A wrong value stops the start; the message names the
+variable. If a row has several variables, the first that is set counts. `./serve --help` prints this
+table, `./serve --print-config` each value and its source.
 
 | Variable | Default | Allowed | Meaning |
 |---|---|---|---|
@@ -24,19 +25,27 @@ def markdown() -> str:
     """Return docs/settings.md."""
     rows = []
     for row in TABLE:
-        names, default = ", ".join(f"`{variable}`" for variable in row.variables), row.formatter(row.default)
-        rows.append(f"| {names} | {f'`{default}`' if default else 'none'} | {row.expected()} | {row.help} |\n")
+        names, default = (
+            ", ".join(f"`{variable}`" for variable in row.variables),
+            row.formatter(row.default),
+        )
+        rows.append(
+            f"| {names} | {f'`{default}`' if default else 'none'} | {row.expected()} | "
+            f"{row.help} |\n"
+        )
     return PAGE + "".join(rows)
 
 
 def help_text() -> str:
     """Return two lines for each setting."""
-    return "\n".join(f"  {', '.join(row.variables)}\n      {row.help} (default: {row.default})" for row in TABLE)
+    return "\n".join(
+        f"  {', '.join(row.variables)}\n      {row.help} (default: {row.default})" for row in TABLE
+    )
 
 
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Return a line `VARIABLE=value  # where from` for each setting, as a shell would read it. Secrets are masked.
-    A value is derived if it follows from the machine or from other settings."""
+    """Return a line `VARIABLE=value  # where from` for each setting, as a shell would read it.
+    Secrets are masked. A value is derived if it follows from the machine or from other settings."""
     lines = []
     for row in TABLE:
         value, read = getattr(settings, row.name), row.read(environ)
@@ -45,7 +54,11 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
         source = f"variable {variable}" if variable else "default"
         if value != read:
             before = row.formatter(read)
-            source = f"derived from {variable}={before}" if variable else f"derived from the default {before or 'none'}"
+            source = (
+                f"derived from {variable}={before}"
+                if variable
+                else f"derived from the default {before or 'none'}"
+            )
         lines.append(f"{row.variables[0]}={shlex.quote(text) if text else ''}  # {source}")
     return "\n".join(lines)
 
@@ -55,7 +68,8 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
     names = [name for row in TABLE for name in row.variables]
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
     hints = [
-        f"did you mean {near}?" if (near := nearest(name, names)) else "docs/settings.md lists them" for name in unknown
+        f"did you mean {near}?" if (near := nearest(name, names)) else "docs/settings.md lists them"
+        for name in unknown
     ]
     return [f"{name} is not a setting; {hint}" for name, hint in zip(unknown, hints, strict=True)]
 

@@ -12,7 +12,8 @@ LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 5
 
 
 class SettingsError(Exception):
-    """Some values are wrong; `mistakes` has a line for each: variable, value and what is allowed."""
+    """Some values are wrong; `mistakes` has a line for each: variable, value and what is
+    allowed."""
 
     def __init__(self, mistakes: list[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -44,7 +45,9 @@ class Setting(NamedValue):
                     return self.parse(text)
                 except ValueError:
                     shown = "…" if self.secret else repr(text)
-                    raise ValueError(f"{variable}={shown} is wrong: it must be {self.expected()}") from None
+                    raise ValueError(
+                        f"{variable}={shown} is wrong: it must be {self.expected()}"
+                    ) from None
         return self.default
 
 
@@ -69,7 +72,8 @@ def parse_switch(text: str) -> str:
 
 
 def parse_log_level(text: str) -> str:
-    """Read a name or a number of Python's logging; a number between two levels is the next one up."""
+    """Read a name or a number of Python's logging; a number between two levels is the next one
+    up."""
     if not text.isdecimal():
         return text.lower()
     return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)

@@ -1,6 +1,8 @@
-"""Every setting is a row of one table: variables, default, help. All are read once; all mistakes are reported together.
+"""Every setting is a row of one table: variables, default, help. All are read once; all mistakes
+are reported together.
 
-`serve` adds the repositories and its run folder, and passes the settings to its children (`settings.environment()`).
+`serve` adds the repositories and its run folder, and passes the settings to its children
+(`settings.environment()`).
 """
 
 import math
@@ -32,9 +34,11 @@ MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's own
 BATCH_MEGABYTES = 100  # of all requests that batch transform sends at once
-BATCH_TIMEOUT = 600.0  # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
+# seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
+BATCH_TIMEOUT = 600.0
 GRPC_PORT = 8001  # Triton puts it behind the socket's name, as it would behind a host
-# The options of tritonserver that `serve` sets so that it can be reached, by the variable that sets them, if any.
+# The options of tritonserver that `serve` sets so that it can be reached, by the variable that sets
+# them, if any.
 _OWN_OPTIONS = {
     "": {"http-port", "http-address", "sagemaker-port"},
     "SERVE_HOST": {"grpc-address", "metrics-address"},
@@ -49,9 +53,9 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class LoadPolicy:
-    """When models are loaded, and what follows from that. If model folders may change, they are `copied`, and readiness
-    is not `strict`, because the others are ready while one is tried. 0 threads: Triton's default, which is 32 for a
-    Python model, too many for 1,000 models."""
+    """When models are loaded, and what follows from that. If model folders may change, they are
+    `copied`, and readiness is not `strict`, because the others are ready while one is tried. 0
+    threads: Triton's default, which is 32 for a Python model, too many for 1,000 models."""
 
     copied: bool = False
     strict: bool = True
@@ -74,10 +78,19 @@ class _File:
         return settings.run_dir / self._name
 
 
-def _setting(variables: str, default: Any, within: tuple[float | None, ...] = (None, None), **more: Any) -> Any:
-    """Return a row. Of several variables the first that is set counts; `within` are the least and the most."""
+def _setting(
+    variables: str, default: Any, within: tuple[float | None, ...] = (None, None), **more: Any
+) -> Any:
+    """Return a row. Of several variables the first that is set counts; `within` are the least and
+    the most."""
     low, high = within
-    columns = {"variables": tuple(variables.split()), "default": default, "minimum": low, "maximum": high, **more}
+    columns = {
+        "variables": tuple(variables.split()),
+        "default": default,
+        "minimum": low,
+        "maximum": high,
+        **more,
+    }
     return field(default=default, metadata=columns)
 
 
@@ -90,152 +103,361 @@ def _choice(variables: str, *choices: str, **more: Any) -> Any:
 _switch = partial(_choice, parser=parse_switch)
 
 
-# fmt: off
 @dataclass(frozen=True)
 class Settings:
     """The table's values. Timeouts are in seconds, sizes in MB of 1024*1024 bytes."""
 
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
 
-    port: int = _setting("SAGEMAKER_BIND_TO_PORT PORT", 8080, within=(1, 65535), help="port that nginx listens on")
+    port: int = _setting(
+        "SAGEMAKER_BIND_TO_PORT PORT", 8080, within=(1, 65535), help="port that nginx listens on"
+    )
     host: str = _setting("SERVE_HOST", "0.0.0.0", help="address that nginx listens on")
-    safe_port_range: tuple[int, ...] = _setting("SAGEMAKER_SAFE_PORT_RANGE", (), form="LOW-HIGH, two ports",
-        parser=parse_port_range, formatter=lambda ports: "-".join(map(str, ports)),
-        help="the range, ends included, for the public ports of gRPC and Triton's metrics")
-    model_repositories: tuple[Path, ...] = _setting("SERVE_MODEL_REPOSITORY", (AUTO,), parser=parse_paths,
-        formatter=lambda paths: ":".join(map(str, paths)), form="a folder, or several with : between them",
-        help="folders with model folders; all of them are served. auto: /opt/ml/model if it holds models, else the "
-             "built-in model_repository. In multi-model mode the archives' folder, ID/model; auto: /opt/ml/models")
-    default_model: str = _setting("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "",
-        help="model for requests that name none; only this model and its ensemble's parts are loaded")
-    load_models: tuple[str, ...] = _setting("SERVE_LOAD_MODELS", Names(), form="names with , between them",
-        help="models to load, with those that their ensembles call; none: the default model alone, or else all")
-    ping_mode: str = _choice("SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE", "auto", "ready", "live",
-        help="what /ping asks. ready: every model answers its example; live: Triton lives; auto: live in multi-model "
-             "mode, else ready")
-    inference_type: str = _choice("SAGEMAKER_TRITON_INFERENCE_TYPE", "infer", "generate", "generate_stream",
-        help="what a flat JSON body of /invocations asks for; the other bodies are served as with infer")
-    model_clients: bool = _setting("SERVE_MODEL_CLIENTS", True,
-        help="whether a model repository may bring clients (a model's client.py, or clients/ beside the models); "
-             "false: a model that has one is refused")
-    device: str = _choice("SERVE_DEVICE", "auto", "cpu", "gpu",
-        help="which configuration of a model Triton takes; auto: gpu if there is one, else cpu")
-    cpu_engine: str = _choice("SERVE_CPU_ENGINE", "auto", "onnxruntime", "openvino",
-        help="which engine runs ONNX models on the processor, unless the parameter cpu_engine in config.pbtxt says it; "
-             "auto: OpenVINO on processors with BF16 (AMX, AVX512-BF16) if the model allows it, else ONNX Runtime")
-    request_timeout: float = _setting("SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT", 60.0,
-        within=(1, 3600), help="seconds until a caller gets 504; a stream may last 480 s, or this time if it is longer")
-    multi_model: bool = _setting("SAGEMAKER_MULTI_MODEL", False,
-        help="serve archives, which POST /models loads and DELETE /models/NAME unloads")
-    namespaces: bool = _setting("SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING", True,
-        help="in multi-model mode; true: Triton knows the parts of an archive as TARGET__PART, so several archives may "
-             "have parts of the same name; false: parts keep their names, so a Python model can call another by its "
-             "name. NVIDIA's image gave the variable its name, which says the opposite")
-    model_memory_share: float = _setting("SERVE_MODEL_MEMORY_SHARE", 0.8, within=(0, 1),
-        help="share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
-             "that would exceed it gets 507")
-    start_timeout: float = _setting("SERVE_START_TIMEOUT", 300.0, within=(1, 86400),
-        help="seconds that a start may take until everything is ready")
-    stop_timeout: float = _setting("SERVE_STOP_TIMEOUT", 25.0, within=(0, 3600),
-        help="seconds that a stop may take; processes that still run are then killed")
-    hang_timeout: float = _setting("SERVE_HANG_TIMEOUT", 15.0, within=(0, 3600),
-        help="seconds after which a process that hangs is killed and restarted; 0: never, for a debugger")
-    max_body_mb: float = _setting("SERVE_MAX_BODY_MB", 25.0, within=(0, 1024),
-        help="largest request body in MB; 0: 1024; at least SAGEMAKER_MAX_PAYLOAD_IN_MB")
-    batch: bool = _setting("SAGEMAKER_BATCH", False,
-        help="set by batch transform; SERVE_REQUEST_TIMEOUT is then 600 by default")
-    batch_payload_mb: int = _setting("SAGEMAKER_MAX_PAYLOAD_IN_MB", -1, within=(-1, 100),
-        help="what /execution-parameters tells batch transform to send at a time, in MB; 0: any, in chunks; -1: 6, or "
-             "as much as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave")
-    batch_concurrency: int = _setting("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS", 0, within=(0, 65536),
-        help="how many requests /execution-parameters tells batch transform to send at once; 0: two per worker, but "
-             "with their payload at most 100 MB in all")
-    batch_strategy: str = _choice("SAGEMAKER_BATCH_STRATEGY", "MULTI_RECORD", "SINGLE_RECORD",
-        help="whether /execution-parameters tells batch transform to send many lines in a request, or one")
-    workers: int = _setting("SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS", 0, within=(0, 256),
-        help="gunicorn's worker processes; 0: one per processor, but at most one per 500 MB of memory, and at most 16")
-    inference_threads: int = _setting("SERVE_INFERENCE_THREADS", 0, within=(0, 1024),
-        help="threads of one model instance; 0: one per processor")
-    max_concurrency: int = _setting("SERVE_MAX_CONCURRENCY", 0, within=(0, 65536),
-        help="requests in flight at once; more get 503. If there are several models, one may use as many as are free; "
-             "0: 64 per worker, from 128 to 1024")
-    log_level: str = _setting("SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL", "info", choices=tuple(LOG_LEVELS),
-        parser=parse_log_level, help="how much is logged, by name or by number (20)")
-    management_secret: str = _setting("SERVE_MANAGEMENT_SECRET", "", secret=True, form="HEADER=VALUE",
+    safe_port_range: tuple[int, ...] = _setting(
+        "SAGEMAKER_SAFE_PORT_RANGE",
+        (),
+        form="LOW-HIGH, two ports",
+        parser=parse_port_range,
+        formatter=lambda ports: "-".join(map(str, ports)),
+        help="the range, ends included, for the public ports of gRPC and Triton's metrics",
+    )
+    model_repositories: tuple[Path, ...] = _setting(
+        "SERVE_MODEL_REPOSITORY",
+        (AUTO,),
+        parser=parse_paths,
+        formatter=lambda paths: ":".join(map(str, paths)),
+        form="a folder, or several with : between them",
+        help="folders with model folders; all of them are served. auto: /opt/ml/model if it "
+        "holds models, else the built-in model_repository. In multi-model mode the "
+        "archives' folder, ID/model; auto: /opt/ml/models",
+    )
+    default_model: str = _setting(
+        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
+        "",
+        help="model for requests that name none; only this model and its ensemble's parts are "
+        "loaded",
+    )
+    load_models: tuple[str, ...] = _setting(
+        "SERVE_LOAD_MODELS",
+        Names(),
+        form="names with , between them",
+        help="models to load, with those that their ensembles call; none: the default model "
+        "alone, or else all",
+    )
+    ping_mode: str = _choice(
+        "SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE",
+        "auto",
+        "ready",
+        "live",
+        help="what /ping asks. ready: every model answers its example; live: Triton lives; auto: "
+        "live in multi-model mode, else ready",
+    )
+    inference_type: str = _choice(
+        "SAGEMAKER_TRITON_INFERENCE_TYPE",
+        "infer",
+        "generate",
+        "generate_stream",
+        help="what a flat JSON body of /invocations asks for; the other bodies are served as "
+        "with infer",
+    )
+    model_clients: bool = _setting(
+        "SERVE_MODEL_CLIENTS",
+        True,
+        help="whether a model repository may bring clients (a model's client.py, or clients/ "
+        "beside the models); false: a model that has one is refused",
+    )
+    device: str = _choice(
+        "SERVE_DEVICE",
+        "auto",
+        "cpu",
+        "gpu",
+        help="which configuration of a model Triton takes; auto: gpu if there is one, else cpu",
+    )
+    cpu_engine: str = _choice(
+        "SERVE_CPU_ENGINE",
+        "auto",
+        "onnxruntime",
+        "openvino",
+        help="which engine runs ONNX models on the processor, unless the parameter cpu_engine in "
+        "config.pbtxt says it; auto: OpenVINO on processors with BF16 (AMX, "
+        "AVX512-BF16) if the model allows it, else ONNX Runtime",
+    )
+    request_timeout: float = _setting(
+        "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
+        60.0,
+        within=(1, 3600),
+        help="seconds until a caller gets 504; a stream may last 480 s, or this time if it is "
+        "longer",
+    )
+    multi_model: bool = _setting(
+        "SAGEMAKER_MULTI_MODEL",
+        False,
+        help="serve archives, which POST /models loads and DELETE /models/NAME unloads",
+    )
+    namespaces: bool = _setting(
+        "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
+        True,
+        help="in multi-model mode; true: Triton knows the parts of an archive as TARGET__PART, "
+        "so several archives may have parts of the same name; false: parts keep their "
+        "names, so a Python model can call another by its name. NVIDIA's image gave "
+        "the variable its name, which says the opposite",
+    )
+    model_memory_share: float = _setting(
+        "SERVE_MODEL_MEMORY_SHARE",
+        0.8,
+        within=(0, 1),
+        help="share of the container's memory that Triton and the loaded models may take in "
+        "multi-model mode; a load that would exceed it gets 507",
+    )
+    start_timeout: float = _setting(
+        "SERVE_START_TIMEOUT",
+        300.0,
+        within=(1, 86400),
+        help="seconds that a start may take until everything is ready",
+    )
+    stop_timeout: float = _setting(
+        "SERVE_STOP_TIMEOUT",
+        25.0,
+        within=(0, 3600),
+        help="seconds that a stop may take; processes that still run are then killed",
+    )
+    hang_timeout: float = _setting(
+        "SERVE_HANG_TIMEOUT",
+        15.0,
+        within=(0, 3600),
+        help="seconds after which a process that hangs is killed and restarted; 0: never, for a "
+        "debugger",
+    )
+    max_body_mb: float = _setting(
+        "SERVE_MAX_BODY_MB",
+        25.0,
+        within=(0, 1024),
+        help="largest request body in MB; 0: 1024; at least SAGEMAKER_MAX_PAYLOAD_IN_MB",
+    )
+    batch: bool = _setting(
+        "SAGEMAKER_BATCH",
+        False,
+        help="set by batch transform; SERVE_REQUEST_TIMEOUT is then 600 by default",
+    )
+    batch_payload_mb: int = _setting(
+        "SAGEMAKER_MAX_PAYLOAD_IN_MB",
+        -1,
+        within=(-1, 100),
+        help="what /execution-parameters tells batch transform to send at a time, in MB; 0: any, "
+        "in chunks; -1: 6, or as much as SERVE_MAX_BODY_MB and "
+        "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave",
+    )
+    batch_concurrency: int = _setting(
+        "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
+        0,
+        within=(0, 65536),
+        help="how many requests /execution-parameters tells batch transform to send at once; 0: "
+        "two per worker, but with their payload at most 100 MB in all",
+    )
+    batch_strategy: str = _choice(
+        "SAGEMAKER_BATCH_STRATEGY",
+        "MULTI_RECORD",
+        "SINGLE_RECORD",
+        help="whether /execution-parameters tells batch transform to send many lines in a "
+        "request, or one",
+    )
+    workers: int = _setting(
+        "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",
+        0,
+        within=(0, 256),
+        help="gunicorn's worker processes; 0: one per processor, but at most one per 500 MB of "
+        "memory, and at most 16",
+    )
+    inference_threads: int = _setting(
+        "SERVE_INFERENCE_THREADS",
+        0,
+        within=(0, 1024),
+        help="threads of one model instance; 0: one per processor",
+    )
+    max_concurrency: int = _setting(
+        "SERVE_MAX_CONCURRENCY",
+        0,
+        within=(0, 65536),
+        help="requests in flight at once; more get 503. If there are several models, one may use "
+        "as many as are free; 0: 64 per worker, from 128 to 1024",
+    )
+    log_level: str = _setting(
+        "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
+        "info",
+        choices=tuple(LOG_LEVELS),
+        parser=parse_log_level,
+        help="how much is logged, by name or by number (20)",
+    )
+    management_secret: str = _setting(
+        "SERVE_MANAGEMENT_SECRET",
+        "",
+        secret=True,
+        form="HEADER=VALUE",
         parser=parse_header_secret,
-        help="only calls with this header and value may load, unload and list models; none: all calls may")
-    kserve: str = _switch("SERVE_KSERVE", "auto", "true", "false", "trusted",
-        help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable "
-             "on the port; auto: if no variable is set whose name begins with SAGEMAKER_; trusted: infer calls go to "
-             "Triton unchecked, which is faster, but a hostile body can stop Triton")
-    page: str = _switch("SERVE_PAGE", "false", "auto", "true",
-        help="whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: if "
-             "no variable is set whose name begins with SAGEMAKER_")
-    reload: str = _switch("SERVE_RELOAD", "false", "auto", "true",
-        help="whether a model folder that is changed, added or removed is served without a restart; auto, which "
-             "`make run` sets: unless SAGEMAKER_MULTI_MODEL is true")
-    cloudwatch: bool = _setting("SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH", False,
-        help="the CloudWatch agent, if the image has it, publishes /metrics")
-    cloudwatch_log_group: str = _setting("SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP", "/aws/sagemaker/triton",
-        help="CloudWatch's log group for the metrics")
-    cloudwatch_namespace: str = _setting("SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE", "/aws/sagemaker/triton",
-        help="CloudWatch's namespace of the metrics")
-    run_dir: Path = _setting("SERVE_RUN_DIR", AUTO,  # noqa: RUF009
-        help="folder of sockets and temporary files; auto: a new one, removed at the end")
-    allow_grpc: bool = _setting("SAGEMAKER_TRITON_ALLOW_GRPC", False,
-        help="nginx makes Triton's gRPC public on SERVE_HOST: inference, and read-only queries")
-    grpc_port: int = _setting("SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535),
-        help="public port of Triton's gRPC")
-    allow_metrics: bool = _setting("SAGEMAKER_TRITON_ALLOW_METRICS", False,
-        help="nginx makes Triton's own metrics public on SERVE_HOST")
-    metrics_port: int = _setting("SAGEMAKER_TRITON_METRICS_PORT", 8002, within=(1, 65535),
-        help="public port of these metrics")
-    thread_count: int = _setting("SAGEMAKER_TRITON_THREAD_COUNT", 8, within=(1, 1024),
-        help="threads of Triton's HTTP endpoint")
-    buffer_manager_thread_count: int = _setting("SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT", 0, within=(0, 1024),
-        help="threads with which Triton copies tensors")
-    log_verbose: int = _setting("SAGEMAKER_TRITON_LOG_VERBOSE", 0, within=(0, 9), form="true, false or a level",
-        parser=lambda text: int(WORDS.get(text.lower(), str(text))), help="Triton's log of each request")
-    log_info: str = _switch("SAGEMAKER_TRITON_LOG_INFO", "auto", "true", "false",
-        help="Triton's log of what it does; auto: as SERVE_LOG_LEVEL says")
-    log_warning: str = _switch("SAGEMAKER_TRITON_LOG_WARNING", "auto", "true", "false",
-        help="Triton's log of warnings; auto: as SERVE_LOG_LEVEL says")
+        help="only calls with this header and value may load, unload and list models; none: all "
+        "calls may",
+    )
+    kserve: str = _switch(
+        "SERVE_KSERVE",
+        "auto",
+        "true",
+        "false",
+        "trusted",
+        help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, "
+        "generate) are reachable on the port; auto: if no variable is set whose name "
+        "begins with SAGEMAKER_; trusted: infer calls go to Triton unchecked, which is "
+        "faster, but a hostile body can stop Triton",
+    )
+    page: str = _switch(
+        "SERVE_PAGE",
+        "false",
+        "auto",
+        "true",
+        help="whether / is a page to try the models, and /docs one about the routes; auto, which "
+        "`make run` sets: if no variable is set whose name begins with SAGEMAKER_",
+    )
+    reload: str = _switch(
+        "SERVE_RELOAD",
+        "false",
+        "auto",
+        "true",
+        help="whether a model folder that is changed, added or removed is served without a "
+        "restart; auto, which `make run` sets: unless SAGEMAKER_MULTI_MODEL is true",
+    )
+    cloudwatch: bool = _setting(
+        "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
+        False,
+        help="the CloudWatch agent, if the image has it, publishes /metrics",
+    )
+    cloudwatch_log_group: str = _setting(
+        "SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP",
+        "/aws/sagemaker/triton",
+        help="CloudWatch's log group for the metrics",
+    )
+    cloudwatch_namespace: str = _setting(
+        "SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE",
+        "/aws/sagemaker/triton",
+        help="CloudWatch's namespace of the metrics",
+    )
+    run_dir: Path = _setting(  # noqa: RUF009
+        "SERVE_RUN_DIR",
+        AUTO,
+        help="folder of sockets and temporary files; auto: a new one, removed at the end",
+    )
+    allow_grpc: bool = _setting(
+        "SAGEMAKER_TRITON_ALLOW_GRPC",
+        False,
+        help="nginx makes Triton's gRPC public on SERVE_HOST: inference, and read-only queries",
+    )
+    grpc_port: int = _setting(
+        "SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535), help="public port of Triton's gRPC"
+    )
+    allow_metrics: bool = _setting(
+        "SAGEMAKER_TRITON_ALLOW_METRICS",
+        False,
+        help="nginx makes Triton's own metrics public on SERVE_HOST",
+    )
+    metrics_port: int = _setting(
+        "SAGEMAKER_TRITON_METRICS_PORT",
+        8002,
+        within=(1, 65535),
+        help="public port of these metrics",
+    )
+    thread_count: int = _setting(
+        "SAGEMAKER_TRITON_THREAD_COUNT",
+        8,
+        within=(1, 1024),
+        help="threads of Triton's HTTP endpoint",
+    )
+    buffer_manager_thread_count: int = _setting(
+        "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
+        0,
+        within=(0, 1024),
+        help="threads with which Triton copies tensors",
+    )
+    log_verbose: int = _setting(
+        "SAGEMAKER_TRITON_LOG_VERBOSE",
+        0,
+        within=(0, 9),
+        form="true, false or a level",
+        parser=lambda text: int(WORDS.get(text.lower(), str(text))),
+        help="Triton's log of each request",
+    )
+    log_info: str = _switch(
+        "SAGEMAKER_TRITON_LOG_INFO",
+        "auto",
+        "true",
+        "false",
+        help="Triton's log of what it does; auto: as SERVE_LOG_LEVEL says",
+    )
+    log_warning: str = _switch(
+        "SAGEMAKER_TRITON_LOG_WARNING",
+        "auto",
+        "true",
+        "false",
+        help="Triton's log of warnings; auto: as SERVE_LOG_LEVEL says",
+    )
     log_error: bool = _setting("SAGEMAKER_TRITON_LOG_ERROR", True, help="Triton's log of errors")
-    shm_default_byte_size: int = _setting("SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE", MEGABYTE, within=(MEGABYTE, 2**36),
-        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start (16777216 in NVIDIA's "
-             "image)")
-    shm_growth_byte_size: int = _setting("SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE", MEGABYTE, within=(4096, 2**36),
-        help="bytes by which this memory grows")
-    tensorflow_version: int = _setting("SAGEMAKER_TRITON_TENSORFLOW_VERSION", 2, within=(1, 2),
-        help="TensorFlow version of Triton's C++ backend, if Triton has one (up to 25.02)")
-    model_load_gpu_limit: float = _setting("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", 0.0, within=(0, 1),
-        help="share of each GPU's memory above which no more models are loaded; 0: no limit")
-    additional_arguments: tuple[str, ...] = _setting("SAGEMAKER_TRITON_ADDITIONAL_ARGS", (),
-        parser=lambda text: tuple(shlex.split(text)), formatter=shlex.join,
+    shm_default_byte_size: int = _setting(
+        "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
+        MEGABYTE,
+        within=(MEGABYTE, 2**36),
+        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start "
+        "(16777216 in NVIDIA's image)",
+    )
+    shm_growth_byte_size: int = _setting(
+        "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
+        MEGABYTE,
+        within=(4096, 2**36),
+        help="bytes by which this memory grows",
+    )
+    tensorflow_version: int = _setting(
+        "SAGEMAKER_TRITON_TENSORFLOW_VERSION",
+        2,
+        within=(1, 2),
+        help="TensorFlow version of Triton's C++ backend, if Triton has one (up to 25.02)",
+    )
+    model_load_gpu_limit: float = _setting(
+        "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
+        0.0,
+        within=(0, 1),
+        help="share of each GPU's memory above which no more models are loaded; 0: no limit",
+    )
+    additional_arguments: tuple[str, ...] = _setting(
+        "SAGEMAKER_TRITON_ADDITIONAL_ARGS",
+        (),
+        parser=lambda text: tuple(shlex.split(text)),
+        formatter=shlex.join,
         form="tritonserver's options, quoted as for a shell",
-        help="added to tritonserver's command line, where the last option of a name counts")
-    # fmt: on
+        help="added to tritonserver's command line, where the last option of a name counts",
+    )
 
     # Files in the run folder
-    staged_folder = _File("models")  # Triton's repository: NAME/ for each model (serving/repository/staging.py)
+    # Triton's repository: NAME/ for each model (serving/repository/staging.py)
+    staged_folder = _File("models")
     copies_folder = _File("copies")  # of folders that are watched: LOAD/NAME
     table_file = _File("models.json")  # what is known of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight
-    status_file = _File("status.json")  # what `serve` says about the processes (serving/host/files.py)
+    # what `serve` says about the processes (serving/host/files.py)
+    status_file = _File("status.json")
     manager_socket = _File("manager.sock")  # where the model manager answers HTTP
     deaths_socket = _File("deaths.sock")  # where it hears of models' processes that have died
     gunicorn_socket = _File("gunicorn.sock")
-    # tritonserver listens in a folder that only the container's user may enter. So no other process of the machine, no
-    # sidecar and no browser reaches it, and nothing needs a secret. What others may ask of it goes through nginx.
+    # tritonserver listens in a folder that only the container's user may enter. So no other process
+    # of the machine, no sidecar and no browser reaches it, and nothing needs a secret. What others
+    # may ask of it goes
+    # through nginx.
     triton_folder = _File("triton")
     triton_http = _File("triton/http.sock")
     triton_grpc = _File(f"triton/grpc.sock:{GRPC_PORT}")
     triton_metrics = _File("triton/metrics.sock")
-    shared_memory_file = _File("triton/shared-memory")  # how our names in /dev/shm begin, which nobody can guess
+    # how our names in /dev/shm begin, which nobody can guess
+    shared_memory_file = _File("triton/shared-memory")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
-        """Read and check all variables, and replace every "auto". Raise SettingsError with every mistake."""
+        """Read and check all variables, and replace every "auto". Raise SettingsError with every
+        mistake."""
         values, mistakes = dict[str, Any](), list[str]()
         for setting in TABLE:
             try:
@@ -247,15 +469,24 @@ class Settings:
         return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
-        """Return the same with a value for every 0 or auto that depends on the machine. Paths become absolute, as the
-        children run in another folder; an auto for the model repository stays (serving/repository/layout.py)."""
-        workers = self.workers or max(1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16))
+        """Return the same with a value for every 0 or auto that depends on the machine. Paths
+        become absolute, as the children run in another folder; an auto for the model repository
+        stays (serving/repository/layout.py)."""
+        workers = self.workers or max(
+            1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16)
+        )
         auto = ARCHIVES if self.multi_model and self.model_repositories == (AUTO,) else AUTO
         # Batch transform's payload passes; 0 of either is as much as can be set.
-        largest = max(self.max_body_mb or 1024.0, float(self.batch_payload_mb)) if self.batch_payload_mb else 1024.0
+        largest = (
+            max(self.max_body_mb or 1024.0, float(self.batch_payload_mb))
+            if self.batch_payload_mb
+            else 1024.0
+        )
         return replace(
             self,
-            model_repositories=tuple(auto if path == AUTO else path.absolute() for path in self.model_repositories),
+            model_repositories=tuple(
+                auto if path == AUTO else path.absolute() for path in self.model_repositories
+            ),
             ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
             max_body_mb=largest,
@@ -268,7 +499,10 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """Return the variables from which a child reads the same Settings."""
-        return {setting.variables[0]: setting.formatter(getattr(self, setting.name)) for setting in TABLE}
+        return {
+            setting.variables[0]: setting.formatter(getattr(self, setting.name))
+            for setting in TABLE
+        }
 
     def logs(self, level: str) -> bool:
         """Return whether lines of that level are logged."""
@@ -276,7 +510,8 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """Return the threads of a worker. All but one may be busy with requests: one is always free for /ping."""
+        """Return the threads of a worker. All but one may be busy with requests: one is always free
+        for /ping."""
         return math.ceil(self.max_concurrency / self.workers) + 1
 
     @property
@@ -295,13 +530,24 @@ class Settings:
 
     @property
     def execution_parameters(self) -> dict[str, int | str]:
-        """Return what batch transform asks for. It takes these values if a job has none of its own."""
+        """Return what batch transform asks for. It takes these values if a job has none of its
+        own."""
         payload, concurrency = self.batch_payload_mb, self.batch_concurrency
         if payload < 0:
-            payload = min(DEFAULT_PAYLOAD, int(self.max_body_mb) or 1, BATCH_MEGABYTES // (concurrency or 1) or 1)
+            payload = min(
+                DEFAULT_PAYLOAD,
+                int(self.max_body_mb) or 1,
+                BATCH_MEGABYTES // (concurrency or 1) or 1,
+            )
         if not concurrency:
-            concurrency = max(1, min(2 * self.workers, self.max_concurrency, BATCH_MEGABYTES // (payload or 1)))
-        return {"MaxConcurrentTransforms": concurrency, "BatchStrategy": self.batch_strategy, "MaxPayloadInMB": payload}
+            concurrency = max(
+                1, min(2 * self.workers, self.max_concurrency, BATCH_MEGABYTES // (payload or 1))
+            )
+        return {
+            "MaxConcurrentTransforms": concurrency,
+            "BatchStrategy": self.batch_strategy,
+            "MaxPayloadInMB": payload,
+        }
 
     @property
     def stream_timeout(self) -> float:
@@ -310,12 +556,14 @@ class Settings:
 
     @property
     def grpc_timeout(self) -> float:
-        """Return the seconds of a call of Triton. nginx waits longer, so that the reply says what was late."""
+        """Return the seconds of a call of Triton. nginx waits longer, so that the reply says what
+        was late."""
         return 0.9 * self.request_timeout
 
     @property
     def most_workers(self) -> int:
-        """Return how many processes gunicorn may have at once: the master, workers, and workers that are ending."""
+        """Return how many processes gunicorn may have at once: the master, workers, and workers
+        that are ending."""
         return 4 * self.workers + 1
 
 
@@ -325,7 +573,8 @@ SECRETS = {variable for setting in TABLE if setting.secret for variable in setti
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each contradiction: two equal ports, a port outside of the range, options that serve sets, …"""
+    """Yield a line for each contradiction: two equal ports, a port outside of the range, options
+    that serve sets, …"""
     opened = [name for name in ("grpc", "metrics") if values[f"allow_{name}"]]
     ports = {f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"] for name in opened}
     if values["safe_port_range"]:
@@ -333,7 +582,9 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
         for name, port in ports.items():
             if not low <= port <= high:
                 yield f"{name}={port} is outside of SAGEMAKER_SAFE_PORT_RANGE={low}-{high}"
-    for (first, port), (second, other) in combinations([("SAGEMAKER_BIND_TO_PORT", values["port"]), *ports.items()], 2):
+    for (first, port), (second, other) in combinations(
+        [("SAGEMAKER_BIND_TO_PORT", values["port"]), *ports.items()], 2
+    ):
         if port == other:
             yield f"{first} and {second} are both {port}: two servers cannot listen on one port"
     words = [word for word in values["additional_arguments"] if word.startswith("--")]
@@ -344,18 +595,27 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
     payload, concurrency = values["batch_payload_mb"], values["batch_concurrency"]
     if payload * concurrency > BATCH_MEGABYTES:
-        product = f"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS={concurrency} times SAGEMAKER_MAX_PAYLOAD_IN_MB={payload}"
+        product = (
+            f"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS={concurrency} times "
+            f"SAGEMAKER_MAX_PAYLOAD_IN_MB={payload}"
+        )
         yield f"{product} is more than the {BATCH_MEGABYTES} MB that batch transform sends at once"
     if values["reload"] == "true" and (obstacle := obstacle_to_reload(values)):
         yield f"SERVE_RELOAD=true does not work with {obstacle}: leave SERVE_RELOAD out"
     if values["kserve"] == "trusted" and values["multi_model"]:
-        yield "SERVE_KSERVE=trusted does not work with SAGEMAKER_MULTI_MODEL=true: leave one of them out"
+        yield (
+            "SERVE_KSERVE=trusted does not work with SAGEMAKER_MULTI_MODEL=true: leave one of "
+            "them out"
+        )
 
 
 def obstacle_to_reload(values: Mapping[str, Any]) -> str:
     """Return why model folders that change cannot be served, "" if they can."""
     if values["multi_model"]:
-        return "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME unloads archives"
+        return (
+            "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME "
+            "unloads archives"
+        )
     if values["kserve"] == "trusted":
         return "SERVE_KSERVE=trusted, with which callers reach Triton's models by their own names"
     return ""
@@ -365,7 +625,14 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
     """Return the values that depend on who runs the container, if the variables leave them open."""
     set_ = {name for name, value in environ.items() if value.strip()}
     sagemaker = any(name.startswith("SAGEMAKER_") for name in set_)
-    settled = {name: values[name].replace("auto", str(not sagemaker).lower()) for name in ("kserve", "page")}
-    settled["reload"] = values["reload"].replace("auto", str(not obstacle_to_reload(values)).lower())
+    settled = {
+        name: values[name].replace("auto", str(not sagemaker).lower())
+        for name in ("kserve", "page")
+    }
+    settled["reload"] = values["reload"].replace(
+        "auto", str(not obstacle_to_reload(values)).lower()
+    )
     timeouts = next(setting.variables for setting in TABLE if setting.name == "request_timeout")
-    return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not set_ & set(timeouts) else {})
+    return settled | (
+        {"request_timeout": BATCH_TIMEOUT} if values["batch"] and not set_ & set(timeouts) else {}
+    )

@@ -1,4 +1,5 @@
-"""Connects to Triton, asks about the server and its models, and translates its errors. gateway.py runs inferences.
+"""Connects to Triton, asks about the server and its models, and translates its errors. gateway.py
+runs inferences.
 
 The texts of errors that it knows are in quirks.py.
 """
@@ -34,7 +35,8 @@ PROBE_SECONDS = 1.2  # on busy processors tritonserver took 0.7 s; nginx waits 2
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.max_metadata_size", 2**20),  # of an error's text; a longer one loses its status to RESOURCE_EXHAUSTED
+    # of an error's text; a longer one loses its status to RESOURCE_EXHAUSTED
+    ("grpc.max_metadata_size", 2**20),
     ("grpc.initial_reconnect_backoff_ms", 100),  # finds a restarted Triton at once
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
@@ -47,7 +49,8 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all other codes mean In
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
     grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
-    grpc.StatusCode.NOT_FOUND: ModelNotReady,  # the registry knew the model, so it has just been unloaded
+    # the registry knew the model, so it has just been unloaded
+    grpc.StatusCode.NOT_FOUND: ModelNotReady,
     grpc.StatusCode.DEADLINE_EXCEEDED: TritonTimeout,
     grpc.StatusCode.UNAVAILABLE: TritonUnavailable,
     grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it is stopped
@@ -59,17 +62,19 @@ TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIM
 
 
 class BackendDied(Exception):
-    """Signals that a process of the model has died, with Triton's text about it. A caller sees the ModelRestarting that
-    Registry.report makes of it."""
+    """Signals that a process of the model has died, with Triton's text about it. A caller sees the
+    ModelRestarting that Registry.report makes of it."""
 
 
 class RegionUnknown(Exception):
-    """Signals that Triton was restarted and does not know the memory of an input. The gateway sends it again."""
+    """Signals that Triton was restarted and does not know the memory of an input. The gateway sends
+    it again."""
 
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """One version of a model in Triton's repository index; `state` is READY, LOADING, UNLOADING, UNAVAILABLE."""
+    """One version of a model in Triton's repository index; `state` is READY, LOADING, UNLOADING,
+    UNAVAILABLE."""
 
     name: str
     version: str
@@ -85,8 +90,9 @@ class IndexEntry:
 class Connection:
     """A connection to one tritonserver; safe to share between threads.
 
-    `grpc_address` is a target of gRPC's, "unix:PATH" or "host:port". The channel is opened at its first use, which is
-    after gunicorn's fork, and kept. `timeout` bounds an inference, in seconds. All methods raise ServingErrors.
+    `grpc_address` is a target of gRPC's, "unix:PATH" or "host:port". The channel is opened at its
+    first use, which is after gunicorn's fork, and kept. `timeout` bounds an inference, in seconds.
+    All methods raise ServingErrors.
     """
 
     def __init__(self, grpc_address: str, timeout: float, metrics_socket: Path = NOWHERE) -> None:
@@ -104,7 +110,10 @@ class Connection:
         self._channel.close()
 
     def call(
-        self, send: Callable[[], Any], again: Callable[[], Any] | None = None, seconds: float = CONNECT_SECONDS
+        self,
+        send: Callable[[], Any],
+        again: Callable[[], Any] | None = None,
+        seconds: float = CONNECT_SECONDS,
     ) -> Any:
         """Make a call. If it could not be sent, repeat it, with `again` if given."""
         try:
@@ -112,11 +121,15 @@ class Connection:
         except grpc.RpcError as err:
             return self.repeat(err, again or send, seconds)
 
-    def repeat(self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
-        """Repeat a call that failed with `error` if it could not be sent. Wait `seconds` for a connection first: after
-        a failed attempt to connect gRPC pauses, and fails all calls in between, although Triton may just have come up.
-        Raise the translated error."""
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or not str(error.details()).startswith(NOT_CONNECTED):
+    def repeat(
+        self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS
+    ) -> Any:
+        """Repeat a call that failed with `error` if it could not be sent. Wait `seconds` for a
+        connection first: after a failed attempt to connect gRPC pauses, and fails all calls in
+        between, although Triton may just have come up. Raise the translated error."""
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or not str(error.details()).startswith(
+            NOT_CONNECTED
+        ):
             raise translated(error) from error
         with contextlib.suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(self._channel).result(timeout=seconds)
@@ -125,12 +138,21 @@ class Connection:
         except grpc.RpcError as err:
             raise translated(err) from err
 
-    def _ask(self, method: str, request: Any, timeout: float = PROBE_SECONDS, seconds: float = CONNECT_SECONDS) -> Any:
+    def _ask(
+        self,
+        method: str,
+        request: Any,
+        timeout: float = PROBE_SECONDS,
+        seconds: float = CONNECT_SECONDS,
+    ) -> Any:
         """Make a call that is not an inference."""
-        return self.call(partial(getattr(self.stub, method), request, timeout=timeout), seconds=seconds)
+        return self.call(
+            partial(getattr(self.stub, method), request, timeout=timeout), seconds=seconds
+        )
 
     def metrics(self) -> bytes:
-        """Return Triton's metrics in Prometheus' text format. Raise TritonUnavailable or TritonTimeout."""
+        """Return Triton's metrics in Prometheus' text format. Raise TritonUnavailable or
+        TritonTimeout."""
         try:
             status, text = ask(self.metrics_socket, "/metrics", METRICS_SECONDS, most=None)
         except TimeoutError as err:
@@ -151,13 +173,16 @@ class Connection:
         request = service_pb2.ModelReadyRequest(name=model, version=version)
         try:
             return bool(self._ask("ModelReady", request).ready)
-        except (InvalidRequest, ModelNotReady, InferenceFailed):  # how Triton says that it does not know the model
+        # how Triton says that it does not know the model
+        except (InvalidRequest, ModelNotReady, InferenceFailed):
             return False
 
     def index(self) -> list[IndexEntry]:
         """Return every version of every model that Triton knows."""
         reply = self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
-        return [IndexEntry(m.name, m.version, m.state, without_trace(m.reason)) for m in reply.models]
+        return [
+            IndexEntry(m.name, m.version, m.state, without_trace(m.reason)) for m in reply.models
+        ]
 
     def config(self, model: str) -> Any:
         """Return the model's configuration as Triton completed it (the ModelConfig protobuf)."""
@@ -171,7 +196,8 @@ class Connection:
         self._ask("RepositoryModelUnload", request, self.timeout)
 
     def load(self, model: str, timeout: float) -> None:
-        """Make Triton load a model whose repository it knows, and its parts, and wait for it. Raise a ServingError."""
+        """Make Triton load a model whose repository it knows, and its parts, and wait for it. Raise
+        a ServingError."""
         request = service_pb2.RepositoryModelLoadRequest(model_name=model)
         self._ask("RepositoryModelLoad", request, timeout, LOAD_CONNECT_SECONDS)
 
@@ -181,8 +207,8 @@ def translated(err: grpc.RpcError) -> Exception:
     kind, details = ERRORS.get(err.code(), InferenceFailed), without_trace(err.details() or "")
     if details.endswith(quirks.DECOUPLED):
         return NotAcceptable(
-            "the model gives any number of responses to a request (it is decoupled): ask for them with "
-            "Accept: text/event-stream or Accept: application/jsonlines"
+            "the model gives any number of responses to a request (it is decoupled): ask "
+            "for them with Accept: text/event-stream or Accept: application/jsonlines"
         )
     if details.startswith(quirks.UNKNOWN_REGION):
         return RegionUnknown(details)
@@ -190,19 +216,25 @@ def translated(err: grpc.RpcError) -> Exception:
 
 
 def translated_text(message: str) -> Exception:
-    """Return a ServingError or BackendDied for an error in a stream, which is a text without a status."""
-    return _by_text(without_trace(message), InvalidRequest if quirks.MISTAKES.match(message) else InferenceFailed)
+    """Return a ServingError or BackendDied for an error in a stream, which is a text without a
+    status."""
+    return _by_text(
+        without_trace(message),
+        InvalidRequest if quirks.MISTAKES.match(message) else InferenceFailed,
+    )
 
 
 def _by_text(details: str, kind: type[ServingError]) -> Exception:
-    """Return an error of this kind, or of the kind that the text shows. If the model failed, the text may say that
-    memory or /dev/shm was short, or that the request's tensors do not fit."""
+    """Return an error of this kind, or of the kind that the text shows. If the model failed, the
+    text may say that memory or /dev/shm was short, or that the request's tensors do not fit."""
     if details.startswith(quirks.UNKNOWN_MODEL):
         return ModelNotReady(details)
     if dead := quirks.DEAD_PROCESS.fullmatch(details):
         return BackendDied(dead[1])
     if queue := quirks.QUEUE_POLICY.fullmatch(details):
-        return QueueFull(f"{queue[1]}: the queue policy in the model's config.pbtxt says so; try again shortly")
+        return QueueFull(
+            f"{queue[1]}: the queue policy in the model's config.pbtxt says so; try again shortly"
+        )
     if kind is TritonUnavailable or quirks.STOPPING.fullmatch(details):
         return TritonUnavailable(NOT_ANSWERING)
     if kind is TritonTimeout:
@@ -215,10 +247,12 @@ def _by_text(details: str, kind: type[ServingError]) -> Exception:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """Return whether an error's text says that memory, or another resource that unloading frees, was short."""
+    """Return whether an error's text says that memory, or another resource that unloading frees,
+    was short."""
     return bool(quirks.OUT_OF_MEMORY.search(message))
 
 
 def without_trace(message: str) -> str:
-    """Return a message of Triton's without the request's id in front and the python backend's traceback at the end."""
+    """Return a message of Triton's without the request's id in front and the python backend's
+    traceback at the end."""
     return quirks.REQUEST_ID.sub("", message.split(quirks.TRACEBACK)[0]).strip()

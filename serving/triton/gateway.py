@@ -17,9 +17,9 @@ from serving.triton.tensors import InferReply, InferRequest
 
 
 class TritonGateway(Connection):
-    """A connection that also infers. `stream_timeout` bounds a stream of responses as `timeout` does an inference, if
-    the request's deadline is not earlier. Large inputs go through files in /dev/shm whose names begin with
-    `shared_prefix`, at most `shared_limit` bytes."""
+    """A connection that also infers. `stream_timeout` bounds a stream of responses as `timeout`
+    does an inference, if the request's deadline is not earlier. Large inputs go through files in
+    /dev/shm whose names begin with `shared_prefix`, at most `shared_limit` bytes."""
 
     def __init__(
         self,
@@ -45,14 +45,17 @@ class TritonGateway(Connection):
 
     def _register(self, name: str, size: int) -> None:
         """Make Triton map a file of /dev/shm."""
-        request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=size)
+        request = service_pb2.SystemSharedMemoryRegisterRequest(
+            name=name, key=f"/{name}", byte_size=size
+        )
         self._ask("SystemSharedMemoryRegister", request)
 
 
 class Call:
     """An inference. `send` starts it without waiting; `result` waits for the reply.
 
-    `result` without `send` is cheaper, because gRPC starts a thread for each call that is sent first.
+    `result` without `send` is cheaper, because gRPC starts a thread for each call that is sent
+    first.
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
@@ -61,13 +64,16 @@ class Call:
         self._regions: dict[str, Region] = {}
         if any(len(tensor.data) >= LEAST for tensor in request.inputs):
             self._regions = gateway.shared_memory.write(request.inputs)
-        self._message = request.message({name: region.name for name, region in self._regions.items()})
+        self._message = request.message(
+            {name: region.name for name, region in self._regions.items()}
+        )
 
     def send(self) -> None:
         self._future = self._begin(self._gateway.stub.ModelInfer.future)
 
     def result(self) -> InferReply:
-        """Return the reply. Send the call first if that was not done. Raise a ServingError or BackendDied."""
+        """Return the reply. Send the call first if that was not done. Raise a ServingError or
+        BackendDied."""
         is_late = True  # until Triton has answered, it may read the regions
         try:
             message = self._answer()
@@ -103,16 +109,19 @@ class Call:
         return infer(self._message, timeout=timeout, metadata=self._request.metadata)
 
     def _release(self, late: bool) -> None:
-        """Free the regions at most once: two calls that share a region would corrupt each other's answers."""
+        """Free the regions at most once: two calls that share a region would corrupt each other's
+        answers."""
         regions, self._regions = self._regions, {}
         if regions:
             self._gateway.shared_memory.give_back(regions.values(), late)
 
 
 class Responses:
-    """The responses to one request, as they come. `cancel`, from any thread, or `close` ends them early.
+    """The responses to one request, as they come. `cancel`, from any thread, or `close` ends them
+    early.
 
-    After an error the stream is read to its end and not cancelled: a cancellation then can crash Triton (quirks.py).
+    After an error the stream is read to its end and not cancelled: a cancellation then can crash
+    Triton (quirks.py).
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
@@ -138,8 +147,13 @@ class Responses:
 
     def _send(self) -> Any:
         # The stream of requests ends after this one, so that of the responses ends after its last.
-        requests, timeout = iter([self._request.message({})]), self._deadline.left(self._gateway.stream_timeout)
-        return self._gateway.stub.ModelStreamInfer(requests, timeout=timeout, metadata=self._request.metadata)
+        requests, timeout = (
+            iter([self._request.message({})]),
+            self._deadline.left(self._gateway.stream_timeout),
+        )
+        return self._gateway.stub.ModelStreamInfer(
+            requests, timeout=timeout, metadata=self._request.metadata
+        )
 
     def cancel(self) -> None:
         """Cancel the call in Triton, because its caller no longer waits."""

@@ -1,9 +1,11 @@
-"""Writes large inputs into /dev/shm, so that Triton reads them there instead of receiving them over gRPC.
+"""Writes large inputs into /dev/shm, so that Triton reads them there instead of receiving them over
+gRPC.
 
     free --write--> lent --give_back--> free --trim--> free, its pages returned to the system
 
-A region is a file that is registered with Triton before its first use and never unregistered (quirks.py). Names are
-never used twice, so Triton cannot mistake an old region for a new one. `serve` removes the files when Triton ends.
+A region is a file that is registered with Triton before its first use and never unregistered
+(quirks.py). Names are never used twice, so Triton cannot mistake an old region for a new one.
+`serve` removes the files when Triton ends.
 """
 
 import contextlib
@@ -21,12 +23,14 @@ from serving.errors import ServingError
 from serving.triton.tensors import Tensor
 
 FOLDER = Path("/dev/shm")
-LEAST = 2**20  # bytes of an input: with 0.6 MB nothing is gained, with 4.9 MB a call takes half the time
+# bytes of an input: with 0.6 MB nothing is gained, with 4.9 MB a call takes half the time
+LEAST = 2**20
 
 
 @dataclass(eq=False)
 class Region:
-    """A file of `size` bytes, of which the first `backed` have pages. An abandoned call may still read a `late` one."""
+    """A file of `size` bytes, of which the first `backed` have pages. An abandoned call may still
+    read a `late` one."""
 
     name: str
     size: int
@@ -42,8 +46,8 @@ class Region:
 class SharedMemory:
     """A worker's regions, with at most `limit` bytes of pages; safe to share between threads.
 
-    The files' names begin with `prefix`; with "" none are made. `register` registers a file, by its name and size, with
-    Triton, or raises a ServingError.
+    The files' names begin with `prefix`; with "" none are made. `register` registers a file, by its
+    name and size, with Triton, or raises a ServingError.
     """
 
     def __init__(self, prefix: str, limit: int, register: Callable[[str, int], None]) -> None:
@@ -53,7 +57,8 @@ class SharedMemory:
         self._free: list[Region] = []
 
     def write(self, inputs: Sequence[Tensor]) -> dict[str, Region]:
-        """Write each large input into a region while there is room. Return the regions by the inputs' names."""
+        """Write each large input into a region while there is room. Return the regions by the
+        inputs' names."""
         written = {}
         for tensor in inputs:
             size = len(tensor.data)
@@ -63,8 +68,9 @@ class SharedMemory:
         return written
 
     def give_back(self, regions: Iterable[Region], late: bool = False) -> None:
-        """Free the regions for other calls. If `late`, their call was abandoned: their pages stay, because Triton may
-        still read them, and would die if they were gone and /dev/shm were full."""
+        """Free the regions for other calls. If `late`, their call was abandoned: their pages stay,
+        because Triton may still read them, and would die if they were gone and /dev/shm were
+        full."""
         with self._lock:
             for region in self._regions.intersection(regions):
                 region.late = region.late or late
@@ -85,7 +91,8 @@ class SharedMemory:
                     region.empty()
 
     def remove_files(self, pid: int | str = "*") -> None:
-        """Remove the files of a worker that has ended. Triton still maps them, so free their pages first."""
+        """Remove the files of a worker that has ended. Triton still maps them, so free their pages
+        first."""
         for path in FOLDER.glob(f"{self._prefix}-{pid}-*") if self._prefix else ():
             with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
                 mmap.mmap(file.fileno(), 0).madvise(mmap.MADV_REMOVE)
@@ -112,7 +119,10 @@ class SharedMemory:
             return region
 
     def _make(self, size: int) -> Region:
-        name, length = f"{self._prefix}-{os.getpid()}-{secrets.token_hex(8)}", 1 << (size - 1).bit_length()
+        name, length = (
+            f"{self._prefix}-{os.getpid()}-{secrets.token_hex(8)}",
+            1 << (size - 1).bit_length(),
+        )
         with open(FOLDER / name, "x+b", opener=partial(os.open, mode=0o600)) as file:
             file.truncate(length)
             region = Region(name, length, mmap.mmap(file.fileno(), length))

@@ -1,4 +1,5 @@
-"""Converts arrays to tensors as gRPC carries them: raw bytes with a name, a datatype and a shape."""
+"""Converts arrays to tensors as gRPC carries them: raw bytes with a name, a datatype and a
+shape."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
+from tritonclient.utils import (
+    deserialize_bytes_tensor,
+    np_to_triton_dtype,
+    serialize_byte_tensor,
+    triton_to_np_dtype,
+)
 
 Array = NDArray[Any]
 Parameters = Mapping[str, bool | int | float | str]
@@ -15,7 +21,8 @@ Parameters = Mapping[str, bool | int | float | str]
 
 @dataclass(slots=True)
 class Tensor:
-    """One input or output. `data` holds its numbers, little-endian, or its strings, each after its length."""
+    """One input or output. `data` holds its numbers, little-endian, or its strings, each after its
+    length."""
 
     name: str
     datatype: str
@@ -24,15 +31,20 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: str = "") -> "Tensor":
-        """Return an array as a tensor. Its dtype gives the datatype, except BF16, whose array is float32."""
-        return cls(name, datatype or np_to_triton_dtype(array.dtype), array.shape, to_raw(array, datatype))
+        """Return an array as a tensor. Its dtype gives the datatype, except BF16, whose array is
+        float32."""
+        return cls(
+            name, datatype or np_to_triton_dtype(array.dtype), array.shape, to_raw(array, datatype)
+        )
 
     def array(self) -> Array:
         """Return the data as an array: BYTES as objects, BF16 as float32."""
         if self.datatype == "BYTES":
             flat: Array = deserialize_bytes_tensor(bytes(self.data))
         elif self.datatype == "BF16":  # the upper half of a float32; numpy has no such type
-            flat = (np.frombuffer(self.data, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
+            flat = (np.frombuffer(self.data, dtype=np.uint16).astype(np.uint32) << 16).view(
+                np.float32
+            )
         else:
             flat = np.frombuffer(self.data, dtype=numpy_dtype(self.datatype))
         return flat.reshape(self.shape)
@@ -55,10 +67,15 @@ class InferRequest:
         return (("traceparent", self.traceparent),) if self.traceparent else ()
 
     def message(self, regions: Mapping[str, str]) -> Any:
-        """Return the protobuf. `regions` names the regions of the inputs that Triton reads from shared memory."""
-        message = service_pb2.ModelInferRequest(model_name=self.model, model_version=self.version, id=self.id)
+        """Return the protobuf. `regions` names the regions of the inputs that Triton reads from
+        shared memory."""
+        message = service_pb2.ModelInferRequest(
+            model_name=self.model, model_version=self.version, id=self.id
+        )
         for tensor in self.inputs:
-            added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            added = message.inputs.add(
+                name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
+            )
             if region := regions.get(tensor.name):
                 added.parameters["shared_memory_region"].string_param = region
                 added.parameters["shared_memory_byte_size"].int64_param = len(tensor.data)
@@ -100,8 +117,8 @@ _FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
-    """Return an array's data for gRPC, without a copy if possible. A float32 is rounded to BF16 as hardware does it: to
-    the nearest, ties to even."""
+    """Return an array's data for gRPC, without a copy if possible. A float32 is rounded to BF16 as
+    hardware does it: to the nearest, ties to even."""
     if datatype == "BF16":
         bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()

@@ -26,7 +26,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """Serves every model of onnx_models.py that can be loaded; those named bad_* fail."""
     log = tmp_path_factory.mktemp("log") / "triton.log"
     with serving(repository, backends, log, "--backend-config=default-max-batch-size=6") as running:

@@ -1,4 +1,5 @@
-"""Tiny ONNX models, made with onnx.helper, and the repository that the tests' tritonserver serves."""
+"""Tiny ONNX models, made with onnx.helper, and the repository that the tests' tritonserver
+serves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,10 @@ Signature = Mapping[str, tuple[int, Shape]]
 
 
 def model(
-    nodes: Sequence[onnx.NodeProto], inputs: Signature, outputs: Signature, constants: Sequence[onnx.TensorProto] = ()
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Signature,
+    outputs: Signature,
+    constants: Sequence[onnx.TensorProto] = (),
 ) -> bytes:
     graph = helper.make_graph(
         list(nodes),
@@ -27,14 +31,19 @@ def model(
         [helper.make_tensor_value_info(name, *spec) for name, spec in outputs.items()],
         list(constants),
     )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    proto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
+    )
     onnx.checker.check_model(proto)
     return bytes(proto.SerializeToString())
 
 
 def arithmetic(shape: Shape) -> bytes:
     """sum = x + y, product = x * y."""
-    nodes = [helper.make_node("Add", ["x", "y"], ["sum"]), helper.make_node("Mul", ["x", "y"], ["product"])]
+    nodes = [
+        helper.make_node("Add", ["x", "y"], ["sum"]),
+        helper.make_node("Mul", ["x", "y"], ["product"]),
+    ]
     tensor = (TensorProto.FLOAT, shape)
     return model(nodes, {"x": tensor, "y": tensor}, {"sum": tensor, "product": tensor})
 
@@ -42,7 +51,10 @@ def arithmetic(shape: Shape) -> bytes:
 def lookup() -> bytes:
     """value = TABLE[index], which fails past the table; double = index + index."""
     make = helper.make_node
-    nodes = [make("Gather", ["table", "index"], ["value"]), make("Add", ["index", "index"], ["double"])]
+    nodes = [
+        make("Gather", ["table", "index"], ["value"]),
+        make("Add", ["index", "index"], ["double"]),
+    ]
     return model(
         nodes,
         {"index": (TensorProto.INT64, ["N", 1])},
@@ -52,7 +64,11 @@ def lookup() -> bytes:
 
 
 def identity(datatype: int, shape: Shape) -> bytes:
-    return model([helper.make_node("Identity", ["x"], ["y"])], {"x": (datatype, shape)}, {"y": (datatype, shape)})
+    return model(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        {"x": (datatype, shape)},
+        {"y": (datatype, shape)},
+    )
 
 
 def optional_bias() -> bytes:
@@ -89,7 +105,10 @@ def tensors(side: str, **dims: str) -> str:
 
 
 def parameters(**values: str) -> str:
-    lines = (f'parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}\n' for key, text in values.items())
+    lines = (
+        f'parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}\n'
+        for key, text in values.items()
+    )
     return "".join(lines)
 
 
@@ -109,7 +128,10 @@ WARM_UP = (
 
 
 LOOKUP = tensors("input", index="INT64 1") + tensors("output", value="FP32 1", double="INT64 1")
-THREADS = parameters(intra_op_thread_count="3", execution_mode="1") + "optimization { graph { level: -1 } }\n"
+THREADS = (
+    parameters(intra_op_thread_count="3", execution_mode="1")
+    + "optimization { graph { level: -1 } }\n"
+)
 AT_ONCE = parameters(intra_op_thread_count="2", separate_runs="true")
 
 # Name -> (ONNX file, config.pbtxt, None for none at all).
@@ -118,14 +140,20 @@ SERVED: dict[str, tuple[bytes, str | None]] = {
     "lookup": (lookup(), EIGHT + MERGED + LOOKUP + WARM_UP),
     "texts": (identity(TensorProto.STRING, ["N", "K"]), EIGHT + MERGED + xy("STRING -1")),
     "at_once": (lookup(), EIGHT + MERGED + LOOKUP + AT_ONCE),
-    "unbatched": (arithmetic([2, 3]), PLATFORM + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3")),
+    "unbatched": (
+        arithmetic([2, 3]),
+        PLATFORM + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3"),
+    ),
     "two_instances": (
         arithmetic(["N", 3]),
         EIGHT.replace("count: 1", "count: 2") + THREADS + arithmetic_config("FP32 3"),
     ),
     "without_config": (arithmetic(["batch", 3, "width"]), None),
     "minimal_config": (arithmetic(["batch", 3]), PLATFORM + ONE + "max_batch_size: 16\n"),
-    "fixed_shape": (arithmetic([2, 3]), PLATFORM + ONE + f'default_model_filename: "{OTHER_FILENAME}"\n'),
+    "fixed_shape": (
+        arithmetic([2, 3]),
+        PLATFORM + ONE + f'default_model_filename: "{OTHER_FILENAME}"\n',
+    ),
     "optional_input": (
         optional_bias(),
         EIGHT
@@ -144,7 +172,11 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
     "bad_shape": (arithmetic(["N", 3]), BATCH + arithmetic_config("FP32 4"), "'x'"),
     "bad_rank": (arithmetic(["N", 3]), arithmetic_config("FP32 3"), "'x'"),
     "bad_datatype": (ROWS, BATCH + xy("INT32 3"), "INT32"),
-    "bad_output": (ROWS, BATCH + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"), "'z'"),
+    "bad_output": (
+        ROWS,
+        BATCH + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"),
+        "'z'",
+    ),
     "bad_missing": (
         arithmetic(["N", 3]),
         BATCH + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3"),
@@ -152,7 +184,11 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
     ),
     "bad_batch": (identity(TensorProto.FLOAT, [1, 3]), BATCH, "max_batch_size"),
     "bad_bfloat16": (identity(TensorProto.BFLOAT16, ["N", 3]), "", "'x'"),
-    "bad_parameter": (ROWS, BATCH + THREADS.replace('"3"', '"many"') + xy("FP32 3"), "'intra_op_thread_count'"),
+    "bad_parameter": (
+        ROWS,
+        BATCH + THREADS.replace('"3"', '"many"') + xy("FP32 3"),
+        "'intra_op_thread_count'",
+    ),
     "bad_file": (b"this is not an ONNX file", BATCH + xy("FP32 3"), "bad_file/1/model.onnx"),
 }
 

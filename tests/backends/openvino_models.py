@@ -1,4 +1,5 @@
-"""The repository that the tests' tritonserver serves with OpenVINO: tiny models, and the bundled ones.
+"""The repository that the tests' tritonserver serves with OpenVINO: tiny models, and the bundled
+ones.
 
 OpenVINO's own files are written in a process of their own, because this one has ONNX Runtime in it.
 """
@@ -48,22 +49,37 @@ def fixed_inside() -> bytes:
     """y = x, by way of the shape [1, 3]: no other number of rows is possible."""
     shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1, 3])
     tensor = (TensorProto.FLOAT, [1, 3])
-    return model([helper.make_node("Reshape", ["x", "shape"], ["y"])], {"x": tensor}, {"y": tensor}, [shape])
+    return model(
+        [helper.make_node("Reshape", ["x", "shape"], ["y"])], {"x": tensor}, {"y": tensor}, [shape]
+    )
 
 
 def every_number() -> bytes:
     """OUT_T = IN_T for each datatype T but strings, of shape [N, K]."""
-    inputs, outputs = ({f"{way}_{name}": (NUMBERS[name], ["N", "K"]) for name in NUMBERS} for way in ("IN", "OUT"))
+    inputs, outputs = (
+        {f"{way}_{name}": (NUMBERS[name], ["N", "K"]) for name in NUMBERS} for way in ("IN", "OUT")
+    )
     nodes = [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in NUMBERS]
     return model(nodes, inputs, outputs)
 
 
 BATCHES = ONNX + ONE + EIGHT
 FIXED = BATCHES + arithmetic_config("FP32 3") + parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES")
-TWO_THREADS = {"INFERENCE_NUM_THREADS": "2", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+TWO_THREADS = {
+    "INFERENCE_NUM_THREADS": "2",
+    "PERFORMANCE_HINT": "LATENCY",
+    "INFERENCE_PRECISION_HINT": "f32",
+}
 STREAMS = {"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2", "PERFORMANCE_HINT": "throughput"}
-HINTS = {"HINT_BF16": "YES", "TARGET_DEVICE": "AUTO", "COMPILATION_NUM_THREADS": "1", "CPU_THREADS_NUM": "3"}
-CONVERTED = tensors("input", x="UINT8 3", y="FP32 3") + tensors("output", sum="FP16 3", product="FP64 3")
+HINTS = {
+    "HINT_BF16": "YES",
+    "TARGET_DEVICE": "AUTO",
+    "COMPILATION_NUM_THREADS": "1",
+    "CPU_THREADS_NUM": "3",
+}
+CONVERTED = tensors("input", x="UINT8 3", y="FP32 3") + tensors(
+    "output", sum="FP16 3", product="FP64 3"
+)
 
 # Name -> (ONNX file, config.pbtxt).
 SERVED: dict[str, tuple[bytes, str]] = {
@@ -81,35 +97,56 @@ SERVED: dict[str, tuple[bytes, str]] = {
     "batch_of_one": (arithmetic([1, 3]), BATCHES + MERGED + arithmetic_config("FP32 3")),
     "reshaped": (
         arithmetic([1, 3]),
-        ONNX + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 -1,5") + parameters(RESHAPE_IO_LAYERS="yes"),
+        ONNX
+        + ONE
+        + "max_batch_size: 0\n"
+        + arithmetic_config("FP32 -1,5")
+        + parameters(RESHAPE_IO_LAYERS="yes"),
     ),
     "fixed_batch": (arithmetic(["N", 3]), FIXED),
     "padded": (arithmetic(["N", 3]), FIXED + MERGED + parameters(ENABLE_BATCH_PADDING="YES")),
     "converted": (arithmetic(["N", 3]), BATCHES + CONVERTED),
     "two_instances": (
         arithmetic(["N", 3]),
-        BATCHES.replace("count: 1", "count: 2") + arithmetic_config("FP32 3") + parameters(**TWO_THREADS),
+        BATCHES.replace("count: 1", "count: 2")
+        + arithmetic_config("FP32 3")
+        + parameters(**TWO_THREADS),
     ),
-    "streams": (arithmetic(["N", 3]), BATCHES + MERGED + arithmetic_config("FP32 3") + parameters(**STREAMS)),
-    "hints": (arithmetic(["N", 3]), BATCHES + arithmetic_config("FP32 3") + parameters(client="resnet", **HINTS)),
+    "streams": (
+        arithmetic(["N", 3]),
+        BATCHES + MERGED + arithmetic_config("FP32 3") + parameters(**STREAMS),
+    ),
+    "hints": (
+        arithmetic(["N", 3]),
+        BATCHES + arithmetic_config("FP32 3") + parameters(client="resnet", **HINTS),
+    ),
 }
 
 ROWS, XY = identity(TensorProto.FLOAT, ["N", 3]), ONNX + EIGHT + xy("FP32 3")
 # Name -> (ONNX file, config.pbtxt, a pattern of the reason) of models that must not load.
 REFUSED: dict[str, tuple[bytes, str, str]] = {
     "bad_string": (identity(TensorProto.STRING, ["N", 3]), ONNX + EIGHT, "'x'"),
-    "bad_output": (ROWS, ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"), "'z'"),
+    "bad_output": (
+        ROWS,
+        ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"),
+        "'z'",
+    ),
     "bad_batch": (fixed_inside(), XY, "max_batch_size 0|'y'"),
     "bad_hint": (ROWS, XY + parameters(NUM_STREAMS="many"), "'NUM_STREAMS'"),
     "bad_device": (ROWS, XY + parameters(TARGET_DEVICE="NPU"), "'NPU'"),
-    "bad_extension": (ROWS, XY + parameters(CPU_EXTENSION_PATH="/nowhere.so"), "'CPU_EXTENSION_PATH'"),
+    "bad_extension": (
+        ROWS,
+        XY + parameters(CPU_EXTENSION_PATH="/nowhere.so"),
+        "'CPU_EXTENSION_PATH'",
+    ),
     "bad_filename": (ROWS, BACKEND + EIGHT + xy("FP32 3"), "default_model_filename"),
     "bad_file": (b"this is not an ONNX file", XY, "bad_file/1/model.onnx"),
 }
 
 
 def write_repository(folder: Path) -> None:
-    """Write the models above, two in OpenVINO's own format, and each bundled model twice, once in FP32."""
+    """Write the models above, two in OpenVINO's own format, and each bundled model twice, once in
+    FP32."""
     for name, (file, config, *_) in (SERVED | REFUSED).items():
         write_model(folder / name, file, config)
     (folder / "lookup/warmup").mkdir()

@@ -1,4 +1,5 @@
-"""Compare the configurations that serving.repository.staging completes with those that Triton completes."""
+"""Compare the configurations that serving.repository.staging completes with those that Triton
+completes."""
 
 import subprocess
 import sys
@@ -22,7 +23,15 @@ OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-bat
 def run(model: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
     paths = (str(model), str(model / "config.pbtxt"), str(backends))
     command = [sys.executable, "-m", "serving.repository.staging", *paths]
-    return subprocess.run(command, cwd=ROOT, env=OPTIONS, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=OPTIONS,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
 
 
 def what_was_told(config: Any) -> dict[str, Any]:
@@ -36,7 +45,9 @@ def what_was_told(config: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_complete_as_triton(name: str, client: InferenceServerClient, repository: Path, backends: Path) -> None:
+def test_complete_as_triton(
+    name: str, client: InferenceServerClient, repository: Path, backends: Path
+) -> None:
     done = run(repository / name, backends)
     assert done.returncode == 0, done.stderr
     ours = text_format.Parse(done.stdout, ModelConfig())
@@ -45,8 +56,12 @@ def test_complete_as_triton(name: str, client: InferenceServerClient, repository
     assert ours.name == ""
 
 
-@pytest.mark.parametrize(("name", "named"), [("bad_batch", "max_batch_size 0"), ("bad_bfloat16", "'x'")])
-def test_the_last_line_says_why_it_cannot_be_completed(name: str, named: str, repository: Path, backends: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "named"), [("bad_batch", "max_batch_size 0"), ("bad_bfloat16", "'x'")]
+)
+def test_the_last_line_says_why_it_cannot_be_completed(
+    name: str, named: str, repository: Path, backends: Path
+) -> None:
     done = run(repository / name, backends)
     assert done.returncode == 1
     assert named in done.stderr.strip().splitlines()[-1]

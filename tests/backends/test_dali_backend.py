@@ -64,9 +64,14 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("dali")
     models = folder / "models"
     write(models / "from_source", CONFIG, "dali.py", SOURCE)
-    other = 'default_model_filename: "resize.dali"\nparameters { key: "num_threads" value: { string_value: "2" } }\n'
+    other = (
+        'default_model_filename: "resize.dali"\nparameters { key: "num_threads" value: { '
+        'string_value: "2" } }\n'
+    )
     write(models / "serialized", CONFIG + other, "resize.dali", pipeline().serialize())
-    gpu = SOURCE.replace('decoders.image(image, device="cpu"', 'decoders.image(image, device="mixed"')
+    gpu = SOURCE.replace(
+        'decoders.image(image, device="cpu"', 'decoders.image(image, device="mixed"'
+    )
     write(models / "bad_gpu", CONFIG, "dali.py", gpu)
     write(models / "bad_source", CONFIG, "dali.py", SOURCE.replace("@autoserialize\n", ""))
     write(models / "bad_empty", CONFIG, "other.txt", "")
@@ -74,7 +79,12 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     for name, decoder in (("on_dali", "dali"), ("on_python", "python")):
         arguments = ["build", "image_classes", "--for", "cpu", "--out", str(models), "--name", name]
         arguments += ["--set", "mean=127.5", "--set", "std=127.5"]
-        assert main([*arguments, "--weights", str(folder / "tiny.onnx"), "--set", f"decoder={decoder}"]) == 0
+        assert (
+            main(
+                [*arguments, "--weights", str(folder / "tiny.onnx"), "--set", f"decoder={decoder}"]
+            )
+            == 0
+        )
         network = models / f"{name}_classifier"  # Triton itself merges no configs/cpu.pbtxt
         (network / "config.pbtxt").write_text(written(read_config(network, "cpu")))
     with serving(models, backends, folder / "log") as running:
@@ -87,7 +97,9 @@ def jpeg(seed: int) -> NDArray[np.uint8]:
     return np.frombuffer(encoded(small.resize((80 + 10 * seed, 60 + 10 * seed)), "JPEG"), np.uint8)
 
 
-def infer(client: Client, model: str, images: NDArray[Any], name: str = "DALI_INPUT_0") -> list[NDArray[Any]]:
+def infer(
+    client: Client, model: str, images: NDArray[Any], name: str = "DALI_INPUT_0"
+) -> list[NDArray[Any]]:
     return [*triton_process.infer(client, model, {name: images}).values()]
 
 
@@ -103,7 +115,9 @@ def assert_equal(outputs: list[NDArray[Any]], expected: list[NDArray[Any]]) -> N
 
 
 @pytest.mark.parametrize("model", ["from_source", "serialized"])
-def test_an_encoded_image_is_processed_as_dali_in_process_does_it(client: Client, model: str) -> None:
+def test_an_encoded_image_is_processed_as_dali_in_process_does_it(
+    client: Client, model: str
+) -> None:
     assert_equal(infer(client, model, jpeg(1)[None]), reference([jpeg(1)]))
 
 
@@ -125,7 +139,9 @@ def test_images_of_any_lengths_are_merged_into_one_run(client: Client) -> None:
 def test_an_undecodable_image_fails_alone_and_the_next_is_served(client: Client) -> None:
     images = [jpeg(1), np.frombuffer(b"this is no image", np.uint8), jpeg(2), np.zeros(9, np.uint8)]
 
-    answers = triton_process.together(client, "serialized", [{"DALI_INPUT_0": image[None]} for image in images])
+    answers = triton_process.together(
+        client, "serialized", [{"DALI_INPUT_0": image[None]} for image in images]
+    )
     for index in (1, 3):
         failed = answers[index]
         assert isinstance(failed, InferenceServerException)
@@ -142,7 +158,10 @@ def test_the_ensemble_on_dali_equals_its_parts_called_one_by_one(client: Client)
     images = jpeg(3)[None]
     (pixels,) = infer(client, "on_dali_decoder", images)
     assert pixels.shape == (1, 299, 299, 3)
-    assert_equal(infer(client, "on_dali", images, "INPUT"), infer(client, "on_dali_classifier", pixels, "image"))
+    assert_equal(
+        infer(client, "on_dali", images, "INPUT"),
+        infer(client, "on_dali_classifier", pixels, "image"),
+    )
 
 
 def test_the_step_in_python_gives_what_the_one_on_dali_gives(client: Client) -> None:
@@ -157,6 +176,8 @@ NAMED = {"bad_gpu": "device_id=None", "bad_source": "@autoserialize", "bad_empty
 
 
 @pytest.mark.parametrize("model", sorted(NAMED))
-def test_a_model_that_cannot_be_served_is_refused_with_the_reason(client: Client, model: str) -> None:
+def test_a_model_that_cannot_be_served_is_refused_with_the_reason(
+    client: Client, model: str
+) -> None:
     assert not client.is_model_ready(model)
     assert NAMED[model] in triton_process.refusal(client, model)

@@ -14,7 +14,9 @@ PYTHON = {"libtriton_python.so", "triton_python_backend_utils.py", STUB}
 
 
 def files(folder: Path) -> dict[str, int]:
-    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()
+    }
 
 
 def test_the_python_backend_and_ours_lie_there_as_copies(tmp_path: Path) -> None:
@@ -23,9 +25,13 @@ def test_the_python_backend_and_ours_lie_there_as_copies(tmp_path: Path) -> None
     assert {path.name for path in (folder / "python").iterdir()} == PYTHON
     assert (folder / "onnxruntime" / "model.py").is_file()
     shared = {path.name for path in (OURS / "_shared").glob("*.py")}
-    assert all(shared <= {path.name for path in (folder / name).iterdir()} for name in own_backends())
+    assert all(
+        shared <= {path.name for path in (folder / name).iterdir()} for name in own_backends()
+    )
     assert os.access(folder / "python" / STUB, os.X_OK)
-    assert not [path for path in folder.rglob("*") if path.is_symlink() or path.name == "__pycache__"]
+    assert not [
+        path for path in folder.rglob("*") if path.is_symlink() or path.name == "__pycache__"
+    ]
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
@@ -57,13 +63,17 @@ def test_a_backend_that_is_not_as_it_should_be_is_made_again(tmp_path: Path, dam
     assert not model.is_symlink()
 
 
-def test_a_python_without_a_stub_is_named_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_a_stub_is_named_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tritonserver, "PYTHON", "3.99")
     with pytest.raises(FileNotFoundError, match=r"3\.99"):
         install(tmp_path)
 
 
-def test_the_command_reports_what_it_did_and_why_it_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_command_reports_what_it_did_and_why_it_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     assert main([str(tmp_path / "backends")]) == 0
     assert main([str(tmp_path / "backends")]) == 0

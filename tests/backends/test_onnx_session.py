@@ -1,4 +1,5 @@
-"""The threads of an instance on machines laid out in a folder, the session's options, and memory."""
+"""The threads of an instance on machines laid out in a folder, the session's options, and
+memory."""
 
 import math
 import os
@@ -25,14 +26,18 @@ pytestmark = pytest.mark.unit
         ({}, math.inf),
     ],
 )
-def test_the_quota_of_the_control_group_is_read(tmp_path: Path, files: dict[str, str], expected: float) -> None:
+def test_the_quota_of_the_control_group_is_read(
+    tmp_path: Path, files: dict[str, str], expected: float
+) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert cgroup_quota(tmp_path) == expected
 
 
-def test_the_variable_decides_and_the_cpu_affinity_bounds_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_decides_and_the_cpu_affinity_bounds_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "7")
     assert default_threads() == 7
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "0")
@@ -86,7 +91,12 @@ LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]
     [
         (LARGE, "2", {}, True),
         (SMALL, "2", {}, False),
-        (["3", "512", "512"], "2", {"input": [{"data_type": "TYPE_UINT8", "dims": ["3", "512", "512"]}]}, True),
+        (
+            ["3", "512", "512"],
+            "2",
+            {"input": [{"data_type": "TYPE_UINT8", "dims": ["3", "512", "512"]}]},
+            True,
+        ),
         (["-1"], "2", {}, False),
         (SMALL, "2", {"parameters": {"separate_runs": {"string_value": "1"}}}, True),
         (LARGE, "2", {"parameters": {"separate_runs": {"string_value": "0"}}}, False),
@@ -97,8 +107,16 @@ LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]
     ],
 )
 def test_large_rows_run_separately_on_few_threads(
-    dims: list[str], threads: str, changes: dict[str, Any], separate: bool, monkeypatch: pytest.MonkeyPatch
+    dims: list[str],
+    threads: str,
+    changes: dict[str, Any],
+    separate: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", threads)
-    config = {"max_batch_size": 8, "dynamic_batching": {}, "input": [{"data_type": "TYPE_FP32", "dims": dims}]}
+    config = {
+        "max_batch_size": 8,
+        "dynamic_batching": {},
+        "input": [{"data_type": "TYPE_FP32", "dims": dims}],
+    }
     assert SessionSettings.from_config(config | changes).separate_runs == separate

@@ -1,4 +1,5 @@
-"""Triton's onnxruntime platform as served here, through the real tritonserver, against ONNX Runtime."""
+"""Triton's onnxruntime platform as served here, through the real tritonserver, against ONNX
+Runtime."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,15 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.onnx_models import REFUSED, SERVED, TABLE, reference
-from tests.backends.triton_process import Arrays, Server, answered_together, config, infer, refusal, together
+from tests.backends.triton_process import (
+    Arrays,
+    Server,
+    answered_together,
+    config,
+    infer,
+    refusal,
+    together,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -30,15 +39,27 @@ def floats(*shape: int) -> NDArray[np.float32]:
 
 def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> None:
     feeds = [{"x": floats(n, 5), "y": floats(n, 5)} for n in (1, 3, 2, 2, 1, 1, 1, 1)]
-    for feed, answer in zip(feeds, answered_together(client, "arithmetic", feeds, most=6), strict=True):
+    for feed, answer in zip(
+        feeds, answered_together(client, "arithmetic", feeds, most=6), strict=True
+    ):
         assert_equal(answer, reference(SERVED["arithmetic"][0], feed))
 
 
-def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(client: Client, server: Server) -> None:
-    feeds = [{"index": np.array(rows, dtype=np.int64).reshape(-1, 1)} for rows in ([0], [1, 2], [3], [4, 0], [2])]
-    for feed, answer in zip(feeds, answered_together(client, "at_once", feeds, most=4), strict=True):
+def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(
+    client: Client, server: Server
+) -> None:
+    feeds = [
+        {"index": np.array(rows, dtype=np.int64).reshape(-1, 1)}
+        for rows in ([0], [1, 2], [3], [4, 0], [2])
+    ]
+    for feed, answer in zip(
+        feeds, answered_together(client, "at_once", feeds, most=4), strict=True
+    ):
         assert_equal(answer, reference(SERVED["at_once"][0], feed))
-    line = "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph level 0, merged"
+    line = (
+        "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph "
+        "level 0, merged"
+    )
     assert line in server.text()
 
 
@@ -49,7 +70,9 @@ def test_bytes_that_are_not_utf8_are_the_callers_fault(client: Client) -> None:
 
 
 @pytest.mark.parametrize("model", ["lookup", "at_once"])
-def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Client, model: str) -> None:
+def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(
+    client: Client, model: str
+) -> None:
     indices = [0, 99, 3, 2, -77, 4]
     answers = together(client, model, [{"index": np.array([[i]], dtype=np.int64)} for i in indices])
     for index, answer in zip(indices, answers, strict=True):
@@ -81,7 +104,12 @@ def test_an_optional_input_may_be_left_out_beside_callers_who_give_it(client: Cl
     one = np.array([[1.0]], dtype=np.float32)
     feeds = [{"x": one}, {"x": one, "bias": 2 * one}, {"x": 2 * one}, {"x": one, "bias": 5 * one}]
     answers = together(client, "optional_input", feeds)
-    assert [answer["y"].item() for answer in answers if isinstance(answer, dict)] == [101, 3, 102, 6]
+    assert [answer["y"].item() for answer in answers if isinstance(answer, dict)] == [
+        101,
+        3,
+        102,
+        6,
+    ]
 
 
 def test_a_model_without_batches_takes_its_shape_as_it_is(client: Client) -> None:
@@ -97,10 +125,15 @@ def test_a_model_without_config_gets_one_from_its_file(client: Client) -> None:
     assert "dynamic_batching" in generated
     assert generated["platform"] == "onnxruntime_onnx"
     assert [each["name"] for each in generated["input"]] == ["x", "y"]
-    assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3", "-1"]) for each in generated["input"])
+    assert all(
+        (each["data_type"], each["dims"]) == ("TYPE_FP32", ["3", "-1"])
+        for each in generated["input"]
+    )
     assert [o["name"] for o in generated["output"]] == ["sum", "product"]
     feed = {"x": floats(2, 3, 6), "y": floats(2, 3, 6)}
-    assert_equal(infer(client, "without_config", feed), reference(SERVED["without_config"][0], feed))
+    assert_equal(
+        infer(client, "without_config", feed), reference(SERVED["without_config"][0], feed)
+    )
 
 
 def test_a_minimal_config_stays_and_a_fixed_shape_is_not_batched(client: Client) -> None:
@@ -112,20 +145,31 @@ def test_a_minimal_config_stays_and_a_fixed_shape_is_not_batched(client: Client)
 
 
 @pytest.mark.parametrize("model", ["vector", "scalar"])
-def test_tensors_without_dimensions_of_their_own_are_ones_to_callers(client: Client, model: str) -> None:
+def test_tensors_without_dimensions_of_their_own_are_ones_to_callers(
+    client: Client, model: str
+) -> None:
     shape, own = ((3, 1), (3,)) if model == "vector" else ((1,), ())
     feed = {"x": floats(*shape), "y": floats(*shape)}
-    expected = reference(SERVED[model][0], {name: array.reshape(own) for name, array in feed.items()})
-    assert_equal(infer(client, model, feed), {name: np.reshape(array, shape) for name, array in expected.items()})
+    expected = reference(
+        SERVED[model][0], {name: array.reshape(own) for name, array in feed.items()}
+    )
+    assert_equal(
+        infer(client, model, feed),
+        {name: np.reshape(array, shape) for name, array in expected.items()},
+    )
 
 
 @pytest.mark.parametrize("model", REFUSED)
-def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(client: Client, model: str) -> None:
+def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(
+    client: Client, model: str
+) -> None:
     assert REFUSED[model][-1] in refusal(client, model)
 
 
 def test_each_instance_is_a_process_with_the_threads_that_the_config_says(server: Server) -> None:
-    commands = [" ".join(child.cmdline()) for child in psutil.Process(server.process.pid).children()]
+    commands = [
+        " ".join(child.cmdline()) for child in psutil.Process(server.process.pid).children()
+    ]
     assert sum("two_instances" in command for command in commands) == 2
     settings = "CPUExecutionProvider, 3 intra-op threads, parallel execution, graph level -1"
     for instance in ("two_instances_0_0", "two_instances_0_1"):

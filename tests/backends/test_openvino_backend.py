@@ -1,4 +1,5 @@
-"""Triton's openvino backend as served here, through the real tritonserver, against ONNX Runtime in this process."""
+"""Triton's openvino backend as served here, through the real tritonserver, against ONNX Runtime in
+this process."""
 
 import os
 import re
@@ -15,7 +16,16 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends.onnx_models import TABLE, reference
 from tests.backends.openvino_models import BUNDLED, NUMBERS, REFUSED, SERVED, write_repository
-from tests.backends.triton_process import Arrays, Server, config, executions, infer, refusal, serving, together
+from tests.backends.triton_process import (
+    Arrays,
+    Server,
+    config,
+    executions,
+    infer,
+    refusal,
+    serving,
+    together,
+)
 from tests.support.harness import ROOT, wait_until
 
 pytestmark = pytest.mark.stack
@@ -44,7 +54,9 @@ def assert_close(outputs: Arrays, expected: Arrays, tolerance: float = FP32) -> 
     assert outputs.keys() == expected.keys()
     for name, array in expected.items():
         assert (outputs[name].dtype, outputs[name].shape) == (array.dtype, array.shape)
-        assert np.abs(outputs[name] - array).max(initial=0) <= tolerance * np.abs(array).max(initial=0)
+        assert np.abs(outputs[name] - array).max(initial=0) <= tolerance * np.abs(array).max(
+            initial=0
+        )
 
 
 def assert_rows_close(rows: Any, expected: Any, tolerance: float) -> None:
@@ -67,28 +79,47 @@ def pair(*shape: int) -> Arrays:
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
-        *((model, (3, 3)) for model in ("arithmetic", "two_instances", "streams", "hints", "batch_of_one")),
+        *(
+            (model, (3, 3))
+            for model in ("arithmetic", "two_instances", "streams", "hints", "batch_of_one")
+        ),
         ("reshaped", (4, 5)),
         ("scalar", (1,)),
     ],
 )
-def test_a_request_is_answered_as_by_onnx_runtime(client: Client, model: str, shape: tuple[int, ...]) -> None:
+def test_a_request_is_answered_as_by_onnx_runtime(
+    client: Client, model: str, shape: tuple[int, ...]
+) -> None:
     feed = pair(*shape)
-    assert_close(infer(client, model, feed), {"sum": feed["x"] + feed["y"], "product": feed["x"] * feed["y"]}, BF16)
+    assert_close(
+        infer(client, model, feed),
+        {"sum": feed["x"] + feed["y"], "product": feed["x"] * feed["y"]},
+        BF16,
+    )
 
 
 def bundled_feed(name: str) -> Arrays:
     if name == "bert":
         ids = RANDOM.integers(1000, 20000, (2, 12))
-        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        return {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "token_type_ids": np.zeros_like(ids),
+        }
     if name == "yolov5":  # of noise the boxes say little, and BF16 something else
-        page = np.asarray(Image.open(ROOT / "model_repository/yolov5/example.jpg").convert("RGB").resize((640, 640)))
+        page = np.asarray(
+            Image.open(ROOT / "model_repository/yolov5/example.jpg")
+            .convert("RGB")
+            .resize((640, 640))
+        )
         return {"images": np.stack([page, page[:, ::-1]]).transpose(0, 3, 1, 2).copy()}
     return {"input": RANDOM.integers(0, 256, (2, 3, 64, 64), dtype=np.uint8)}
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_the_bundled_models_are_computed_as_by_onnx_runtime(client: Client, server: Server, name: str) -> None:
+def test_the_bundled_models_are_computed_as_by_onnx_runtime(
+    client: Client, server: Server, name: str
+) -> None:
     feed = bundled_feed(name)
     expected = reference(str(ROOT / f"model_repository/{name}/1/model.onnx"), feed)
     assert re.search(rf"{name}_f32_0_0: OpenVINO \S+ on CPU, f32, ", server.text())
@@ -101,7 +132,9 @@ def test_the_bundled_models_are_computed_as_by_onnx_runtime(client: Client, serv
 
 
 @pytest.mark.parametrize("model", ["arithmetic", "streams", "padded"])
-def test_merged_requests_of_different_sizes_and_shapes_get_their_own_rows(client: Client, model: str) -> None:
+def test_merged_requests_of_different_sizes_and_shapes_get_their_own_rows(
+    client: Client, model: str
+) -> None:
     widths = (2, 3, 2, 7, 3, 1) if model == "arithmetic" else (3,) * 6
     feeds = [pair(rows, width) for rows, width in zip((1, 2, 1, 3, 1, 1), widths, strict=True)]
     for feed, answer in zip(feeds, together(client, model, feeds), strict=True):
@@ -129,9 +162,12 @@ def test_every_datatype_but_strings_goes_in_and_out_unchanged(client: Client) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("INT64", 2**31), ("INT64", -(2**31) - 1), ("UINT64", 2**63), ("UINT32", 2**31)]
+    ("name", "number"),
+    [("INT64", 2**31), ("INT64", -(2**31) - 1), ("UINT64", 2**63), ("UINT32", 2**31)],
 )
-def test_integers_that_openvino_would_change_are_the_callers_fault(client: Client, name: str, number: int) -> None:
+def test_integers_that_openvino_would_change_are_the_callers_fault(
+    client: Client, name: str, number: int
+) -> None:
     feed = {f"IN_{each}": numbers(each) for each in NUMBERS}
     feed[f"IN_{name}"] = np.full((2, 3), number, dtype=name.lower())
     with pytest.raises(InferenceServerException, match=f"'IN_{name}'") as caught:
@@ -151,7 +187,10 @@ def test_wrong_shapes_are_their_own_caller_s_fault(client: Client) -> None:
 def test_a_model_that_was_warmed_up_is_served(client: Client) -> None:
     assert executions(client, "lookup") == (8, 1)
     answer = infer(client, "lookup", {"index": np.array([[3], [0]], dtype=np.int64)})
-    assert (answer["value"].tolist(), answer["double"].tolist()) == ([[TABLE[3]], [TABLE[0]]], [[6], [0]])
+    assert (answer["value"].tolist(), answer["double"].tolist()) == (
+        [[TABLE[3]], [TABLE[0]]],
+        [[6], [0]],
+    )
 
 
 def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None:
@@ -160,7 +199,9 @@ def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None
     assert generated["max_batch_size"] == 4  # Triton's default
     assert "dynamic_batching" in generated
     assert [each["name"] for each in generated["input"]] == ["x", "y"]
-    assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3"]) for each in generated["input"])
+    assert all(
+        (each["data_type"], each["dims"]) == ("TYPE_FP32", ["3"]) for each in generated["input"]
+    )
     feed = pair(2, 3)
     outputs = infer(client, "own_format", feed)
     named = {name.removesuffix("_too"): array for name, array in outputs.items()}
@@ -170,7 +211,11 @@ def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None
 def test_an_output_with_several_names_takes_the_one_in_the_config(client: Client) -> None:
     feed = pair(2, 3)
     expected = reference(SERVED["minimal"][0], feed)
-    assert_close(infer(client, "own_names", feed), {"sum_too": expected["sum"], "product": expected["product"]}, BF16)
+    assert_close(
+        infer(client, "own_names", feed),
+        {"sum_too": expected["sum"], "product": expected["product"]},
+        BF16,
+    )
 
 
 def test_a_batch_of_a_fixed_size_is_refused_or_filled_up(client: Client) -> None:
@@ -182,7 +227,10 @@ def test_a_batch_of_a_fixed_size_is_refused_or_filled_up(client: Client) -> None
 
 
 def test_the_datatypes_of_the_config_are_converted(client: Client) -> None:
-    feed: Arrays = {"x": np.array([[1, 2, 250]], np.uint8), "y": np.array([[0.5, 1, 2]], np.float32)}
+    feed: Arrays = {
+        "x": np.array([[1, 2, 250]], np.uint8),
+        "y": np.array([[0.5, 1, 2]], np.float32),
+    }
     answer = infer(client, "converted", feed)
     assert {name: (array.dtype.name, array.tolist()) for name, array in answer.items()} == {
         "sum": ("float16", [[1.5, 3, 252]]),
@@ -207,7 +255,9 @@ def test_the_log_says_what_became_of_the_parameters(server: Server, line: str) -
 
 
 @pytest.mark.parametrize("model", REFUSED)
-def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(client: Client, model: str) -> None:
+def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(
+    client: Client, model: str
+) -> None:
     assert re.search(REFUSED[model][-1], refusal(client, model))
 
 
@@ -222,14 +272,21 @@ def test_a_second_start_compiles_nothing(server: Server, folder: Path, backends:
     assert {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")} == inodes
 
 
-def test_a_compiled_model_that_was_cut_off_is_compiled_again(folder: Path, backends: Path, tmp_path: Path) -> None:
+def test_a_compiled_model_that_was_cut_off_is_compiled_again(
+    folder: Path, backends: Path, tmp_path: Path
+) -> None:
     options = ["--model-control-mode=explicit", "--load-model=lookup"]
 
     def started() -> Path:
         """Start a server that compiles the model; return the only compiled model."""
         cache = str(tmp_path / "cache")
-        with serving(folder / "models", backends, tmp_path / "log", *options, TMPDIR=cache) as server:
-            wait_until(lambda: re.search("lookup_0_0: OpenVINO .* compiled in", server.text()), "it is compiled")
+        with serving(
+            folder / "models", backends, tmp_path / "log", *options, TMPDIR=cache
+        ) as server:
+            wait_until(
+                lambda: re.search("lookup_0_0: OpenVINO .* compiled in", server.text()),
+                "it is compiled",
+            )
         (blob,) = (tmp_path / "cache").rglob("*.blob")
         return blob
 
@@ -240,13 +297,17 @@ def test_a_compiled_model_that_was_cut_off_is_compiled_again(folder: Path, backe
     assert started().stat().st_size == size
 
 
-def test_the_cache_is_its_owners_only_and_the_model_folder_stays_as_it_was(server: Server, folder: Path) -> None:
+def test_the_cache_is_its_owners_only_and_the_model_folder_stays_as_it_was(
+    server: Server, folder: Path
+) -> None:
     assert stat.S_IMODE((folder / "cache/serve-engines/openvino/bert/1").stat().st_mode) == 0o700
     assert list((folder / "models").rglob("*.blob")) == []
     assert len(list((folder / "cache/serve-engines/openvino/two_instances").rglob("*.blob"))) == 1
 
 
-def test_without_a_writable_cache_a_model_is_still_compiled(folder: Path, backends: Path, tmp_path: Path) -> None:
+def test_without_a_writable_cache_a_model_is_still_compiled(
+    folder: Path, backends: Path, tmp_path: Path
+) -> None:
     (tmp_path / "cache/serve-engines").mkdir(parents=True)
     (tmp_path / "cache/serve-engines").chmod(0o777)
     options = ["--model-control-mode=explicit", "--load-model=minimal"]

@@ -1,4 +1,5 @@
-"""OpenVINO's parameters in config.pbtxt, with and without BF16, and the cache of compiled models."""
+"""OpenVINO's parameters in config.pbtxt, with and without BF16, and the cache of compiled
+models."""
 
 import os
 from pathlib import Path
@@ -27,13 +28,25 @@ def settings(**parameters: str) -> OpenvinoSettings:
         ({"NUM_STREAMS": "3"}, {"NUM_STREAMS": "3"}),
         ({"INFERENCE_NUM_THREADS": "5"}, {"INFERENCE_NUM_THREADS": 5}),
         ({"INFERENCE_NUM_THREADS": "0"}, {"INFERENCE_NUM_THREADS": 7}),
-        ({}, {"INFERENCE_NUM_THREADS": 7, "PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False}),
+        (
+            {},
+            {
+                "INFERENCE_NUM_THREADS": 7,
+                "PERFORMANCE_HINT": "LATENCY",
+                "ENABLE_CPU_PINNING": False,
+            },
+        ),
         ({"INFERENCE_PRECISION_HINT": "F32"}, {"INFERENCE_PRECISION_HINT": "f32"}),
         ({"HINT_BF16": "yes"}, {"INFERENCE_PRECISION_HINT": "bf16"}),
-        ({"HINT_BF16": "YES", "INFERENCE_PRECISION_HINT": "f32"}, {"INFERENCE_PRECISION_HINT": "f32"}),
+        (
+            {"HINT_BF16": "YES", "INFERENCE_PRECISION_HINT": "f32"},
+            {"INFERENCE_PRECISION_HINT": "f32"},
+        ),
     ],
 )
-def test_parameters_are_properties(parameters: dict[str, str], expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_are_properties(
+    parameters: dict[str, str], expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "7")
     assert settings(**parameters).properties(WITH_BF16).items() >= expected.items()
 
@@ -55,7 +68,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "serve-engines/openvino"
 
 
-def test_the_cache_is_in_the_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_the_cache_is_in_the_folder_for_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     assert openvino_settings.root() == cache
     monkeypatch.delenv("TMPDIR")
     assert openvino_settings.root() == Path("/tmp/serve-engines/openvino")
@@ -68,7 +83,9 @@ def compiled(model: str, name: str, size: int = 10) -> Path:
     return path
 
 
-def test_a_name_stays_one_folder_and_the_last_compiled_model_of_a_version_is_kept(cache: Path) -> None:
+def test_a_name_stays_one_folder_and_the_last_compiled_model_of_a_version_is_kept(
+    cache: Path,
+) -> None:
     first = compiled("../a/b", "1")
     other, second = compiled("other", "1"), compiled("../a/b", "2")
     assert openvino_settings.blobs(cache) == {other, second}
@@ -76,7 +93,9 @@ def test_a_name_stays_one_folder_and_the_last_compiled_model_of_a_version_is_kep
     assert len(second.relative_to(cache).parts) == 3
 
 
-def test_past_the_limit_what_was_used_longest_ago_is_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_the_limit_what_was_used_longest_ago_is_removed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(openvino_settings, "LIMIT_BYTES", 25)
     first, second = compiled("first", "1"), compiled("second", "1")
     for path, when in ((first, 1), (second, 2)):

@@ -1,4 +1,5 @@
-"""Triton's pytorch_libtorch platform as served here, through the real tritonserver, against PyTorch in process."""
+"""Triton's pytorch_libtorch platform as served here, through the real tritonserver, against PyTorch
+in process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,14 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.torch_models import FOUR, REFUSED, SERVED, write_repository
-from tests.backends.triton_process import Server, answered_together, infer, refusal, serving, together
+from tests.backends.triton_process import (
+    Server,
+    answered_together,
+    infer,
+    refusal,
+    serving,
+    together,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -23,7 +31,9 @@ RANDOM = np.random.default_rng(0)
 def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("torch")
     write_repository(folder / "models")
-    with serving(folder / "models", backends, folder / "log", "--model-load-thread-count=2") as running:
+    with serving(
+        folder / "models", backends, folder / "log", "--model-load-thread-count=2"
+    ) as running:
         yield running
 
 
@@ -41,15 +51,23 @@ def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) 
 
 
 def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> None:
-    feeds = [{"minuend": floats(n, 4), "subtrahend": floats(n, 4)} for n in (1, 2, 1, 1, 3, 1, 2, 1)]
-    for feed, answer in zip(feeds, answered_together(client, "by_argument", feeds, most=7), strict=True):
+    feeds = [
+        {"minuend": floats(n, 4), "subtrahend": floats(n, 4)} for n in (1, 2, 1, 1, 3, 1, 2, 1)
+    ]
+    for feed, answer in zip(
+        feeds, answered_together(client, "by_argument", feeds, most=7), strict=True
+    ):
         np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
 
 
 def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Client) -> None:
     feeds = [{"INPUT__0": np.array([[index]])} for index in (0, 99, 3, 2)]
     answers = together(client, "lookup", feeds)
-    assert [answer["OUTPUT__0"].item() for answer in answers if isinstance(answer, dict)] == [10, 13, 12]
+    assert [answer["OUTPUT__0"].item() for answer in answers if isinstance(answer, dict)] == [
+        10,
+        13,
+        12,
+    ]
     assert isinstance(answers[1], InferenceServerException)
     assert "index 99" in answers[1].message()
 
@@ -60,7 +78,9 @@ def test_a_dictionary_of_tensors_has_the_names_of_the_inputs_as_keys(client: Cli
     np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
 
 
-def test_datatypes_come_back_as_they_went_in_by_the_order_in_the_configuration(client: Client) -> None:
+def test_datatypes_come_back_as_they_went_in_by_the_order_in_the_configuration(
+    client: Client,
+) -> None:
     dtypes = {"BOOL": np.bool_, "FP16": np.float16, "INT64": np.int64, "UINT8": np.uint8}
     feed = {f"in_{name}": (100 * floats(2, 3)).astype(dtypes[name]) for name in FOUR}
     answer = infer(client, "datatypes", feed)
@@ -74,7 +94,9 @@ def test_lists_of_strings_are_served_and_merged(client: Client) -> None:
     feeds = [{"INPUT__0": np.array([[text] for text in each], dtype=np.object_)} for each in texts]
     for each, answer in zip(texts, together(client, "texts", feeds), strict=True):
         assert isinstance(answer, dict)
-        assert [[text.decode()] for (text,) in answer["OUTPUT__0"]] == [[f"{text}!"] for text in each]
+        assert [[text.decode()] for (text,) in answer["OUTPUT__0"]] == [
+            [f"{text}!"] for text in each
+        ]
 
 
 def test_the_parameters_of_the_executor_and_the_threads_are_taken(server: Server) -> None:
@@ -83,22 +105,34 @@ def test_the_parameters_of_the_executor_and_the_threads_are_taken(server: Server
         "ENABLE_JIT_EXECUTOR=false, ENABLE_JIT_PROFILING=false, ENABLE_TENSOR_FUSER=false"
     )
     assert expected in server.text()
-    assert "weighted_0_0: cpu, 1 intra-op threads, inference mode, execution optimized" in server.text()
+    assert (
+        "weighted_0_0: cpu, 1 intra-op threads, inference mode, execution optimized"
+        in server.text()
+    )
 
 
-def test_instances_share_the_pages_of_their_weights_and_answer_alike(client: Client, server: Server) -> None:
+def test_instances_share_the_pages_of_their_weights_and_answer_alike(
+    client: Client, server: Server
+) -> None:
     assert server.text().count("the instances share 1.0 of 1.0 MB of weights") == 2
     maps = [maps for maps in mapped(server) if "weighted_shared/1/model.pt" in maps]
     assert len(maps) == 2
     x = floats(4, 512)
     shared = infer(client, "weighted_shared", {"x": x})["OUTPUT__0"]
-    np.testing.assert_allclose(shared, infer(client, "weighted", {"INPUT__0": x})["OUTPUT__0"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        shared, infer(client, "weighted", {"INPUT__0": x})["OUTPUT__0"], rtol=1e-5, atol=1e-5
+    )
 
 
 def mapped(server: Server) -> list[str]:
-    return [Path(f"/proc/{child.pid}/maps").read_text() for child in psutil.Process(server.process.pid).children()]
+    return [
+        Path(f"/proc/{child.pid}/maps").read_text()
+        for child in psutil.Process(server.process.pid).children()
+    ]
 
 
 @pytest.mark.parametrize("model", REFUSED)
-def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(client: Client, model: str) -> None:
+def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(
+    client: Client, model: str
+) -> None:
     assert REFUSED[model][-1] in refusal(client, model)

@@ -44,20 +44,29 @@ def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) ->
     monkeypatch.setattr(tritonserver, "NVIDIA_IMAGE", folder)
 
 
-def test_nvidia_s_server_is_used_with_the_gpu_s_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_s_server_is_used_with_the_gpu_s_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = tmp_path / "tritonserver"
     nvidia_image(layout, monkeypatch, "2.69.0")
-    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True))
+    settings = Settings.from_env(
+        {"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True)
+    )
     process = triton(settings, {"PATH": "/bin", "LD_LIBRARY_PATH": "/nvidia"})
     assert process.command[0] == str(layout / "bin/tritonserver")
     assert f"--backend-directory={layout}/backends" in process.command
     assert "--backend-config=tensorflow,version=2" in process.command
     shared = {word.split(",")[0] for word in process.command if "shm-region-prefix-name" in word}
     assert shared == {"--backend-config=python", "--backend-config=vllm"}
-    assert (process.environment["PATH"], process.environment["LD_LIBRARY_PATH"]) == ("/bin", "/nvidia")
+    assert (process.environment["PATH"], process.environment["LD_LIBRARY_PATH"]) == (
+        "/bin",
+        "/nvidia",
+    )
 
 
-def test_an_image_s_version_is_in_its_file_or_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_s_version_is_in_its_file_or_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvidia_image(tmp_path, monkeypatch, "2.69.0")
     monkeypatch.setenv("TRITON_SERVER_VERSION", "2.68.0")
     assert tritonserver.version() == "2.69.0"
@@ -65,7 +74,9 @@ def test_an_image_s_version_is_in_its_file_or_its_variable(tmp_path: Path, monke
     assert tritonserver.version() == "2.68.0"
 
 
-def test_only_the_verified_version_waits_for_stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_verified_version_waits_for_stubs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verified = tritonserver.with_stub_wait({})["LD_PRELOAD"]
     assert verified == str(Path(sys.prefix) / "triton/stub_wait.so")
     nvidia_image(tmp_path / "same", monkeypatch, STUB_WAIT_VERSION)

@@ -1,4 +1,5 @@
-"""Small TorchScript models, scripted here, and the repository that the tests' tritonserver serves."""
+"""Small TorchScript models, scripted here, and the repository that the tests' tritonserver
+serves."""
 
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from tests.backends.onnx_models import MERGED, ONE, parameters, tensors
 
 
 class Weighted(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """y = x W, z = x + 1; a megabyte of weights, so that what is shared can be told from what is not."""
+    """y = x W, z = x + 1; a megabyte of weights, so that what is shared can be told from what is
+    not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +33,8 @@ class OfDictionary(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 
 class Lookup(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """The row of a table; an index outside of it is an error, and so is one that asks for a scalar."""
+    """The row of a table; an index outside of it is an error, and so is one that asks for a
+    scalar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +45,9 @@ class Lookup(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 
 class Datatypes(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        self, a: Tensor, b: Tensor, c: Tensor, d: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return a, b, c, d
 
 
@@ -75,7 +80,9 @@ RESULT = tensors("output", result="FP32 -1")
 SERVED: dict[str, tuple[nn.Module, str]] = {
     "weighted": (
         Weighted(),
-        ALONE + tensors("input", INPUT__0="FP32 512") + tensors("output", OUTPUT__1="FP32 512", OUTPUT__0="FP32 512"),
+        ALONE
+        + tensors("input", INPUT__0="FP32 512")
+        + tensors("output", OUTPUT__1="FP32 512", OUTPUT__0="FP32 512"),
     ),
     "weighted_shared": (
         Weighted(),
@@ -85,7 +92,10 @@ SERVED: dict[str, tuple[nn.Module, str]] = {
         + tensors("input", x="FP32 512")
         + tensors("output", OUTPUT__0="FP32 512"),
     ),
-    "by_argument": (Difference(), ALONE + tensors("input", subtrahend="FP32 -1", minuend="FP32 -1") + RESULT),
+    "by_argument": (
+        Difference(),
+        ALONE + tensors("input", subtrahend="FP32 -1", minuend="FP32 -1") + RESULT,
+    ),
     "by_dictionary": (
         OfDictionary(),
         'backend: "pytorch"\n'
@@ -94,17 +104,24 @@ SERVED: dict[str, tuple[nn.Module, str]] = {
         + tensors("input", subtrahend="FP32 -1", minuend="FP32 -1")
         + RESULT,
     ),
-    "lookup": (Lookup(), ALONE + tensors("input", INPUT__0="INT64 1") + tensors("output", OUTPUT__0="FP32 1")),
+    "lookup": (
+        Lookup(),
+        ALONE + tensors("input", INPUT__0="INT64 1") + tensors("output", OUTPUT__0="FP32 1"),
+    ),
     "datatypes": (
         Datatypes(),
         ALONE
         + tensors("input", **{f"in_{name}": f"{name} -1" for name in FOUR})
         + tensors("output", **{f"out_{name}": f"{name} -1" for name in FOUR}),
     ),
-    "texts": (Texts(), ALONE + TEXT.format("input", "INPUT__0") + TEXT.format("output", "OUTPUT__0")),
+    "texts": (
+        Texts(),
+        ALONE + TEXT.format("input", "INPUT__0") + TEXT.format("output", "OUTPUT__0"),
+    ),
 }
 
-# Name -> (module, None for a file that is no TorchScript, config.pbtxt, a word of the reason): they must not load.
+# Name -> (module, None for a file that is no TorchScript, config.pbtxt, a word of the reason): they
+# must not load.
 REFUSED: dict[str, tuple[nn.Module | None, str, str]] = {
     "bad_file": (
         None,
@@ -117,12 +134,19 @@ REFUSED: dict[str, tuple[nn.Module | None, str, str]] = {
         ALONE + tensors("input", INPUT__0="FP32 -1", INPUT__2="FP32 -1") + RESULT,
         "INPUT__0, INPUT__2",
     ),
-    "bad_count": (Difference(), ALONE + tensors("input", minuend="FP32 -1") + RESULT, "minuend, subtrahend"),
+    "bad_count": (
+        Difference(),
+        ALONE + tensors("input", minuend="FP32 -1") + RESULT,
+        "minuend, subtrahend",
+    ),
     "bad_datatype": (Texts(), ALONE + tensors("input", INPUT__0="UINT32 1") + RESULT, "'INPUT__0'"),
     "bad_strings": (Texts(), ALONE + tensors("input", INPUT__0="STRING 1") + RESULT, "'INPUT__0'"),
     "bad_parameter": (
         Difference(),
-        ALONE + tensors("input", a="FP32 -1", b="FP32 -1") + RESULT + parameters(INFERENCE_MODE="maybe"),
+        ALONE
+        + tensors("input", a="FP32 -1", b="FP32 -1")
+        + RESULT
+        + parameters(INFERENCE_MODE="maybe"),
         "'INFERENCE_MODE'",
     ),
 }

@@ -1,4 +1,5 @@
-"""A real tritonserver, started and stopped in bounded time, and calls that the tests of several backends share."""
+"""A real tritonserver, started and stopped in bounded time, and calls that the tests of several
+backends share."""
 
 import contextlib
 import os
@@ -48,14 +49,27 @@ def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def serving(repository: Path, backends: Path, log: Path, *options: str, **variables: str) -> Iterator[Server]:
+def serving(
+    repository: Path, backends: Path, log: Path, *options: str, **variables: str
+) -> Iterator[Server]:
     """A Triton that has started, whether all its models load or not."""
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
-    addresses = [option for name, port in named for option in (f"--{name}-address=127.0.0.1", f"--{name}-port={port}")]
+    addresses = [
+        option
+        for name, port in named
+        for option in (f"--{name}-address=127.0.0.1", f"--{name}-port={port}")
+    ]
     prefix = f"build-{secrets.token_hex(8)}"
-    command = [str(tritonserver.binary()), f"--backend-directory={backends}", f"--model-repository={repository}"]
-    command += [f"--backend-config={name},{SHARED}{prefix}" for name in tritonserver.python_backends(backends)]
+    command = [
+        str(tritonserver.binary()),
+        f"--backend-directory={backends}",
+        f"--model-repository={repository}",
+    ]
+    command += [
+        f"--backend-config={name},{SHARED}{prefix}"
+        for name in tritonserver.python_backends(backends)
+    ]
     environment = tritonserver.with_stub_wait(tritonserver.environment(os.environ))
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -80,8 +94,8 @@ def serving(repository: Path, backends: Path, log: Path, *options: str, **variab
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM. What it leaves in shared
-    memory goes too."""
+    """SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM. What it
+    leaves in shared memory goes too."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
@@ -95,7 +109,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ()) -> Arrays:
     tensors = []
     for name, array in feed.items():
-        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        tensors.append(
+            grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        )
         tensors[-1].set_data_from_numpy(array)
     requested = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
     result = client.infer(model, tensors, outputs=requested, client_timeout=PATIENCE)
@@ -108,7 +124,8 @@ def executions(client: Client, model: str) -> tuple[int, int]:
 
 
 def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
-    """The answers, or Triton's errors, to feeds that are sent at once, which these models' dynamic batcher merges."""
+    """The answers, or Triton's errors, to feeds that are sent at once, which these models' dynamic
+    batcher merges."""
 
     def one(feed: Arrays) -> Arrays | Exception:
         try:
@@ -121,7 +138,9 @@ def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays
         return list(pool.map(one, feeds))
 
 
-def answered_together(client: Client, model: str, feeds: Sequence[Arrays], most: int) -> list[Arrays]:
+def answered_together(
+    client: Client, model: str, feeds: Sequence[Arrays], most: int
+) -> list[Arrays]:
     """Send feeds at once until they take at most `most` executions; return the answers.
 
     On a busy machine some may come too late to be merged, and Triton counts after it has answered.
@@ -133,7 +152,8 @@ def answered_together(client: Client, model: str, feeds: Sequence[Arrays], most:
         answers = [answer for answer in together(client, model, feeds) if isinstance(answer, dict)]
         assert len(answers) == len(feeds)
         after = wait_until(
-            lambda: (now := executions(client, model))[0] >= before[0] + rows and now, f"{rows} inferences are counted"
+            lambda: (now := executions(client, model))[0] >= before[0] + rows and now,
+            f"{rows} inferences are counted",
         )
         return answers if after[0] == before[0] + rows and after[1] - before[1] <= most else None
 

@@ -1,4 +1,5 @@
-"""The benchmark runs, compares answers before it measures, and shows a server that fails instead of its figures."""
+"""The benchmark runs, compares answers before it measures, and shows a server that fails instead of
+its figures."""
 
 import subprocess
 import sys
@@ -16,14 +17,33 @@ pytestmark = pytest.mark.stack
 def test_two_scenarios_run_against_the_bare_server_and_triton(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     scenarios, servers = ["photo, 1", "4 floats"], ["ours", "bare", "triton"]
-    options = ["--scenarios", *scenarios, "--servers", *servers, "--rounds", "1", "--seconds", "1", "--out", str(page)]
+    options = [
+        "--scenarios",
+        *scenarios,
+        "--servers",
+        *servers,
+        "--rounds",
+        "1",
+        "--seconds",
+        "1",
+        "--out",
+        str(page),
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "bench", *options], cwd=ROOT, capture_output=True, text=True, timeout=2 * PATIENCE
+        [sys.executable, "-m", "bench", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     photo, floats, _memory = page.read_text().split("### ")[1:]
     assert [line.split()[1] for line in photo.splitlines()[4:] if line] == ["ours", "bare", "limit"]
-    assert [line.split()[1] for line in floats.splitlines()[4:] if line] == ["ours", "bare", "triton"]
+    assert [line.split()[1] for line in floats.splitlines()[4:] if line] == [
+        "ours",
+        "bare",
+        "triton",
+    ]
     assert "not 200" not in page.read_text()
 
 

@@ -125,37 +125,59 @@ def strings(count: int) -> tuple[str, bytes]:
 ONE = b'{"name":"x","datatype":"FP32","shape":[1,1],"data":[1]}'
 NUMBERS, TEXTS, CLIENT = served(), served("BYTES"), served(client=True)
 CASES: dict[str, Callable[[], Hostile]] = {
-    "instances: numbers": lambda: Hostile(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 12_000_000), CLIENT),
-    "instances: objects": lambda: Hostile(JSON_TYPE, b'{"instances":[%b]}' % many(b"{}", 8_000_000), CLIENT),
-    "instances: lists in one": lambda: Hostile(JSON_TYPE, b'{"instances":[[%b]]}' % many(b"[]", 8_000_000), CLIENT),
+    "instances: numbers": lambda: Hostile(
+        JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 12_000_000), CLIENT
+    ),
+    "instances: objects": lambda: Hostile(
+        JSON_TYPE, b'{"instances":[%b]}' % many(b"{}", 8_000_000), CLIENT
+    ),
+    "instances: lists in one": lambda: Hostile(
+        JSON_TYPE, b'{"instances":[[%b]]}' % many(b"[]", 8_000_000), CLIENT
+    ),
     "inputs": lambda: Hostile(JSON_TYPE, b'{"inputs":[%b]}' % many(ONE, 400_000), NUMBERS),
     "some inputs": lambda: Hostile(JSON_TYPE, b'{"inputs":[%b]}' % many(ONE, 20_000), NUMBERS),
     "outputs": lambda: Hostile(
-        JSON_TYPE, b'{"inputs":[%b],"outputs":[%b]}' % (ONE, many(b'{"name":"x"}', 100_000)), NUMBERS
+        JSON_TYPE,
+        b'{"inputs":[%b],"outputs":[%b]}' % (ONE, many(b'{"name":"x"}', 100_000)),
+        NUMBERS,
     ),
-    "parameters": lambda: Hostile(JSON_TYPE, b'{"inputs":[%b],"parameters":{%b}}' % (ONE, numbered(100_000)), NUMBERS),
-    "keys beside tensors": lambda: Hostile(JSON_TYPE, b'{"inputs":[%b],%b}' % (ONE, numbered(500_000)), NUMBERS),
+    "parameters": lambda: Hostile(
+        JSON_TYPE, b'{"inputs":[%b],"parameters":{%b}}' % (ONE, numbered(100_000)), NUMBERS
+    ),
+    "keys beside tensors": lambda: Hostile(
+        JSON_TYPE, b'{"inputs":[%b],%b}' % (ONE, numbered(500_000)), NUMBERS
+    ),
     "a flat body of keys": lambda: Hostile(JSON_TYPE, b"{%b}" % numbered(2_000_000), NUMBERS),
-    "strings in JSON": lambda: Hostile(JSON_TYPE, tensor("BYTES", many(b'""', 1_500_000), b"1,1500000"), TEXTS),
+    "strings in JSON": lambda: Hostile(
+        JSON_TYPE, tensor("BYTES", many(b'""', 1_500_000), b"1,1500000"), TEXTS
+    ),
     "binary strings": lambda: Hostile(*strings(6_500_000), TEXTS),
     "npy: bytes": lambda: Hostile(NPY, npy_file("|S1", (1, 25_000_000), bytes(25_000_000)), TEXTS),
     "npy: unicode": lambda: Hostile(NPY, npy_file("<U1", (1, 6_000_000), bytes(24_000_000)), TEXTS),
-    "npy: numbers for strings": lambda: Hostile(NPY, npy_file("|u1", (1, 25_000_000), bytes(25_000_000)), TEXTS),
+    "npy: numbers for strings": lambda: Hostile(
+        NPY, npy_file("|u1", (1, 25_000_000), bytes(25_000_000)), TEXTS
+    ),
     "npy: no width": lambda: Hostile(NPY, npy_file("|S0", (1, 30_000_000)), TEXTS),
     "npy: a trillion": lambda: Hostile(NPY, npy_file("<f4", (1, 10**12)), NUMBERS),
     "npy: dimensions": lambda: Hostile(NPY, npy_file("<f4", (1,) * 2000, bytes(4)), NUMBERS),
     "npy: negative": lambda: Hostile(NPY, npy_file("<f4", (-1, -1), bytes(4)), NUMBERS),
     "npy: records": lambda: Hostile(NPY, npy_file([("a", "<f4")], (1, 1), bytes(4)), NUMBERS),
-    "npy: arrays in an array": lambda: Hostile(NPY, npy_file(("<f4", (2, 2)), (1, 1), bytes(16)), NUMBERS),
+    "npy: arrays in an array": lambda: Hostile(
+        NPY, npy_file(("<f4", (2, 2)), (1, 1), bytes(16)), NUMBERS
+    ),
     "npy: dates": lambda: Hostile(NPY, npy_file("<M8[s]", (1, 1), bytes(8)), served("INT64")),
     "npy: brackets": lambda: Hostile(NPY, b"\x93NUMPY\x01\x00\x00\x20" + b"(" * 0x2000, NUMBERS),
     "npz": lambda: Hostile(NPY, b"PK\x03\x04" + bytes(100), NUMBERS),
-    "a shape of nines": lambda: Hostile(JSON_TYPE, tensor("FP32", b"1", many(b"9", 12_000_000)), NUMBERS),
+    "a shape of nines": lambda: Hostile(
+        JSON_TYPE, tensor("FP32", b"1", many(b"9", 12_000_000)), NUMBERS
+    ),
     "data too deep": lambda: Hostile(
         JSON_TYPE, tensor("FP32", b"[" * 500 + b"]" * 500 + b"," + many(b"0", 10**5), b"1"), NUMBERS
     ),
     "brackets": lambda: Hostile(JSON_TYPE, b"[" * 300_000, NUMBERS),
     "braces": lambda: Hostile(JSON_TYPE, b'{"a":' * 300_000, NUMBERS),
     "empty gzip members": lambda: Hostile(JSON_TYPE, gzip.compress(b"") * 200_000, NUMBERS, "gzip"),
-    "packed zeros": lambda: Hostile(JSON_TYPE, gzip.compress(bytes(20 * LARGEST), 1), NUMBERS, "gzip"),
+    "packed zeros": lambda: Hostile(
+        JSON_TYPE, gzip.compress(bytes(20 * LARGEST), 1), NUMBERS, "gzip"
+    ),
 }

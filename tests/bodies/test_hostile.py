@@ -1,4 +1,5 @@
-"""A small body stays small: what it would become is refused before it is made, and its time has an end."""
+"""A small body stays small: what it would become is refused before it is made, and its time has an
+end."""
 
 import gzip
 import math
@@ -64,7 +65,9 @@ def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
             answer(NUMBERS, read_body(JSON_TYPE, template % deep, generates=True))
     for parameter in CLIENT.require_client().parameters:
         text = b'{"instances":[1],"parameters":{"%b":%b}}' % (parameter.name.encode(), deep)
-        with pytest.raises(InvalidRequest, match=parameter.name if text.count(deep[:1]) < 900 else "nested"):
+        with pytest.raises(
+            InvalidRequest, match=parameter.name if text.count(deep[:1]) < 900 else "nested"
+        ):
             answer(CLIENT, read_body(JSON_TYPE, text))
 
 
@@ -119,7 +122,9 @@ def looks(count: int) -> Looks:
         (b"1\n" * 10_000, CLIENT, 50),
     ],
 )
-def test_reading_json_lines_checks_the_deadline(data: bytes, model: ServedModel, count: int) -> None:
+def test_reading_json_lines_checks_the_deadline(
+    data: bytes, model: ServedModel, count: int
+) -> None:
     with pytest.raises(TritonTimeout):
         Hostile(LINES, data, model).ask(looks(count))
 
@@ -127,7 +132,11 @@ def test_reading_json_lines_checks_the_deadline(data: bytes, model: ServedModel,
 @pytest.mark.parametrize(
     ("data", "count"),
     [
-        (b'{"inputs":[%b]}' % many(b'{"name":"x","datatype":"FP32","shape":[0],"data":[]}', 5000), 3),
+        (
+            b'{"inputs":[%b]}'
+            % many(b'{"name":"x","datatype":"FP32","shape":[0],"data":[]}', 5000),
+            3,
+        ),
         (tensor("FP32", b"[" * 20 + b"1" + b"]" * 20, b"1"), 10),
     ],
 )
@@ -146,14 +155,15 @@ def test_lines_of_many_instances_are_not_worked_all_at_once() -> None:
 def test_bodies_within_the_limits_are_answered() -> None:
     content_type, data = strings(MOST_STRINGS)
     assert Hostile(content_type, data, TEXTS).ask().content.count(b'""') == MOST_STRINGS
-    assert orjson.loads(Hostile(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 50_000), CLIENT).ask().content) == {
-        "model_name": "m",
-        "model_version": "1",
-        "predictions": [1.0] * 50_000,
-    }
+    assert orjson.loads(
+        Hostile(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 50_000), CLIENT).ask().content
+    ) == {"model_name": "m", "model_version": "1", "predictions": [1.0] * 50_000}
     big_endian = npy_file(">f4", (1, 2), np.array([1, 2], ">f4").tobytes())
     assert b'"data":[1.0,2.0]' in Hostile(NPY, big_endian, NUMBERS).ask().content
-    assert unpacked(gzip.compress(b"a", mtime=0) * MOST_MEMBERS, "gzip", LARGEST) == b"a" * MOST_MEMBERS
+    assert (
+        unpacked(gzip.compress(b"a", mtime=0) * MOST_MEMBERS, "gzip", LARGEST)
+        == b"a" * MOST_MEMBERS
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +174,9 @@ def test_bodies_within_the_limits_are_answered() -> None:
         (JSON_TYPE, tensor("FP32", many(b"1", 1000), b"1,1000"), NUMBERS),
     ],
 )
-def test_an_answer_over_the_limit_is_413_with_the_setting(content_type: str, data: bytes, model: ServedModel) -> None:
+def test_an_answer_over_the_limit_is_413_with_the_setting(
+    content_type: str, data: bytes, model: ServedModel
+) -> None:
     hostile = Hostile(content_type, data, model)
     assert hostile.ask().content
     with pytest.raises(PayloadTooLarge, match="SERVE_MAX_BODY_MB"):
@@ -204,4 +216,9 @@ def test_instances_of_earlier_batches_are_let_go() -> None:
 def test_nan_and_infinity_are_null_in_every_json(datatype: Any) -> None:
     array = np.array([np.nan, np.inf, -np.inf, 1], datatype)
     reply = InferReply("1", (Tensor.of("y", array),))
-    assert orjson.loads(write_reply(NUMBERS, reply, Budget()))["outputs"][0]["data"] == [None, None, None, 1.0]
+    assert orjson.loads(write_reply(NUMBERS, reply, Budget()))["outputs"][0]["data"] == [
+        None,
+        None,
+        None,
+        1.0,
+    ]

@@ -37,13 +37,18 @@ class Brightness(ModelClient):
         return {"x": np.array(rows, np.float32)[:, None], "not an input": np.zeros(1)}
 
     def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
     ) -> list[Any]:
         return [float(row[0]) for row in outputs["x"]]
 
 
 class Recorder(Echo):
-    """Gives every call's inputs back, and remembers their batch sizes and how many were sent ahead."""
+    """Gives every call's inputs back, and remembers their batch sizes and how many were sent
+    ahead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,12 +71,18 @@ def item(level: int, side: int = 4) -> Item:
 
 
 def predict(
-    echo: Recorder, served: ServedModel, items: list[Item], decoder: Decoder | None = None, deadline: Deadline = NEVER
+    echo: Recorder,
+    served: ServedModel,
+    items: list[Item],
+    decoder: Decoder | None = None,
+    deadline: Deadline = NEVER,
 ) -> tuple[list[Any], str]:
     """Return the predictions and the version that answered."""
     request = Request("id", reply_deadline=deadline, decoder=decoder or Decoder(Limits()))
     results = list(Instances(items).bind(served, request).results(echo))
-    return [prediction for result in results for prediction in result.predictions], results[-1].version
+    return [prediction for result in results for prediction in result.predictions], results[
+        -1
+    ].version
 
 
 @pytest.fixture
@@ -86,7 +97,10 @@ def client_of(max_batch_size: int, client: type[ModelClient] = Brightness) -> Se
 
 
 def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Recorder) -> None:
-    assert predict(echo, client_of(4), [item(n) for n in range(10)]) == ([float(n) for n in range(10)], "1")
+    assert predict(echo, client_of(4), [item(n) for n in range(10)]) == (
+        [float(n) for n in range(10)],
+        "1",
+    )
     assert echo.batches == [4, 4, 2]
 
 
@@ -98,7 +112,8 @@ def test_a_batch_is_sent_ahead_only_if_another_follows(echo: Recorder) -> None:
 
 
 def test_large_images_make_smaller_batches(echo: Recorder) -> None:
-    """16 pixels each, and 40 are allowed: a batch ends before the image that goes beyond the bound."""
+    """16 pixels each, and 40 are allowed: a batch ends before the image that goes beyond the
+    bound."""
     decoder = Decoder(Limits(max_image_pixels=40))
     predictions, _ = predict(echo, client_of(32), [item(n) for n in range(7)], decoder)
     assert echo.batches == [2, 2, 2, 1]
@@ -110,7 +125,9 @@ class OneOutput(Brightness):
 
 
 @pytest.mark.parametrize(("client", "asked"), [(Brightness, ()), (OneOutput, ("x",))])
-def test_ask_only_for_outputs_of_the_client(client: type[ModelClient], asked: tuple[str, ...], echo: Recorder) -> None:
+def test_ask_only_for_outputs_of_the_client(
+    client: type[ModelClient], asked: tuple[str, ...], echo: Recorder
+) -> None:
     predict(echo, client_of(4, client), [item(n) for n in range(6)])
     assert echo.asked == [asked, asked]
 
@@ -150,12 +167,16 @@ class InPairs(Brightness):
 
 def test_images_of_a_request_are_loaded_at_once(echo: Recorder) -> None:
     served = client_of(4, InPairs)
-    predictions, _ = predict(echo, served, [item(n) for n in range(4)], Decoder(Limits(), threads=2))
+    predictions, _ = predict(
+        echo, served, [item(n) for n in range(4)], Decoder(Limits(), threads=2)
+    )
     assert predictions == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("damaged", [{1, 3}, {1, 2}, {3}])
-def test_the_first_of_several_wrong_instances_is_reported(echo: Recorder, damaged: set[int]) -> None:
+def test_the_first_of_several_wrong_instances_is_reported(
+    echo: Recorder, damaged: set[int]
+) -> None:
     """Some are no images, others end too early, which is found out later."""
     items = [item(n, side=64) for n in range(5)]
     for number in damaged:
@@ -193,4 +214,6 @@ class Length(ModelClient):
 def test_a_text_does_not_wait_behind_images(echo: Recorder) -> None:
     decoder = Decoder(Limits())
     decoder.wait_for_turn("image", NEVER)
-    assert predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)[0] == [4.0]
+    assert predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)[0] == [
+        4.0
+    ]

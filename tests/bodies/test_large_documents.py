@@ -1,4 +1,5 @@
-"""A large document of tensors is read by simdjson; what it means must be what orjson makes of it when it is small."""
+"""A large document of tensors is read by simdjson; what it means must be what orjson makes of it
+when it is small."""
 
 import json
 import math
@@ -20,10 +21,26 @@ pytestmark = pytest.mark.unit
 PADDING = b" " * documents.LARGE
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 NUMBERS = st.one_of(st.integers(-(2**64), 2**66), FLOATS, st.integers(-200, 300))
-ODD: st.SearchStrategy[Any] = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=3), st.just({}))
+ODD: st.SearchStrategy[Any] = st.one_of(
+    NUMBERS, st.none(), st.booleans(), st.text(max_size=3), st.just({})
+)
 DATA = st.one_of(st.lists(NUMBERS), st.lists(st.lists(NUMBERS, max_size=3)), st.lists(ODD), ODD)
 DATATYPES = st.sampled_from(
-    ["BOOL", "INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "FP64", "BYTES", "X"]
+    [
+        "BOOL",
+        "INT8",
+        "UINT8",
+        "INT32",
+        "UINT32",
+        "INT64",
+        "UINT64",
+        "FP16",
+        "BF16",
+        "FP32",
+        "FP64",
+        "BYTES",
+        "X",
+    ]
 )
 
 
@@ -43,7 +60,9 @@ def tensors(body: bytes) -> list[Tensor] | str:
 
 
 def of_data(datatype: str, data: Any) -> bytes:
-    return json.dumps({"inputs": [{"name": "x", "datatype": datatype, "shape": [size(data)], "data": data}]}).encode()
+    return json.dumps(
+        {"inputs": [{"name": "x", "datatype": datatype, "shape": [size(data)], "data": data}]}
+    ).encode()
 
 
 def size(data: Any) -> int:
@@ -60,16 +79,21 @@ def test_a_large_document_has_the_meaning_of_a_small_one(datatype: str, data: An
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "shape": [2], "data": [1, 2]}]}',
-        b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [2], "data": [1], "data": [1, 2]}]}',
-        b'{"inputs": [], "inputs": [{"name": "x", "datatype": "INT64", "sh\\u0061pe": [2], "data": [1, 2]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "shape": [2], '
+        b'"data": [1, 2]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [2], "data": [1], "data": '
+        b"[1, 2]}]}",
+        b'{"inputs": [], "inputs": [{"name": "x", "datatype": "INT64", "sh\\u0061pe": [2], '
+        b'"data": [1, 2]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1e400]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [NaN]}]}',
-        b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1], "parameters": {"a": {"b": 1}}}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1], '
+        b'"parameters": {"a": {"b": 1}}}]}',
         b'{"inputs": [{"name": "\xff", "datatype": "FP64", "shape": [1], "data": [1]}]}',
         b'{"inputs": [{"name": "\\ud800", "datatype": "FP64", "shape": [1], "data": [1]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1], "further": 1}]}',
-        b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": %b"a"%b}]}' % (b"[" * 500, b"]" * 500),
+        b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": %b"a"%b}]}'
+        % (b"[" * 500, b"]" * 500),
         b'["datatype"]',
         b'{"inputs": "datatype"}',
         b'{"instances": ["datatype"]}',
@@ -97,7 +121,11 @@ def test_many_keys_are_not_looked_for_one_by_one() -> None:
 
 
 def test_a_large_document_of_too_many_parts_is_refused_before_it_is_read() -> None:
-    body = b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": [' + b"[]," * 2_100_000 + b"[]]}]}"
+    body = (
+        b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ['
+        + b"[]," * 2_100_000
+        + b"[]]}]}"
+    )
     with pytest.raises(PayloadTooLarge):
         read_body("application/json", body)
 

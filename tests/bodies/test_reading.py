@@ -1,4 +1,5 @@
-"""Recognise what a body holds by its first bytes, whatever its Content-Type says; unpack packed bodies; read Accept."""
+"""Recognise what a body holds by its first bytes, whatever its Content-Type says; unpack packed
+bodies; read Accept."""
 
 import gzip
 import zlib
@@ -24,13 +25,21 @@ from tests.bodies.test_instances import Length, client_of
 
 pytestmark = pytest.mark.unit
 
-TYPES = ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain", ""]
+TYPES = [
+    "application/json",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+    "text/plain",
+    "",
+]
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 
 
 @pytest.mark.parametrize("content_type", TYPES)
 def test_json_is_recognised_under_any_content_type(content_type: str) -> None:
-    body = read_body(content_type, b' {"model_name": "m", "model_version": 2, "instances": ["a", "b"]}')
+    body = read_body(
+        content_type, b' {"model_name": "m", "model_version": 2, "instances": ["a", "b"]}'
+    )
     assert isinstance(body, Instances)
     assert [item.value for item in body.items] == ["a", "b"]
     assert (body.named.name, body.named.version) == ("m", "2")
@@ -75,11 +84,16 @@ def test_a_header_size_that_is_not_a_number_within_the_body_is_refused(size: str
         ("model_name=resnet, model_version=1", {"model_name": "resnet", "model_version": "1"}),
         ("c000b4f9-df62-4c85-a0bf-7c525f9104a4", {}),
         ("a=b=c; =x;;top_k=3", {"a": "b=c", "top_k": "3"}),
-        ("model_name=yolov5;classes=0,1,top_k=2", {"model_name": "yolov5", "classes": "0,1", "top_k": "2"}),
+        (
+            "model_name=yolov5;classes=0,1,top_k=2",
+            {"model_name": "yolov5", "classes": "0,1", "top_k": "2"},
+        ),
         ("", {}),
     ],
 )
-def test_custom_attributes_are_pairs_and_the_rest_is_the_caller_s(header: str, pairs: dict[str, str]) -> None:
+def test_custom_attributes_are_pairs_and_the_rest_is_the_caller_s(
+    header: str, pairs: dict[str, str]
+) -> None:
     assert read_attributes(header) == pairs
 
 
@@ -95,13 +109,25 @@ def test_a_quoted_cell_goes_on_over_lines() -> None:
 
 
 def test_a_form_that_is_cut_or_has_no_boundary_is_refused() -> None:
-    whole = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\nxy\r\n--b--\r\n'
+    whole = (
+        b'--b\r\nContent-Disposition: form-data; name="image"; '
+        b'filename="a.png"\r\n\r\nxy\r\n--b--\r\n'
+    )
     form = read_body('multipart/form-data; boundary="b"', whole)
     assert isinstance(form, TextOrForm)
     assert [(item.field, item.raw) for item in form.items] == [("image", b"xy")]
-    for kind in ("boundary=b", "boundary=c", "", "boundary=\xe4", "boundary*=utf-8''c", "a*0=x; a*=y"):
+    for kind in (
+        "boundary=b",
+        "boundary=c",
+        "",
+        "boundary=\xe4",
+        "boundary*=utf-8''c",
+        "a*0=x; a*=y",
+    ):
         with pytest.raises(InvalidRequest):
-            read_body(f"multipart/form-data; {kind}", whole[:-10] if kind == "boundary=b" else whole)
+            read_body(
+                f"multipart/form-data; {kind}", whole[:-10] if kind == "boundary=b" else whole
+            )
 
 
 BODY = b'{"inputs": []}' * 100
@@ -132,7 +158,9 @@ def test_nothing_packed_is_nothing() -> None:
     assert unpacked(b"", "gzip", LIMIT) == b""
 
 
-@pytest.mark.parametrize("data", [packed(BODY), packed(BODY[:700]) * 2 + packed(b"1"), packed(bytes(10**8))])
+@pytest.mark.parametrize(
+    "data", [packed(BODY), packed(BODY[:700]) * 2 + packed(b"1"), packed(bytes(10**8))]
+)
 def test_a_byte_more_than_the_limit_is_too_large(data: bytes) -> None:
     with pytest.raises(PayloadTooLarge):
         unpacked(data, "gzip", LIMIT - 1)

@@ -38,7 +38,9 @@ def batch(body: Body, model: ServedModel = MODEL) -> Batch:
 
 
 def body(length: int = 100, **tensor: Any) -> Body:
-    return read_object(json.dumps({"inputs": [{"name": "x", "shape": [2], **tensor}]}).encode().ljust(length))
+    return read_object(
+        json.dumps({"inputs": [{"name": "x", "shape": [2], **tensor}]}).encode().ljust(length)
+    )
 
 
 def test_bf16_travels_as_the_upper_half_of_fp32() -> None:
@@ -59,7 +61,12 @@ def test_nested_data_are_flattened(data: Any) -> None:
 
 def binary(sizes: list[Any], data: bytes, shape: list[int] | None = None) -> TensorBody:
     inputs = [
-        {"name": f"x{i}", "datatype": "UINT8", "shape": shape or [size], "parameters": {"binary_data_size": size}}
+        {
+            "name": f"x{i}",
+            "datatype": "UINT8",
+            "shape": shape or [size],
+            "parameters": {"binary_data_size": size},
+        }
         for i, size in enumerate(sizes)
     ]
     header = orjson.dumps({"inputs": inputs})
@@ -107,19 +114,32 @@ def test_a_parameter_that_triton_cannot_take_is_refused(value: Any) -> None:
 
 def test_raw_input_takes_the_shape_that_its_bytes_fill() -> None:
     def raw(spec: TensorSpec, data: bytes, batch_size: int = 0) -> tuple[tuple[int, ...], bytes]:
-        (tensor,) = batch(read_binary("0", "json-header-size", data), served(spec, batch=batch_size)).inputs
+        (tensor,) = batch(
+            read_binary("0", "json-header-size", data), served(spec, batch=batch_size)
+        ).inputs
         return tensor.shape, bytes(tensor.data)
 
     assert raw(TensorSpec("x", "INT16", (-1, 2)), b"12345678") == ((2, 2), b"12345678")
     assert raw(TensorSpec("x", "INT16", (4,)), b"12345678", 8) == ((1, 4), b"12345678")
     assert raw(TensorSpec("x", "BYTES", (1,)), b"abc") == ((1,), b"\3\0\0\0abc")
-    for wrong in (TensorSpec("x", "INT16", (3,)), TensorSpec("x", "INT16", (-1, -1)), TensorSpec("x", "BYTES", (2,))):
+    for wrong in (
+        TensorSpec("x", "INT16", (3,)),
+        TensorSpec("x", "INT16", (-1, -1)),
+        TensorSpec("x", "BYTES", (2,)),
+    ):
         with pytest.raises(InvalidRequest, match="'x'"):
             raw(wrong, b"12345678")
 
 
 def test_a_flat_body_is_inputs_and_parameters() -> None:
-    document = {"text": "a", "scale": [1, 2], "top": 3, "parameters": {"deep": True}, "id": "mine", "model_name": "m"}
+    document = {
+        "text": "a",
+        "scale": [1, 2],
+        "top": 3,
+        "parameters": {"deep": True},
+        "id": "mine",
+        "model_name": "m",
+    }
     flat = batch(FlatBody(document, generates=True))
     assert [(t.name, t.shape, bytes(t.data)) for t in flat.inputs] == [
         ("text", (1,), b"\1\0\0\0a"),
@@ -150,10 +170,18 @@ def reply(*outputs: Tensor, **parameters: bool) -> InferReply:
 
 
 def test_a_flat_reply_has_one_value_or_a_list_per_output_in_the_order_of_the_keys() -> None:
-    outputs = [Tensor("text", "BYTES", (1, 1), b"\1\0\0\0a"), Tensor.of("about", np.array([[1, 2]]))]
-    job = FlatBody({"id": "mine"}, generates=True).bind(ServedModel(Model("m", Path(), (), ())), REQUEST)
+    outputs = [
+        Tensor("text", "BYTES", (1, 1), b"\1\0\0\0a"),
+        Tensor.of("about", np.array([[1, 2]])),
+    ]
+    job = FlatBody({"id": "mine"}, generates=True).bind(
+        ServedModel(Model("m", Path(), (), ())), REQUEST
+    )
     line = job.line(reply(*outputs, end=False))
-    assert line == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
+    assert (
+        line
+        == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
+    )
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -179,7 +207,9 @@ def test_an_npy_file_is_the_model_s_input(order: Any) -> None:
         (np.array([[70000, 0]]), "FP16", False),
     ],
 )
-def test_numbers_of_an_npy_file_that_do_not_fit_are_refused(array: Any, datatype: str, fits: bool) -> None:
+def test_numbers_of_an_npy_file_that_do_not_fit_are_refused(
+    array: Any, datatype: str, fits: bool
+) -> None:
     asked, model = NpyBody(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
     if fits:
         (tensor,) = batch(asked, model).inputs

@@ -31,16 +31,21 @@ def parsed(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
 
 
-def save_scale(path: Path, shape: Dims = ("batch", 4), kind: int = TensorProto.FLOAT, external: bool = False) -> Path:
+def save_scale(
+    path: Path, shape: Dims = ("batch", 4), kind: int = TensorProto.FLOAT, external: bool = False
+) -> Path:
     """Save y = 2 x; `external` puts the weights beside the file, in weights.bin."""
     two = numpy_helper.from_array(np.full((1,), 2, helper.tensor_dtype_to_np_dtype(kind)), "two")
     ports = [helper.make_tensor_value_info(name, kind, shape) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["y"])], "scale", ports[:1], ports[1:], [two])
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "two"], ["y"])], "scale", ports[:1], ports[1:], [two]
+    )
     return save(graph, path, external)
 
 
 def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
-    """Save two convolutions, the mean and a matrix: images [batch,3,side,side] -> logits [batch,classes]."""
+    """Save two convolutions, the mean and a matrix: images [batch,3,side,side] -> logits
+    [batch,classes]."""
     rng = np.random.default_rng(0)
     shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "m": (8, classes)}
     graph = parsed(f"""classifier (float[batch,3,{side},{side}] images) => (float[batch,{classes}] logits) {{
@@ -58,8 +63,11 @@ def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
     return save(graph, path)
 
 
-def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], names: str = "", side: int = 640) -> Path:
-    """Save a file that only claims to turn images [batch,3,side,side] into outputs of these shapes: it cannot run.
+def save_ports(
+    path: Path, outputs: Mapping[str, Sequence[int]], names: str = "", side: int = 640
+) -> Path:
+    """Save a file that only claims to turn images [batch,3,side,side] into outputs of these shapes:
+    it cannot run.
 
     `names` are its classes as Ultralytics' exporter writes them.
     """
@@ -67,7 +75,10 @@ def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], names: str = ""
         [helper.make_node("Identity", ["images"], [name]) for name in outputs],
         "ports",
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, side, side])],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", *shape]) for n, shape in outputs.items()],
+        [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", *shape])
+            for n, shape in outputs.items()
+        ],
     )
     model = onnx.load(save(graph, path))
     if names:
@@ -76,8 +87,11 @@ def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], names: str = ""
     return path
 
 
-def save_constants(path: Path, outputs: Mapping[str, NDArray[Any]], side: int = 64, **metadata: str) -> Path:
-    """Save a model that answers these arrays for each image; `metadata` is what Ultralytics' exporter writes."""
+def save_constants(
+    path: Path, outputs: Mapping[str, NDArray[Any]], side: int = 64, **metadata: str
+) -> Path:
+    """Save a model that answers these arrays for each image; `metadata` is what Ultralytics'
+    exporter writes."""
     nodes = [helper.make_node("ReduceMean", ["images"], ["means"], axes=[1, 2, 3], keepdims=0)]
     nodes += [helper.make_node("Mul", ["means", "zero"], ["zeros"])]
     weights = [numpy_helper.from_array(np.zeros(1, np.float32), "zero")]
@@ -92,7 +106,10 @@ def save_constants(path: Path, outputs: Mapping[str, NDArray[Any]], side: int = 
         nodes,
         "constants",
         [helper.make_tensor_value_info("images", float32, ["batch", 3, side, side])],
-        [helper.make_tensor_value_info(name, float32, ["batch", *each.shape]) for name, each in outputs.items()],
+        [
+            helper.make_tensor_value_info(name, float32, ["batch", *each.shape])
+            for name, each in outputs.items()
+        ],
         weights,
     )
     model = onnx.load(save(graph, path))
@@ -137,6 +154,11 @@ def save_pages(folder: Path, count: int = 16) -> Path:
 def save_texts(folder: Path) -> Path:
     """Save lines of text, to calibrate `bert` with; return their file."""
     file = folder / "texts.txt"
-    words = ("the train was late", "how do I reset my password", "a cat sleeps on the roof", "water boils at 100°")
+    words = (
+        "the train was late",
+        "how do I reset my password",
+        "a cat sleeps on the roof",
+        "water boils at 100°",
+    )
     file.write_text("".join(f"{one}, and {other}.\n" for one in words for other in words))
     return file

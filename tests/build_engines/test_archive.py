@@ -1,4 +1,5 @@
-"""Archives as SageMaker takes them: the same bytes every time, copies with names of their own, ensembles whole."""
+"""Archives as SageMaker takes them: the same bytes every time, copies with names of their own,
+ensembles whole."""
 
 import hashlib
 import os
@@ -17,8 +18,14 @@ from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
 
-TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [4] }\noutput { name: "y" data_type: TYPE_FP32 dims: [4] }\n'
-MODEL = f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{TENSORS}instance_group {{ kind: KIND_CPU count: 1 }}\n'
+TENSORS = (
+    'input { name: "x" data_type: TYPE_FP32 dims: [4] }\noutput { name: "y" data_type: '
+    "TYPE_FP32 dims: [4] }\n"
+)
+MODEL = (
+    f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{TENSORS}instance_group {{ kind: '
+    f"KIND_CPU count: 1 }}\n"
+)
 
 
 def step(model: str, source: str, target: str) -> str:
@@ -28,7 +35,8 @@ def step(model: str, source: str, target: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """An ensemble `twice` of `scale`, called two times by way of an inner ensemble, and the bundled resnet."""
+    """An ensemble `twice` of `scale`, called two times by way of an inner ensemble, and the bundled
+    resnet."""
     folder = tmp_path / "models"
     save_scale(folder / "scale/1/model.onnx")
     (folder / "scale/config.pbtxt").write_text(f'name: "scale"\n{MODEL}')
@@ -36,7 +44,9 @@ def repository(tmp_path: Path) -> Path:
         (folder / name / "1").mkdir(parents=True)
         tensors = ["x", *(f"between_{i}" for i in range(len(inner) - 1)), "y"]
         steps = "".join(step(*each) for each in zip(inner, tensors[:-1], tensors[1:], strict=True))
-        text = f'platform: "ensemble"\nmax_batch_size: 8\n{TENSORS}ensemble_scheduling {{\n{steps}}}\n'
+        text = (
+            f'platform: "ensemble"\nmax_batch_size: 8\n{TENSORS}ensemble_scheduling {{\n{steps}}}\n'
+        )
         (folder / name / "config.pbtxt").write_text(text)
     shutil.copytree(ROOT / "model_repository/resnet", folder / "resnet")
     return folder
@@ -47,8 +57,13 @@ def names(path: Path) -> list[str]:
         return tar.getnames()
 
 
-def test_an_archive_holds_the_model_in_its_folder_and_nothing_else(repository: Path, tmp_path: Path) -> None:
-    wanted = {f"resnet/{path.relative_to(repository / 'resnet')}" for path in (repository / "resnet").rglob("*")}
+def test_an_archive_holds_the_model_in_its_folder_and_nothing_else(
+    repository: Path, tmp_path: Path
+) -> None:
+    wanted = {
+        f"resnet/{path.relative_to(repository / 'resnet')}"
+        for path in (repository / "resnet").rglob("*")
+    }
     for name in (".hidden", "1/__pycache__/model.pyc", "1/model.onnx.part", ".git/config"):
         (repository / "resnet" / name).parent.mkdir(exist_ok=True)
         (repository / "resnet" / name).write_text("x")
@@ -72,7 +87,9 @@ def test_the_same_model_gives_the_same_bytes(repository: Path, tmp_path: Path) -
     assert len(digests) == 1
 
 
-def test_an_archive_takes_along_the_clients_of_its_repository(repository: Path, tmp_path: Path) -> None:
+def test_an_archive_takes_along_the_clients_of_its_repository(
+    repository: Path, tmp_path: Path
+) -> None:
     (repository / "clients").mkdir()
     for name in ("once.py", "_helper.py"):
         (repository / "clients" / name).write_text("x = 1\n")
@@ -82,10 +99,16 @@ def test_an_archive_takes_along_the_clients_of_its_repository(repository: Path, 
     with tarfile.open(copied) as tar:
         config = tar.extractfile("once_0/config.pbtxt").read().decode()  # type: ignore[union-attr]
     assert parse_config(config).parameters["client"].string_value == "once"
-    assert not [name for name in names(archive("scale", repository, tmp_path / "out")[0]) if "clients" in name]
+    assert not [
+        name
+        for name in names(archive("scale", repository, tmp_path / "out")[0])
+        if "clients" in name
+    ]
 
 
-def test_copies_have_names_of_their_own_and_so_have_their_parts(repository: Path, tmp_path: Path) -> None:
+def test_copies_have_names_of_their_own_and_so_have_their_parts(
+    repository: Path, tmp_path: Path
+) -> None:
     paths = archive("twice", repository, tmp_path / "out", 3)
     assert [path.name for path in paths] == ["twice-0.tar.gz", "twice-1.tar.gz", "twice-2.tar.gz"]
     tops = [{name.partition("/")[0] for name in names(path)} for path in paths]
@@ -98,9 +121,15 @@ def test_copies_have_names_of_their_own_and_so_have_their_parts(repository: Path
     assert parse_config(texts["scale_1"]).name == "scale_1"
 
 
-def test_a_copy_keeps_the_client_that_its_name_meant_and_the_comments(repository: Path, tmp_path: Path) -> None:
+def test_a_copy_keeps_the_client_that_its_name_meant_and_the_comments(
+    repository: Path, tmp_path: Path
+) -> None:
     for name, client in (("resnet", ""), ("scale", "bert")):
-        text = f'parameters {{ key: "client" value: {{ string_value: "{client}" }} }}\n' if client else ""
+        text = (
+            f'parameters {{ key: "client" value: {{ string_value: "{client}" }} }}\n'
+            if client
+            else ""
+        )
         (repository / name / "config.pbtxt").write_text(f"# a comment\nmax_batch_size: 1\n{text}")
         (path,) = archive(name, repository, tmp_path, 1)
         with tarfile.open(path) as tar:
@@ -118,7 +147,9 @@ def test_a_copy_keeps_the_client_that_its_name_meant_and_the_comments(repository
         (lambda r: (r / "twice/config.pbtxt").unlink(), "config.pbtxt"),
     ],
 )
-def test_an_incomplete_model_is_not_archived(break_it: object, named: str, repository: Path, tmp_path: Path) -> None:
+def test_an_incomplete_model_is_not_archived(
+    break_it: object, named: str, repository: Path, tmp_path: Path
+) -> None:
     break_it(repository)  # type: ignore[operator]
     with pytest.raises(BuildError) as raised:
         archive("twice", repository, tmp_path / "out")

@@ -1,4 +1,5 @@
-"""Builds are done once, whole or not at all, and leave alone what is not theirs; mistakes on the command line."""
+"""Builds are done once, whole or not at all, and leave alone what is not theirs; mistakes on the
+command line."""
 
 import os
 import shutil
@@ -30,7 +31,11 @@ def request(tmp_path: Path, **options: object) -> Request:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_build_is_repeated_only_after_a_change(tmp_path: Path) -> None:
@@ -46,7 +51,9 @@ def test_a_build_is_repeated_only_after_a_change(tmp_path: Path) -> None:
     assert (folder / "config.pbtxt").stat().st_size > 100
 
 
-def test_the_record_says_what_was_made_from_what_and_nothing_of_this_machine(tmp_path: Path) -> None:
+def test_the_record_says_what_was_made_from_what_and_nothing_of_this_machine(
+    tmp_path: Path,
+) -> None:
     folder, _ = build(request(tmp_path))
     record = read_record(folder)
     assert record["made_from"]["weights"] == "scale.onnx"
@@ -91,14 +98,17 @@ def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Pa
         shutil.copy(ROOT / "model_repository/yolov5/example.jpg", images / f"{each}.jpg")
     command = [sys.executable, "-m", "build_engines", "build", "yolov5", "--precision", "int8"]
     command += ["--calibration", str(images), "--out", str(repository)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_until(lambda: list(repository.glob(f"{SCRATCH}*/1")), "the build has begun")
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
-    # CPython itself ends by SIGINT where either fell into an exec(), as in the making of a dataclass
+    # CPython itself ends by SIGINT where either fell into an exec(), as in the making of a
+    # dataclass
     assert process.returncode in (130, -signal.SIGINT), errors
     assert errors.strip().splitlines()[-1].startswith("build_engines: ")
     assert "Traceback" not in errors
@@ -117,8 +127,13 @@ command._verify, command.SWALLOWED = verify, 0.1
 command.clean_up_at_signals()
 raise SystemExit(command.main(["verify", "own"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
-    assert (done.returncode, done.stderr) == (130, "build_engines: interrupted; nothing was changed\n")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (
+        130,
+        "build_engines: interrupted; nothing was changed\n",
+    )
 
 
 def test_list_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +160,11 @@ def test_list_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_mistake_ends_with_one_line_that_names_it(
-    arguments: list[str], code: int, named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    code: int,
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
     try:
@@ -173,7 +192,9 @@ sys.exit(main(sys.argv[1:]))
     (tmp_path / "best.pt").write_bytes(b"weights")
     arguments = ["pets", "--weights", str(tmp_path / "best.pt"), "--client", "yolov5"]
     arguments += ["--out", str(tmp_path / "models")]
-    done = subprocess.run([sys.executable, "-c", code, "build", *arguments], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "build", *arguments], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 1
     assert "'torch'" in done.stderr
     assert not (tmp_path / "models").exists()

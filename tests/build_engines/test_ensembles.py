@@ -35,7 +35,10 @@ def build(folder: Path, *arguments: str, model: str = "image_classes") -> int:
 def test_the_classifier_is_efficientnet_unless_weights_are_named(tmp_path: Path) -> None:
     assert build(tmp_path) == 0
     decoder = read_config(tmp_path / "models/image_classes_decoder")
-    assert (list(decoder.output[0].dims), decoder.output[0].data_type) == ([3, 224, 224], TYPE_UINT8)
+    assert (list(decoder.output[0].dims), decoder.output[0].data_type) == (
+        [3, 224, 224],
+        TYPE_UINT8,
+    )
     assert len((tmp_path / "models/image_classes/labels.txt").read_text().splitlines()) == 1000
 
 
@@ -46,11 +49,16 @@ def test_scores_of_the_file_are_not_computed_again(tmp_path: Path) -> None:
     model.graph.output[0].name = "shares"
     onnx.save(model, tmp_path / "tiny.onnx")
     assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx")) == 0
-    assert read_config(tmp_path / "models/image_classes").parameters["activation"].string_value == "none"
+    assert (
+        read_config(tmp_path / "models/image_classes").parameters["activation"].string_value
+        == "none"
+    )
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((96, 96, 3), "HWC"), ((3, 96, 96), "CHW")])
-def test_an_onnx_file_keeps_names_and_decides_the_layout(tmp_path: Path, shape: tuple[int, ...], layout: str) -> None:
+def test_an_onnx_file_keeps_names_and_decides_the_layout(
+    tmp_path: Path, shape: tuple[int, ...], layout: str
+) -> None:
     tiny_network(tmp_path / "tiny.onnx", shape)
     assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx")) == 0
     steps = read_config(tmp_path / "models/image_classes").ensemble_scheduling.step
@@ -64,31 +72,43 @@ def test_an_onnx_file_keeps_names_and_decides_the_layout(tmp_path: Path, shape: 
 
 
 @pytest.mark.parametrize(
-    ("decoder", "backends"), [("auto", ["dali", "python"]), ("dali", ["dali"]), ("python", ["python"])]
+    ("decoder", "backends"),
+    [("auto", ["dali", "python"]), ("dali", ["dali"]), ("python", ["python"])],
 )
-def test_dali_decodes_on_gpus_unless_told_otherwise(tmp_path: Path, decoder: str, backends: list[str]) -> None:
+def test_dali_decodes_on_gpus_unless_told_otherwise(
+    tmp_path: Path, decoder: str, backends: list[str]
+) -> None:
     tiny_network(tmp_path / "tiny.onnx", (96, 96, 3))
-    assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx"), "--set", f"decoder={decoder}") == 0
+    assert (
+        build(tmp_path, "--weights", str(tmp_path / "tiny.onnx"), "--set", f"decoder={decoder}")
+        == 0
+    )
     folder = tmp_path / "models/image_classes_decoder"
     files = [folder / "config.pbtxt", *folder.glob("configs/cpu.pbtxt")]
     assert [file.read_text().split('backend: "')[1].split('"')[0] for file in files] == backends
 
 
 @pytest.mark.parametrize("setting", ["pooling=max", "normalize=maybe", "max_length=x", "maximum=1"])
-def test_a_wrong_setting_is_refused(setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_setting_is_refused(
+    setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert build(tmp_path, "--set", setting, model="text_embedding") == 2
     assert f"--set {setting.partition('=')[0]}: " in capsys.readouterr().err
 
 
 def test_one_logit_gives_its_sigmoid_and_one_that_is_not_finite_an_error(tmp_path: Path) -> None:
     client = Client(Model("own", tmp_path, (), ()))
-    (prediction,) = client.postprocess({"OUTPUT": np.zeros((1, 1), np.float32)}, {}, [b""], {"top_k": 5})
+    (prediction,) = client.postprocess(
+        {"OUTPUT": np.zeros((1, 1), np.float32)}, {}, [b""], {"top_k": 5}
+    )
     assert prediction == {"classes": [{"label": "0", "class_id": 0, "score": 0.5}]}
     with pytest.raises(InferenceFailed, match="OUTPUT"):
         client.postprocess({"OUTPUT": np.full((1, 1), np.nan, np.float32)}, {}, [b""], {"top_k": 5})
 
 
-def test_a_network_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_of_another_shape_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny_network(tmp_path / "tiny.onnx", (224, 96, 3))
     assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx")) == 1
     assert "[224, 96, 3]" in capsys.readouterr().err

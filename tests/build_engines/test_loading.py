@@ -15,14 +15,30 @@ pytestmark = pytest.mark.stack
 
 
 def build(tmp_path: Path, file: Path, *words: str) -> int:
-    return main(["build", "own", "--weights", str(file), "--for", "cpu", "--out", str(tmp_path / "models"), *words])
+    return main(
+        [
+            "build",
+            "own",
+            "--weights",
+            str(file),
+            "--for",
+            "cpu",
+            "--out",
+            str(tmp_path / "models"),
+            *words,
+        ]
+    )
 
 
 def save_matrix(file: Path, rows: int | str, columns: int, shape: list[int | str]) -> Path:
-    """x -> rows of `columns` values, flattened -> MatMul -> y, whose first dimension is called n."""
+    """x -> rows of `columns` values, flattened -> MatMul -> y, whose first dimension is called
+    n."""
     matrix = numpy_helper.from_array(np.ones((columns, 3), np.float32), "w")
     graph = helper.make_graph(
-        [helper.make_node("Flatten", ["x"], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["y"])],
+        [
+            helper.make_node("Flatten", ["x"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "w"], ["y"]),
+        ],
         "matrix",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, *shape])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
@@ -38,13 +54,17 @@ def test_an_output_called_variable_is_configured_as_what_is_computed(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("length", "first", "batch", "dims"), [("length", 1, 0, [[-1, 1], [1, 1, 2]]), ("batch", "batch", 8, [[1], [1, 2]])]
+    ("length", "first", "batch", "dims"),
+    [("length", 1, 0, [[-1, 1], [1, 1, 2]]), ("batch", "batch", 8, [[1], [1, 2]])],
 )
 def test_a_state_beside_an_input_of_any_length_is_configured_as_what_is_computed(
     length: str, first: int | str, batch: int, dims: list[list[int]], tmp_path: Path
 ) -> None:
     graph = helper.make_graph(
-        [helper.make_node("ReduceMax", ["x"], ["y"], axes=[1]), helper.make_node("Mul", ["h", "h"], ["hn"])],
+        [
+            helper.make_node("ReduceMax", ["x"], ["y"], axes=[1]),
+            helper.make_node("Mul", ["h", "h"], ["hn"]),
+        ],
         "state",
         [
             helper.make_tensor_value_info("x", TensorProto.FLOAT, [length, 4]),
@@ -60,7 +80,9 @@ def test_a_state_beside_an_input_of_any_length_is_configured_as_what_is_computed
     assert (config.max_batch_size, [list(each.dims) for each in config.output]) == (batch, dims)
 
 
-def test_a_model_that_fails_on_its_example_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_fails_on_its_example_is_not_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = save_matrix(tmp_path / "own.onnx", "n", 48, [3, "h", "w"])
     words = ("--client", "image-classification", "--set", "size=8")
     assert build(tmp_path, file, *words) == 1

@@ -30,7 +30,8 @@ class Trained:
 
     @property
     def own_rows(self) -> Any:
-        """Return the rows as the model itself takes them, with names if it was trained with names."""
+        """Return the rows as the model itself takes them, with names if it was trained with
+        names."""
         return self.rows if hasattr(self.model, "feature_names_in_") else self.rows.to_numpy()
 
     @property
@@ -85,19 +86,31 @@ def ridge(folder: Path) -> Trained:
 
 def odd_classes(folder: Path) -> Trained:
     rows, answers = load_iris(return_X_y=True)
-    return saved(LogisticRegression(max_iter=300).fit(rows, answers * 2 + 1), folder / "odd.joblib", pd.DataFrame(rows))
+    return saved(
+        LogisticRegression(max_iter=300).fit(rows, answers * 2 + 1),
+        folder / "odd.joblib",
+        pd.DataFrame(rows),
+    )
 
 
 def misconverted(folder: Path) -> Trained:
-    """Categorical columns of HistGradientBoosting, which skl2onnx 1.20 does not know and does not refuse."""
+    """Categorical columns of HistGradientBoosting, which skl2onnx 1.20 does not know and does not
+    refuse."""
     frame, answers = people()
     encoders = ColumnTransformer([("texts", OrdinalEncoder(), ["job"])], remainder="passthrough")
-    model = make_pipeline(encoders, HistGradientBoostingClassifier(max_iter=5, categorical_features=[0]))
-    return saved(model.fit(frame[["age", "job"]], answers), folder / "categorical.joblib", frame[["age", "job"]])
+    model = make_pipeline(
+        encoders, HistGradientBoostingClassifier(max_iter=5, categorical_features=[0])
+    )
+    return saved(
+        model.fit(frame[["age", "job"]], answers),
+        folder / "categorical.joblib",
+        frame[["age", "job"]],
+    )
 
 
 def xgboosts(folder: Path) -> Trained:
-    """XGBoost's own file, with names of columns and of three classes' numbers; cells may be empty."""
+    """XGBoost's own file, with names of columns and of three classes' numbers; cells may be
+    empty."""
     iris = load_iris(as_frame=True)
     rows = iris.data.mask(np.random.default_rng(0).random(iris.data.shape) < 0.1)
     model = xgboost.XGBClassifier(n_estimators=5, max_depth=3).fit(rows, iris.target)
@@ -113,10 +126,15 @@ def lightgbms(folder: Path) -> Trained:
 
 
 def letters(folder: Path) -> Trained:
-    """A column of texts, some of which are missing, and one of numbers; the class of missing texts is "missing"."""
+    """A column of texts, some of which are missing, and one of numbers; the class of missing texts
+    is "missing"."""
     rng = np.random.default_rng(0)
-    rows = pd.DataFrame({"c": rng.choice(np.array(["p", "q", None], object), 60), "v": rng.normal(size=60)})
-    encoders = ColumnTransformer([("c", OneHotEncoder(handle_unknown="ignore"), ["c"])], remainder="passthrough")
+    rows = pd.DataFrame(
+        {"c": rng.choice(np.array(["p", "q", None], object), 60), "v": rng.normal(size=60)}
+    )
+    encoders = ColumnTransformer(
+        [("c", OneHotEncoder(handle_unknown="ignore"), ["c"])], remainder="passthrough"
+    )
     model = make_pipeline(encoders, LogisticRegression()).fit(rows, rows.c.fillna("missing"))
     return saved(model, folder / "letters.joblib", rows)
 

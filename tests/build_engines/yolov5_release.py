@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-ANCHORS = [[[8, 9], [20, 11], [21, 40]], [[50, 51], [52, 110], [130, 70]], [[140, 150], [260, 200], [380, 390]]]
+ANCHORS = [
+    [[8, 9], [20, 11], [21, 40]],
+    [[50, 51], [52, 110], [130, 70]],
+    [[140, 150], [260, 200], [380, 390]],
+]
 
 
 class Conv(nn.Module):
@@ -50,11 +54,14 @@ class SPPF(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cv1(x)
-        return self.cv2(torch.cat([x, *(functional.max_pool2d(x, k, 1, k // 2) for k in (5, 9, 13))], 1))
+        return self.cv2(
+            torch.cat([x, *(functional.max_pool2d(x, k, 1, k // 2) for k in (5, 9, 13))], 1)
+        )
 
 
 class Release(nn.Module):
-    """The network of size n. `model` is numbered like the release's, with nothing at the layers without weights."""
+    """The network of size n. `model` is numbered like the release's, with nothing at the layers
+    without weights."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -82,7 +89,9 @@ class Release(nn.Module):
         self.model = nn.Sequential(*(layers.get(number, nn.Identity()) for number in range(25)))
         strides = torch.tensor([8.0, 16.0, 32.0])
         self.model[24].m = nn.ModuleList(nn.Conv2d(c, 3 * (5 + classes), 1) for c in (64, 128, 256))
-        self.model[24].register_buffer("anchors", torch.tensor(ANCHORS).float() / strides.view(3, 1, 1))
+        self.model[24].register_buffer(
+            "anchors", torch.tensor(ANCHORS).float() / strides.view(3, 1, 1)
+        )
         self.names: Any = [f"thing {number}" for number in range(classes)]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,12 +99,16 @@ class Release(nn.Module):
         third = layer[:5](x)
         fourth = layer[5:7](third)
         fifth = layer[7:11](fourth)
-        middle = layer[13:15](torch.cat([functional.interpolate(fifth, scale_factor=2.0), fourth], 1))
+        middle = layer[13:15](
+            torch.cat([functional.interpolate(fifth, scale_factor=2.0), fourth], 1)
+        )
         small = layer[17](torch.cat([functional.interpolate(middle, scale_factor=2.0), third], 1))
         medium = layer[20](torch.cat([layer[18](small), middle], 1))
         large = layer[23](torch.cat([layer[21](medium), fifth], 1))
         maps = zip(layer[24].m, (small, medium, large), layer[24].anchors, (8, 16, 32), strict=True)
-        return torch.cat([rows(head(x).sigmoid(), anchors, stride) for head, x, anchors, stride in maps], 1)
+        return torch.cat(
+            [rows(head(x).sigmoid(), anchors, stride) for head, x, anchors, stride in maps], 1
+        )
 
 
 def rows(maps: Tensor, anchors: Tensor, stride: int) -> Tensor:
@@ -126,6 +139,10 @@ def random_release(classes: int) -> Release:
 
 def save(release: Release, path: Path, **changes: Any) -> Path:
     """Save as the release does: half precision, the model or its moving average in a dictionary."""
-    torch.save({"epoch": -1, "ema": None, "model": release.half(), "optimizer": None, "date": "2022"} | changes, path)
+    torch.save(
+        {"epoch": -1, "ema": None, "model": release.half(), "optimizer": None, "date": "2022"}
+        | changes,
+        path,
+    )
     release.float()
     return path

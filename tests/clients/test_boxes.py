@@ -11,8 +11,9 @@ from clients._boxes import Letterbox, nms
 
 pytestmark = pytest.mark.unit
 
-# width, height of the image -> new width, new height, left, top in 640×640, by hand from YOLOv5's rule:
-# r = min(640/h, 640/w); round(w·r), round(h·r); left = round((640 - new width)/2 - 0.1), top likewise
+# width, height of the image -> new width, new height, left, top in 640×640, by hand from YOLOv5's
+# rule: r = min(640/h, 640/w); round(w·r), round(h·r); left = round((640 - new width)/2 - 0.1), top
+# likewise
 WORKED = [
     ((640, 640), (640, 640, 0, 0)),
     ((1280, 720), (640, 360, 0, 140)),
@@ -35,11 +36,14 @@ def onnx_nms() -> onnxruntime.InferenceSession:
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 11]>
         nms (float[1, n, 4] boxes, float[1, c, n] scores, int64[1] limit, float[1] iou, float[1] score)
         => (int64[m, 3] kept) { kept = NonMaxSuppression (boxes, scores, limit, iou, score) }""")
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
 
 
 def random_case(rng: np.random.Generator) -> tuple[Any, Any, Any, float]:
-    """Boxes, scores, classes, IoU threshold: crowded, with equal scores, twins, empty boxes and exact IoUs."""
+    """Boxes, scores, classes, IoU threshold: crowded, with equal scores, twins, empty boxes and
+    exact IoUs."""
     count, size = int(rng.integers(0, 80)), int(rng.choice([6, 40, 640]))
     low = rng.uniform(0, size, (count, 2))
     boxes = np.concatenate((low, low + rng.uniform(0, size / 2, (count, 2))), 1)
@@ -52,7 +56,12 @@ def random_case(rng: np.random.Generator) -> tuple[Any, Any, Any, float]:
     scores = rng.uniform(0.01, 1, count)
     scores = scores.round(1) + 0.01 if rng.random() < 0.5 else scores
     classes = rng.integers(0, rng.integers(1, 5), count)
-    return boxes.astype(np.float32), scores.astype(np.float32), classes, float(rng.choice([0, 0.25, 0.45, 0.5, 0.9, 1]))
+    return (
+        boxes.astype(np.float32),
+        scores.astype(np.float32),
+        classes,
+        float(rng.choice([0, 0.25, 0.45, 0.5, 0.9, 1])),
+    )
 
 
 def test_nms_keeps_the_boxes_of_onnx_s_operator_in_1000_random_cases() -> None:

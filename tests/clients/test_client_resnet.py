@@ -1,4 +1,5 @@
-"""The classifier's client: its preprocessing against transformers' and Pillow's, its settings, its answers."""
+"""The classifier's client: its preprocessing against transformers' and Pillow's, its settings, its
+answers."""
 
 import json
 import random
@@ -35,7 +36,10 @@ def client_of(
     max_batch_size: int = 8,
     **parameters: str,
 ) -> Client:
-    inputs, outputs = (TensorSpec("pixels", datatype, shape),), (TensorSpec("scores", datatype, classes),)
+    inputs, outputs = (
+        (TensorSpec("pixels", datatype, shape),),
+        (TensorSpec("scores", datatype, classes),),
+    )
     return Client(Model("classifier", folder, inputs, outputs, max_batch_size, parameters))
 
 
@@ -50,7 +54,9 @@ def photo(size: tuple[int, int] = (60, 40), seed: int = 0) -> Image.Image:
 
 def predict(client: Client, rows: Any, top_k: int = 5) -> list[Any]:
     outputs = {"scores": np.asarray(rows)}
-    return client.postprocess(outputs, {}, [None] * len(rows), client.read_parameters({"top_k": top_k}))
+    return client.postprocess(
+        outputs, {}, [None] * len(rows), client.read_parameters({"top_k": top_k})
+    )
 
 
 def ids(prediction: Mapping[str, Any]) -> list[int]:
@@ -60,14 +66,23 @@ def ids(prediction: Mapping[str, Any]) -> list[int]:
 @pytest.mark.parametrize(
     ("size", "interpolation", "side", "crop_pct"),
     [
-        (size, ("box", "bilinear", "bicubic", "lanczos")[index % 4], *((224, 0.875), (288, 0.95), (64, 1.0))[index % 3])
+        (
+            size,
+            ("box", "bilinear", "bicubic", "lanczos")[index % 4],
+            *((224, 0.875), (288, 0.95), (64, 1.0))[index % 3],
+        )
         for index, size in enumerate(SIZES)
     ],
 )
-def test_shortest_is_nearly_transformers(size: tuple[int, int], interpolation: str, side: int, crop_pct: float) -> None:
-    """Only the cut is computed, and Pillow rounds between its two passes, whose order it takes by the size."""
+def test_shortest_is_nearly_transformers(
+    size: tuple[int, int], interpolation: str, side: int, crop_pct: float
+) -> None:
+    """Only the cut is computed, and Pillow rounds between its two passes, whose order it takes by
+    the size."""
     method = Image.Resampling[interpolation.upper()]
-    reference = ConvNextImageProcessorPil(size={"shortest_edge": side}, crop_pct=crop_pct, resample=method, **ONLY_CUT)
+    reference = ConvNextImageProcessorPil(
+        size={"shortest_edge": side}, crop_pct=crop_pct, resample=method, **ONLY_CUT
+    )
     expected = reference(photo(size), return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
     client = client_of((3, side, side), interpolation=interpolation, crop_pct=str(crop_pct))
     differences = np.abs(client.fit(photo(size)).astype(np.float32) - expected)
@@ -76,27 +91,42 @@ def test_shortest_is_nearly_transformers(size: tuple[int, int], interpolation: s
     assert size[1] > size[0] or np.mean(differences > 0) < 0.005
 
 
-@pytest.mark.parametrize("size", [(804, 600), (600, 804), (800, 600), (640, 427), (427, 640), (300, 300)])
+@pytest.mark.parametrize(
+    "size", [(804, 600), (600, 804), (800, 600), (640, 427), (427, 640), (300, 300)]
+)
 def test_exact_cuts_as_torchvision_or_as_transformers_does(size: tuple[int, int]) -> None:
-    """torchvision cannot be imported beside a torch for CPUs: these are the formulas of its Resize and CenterCrop."""
+    """torchvision cannot be imported beside a torch for CPUs: these are the formulas of its Resize
+    and CenterCrop."""
     image = photo(size)
     short, long = min(image.size), max(image.size)
-    sides = (int(256 * long / short), 256) if image.width > image.height else (256, int(256 * long / short))
+    sides = (
+        (int(256 * long / short), 256)
+        if image.width > image.height
+        else (256, int(256 * long / short))
+    )
     left, top = (round((side - 224) / 2.0) for side in sides)
     wanted = image.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + 224, top + 224))
     np.testing.assert_array_equal(client_of(exact="true").fit(image), np.asarray(wanted))
-    reference = ConvNextImageProcessorPil(size={"shortest_edge": 224}, crop_pct=0.875, resample=2, **ONLY_CUT)
+    reference = ConvNextImageProcessorPil(
+        size={"shortest_edge": 224}, crop_pct=0.875, resample=2, **ONLY_CUT
+    )
     theirs = reference(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
     np.testing.assert_array_equal(client_of(exact="transformers").fit(image), theirs)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("target", [(224, 224), (96, 160)])
-def test_stretch_equals_transformers_image_processor(size: tuple[int, int], target: tuple[int, int]) -> None:
+def test_stretch_equals_transformers_image_processor(
+    size: tuple[int, int], target: tuple[int, int]
+) -> None:
     client = client_of((3, *target), resize="stretch")
-    reference = ViTImageProcessorPil(size={"height": target[0], "width": target[1]}, image_mean=MEAN, image_std=STD)
+    reference = ViTImageProcessorPil(
+        size={"height": target[0], "width": target[1]}, image_mean=MEAN, image_std=STD
+    )
     expected = reference(photo(size), return_tensors="np")["pixel_values"]
-    np.testing.assert_allclose(client.preprocess([photo(size)])["pixels"], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        client.preprocess([photo(size)])["pixels"], expected, rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("size", [(500, 250), (250, 500), (64, 64), (20, 40), (300, 10)])
@@ -119,7 +149,12 @@ def test_a_frame_that_is_not_square_is_covered_and_cut_in_the_centre() -> None:
 @pytest.mark.parametrize("resize", ["shortest", "stretch", "pad"])
 def test_a_ribbon_is_not_blown_up_before_it_is_cut(size: tuple[int, int], resize: str) -> None:
     """Resized first, the shorter side to 256, it would take 10 GB."""
-    assert client_of(resize=resize).preprocess([Image.new("RGB", size, "red")])["pixels"].shape == (1, 3, 224, 224)
+    assert client_of(resize=resize).preprocess([Image.new("RGB", size, "red")])["pixels"].shape == (
+        1,
+        3,
+        224,
+        224,
+    )
 
 
 def test_a_ribbon_is_cut_where_another_image_is() -> None:
@@ -134,11 +169,16 @@ def test_a_ribbon_is_cut_where_another_image_is() -> None:
     [
         ({"scale": "0.5", "mean": "1,2,3", "std": "2,4,8"}, [2.0, 2.0, 1.5]),
         ({"scale": "1", "mean": "10", "std": "2"}, [0, 5, 10]),  # one value for all channels
-        ({"channel_order": "bgr", "scale": "1", "mean": "1,2,3", "std": "1"}, [29, 18, 7]),  # the mean is in BGR too
+        # the mean is in BGR too
+        ({"channel_order": "bgr", "scale": "1", "mean": "1,2,3", "std": "1"}, [29, 18, 7]),
     ],
 )
-def test_pixels_become_scale_minus_mean_over_std(settings: dict[str, Any], pixel: list[float]) -> None:
-    tensor = client_of((3, 4, 4), **settings).preprocess([Image.new("RGB", (9, 9), (10, 20, 30))])["pixels"]
+def test_pixels_become_scale_minus_mean_over_std(
+    settings: dict[str, Any], pixel: list[float]
+) -> None:
+    tensor = client_of((3, 4, 4), **settings).preprocess([Image.new("RGB", (9, 9), (10, 20, 30))])[
+        "pixels"
+    ]
     assert tensor[0, :, 0, 0].tolist() == pixel
 
 
@@ -159,7 +199,9 @@ def test_one_channel_gets_the_image_in_grey() -> None:
     assert padded.fit(photo()).shape == (28, 28, 1)
 
 
-@pytest.mark.parametrize(("datatype", "numpy_type"), [("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)])
+@pytest.mark.parametrize(
+    ("datatype", "numpy_type"), [("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)]
+)
 def test_the_tensor_has_the_inputs_datatype(datatype: str, numpy_type: Any) -> None:
     tensor = client_of(datatype=datatype).preprocess([photo()])["pixels"]
     assert tensor.dtype == numpy_type
@@ -168,12 +210,16 @@ def test_the_tensor_has_the_inputs_datatype(datatype: str, numpy_type: Any) -> N
 
 def test_an_input_of_uint8_gets_the_pixels_themselves() -> None:
     client = client_of((24, 32, 3), datatype="UINT8", classes=(10,))
-    np.testing.assert_array_equal(client.preprocess([photo((64, 48))])["pixels"][0], client.fit(photo((64, 48))))
+    np.testing.assert_array_equal(
+        client.preprocess([photo((64, 48))])["pixels"][0], client.fit(photo((64, 48)))
+    )
 
 
 def test_a_size_that_varies_is_taken_from_the_setting() -> None:
     assert client_of((3, -1, -1), size="48").preprocess([photo()])["pixels"].shape == (1, 3, 48, 48)
-    assert client_of((-1, -1, -1), size="48,64", layout="nhwc").preprocess([photo()])["pixels"].shape == (1, 48, 64, 3)
+    assert client_of((-1, -1, -1), size="48,64", layout="nhwc").preprocess([photo()])[
+        "pixels"
+    ].shape == (1, 48, 64, 3)
 
 
 def test_a_model_with_its_own_batch_dimension_gets_it_in_every_row() -> None:
@@ -210,7 +256,11 @@ def test_a_setting_that_does_not_fit_is_named(arguments: dict[str, Any], name: s
 
 def test_labels_come_from_the_folder_and_class_ids_stand_in_without_it(tmp_path: Path) -> None:
     rows = np.array([[0, 3, 1]], np.float32)
-    assert [c["label"] for c in predict(client_of(classes=(3,)), rows)[0]["classes"]] == ["1", "2", "0"]
+    assert [c["label"] for c in predict(client_of(classes=(3,)), rows)[0]["classes"]] == [
+        "1",
+        "2",
+        "0",
+    ]
     (tmp_path / "labels.txt").write_text("hen\ncock\nduck\n")
     labelled = client_of(classes=(3,), folder=tmp_path)
     assert [c["label"] for c in predict(labelled, rows)[0]["classes"]] == ["cock", "duck", "hen"]
@@ -222,7 +272,9 @@ def test_labels_come_from_the_folder_and_class_ids_stand_in_without_it(tmp_path:
 
 
 @pytest.mark.parametrize("classes", [(10,), (10, 1, 1)])
-def test_labels_that_disagree_with_the_output_are_refused(tmp_path: Path, classes: tuple[int, ...]) -> None:
+def test_labels_that_disagree_with_the_output_are_refused(
+    tmp_path: Path, classes: tuple[int, ...]
+) -> None:
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
     with pytest.raises(InvalidRequest, match="'scores'"):
         client_of(classes=classes, folder=tmp_path)
@@ -243,7 +295,9 @@ def test_classes_come_best_first_one_prediction_per_image_in_order() -> None:
         expected = sorted(range(1000), key=lambda i, row=row: (-row[i], i))[:7]  # type: ignore[misc]
         assert ids(prediction) == expected
         share = np.exp(row) / np.exp(row).sum()
-        np.testing.assert_allclose([c["score"] for c in prediction["classes"]], share[expected], rtol=1e-4)
+        np.testing.assert_allclose(
+            [c["score"] for c in prediction["classes"]], share[expected], rtol=1e-4
+        )
 
 
 def test_softmax_sums_to_one_even_for_huge_logits() -> None:
@@ -251,7 +305,9 @@ def test_softmax_sums_to_one_even_for_huge_logits() -> None:
     np.testing.assert_allclose(scores, [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
 
 
-@pytest.mark.parametrize(("activation", "score"), [("softmax", 0.8808), ("sigmoid", 0.8808), ("none", 2.0)])
+@pytest.mark.parametrize(
+    ("activation", "score"), [("softmax", 0.8808), ("sigmoid", 0.8808), ("none", 2.0)]
+)
 def test_one_logit_has_a_score_of_its_own(activation: str, score: float) -> None:
     (prediction,) = predict(client_of(classes=(1,), activation=activation), [[2.0]])
     assert [c["score"] for c in prediction["classes"]] == pytest.approx([score], abs=1e-4)
@@ -260,13 +316,20 @@ def test_one_logit_has_a_score_of_its_own(activation: str, score: float) -> None
 def test_probabilities_are_left_alone_and_equal_scores_come_by_class_id() -> None:
     client = client_of(classes=(3,), activation="none")
     (prediction,) = predict(client, [[0.25, 0.5, 0.25]])
-    assert [(c["class_id"], c["score"]) for c in prediction["classes"]] == [(1, 0.5), (0, 0.25), (2, 0.25)]
+    assert [(c["class_id"], c["score"]) for c in prediction["classes"]] == [
+        (1, 0.5),
+        (0, 0.25),
+        (2, 0.25),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("shape", "datatype"), [((2, 10), np.float16), ((2, 10, 1, 1), np.float32), ((2, 1, 10), np.float64)]
+    ("shape", "datatype"),
+    [((2, 10), np.float16), ((2, 10, 1, 1), np.float32), ((2, 1, 10), np.float64)],
 )
-def test_outputs_of_any_float_and_with_idle_dimensions_work(shape: tuple[int, ...], datatype: Any) -> None:
+def test_outputs_of_any_float_and_with_idle_dimensions_work(
+    shape: tuple[int, ...], datatype: Any
+) -> None:
     rows = np.zeros((2, 10), datatype)
     rows[0, 4] = rows[1, 9] = 5
     predictions = predict(client_of(datatype="FP16"), rows.reshape(shape))
@@ -288,14 +351,21 @@ def test_top_k_is_five_unless_the_request_or_the_folder_says_otherwise() -> None
 
 
 @pytest.mark.parametrize(("shorter", "longer"), [(800, 1333), (64, 96), (1000, 1000), (900, 800)])
-def test_an_image_that_keeps_its_proportions_has_transformers_size(shorter: int, longer: int) -> None:
+def test_an_image_that_keeps_its_proportions_has_transformers_size(
+    shorter: int, longer: int
+) -> None:
     draw = random.Random(0)
     edges = (shorter, longer - 1, longer, longer + 1)
     for most in (50, 2000, 20000):
         for _ in range(2000):
-            size = (draw.choice([*edges, *(draw.randint(1, most) for _ in range(9))]), draw.randint(1, most))
+            size = (
+                draw.choice([*edges, *(draw.randint(1, most) for _ in range(9))]),
+                draw.randint(1, most),
+            )
             for sides in (size, size[::-1]):
-                assert kept_ratio(*sides, shorter, longer, 1) == get_size_with_aspect_ratio(sides, shorter, longer)
+                assert kept_ratio(*sides, shorter, longer, 1) == get_size_with_aspect_ratio(
+                    sides, shorter, longer
+                )
                 yolos = get_size_with_aspect_ratio_yolos(sides, shorter, longer)
                 assert kept_ratio(*sides, shorter, longer, 16) == yolos
 

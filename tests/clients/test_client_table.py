@@ -1,4 +1,5 @@
-"""The client of tables: cells of every datatype, names of columns and classes, and model folders that are refused."""
+"""The client of tables: cells of every datatype, names of columns and classes, and model folders
+that are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ from serving.errors import DecodingError, InvalidRequest
 pytestmark = pytest.mark.unit
 
 FLOATS = (TensorSpec("X", "FP32", (2,)),)
-EACH = (TensorSpec("age", "FP32", (1,)), TensorSpec("job", "BYTES", (1,)), TensorSpec("paid", "BOOL", ()))
+EACH = (
+    TensorSpec("age", "FP32", (1,)),
+    TensorSpec("job", "BYTES", (1,)),
+    TensorSpec("paid", "BOOL", ()),
+)
 CLASSES = (TensorSpec("label", "INT64", (1,)), TensorSpec("probabilities", "FP32", (2,)))
 
 
@@ -47,7 +52,11 @@ def test_an_input_for_each_column_gets_its_cells_in_its_datatype() -> None:
     tensors = client.preprocess([[1, "a", True], {"paid": "0", "age": "2.5", "job": "ö"}])
     columns = [tensors[name].tolist() for name in client.columns]
     assert columns == [[[1.0], [2.5]], [[b"a"], ["ö".encode()]], [True, False]]
-    assert {name: array.dtype.str for name, array in tensors.items()} == {"age": "<f4", "job": "|O", "paid": "|b1"}
+    assert {name: array.dtype.str for name, array in tensors.items()} == {
+        "age": "<f4",
+        "job": "|O",
+        "paid": "|b1",
+    }
 
 
 def test_inputs_of_several_columns_take_their_part_of_the_row() -> None:
@@ -82,9 +91,14 @@ def test_a_cell_that_is_wrong_is_named(datatype: str, cell: Any) -> None:
 
 
 def test_whole_numbers_keep_all_their_digits() -> None:
-    tensors = client_of((TensorSpec("id", "INT64", (1,)),)).preprocess([[2**62 + 1], [str(2**62 + 1)]])
+    tensors = client_of((TensorSpec("id", "INT64", (1,)),)).preprocess(
+        [[2**62 + 1], [str(2**62 + 1)]]
+    )
     assert tensors["id"].tolist() == [[2**62 + 1]] * 2
-    assert client_of((TensorSpec("x", "FP32", (1,)),)).preprocess([["True"], ["3.4028235e38"]])["x"][1] > 3.4e38
+    assert (
+        client_of((TensorSpec("x", "FP32", (1,)),)).preprocess([["True"], ["3.4028235e38"]])["x"][1]
+        > 3.4e38
+    )
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "INT64", "BOOL"])
@@ -128,9 +142,15 @@ def test_empty_cells_are_nan_if_the_model_takes_missing_numbers(row: Any, tmp_pa
 
 def test_classes_have_the_names_of_the_folder(tmp_path: Path) -> None:
     outputs = {"label": [[1], [0]], "probabilities": [[0.25, 0.75], [1.0, 0.0]]}
-    assert answers(client_of(), **outputs)[0] == {"prediction": 1, "probabilities": {"0": 0.25, "1": 0.75}}
+    assert answers(client_of(), **outputs)[0] == {
+        "prediction": 1,
+        "probabilities": {"0": 0.25, "1": 0.75},
+    }
     named = client_of(folder=written(tmp_path, labels="no\nyes\n"))
-    assert answers(named, **outputs)[0] == {"prediction": "yes", "probabilities": {"no": 0.25, "yes": 0.75}}
+    assert answers(named, **outputs)[0] == {
+        "prediction": "yes",
+        "probabilities": {"no": 0.25, "yes": 0.75},
+    }
     numbered = client_of(folder=tmp_path, classes=f"3, {2**53 + 1}")
     predictions = answers(numbered, label=[[2**53 + 1], [3]], probabilities=[[0, 1], [1, 0]])
     assert [each["prediction"] for each in predictions] == ["yes", "no"]
@@ -144,9 +164,14 @@ def test_blanks_are_part_of_a_name_and_only_a_line_feed_ends_it(tmp_path: Path) 
 def test_further_outputs_keep_their_names() -> None:
     outputs = (TensorSpec("label", "INT64", ()), TensorSpec("scores", "FP32", (2,)))
     client = client_of(outputs=outputs)
-    assert answers(client, label=[4], scores=[[1.0, 2.0]]) == [{"prediction": 4, "scores": [1.0, 2.0]}]
+    assert answers(client, label=[4], scores=[[1.0, 2.0]]) == [
+        {"prediction": 4, "scores": [1.0, 2.0]}
+    ]
     client = client_of(outputs=outputs, probabilities="scores")
-    assert answers(client, label=[4], scores=[[1.0, 2.0]])[0]["probabilities"] == {"0": 1.0, "1": 2.0}
+    assert answers(client, label=[4], scores=[[1.0, 2.0]])[0]["probabilities"] == {
+        "0": 1.0,
+        "1": 2.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -162,13 +187,17 @@ def test_further_outputs_keep_their_names() -> None:
         ((TensorSpec("X", "FP32", (-1,)),), {}, {}, "columns.txt"),
     ],
 )
-def test_refuse_folders_that_do_not_fit(inputs: Any, files: Any, options: Any, name: str, tmp_path: Path) -> None:
+def test_refuse_folders_that_do_not_fit(
+    inputs: Any, files: Any, options: Any, name: str, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidRequest, match=name):
         client_of(inputs, folder=written(tmp_path, **files), **options)
 
 
 def test_names_of_columns_say_how_wide_a_matrix_of_any_width_is(tmp_path: Path) -> None:
-    client = client_of((TensorSpec("X", "FP32", (-1,)),), folder=written(tmp_path, columns="a\nb\nc\n"))
+    client = client_of(
+        (TensorSpec("X", "FP32", (-1,)),), folder=written(tmp_path, columns="a\nb\nc\n")
+    )
     assert client.preprocess([{"c": 3, "b": 2, "a": 1}])["X"].tolist() == [[1, 2, 3]]
 
 

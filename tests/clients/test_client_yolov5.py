@@ -1,4 +1,5 @@
-"""The detector's client: both output layouts, and its parameters; test_invocations has the bundled model's accuracy."""
+"""The detector's client: both output layouts, and its parameters; test_invocations has the bundled
+model's accuracy."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ def client_of(
     datatype: str = "FP32",
     **parameters: str,
 ) -> Client:
-    inputs, outputs = (TensorSpec("in", datatype, input_shape),), (TensorSpec("out", "FP32", output_shape),)
+    inputs, outputs = (
+        (TensorSpec("in", datatype, input_shape),),
+        (TensorSpec("out", "FP32", output_shape),),
+    )
     return Client(Model("detector", folder, inputs, outputs, 8, parameters))
 
 
@@ -50,13 +54,16 @@ def rows_of(*rows: tuple[float, ...]) -> NDArray[np.float32]:
 
 def detect(client: Client, tables: Any, images: list[Image.Image], **parameters: Any) -> list[Any]:
     inputs = client.preprocess(images)
-    return client.postprocess({"out": np.asarray(tables)}, inputs, images, client.read_parameters(parameters))
+    return client.postprocess(
+        {"out": np.asarray(tables)}, inputs, images, client.read_parameters(parameters)
+    )
 
 
 CAT = (100, 200, 40, 20, 0.9, 0.9, 0.1, 0.0)
 DOG = (100, 200, 40, 20, 0.8, 0.1, 0.9, 0.0)
 SEVEN = (500, 320, 100, 100, 0.5, 0.2, 0.1, 0.8)
-WIDE = Image.new("RGB", (1280, 720), "white")  # lies at half its size, 140 pixels below the target's top
+# lies at half its size, 140 pixels below the target's top
+WIDE = Image.new("RGB", (1280, 720), "white")
 
 
 def test_a_row_becomes_a_detection_in_pixels_of_the_image_as_sent(client: Client) -> None:
@@ -74,14 +81,24 @@ def test_both_layouts_give_the_same_detections(labelled: Path) -> None:
     old = detect(client_of(labelled), [rows], [WIDE])
     assert len(old[0]["detections"]) == 3
     assert detect(client_of(labelled, output_shape=(7, 100)), [columns], [WIDE]) == old
-    assert detect(client_of(labelled, output_shape=(-1, -1), layout="yolov5u"), [columns], [WIDE]) == old
+    assert (
+        detect(client_of(labelled, output_shape=(-1, -1), layout="yolov5u"), [columns], [WIDE])
+        == old
+    )
 
 
 def test_scores_in_fp16_are_compared_in_fp32(labelled: Path) -> None:
-    low = np.tile(np.array((*CAT[:4], 0.3, 1, 0, 0), np.float16), (1, 100, 1))  # 0.3 is 0.30005 in FP16
-    heads = {(-1, 8): low, (7, 100): low[..., [0, 1, 2, 3, 4, 6, 7]].swapaxes(1, 2), (100, 6): low[..., [*range(5), 6]]}
+    # 0.3 is 0.30005 in FP16
+    low = np.tile(np.array((*CAT[:4], 0.3, 1, 0, 0), np.float16), (1, 100, 1))
+    heads = {
+        (-1, 8): low,
+        (7, 100): low[..., [0, 1, 2, 3, 4, 6, 7]].swapaxes(1, 2),
+        (100, 6): low[..., [*range(5), 6]],
+    }
     for shape, tables in heads.items():
-        assert detect(client_of(labelled, output_shape=shape), tables, [WIDE], confidence=0.3)[0]["detections"]
+        assert detect(client_of(labelled, output_shape=shape), tables, [WIDE], confidence=0.3)[0][
+            "detections"
+        ]
 
 
 def test_boxes_over_the_edge_are_clipped(client: Client) -> None:
@@ -101,14 +118,19 @@ def test_boxes_over_the_edge_are_clipped(client: Client) -> None:
         ({"classes": []}, ["cat", "dog", "7"]),
     ],
 )
-def test_parameters_choose_detections(client: Client, parameters: dict[str, Any], labels: list[str]) -> None:
-    worse_cat = (102, 201, 40, 20, 0.7, 0.9, 0.1, 0.0)  # overlaps CAT, and DOG, which is of another class
+def test_parameters_choose_detections(
+    client: Client, parameters: dict[str, Any], labels: list[str]
+) -> None:
+    # overlaps CAT, and DOG, which is of another class
+    worse_cat = (102, 201, 40, 20, 0.7, 0.9, 0.1, 0.0)
     (prediction,) = detect(client, [rows_of(SEVEN, worse_cat, DOG, CAT)], [WIDE], **parameters)
     assert [detection["label"] for detection in prediction["detections"]] == labels
 
 
 @pytest.mark.parametrize(("iou", "count"), [(0.3, 1), (0.4, 2)])
-def test_iou_sets_how_much_boxes_of_a_class_may_overlap(client: Client, iou: float, count: int) -> None:
+def test_iou_sets_how_much_boxes_of_a_class_may_overlap(
+    client: Client, iou: float, count: int
+) -> None:
     shifted = (120, 200, 40, 20, 0.7, 0.9, 0.1, 0.0)  # half of the box in common: IoU 1/3
     (prediction,) = detect(client, [rows_of(CAT, shifted)], [WIDE], iou=iou)
     assert len(prediction["detections"]) == count
@@ -116,7 +138,11 @@ def test_iou_sets_how_much_boxes_of_a_class_may_overlap(client: Client, iou: flo
 
 @pytest.mark.parametrize(
     "parameters",
-    [*({"classes": each} for each in (["cow"], [True], 2, "9" * 5000)), {"confidence": 1.5}, {"threshold": 0.1}],
+    [
+        *({"classes": each} for each in (["cow"], [True], 2, "9" * 5000)),
+        {"confidence": 1.5},
+        {"threshold": 0.1},
+    ],
 )
 def test_a_wrong_parameter_is_named(client: Client, parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=f"'{next(iter(parameters))}'"):
@@ -131,7 +157,9 @@ def test_config_sets_the_defaults(labelled: Path) -> None:
 
 def test_without_a_label_file_class_ids_are_the_labels(tmp_path: Path) -> None:
     (prediction,) = detect(client_of(tmp_path), [rows_of(SEVEN)], [WIDE], classes=["2"])
-    assert [(detection["label"], detection["class_id"]) for detection in prediction["detections"]] == [("2", 2)]
+    assert [
+        (detection["label"], detection["class_id"]) for detection in prediction["detections"]
+    ] == [("2", 2)]
 
 
 def test_a_label_of_several_classes_chooses_all_of_them(tmp_path: Path) -> None:
@@ -163,9 +191,15 @@ def test_an_output_that_is_not_finite_is_an_error_and_not_an_answer(client: Clie
 
 @pytest.mark.parametrize(
     ("datatype", "dtype", "pixel"),
-    [("FP32", np.float32, [1, 0.2, 0]), ("FP16", np.float16, [1, 0.2, 0]), ("UINT8", np.uint8, [255, 51, 0])],
+    [
+        ("FP32", np.float32, [1, 0.2, 0]),
+        ("FP16", np.float16, [1, 0.2, 0]),
+        ("UINT8", np.uint8, [255, 51, 0]),
+    ],
 )
-def test_pixels_are_rgb_from_0_to_1_or_to_255_in_uint8(labelled: Path, datatype: str, dtype: Any, pixel: Any) -> None:
+def test_pixels_are_rgb_from_0_to_1_or_to_255_in_uint8(
+    labelled: Path, datatype: str, dtype: Any, pixel: Any
+) -> None:
     client = client_of(labelled, datatype=datatype)
     (values,) = client.preprocess([Image.new("RGB", (640, 640), (255, 51, 0))]).values()
     assert values.dtype == dtype
@@ -176,7 +210,12 @@ def test_a_model_with_its_own_batch_dimension_gets_it(labelled: Path) -> None:
     client = client_of(labelled, (1, 3, 320, 320), (1, -1, 8))
     assert client.preprocess([WIDE])["in"].shape == (1, 1, 3, 320, 320)
     (prediction,) = detect(client, [rows_of((160, 160, 16, 16, 1, 1, 0, 0))[None]], [WIDE])
-    assert prediction["detections"][0]["box"] == {"xmin": 608, "ymin": 328, "xmax": 672, "ymax": 392}
+    assert prediction["detections"][0]["box"] == {
+        "xmin": 608,
+        "ymin": 328,
+        "xmax": 672,
+        "ymax": 392,
+    }
 
 
 @pytest.mark.parametrize(
@@ -188,7 +227,9 @@ def test_a_model_with_its_own_batch_dimension_gets_it(labelled: Path) -> None:
         ([(1280, 720), (640, 480)], (480, 640)),
     ],
 )
-def test_a_free_size_fits_the_stride(labelled: Path, sizes: list[tuple[int, int]], expected: tuple[int, int]) -> None:
+def test_a_free_size_fits_the_stride(
+    labelled: Path, sizes: list[tuple[int, int]], expected: tuple[int, int]
+) -> None:
     images = [Image.new("RGB", size) for size in sizes]
     assert client_of(labelled, (3, -1, -1)).preprocess(images)["in"].shape[2:] == expected
 

@@ -1,4 +1,5 @@
-"""The heads of a detector: each against ONNX's own NonMaxSuppression, masks against torch's interpolation."""
+"""The heads of a detector: each against ONNX's own NonMaxSuppression, masks against torch's
+interpolation."""
 
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,23 @@ Floats = NDArray[np.float32]
 
 def client_of(folder: Path, *outputs: tuple[int, ...], **parameters: str) -> Client:
     inputs = (TensorSpec("images", "UINT8", (3, 320, 320)),)
-    specs = tuple(TensorSpec(f"output{number}", "FP32", shape) for number, shape in enumerate(outputs))
+    specs = tuple(
+        TensorSpec(f"output{number}", "FP32", shape) for number, shape in enumerate(outputs)
+    )
     return Client(Model("detector", folder, inputs, specs, 8, parameters))
 
 
-def detect(client: Client, *outputs: Any, size: tuple[int, int] = SIZE, **parameters: Any) -> list[dict[str, Any]]:
+def detect(
+    client: Client, *outputs: Any, size: tuple[int, int] = SIZE, **parameters: Any
+) -> list[dict[str, Any]]:
     images = [Image.new("RGB", size, "white")]
-    arrays = {f"output{number}": np.asarray(output, np.float32)[None] for number, output in enumerate(outputs)}
-    (answer,) = client.postprocess(arrays, client.preprocess(images), images, client.read_parameters(parameters))
+    arrays = {
+        f"output{number}": np.asarray(output, np.float32)[None]
+        for number, output in enumerate(outputs)
+    }
+    (answer,) = client.postprocess(
+        arrays, client.preprocess(images), images, client.read_parameters(parameters)
+    )
     detections: list[dict[str, Any]] = answer["detections"]
     return detections
 
@@ -45,7 +55,8 @@ def scene(seed: int) -> tuple[Floats, Floats]:
 
 
 def of_the_operator(spans: Floats, scores: Floats) -> list[tuple[int, float, list[float]]]:
-    """Return what ONNX's NonMaxSuppression keeps if a box counts only for its best class, in pixels of the image."""
+    """Return what ONNX's NonMaxSuppression keeps if a box counts only for its best class, in pixels
+    of the image."""
     best = np.where(scores == scores.max(1, keepdims=True), scores, 0)
     low, high = spans[:, :2] - spans[:, 2:] / 2, spans[:, :2] + spans[:, 2:] / 2
     feed = {
@@ -58,13 +69,19 @@ def of_the_operator(spans: Floats, scores: Floats) -> list[tuple[int, float, lis
     candidates = []
     for _, class_id, index in onnx_nms().run(None, feed)[0].tolist():
         corners = (feed["boxes"][0, index] - [LEFT, TOP, LEFT, TOP]) / SCALE
-        candidates.append((class_id, float(best[index, class_id]), np.clip(corners, 0, [*SIZE, *SIZE]).tolist()))
+        candidates.append(
+            (class_id, float(best[index, class_id]), np.clip(corners, 0, [*SIZE, *SIZE]).tolist())
+        )
     return sorted(candidates, key=lambda candidate: -candidate[1])
 
 
-def check_equal(detections: list[dict[str, Any]], wanted: list[tuple[int, float, list[float]]]) -> None:
+def check_equal(
+    detections: list[dict[str, Any]], wanted: list[tuple[int, float, list[float]]]
+) -> None:
     assert [one["class_id"] for one in detections] == [one[0] for one in wanted]
-    np.testing.assert_allclose([one["score"] for one in detections], [one[1] for one in wanted], rtol=1e-5)
+    np.testing.assert_allclose(
+        [one["score"] for one in detections], [one[1] for one in wanted], rtol=1e-5
+    )
     corners = [list(one["box"].values()) for one in detections]
     np.testing.assert_allclose(corners, [each[2] for each in wanted], atol=0.02)
 
@@ -82,7 +99,10 @@ def test_each_head_gives_the_boxes_of_onnxs_own_operator(seed: int, tmp_path: Pa
     points, extras = np.zeros((COUNT, 6), np.float32), np.ones((COUNT, 32), np.float32)
     posed = np.concatenate((columns, points.T))
     check_equal(detect(client_of(tmp_path, posed.shape, keypoints="2,3"), posed), wanted)
-    tables = {"yolov5u": np.concatenate((columns, extras.T)), "yolov5": np.concatenate((rows, extras), 1)}
+    tables = {
+        "yolov5u": np.concatenate((columns, extras.T)),
+        "yolov5": np.concatenate((rows, extras), 1),
+    }
     for layout, table in tables.items():
         client = client_of(tmp_path, table.shape, (32, 80, 80), layout=layout)
         check_equal(detect(client, table, np.zeros((32, 80, 80)), masks="none"), wanted)
@@ -95,13 +115,18 @@ def test_an_end_to_end_head_is_taken_as_it_is(shape: tuple[int, ...], tmp_path: 
     table[:3] = [[10, 50, 74, 114, 0.5, 1], [32, 40, 96, 72, 0.9, 0], [12, 50, 74, 114, 0.4, 1]]
     detections = detect(client_of(tmp_path, shape), table)
     small = [15.625, 115.625, 115.625]
-    check_equal(detections, [(0, 0.9, [50, 0, 150, 50]), (1, 0.5, [15.625, *small]), (1, 0.4, [18.75, *small])])
+    check_equal(
+        detections,
+        [(0, 0.9, [50, 0, 150, 50]), (1, 0.5, [15.625, *small]), (1, 0.4, [18.75, *small])],
+    )
     assert [detection["label"] for detection in detections] == ["cat", "dog", "dog"]
     assert len(detect(client_of(tmp_path, shape), table, max_detections=1, confidence=0.45)) == 1
 
 
 @pytest.mark.parametrize("last", [0.5, -1, 2])
-def test_six_columns_that_are_not_an_end_to_end_head_are_an_error(last: float, tmp_path: Path) -> None:
+def test_six_columns_that_are_not_an_end_to_end_head_are_an_error(
+    last: float, tmp_path: Path
+) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     with pytest.raises(InferenceFailed, match="labels"):
         detect(client_of(tmp_path, (300, 6)), np.full((300, 6), last))
@@ -116,7 +141,10 @@ def test_masks_are_the_edges_of_maps_that_torch_enlarges(layout: str, tmp_path: 
     prototypes[1] = np.sin(xs / 3) * np.cos(ys / 4) - 0.2  # islands
     coefficients = np.zeros((2, 32), np.float32)
     coefficients[0, 0] = coefficients[1, 1] = 1
-    spans, scores = np.array([[120, 160, 80, 110], [230, 150, 100, 90]]), np.array([[0.9, 0.1], [0.2, 0.8]])
+    spans, scores = (
+        np.array([[120, 160, 80, 110], [230, 150, 100, 90]]),
+        np.array([[0.9, 0.1], [0.2, 0.8]]),
+    )
     low, high = spans[:, :2] - spans[:, 2:] / 2, spans[:, :2] + spans[:, 2:] / 2
     table = {
         "yolov5u": np.concatenate((spans, scores, coefficients), 1).T,
@@ -125,9 +153,16 @@ def test_masks_are_the_edges_of_maps_that_torch_enlarges(layout: str, tmp_path: 
     }[layout]
     client = client_of(tmp_path, table.shape, (32, 80, 80), layout=layout)
     detections = detect(client, table, prototypes, size=(320, 320))
-    maps = torch.nn.functional.interpolate(torch.from_numpy(prototypes[None, :2]), (320, 320), mode="bilinear")[0] > 0
+    maps = (
+        torch.nn.functional.interpolate(
+            torch.from_numpy(prototypes[None, :2]), (320, 320), mode="bilinear"
+        )[0]
+        > 0
+    )
     masks: list[Any] = []
-    for detection, expected, (x, y), (right, bottom) in zip(detections, maps.numpy(), low, high, strict=True):
+    for detection, expected, (x, y), (right, bottom) in zip(
+        detections, maps.numpy(), low, high, strict=True
+    ):
         wanted = np.zeros((320, 320), bool)
         inside = np.s_[int(y) : int(bottom), int(x) : int(right)]
         wanted[inside] = expected[inside]
@@ -139,10 +174,15 @@ def test_masks_are_the_edges_of_maps_that_torch_enlarges(layout: str, tmp_path: 
         assert wanted.sum() > 1500
         assert (drawn & wanted).sum() / (drawn | wanted).sum() > 0.99
     assert len(detections[0]["polygons"]) == 1 < len(detections[1]["polygons"])
-    for detection, wanted in zip(detect(client, table, prototypes, size=(320, 320), masks="rle"), masks, strict=True):
+    for detection, wanted in zip(
+        detect(client, table, prototypes, size=(320, 320), masks="rle"), masks, strict=True
+    ):
         assert "polygons" not in detection
         assert (unpacked(detection["rle"]) == wanted).all()  # holes too
-    assert not {"polygons", "rle"} & detect(client, table, prototypes, size=(320, 320), masks="none")[0].keys()
+    assert (
+        not {"polygons", "rle"}
+        & detect(client, table, prototypes, size=(320, 320), masks="none")[0].keys()
+    )
     sheet = Image.new("RGB", (320, 320), "white")
     veiled = ImageChops.difference(client.draw(sheet, {"detections": detections[:1]}), sheet)
     assert np.asarray(veiled)[160, 120].any()
@@ -163,7 +203,9 @@ def test_keypoints_are_in_pixels_of_the_image(values: int, final: bool, tmp_path
     scores = [round(point["score"], 3) for point in detection["keypoints"] if "score" in point]
     assert scores == ([0.9, 0.2] if values == 3 else [])
     sheet = Image.new("RGB", SIZE, "white")
-    drawn = ImageChops.difference(client_of(tmp_path, (9, 100)).draw(sheet, {"detections": [detection]}), sheet)
+    drawn = ImageChops.difference(
+        client_of(tmp_path, (9, 100)).draw(sheet, {"detections": [detection]}), sheet
+    )
     assert np.asarray(drawn)[187, 250].any() == (values == 2)  # a score below a half is not drawn
 
 
@@ -192,7 +234,8 @@ def unpacked(rle: dict[str, Any]) -> NDArray[np.bool_]:
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (37, 29), (3000, 1500)])
 def test_run_lengths_are_as_large_as_the_image(size: tuple[int, int], tmp_path: Path) -> None:
-    """A mask that is above 0 everywhere is its box; a box beyond the image is cut, and one outside has no mask."""
+    """A mask that is above 0 everywhere is its box; a box beyond the image is cut, and one outside
+    has no mask."""
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 1
     boxes = np.array([[100, 160, 60, 40], [160, 160, 600, 600], [160, 160, 0.01, 0.01]])
@@ -204,7 +247,10 @@ def test_run_lengths_are_as_large_as_the_image(size: tuple[int, int], tmp_path: 
         mask = unpacked(detection["rle"])
         factor = mask.shape[1] / size[0]
         assert mask.shape == size[::-1] if size[0] < 1000 else mask.size <= MOST_PIXELS
-        sides = [factor * (detection["box"][f"{side}max"] - detection["box"][f"{side}min"]) for side in "yx"]
+        sides = [
+            factor * (detection["box"][f"{side}max"] - detection["box"][f"{side}min"])
+            for side in "yx"
+        ]
         wanted = 0 if detection["class_id"] == 2 else sides[0] * sides[1]
         assert mask.sum() == pytest.approx(wanted, abs=2 * sum(sides) + 4)
     assert unpacked(detections[2]["rle"]).sum() == 0

@@ -19,9 +19,12 @@ OUTSIDE = ["/{tmp}/secret.txt", "../secret.txt", "sub/../../secret.txt"]
 
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize(
-    ("client", "setting", "spec"), [("resnet", "labels", IMAGE), ("table", "labels", ROW), ("table", "columns", ROW)]
+    ("client", "setting", "spec"),
+    [("resnet", "labels", IMAGE), ("table", "labels", ROW), ("table", "columns", ROW)],
 )
-def test_refuse_files_of_other_folders(tmp_path: Path, client: str, setting: str, spec: TensorSpec, name: str) -> None:
+def test_refuse_files_of_other_folders(
+    tmp_path: Path, client: str, setting: str, spec: TensorSpec, name: str
+) -> None:
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
     for file in (tmp_path / "secret.txt", folder / "sub/inside.txt"):
@@ -37,8 +40,12 @@ def test_refuse_files_of_other_folders(tmp_path: Path, client: str, setting: str
 
 @pytest.mark.parametrize("setting", ["labels", "tokenizer"])
 @pytest.mark.parametrize("name", ["/{tmp}/secret", "../secret"])
-def test_a_text_model_reads_no_file_outside_its_folder(tmp_path: Path, setting: str, name: str) -> None:
+def test_a_text_model_reads_no_file_outside_its_folder(
+    tmp_path: Path, setting: str, name: str
+) -> None:
     serve(tmp_path, "text-classification")
-    (tmp_path / "secret").symlink_to(tmp_path / "bert/tokenizer" if setting == "tokenizer" else __file__)
+    (tmp_path / "secret").symlink_to(
+        tmp_path / "bert/tokenizer" if setting == "tokenizer" else __file__
+    )
     with pytest.raises(InvalidRequest, match="secret"):
         serve(tmp_path, "text-classification", None, "bert", **{setting: name.format(tmp=tmp_path)})

@@ -1,4 +1,5 @@
-"""The text client: every task with every kind of encoder against transformers' own pipelines, settings and limits."""
+"""The text client: every task with every kind of encoder against transformers' own pipelines,
+settings and limits."""
 
 import itertools
 import json
@@ -23,7 +24,16 @@ from clients._text.tokenizer import LONGEST_TOKEN
 from clients.base import Model
 from clients.bert import Client
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, ServingError
-from tests.clients.text_models import FAMILIES, LIMIT, MASKED, TEXTS, VOCABULARY, Served, save_checkpoint, serve
+from tests.clients.text_models import (
+    FAMILIES,
+    LIMIT,
+    MASKED,
+    TEXTS,
+    VOCABULARY,
+    Served,
+    save_checkpoint,
+    serve,
+)
 
 pytestmark = pytest.mark.full
 
@@ -32,7 +42,10 @@ ZERO_SHOT = "zero-shot-classification"
 INFERENCE = {0: "contradiction", 1: "neutral", 2: "entailment"}
 PAIRS = [
     {"text": "the cat sat on the mat.", "text_pair": "A dog!"},
-    {"text": "the sun is blue", "text_pair": "the moon was red, the moon was big and the moon ran under the rug " * 2},
+    {
+        "text": "the sun is blue",
+        "text_pair": "the moon was red, the moon was big and the moon ran under the rug " * 2,
+    },
 ]
 LONG = "the cat sat on the mat, a big dog ran. " * 6
 
@@ -45,7 +58,8 @@ def named(labels: Mapping[int, str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served_with(tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """Return a function that builds the model of a task and family once; it returns the model and its checkpoint."""
+    """Return a function that builds the model of a task and family once; it returns the model and
+    its checkpoint."""
     models: dict[tuple[str, str], tuple[Served, Path]] = {}
 
     def built(task: str, family: str = "bert", **changes: Any) -> tuple[Served, Path]:
@@ -72,8 +86,12 @@ def test_every_encoder_fills_masks_as_transformers_does(family: str, served_with
         theirs = reference(text, **all_tokens)
         theirs = theirs if isinstance(theirs[0], list) else [theirs]
         for ours, wanted in zip(prediction["masks"], theirs, strict=True):
-            np.testing.assert_allclose([t["score"] for t in ours], [t["score"] for t in wanted], atol=1e-4)
-            assert [(t["token_id"], t["sequence"]) for t in ours] == [(t["token"], t["sequence"]) for t in wanted]
+            np.testing.assert_allclose(
+                [t["score"] for t in ours], [t["score"] for t in wanted], atol=1e-4
+            )
+            assert [(t["token_id"], t["sequence"]) for t in ours] == [
+                (t["token"], t["sequence"]) for t in wanted
+            ]
 
 
 def test_masks_are_filled_with_the_targets_that_are_named(served_with: Serve) -> None:
@@ -86,9 +104,13 @@ def test_masks_are_filled_with_the_targets_that_are_named(served_with: Serve) ->
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "deberta-v2", "modernbert"])
-def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(family: str, served_with: Serve) -> None:
+def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(
+    family: str, served_with: Serve
+) -> None:
     served, checkpoint = served_with("text-classification", family, num_labels=3)
-    check_classes(served, checkpoint, [TEXTS[0], PAIRS[0], TEXTS[2], {"text": TEXTS[0], "text_pair": ""}])
+    check_classes(
+        served, checkpoint, [TEXTS[0], PAIRS[0], TEXTS[2], {"text": TEXTS[0], "text_pair": ""}]
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,8 +123,12 @@ def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(family: str, serve
         named({0: "bad", 1: "good"}),
     ],
 )
-def test_the_problem_of_a_classifier_is_that_of_its_checkpoint(changes: dict[str, Any], tmp_path: Path) -> None:
-    check_classes(serve(tmp_path, "text-classification", changes), tmp_path / "checkpoint", TEXTS, top_k=2)
+def test_the_problem_of_a_classifier_is_that_of_its_checkpoint(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    check_classes(
+        serve(tmp_path, "text-classification", changes), tmp_path / "checkpoint", TEXTS, top_k=2
+    )
 
 
 def check_classes(served: Served, checkpoint: Path, instances: list[Any], top_k: int = 5) -> None:
@@ -110,14 +136,22 @@ def check_classes(served: Served, checkpoint: Path, instances: list[Any], top_k:
     for instance, prediction in zip(instances, served.predict(instances, top_k=top_k), strict=True):
         theirs = reference(instance, top_k=top_k, truncation=True)
         assert [c["label"] for c in prediction["classes"]] == [c["label"] for c in theirs]
-        np.testing.assert_allclose([c["score"] for c in prediction["classes"]], [c["score"] for c in theirs], atol=1e-4)
+        np.testing.assert_allclose(
+            [c["score"] for c in prediction["classes"]], [c["score"] for c in theirs], atol=1e-4
+        )
 
 
-def test_a_tokenizer_that_truncates_on_the_left_keeps_the_end(served_with: Serve, tmp_path: Path) -> None:
+def test_a_tokenizer_that_truncates_on_the_left_keeps_the_end(
+    served_with: Serve, tmp_path: Path
+) -> None:
     text, left = LONG * 20 + TEXTS[2], {"truncation_side": "left"}  # more characters than are read
-    classes = with_tokenizer(*served_with("text-classification", num_labels=3), left, tmp_path / "classes")
+    classes = with_tokenizer(
+        *served_with("text-classification", num_labels=3), left, tmp_path / "classes"
+    )
     check_classes(*classes, [text, {"text": text, "text_pair": text}])
-    served, checkpoint = with_tokenizer(*served_with("token-classification", **named(LABELS)), left, tmp_path / "tags")
+    served, checkpoint = with_tokenizer(
+        *served_with("token-classification", **named(LABELS)), left, tmp_path / "tags"
+    )
     every = pipeline("token-classification", checkpoint)(text, ignore_labels=[])
     same_entities(served.predict([text], ignore_labels=[])[0]["entities"], every)
     served, _ = with_tokenizer(*served_with("embedding"), left, tmp_path / "embedding")
@@ -131,16 +165,22 @@ def test_a_long_pair_loses_the_end_of_its_longer_text_and_says_so(served_with: S
     scores = [sorted(each["score"] for each in classes) for classes in (ours[0]["classes"], theirs)]
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    assert [p["tokens"] for p in ours] == [len(tokenizer(**pair).input_ids) for pair in (PAIRS[1], PAIRS[0])]
+    assert [p["tokens"] for p in ours] == [
+        len(tokenizer(**pair).input_ids) for pair in (PAIRS[1], PAIRS[0])
+    ]
     assert [p["truncated"] for p in ours] == [True, False]
 
 
 def test_the_function_that_makes_scores_is_a_parameter(served_with: Serve) -> None:
     served, checkpoint = served_with("text-classification", "bert", num_labels=3)
     for function in ("sigmoid", "none", "softmax"):
-        theirs = pipeline("text-classification", checkpoint)(TEXTS[0], top_k=None, function_to_apply=function)
+        theirs = pipeline("text-classification", checkpoint)(
+            TEXTS[0], top_k=None, function_to_apply=function
+        )
         ours = served.predict(TEXTS[:1], function_to_apply=function)[0]["classes"]
-        np.testing.assert_allclose([c["score"] for c in ours], [c["score"] for c in theirs], atol=1e-4)
+        np.testing.assert_allclose(
+            [c["score"] for c in ours], [c["score"] for c in theirs], atol=1e-4
+        )
 
 
 def same_entities(ours: list[Any], theirs: list[Any]) -> None:
@@ -164,11 +204,15 @@ def test_entities_are_those_of_the_pipeline(family: str, strategy: str, served_w
     assert predictions[-1]["truncated"]
     assert any(prediction["entities"] for prediction in predictions)
     every = served.predict(texts[:1], aggregation_strategy=strategy, ignore_labels=[])
-    same_entities(every[0]["entities"], reference(texts[0], aggregation_strategy=strategy, ignore_labels=[]))
+    same_entities(
+        every[0]["entities"], reference(texts[0], aggregation_strategy=strategy, ignore_labels=[])
+    )
 
 
 @pytest.mark.parametrize("stride", [1, 5])
-def test_a_long_text_is_read_in_windows_where_a_stride_says_so(stride: int, served_with: Serve) -> None:
+def test_a_long_text_is_read_in_windows_where_a_stride_says_so(
+    stride: int, served_with: Serve
+) -> None:
     served, checkpoint = served_with("token-classification", "bert", **named(LABELS))
     reference = pipeline("token-classification", checkpoint)
     parameters = {"aggregation_strategy": "simple", "stride": stride}
@@ -181,23 +225,33 @@ def test_a_long_text_is_read_in_windows_where_a_stride_says_so(stride: int, serv
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_zero_shot_classes_are_those_of_the_pipeline(family: str, multi_label: bool, served_with: Serve) -> None:
+def test_zero_shot_classes_are_those_of_the_pipeline(
+    family: str, multi_label: bool, served_with: Serve
+) -> None:
     served, checkpoint = served_with(ZERO_SHOT, family, **named(INFERENCE))
     reference = pipeline(ZERO_SHOT, checkpoint)
-    for labels, template in ((["cat", "red dog", "moon"], "the {} is big."), (["fox"], "This example is {}.")):
+    for labels, template in (
+        (["cat", "red dog", "moon"], "the {} is big."),
+        (["fox"], "This example is {}."),
+    ):
         parameters = {"multi_label": multi_label, "hypothesis_template": template}
         ours = served.predict(TEXTS[:3], candidate_labels=labels, **parameters)
         for text, prediction in zip(TEXTS[:3], ours, strict=True):
             theirs = reference(text, candidate_labels=labels, **parameters)
             assert [c["label"] for c in prediction["classes"]] == theirs["labels"]
-            np.testing.assert_allclose([c["score"] for c in prediction["classes"]], theirs["scores"], atol=1e-4)
+            np.testing.assert_allclose(
+                [c["score"] for c in prediction["classes"]], theirs["scores"], atol=1e-4
+            )
 
 
 def test_an_instance_names_its_own_labels(served_with: Serve) -> None:
     served, _ = served_with(ZERO_SHOT, "bert", **named(INFERENCE))
     own = {"text": TEXTS[0], "candidate_labels": ["moon", "sun"]}
     ours = served.predict([own, TEXTS[0]], candidate_labels=["cat", "dog", "fox"])
-    assert [{c["label"] for c in p["classes"]} for p in ours] == [{"moon", "sun"}, {"cat", "dog", "fox"}]
+    assert [{c["label"] for c in p["classes"]} for p in ours] == [
+        {"moon", "sun"},
+        {"cat", "dog", "fox"},
+    ]
     assert ours[0] == served.predict([TEXTS[0]], candidate_labels=["moon", "sun"])[0]
 
 
@@ -217,10 +271,14 @@ def test_a_long_prompt_is_not_repeated_for_each_text(served_with: Serve) -> None
 @pytest.mark.parametrize("task", ["embedding", "token-classification", "text-ranking"])
 def test_a_text_without_tokens_is_refused_by_its_number(task: str, tmp_path: Path) -> None:
     served = serve(tmp_path, task, {"num_labels": 1} if task == "text-ranking" else {})
-    served.client.tokenizer.tokenizer.post_processor = processors.Sequence([])  # without special tokens
+    # without special tokens
+    served.client.tokenizer.tokenizer.post_processor = processors.Sequence([])
     texts: list[Any] = ["the cat", ""]
     if task == "text-ranking":
-        texts = [{"query": "", "documents": ["cat", "dog"]}, {"query": "", "documents": ["cat", ""]}]
+        texts = [
+            {"query": "", "documents": ["cat", "dog"]},
+            {"query": "", "documents": ["cat", ""]},
+        ]
     with pytest.raises(DecodingError) as raised:
         served.predict(texts)
     assert raised.value.instance == 1
@@ -237,13 +295,20 @@ def test_documents_are_ranked_by_their_scores_with_the_query(served_with: Serve)
     documents = ["the moon was red", "A dog!", "the cat sat on the mat.", LONG]
     reference = pipeline("text-classification", checkpoint)
     query = "the big cat"
-    scores = [reference({"text": query, "text_pair": text}, truncation=True)["score"] for text in documents]
+    scores = [
+        reference({"text": query, "text_pair": text}, truncation=True)["score"]
+        for text in documents
+    ]
     two = [{"query": query, "documents": documents}, {"query": "a", "documents": documents[1:2]}]
     ours = served.predict(two, return_documents=True)
     order = np.argsort(scores)[::-1].tolist()
     assert [entry["index"] for entry in ours[0]["ranking"]] == order
-    assert [entry["document"] for entry in ours[0]["ranking"]] == [documents[index] for index in order]
-    np.testing.assert_allclose([e["score"] for e in ours[0]["ranking"]], sorted(scores, reverse=True), atol=1e-4)
+    assert [entry["document"] for entry in ours[0]["ranking"]] == [
+        documents[index] for index in order
+    ]
+    np.testing.assert_allclose(
+        [e["score"] for e in ours[0]["ranking"]], sorted(scores, reverse=True), atol=1e-4
+    )
     assert [p["truncated"] for p in ours] == [True, False]
     assert [len(p["ranking"]) for p in served.predict(two, top_k=2)] == [2, 1]
 
@@ -257,29 +322,42 @@ TYPES = [
     {"tokenizer_class": "BertTokenizerFast"},
     {"tokenizer_class": "ElectraTokenizer"},
     {"tokenizer_class": None},
-    {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]},
+    {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids"],
+    },
 ]
 
 
-def with_tokenizer(served: Served, checkpoint: Path, changes: dict[str, Any], folder: Path) -> tuple[Served, Path]:
+def with_tokenizer(
+    served: Served, checkpoint: Path, changes: dict[str, Any], folder: Path
+) -> tuple[Served, Path]:
     """Copy the model and its checkpoint; `changes` are made in both tokenizers' settings."""
     shutil.copytree(served.client.model.path, folder / "model")
     shutil.copytree(checkpoint, folder / "checkpoint")
     for path in (folder / "model/tokenizer", folder / "checkpoint"):
         settings = json.loads((checkpoint / "tokenizer_config.json").read_text()) | changes
-        (path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+        (path / "tokenizer_config.json").write_text(
+            json.dumps({k: v for k, v in settings.items() if v is not None})
+        )
     return Served(folder / "model", **served.client.model.parameters), folder / "checkpoint"
 
 
 @pytest.mark.parametrize("changes", [*NO_TYPES, *TYPES], ids=str)
-def test_token_types_are_given_as_by_transformers(changes: dict[str, Any], served_with: Serve, tmp_path: Path) -> None:
-    served, checkpoint = with_tokenizer(*served_with("text-classification", num_labels=3), changes, tmp_path)
+def test_token_types_are_given_as_by_transformers(
+    changes: dict[str, Any], served_with: Serve, tmp_path: Path
+) -> None:
+    served, checkpoint = with_tokenizer(
+        *served_with("text-classification", num_labels=3), changes, tmp_path
+    )
     check_classes(served, checkpoint, PAIRS)
 
 
 @pytest.mark.parametrize("family", ["albert", "bert", "distilbert"])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
-def test_a_text_is_pooled_as_the_checkpoint_or_the_setting_says(pooling: str, family: str, tmp_path: Path) -> None:
+def test_a_text_is_pooled_as_the_checkpoint_or_the_setting_says(
+    pooling: str, family: str, tmp_path: Path
+) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", family)
     (checkpoint / "1_Pooling").mkdir()
     kind = {"cls": "cls_token", "last": "lasttoken"}.get(pooling, f"{pooling}_tokens")
@@ -294,13 +372,21 @@ def test_a_text_is_pooled_as_the_checkpoint_or_the_setting_says(pooling: str, fa
     network = transformers.AutoModel.from_pretrained(checkpoint).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     for settings in ({}, {"pooling": pooling}):  # the network pools, the client does
-        predictions = Served(tmp_path / "bert", **spec.settings, **settings).predict(TEXTS, normalize=False)
+        predictions = Served(tmp_path / "bert", **spec.settings, **settings).predict(
+            TEXTS, normalize=False
+        )
         for text, prediction in zip(TEXTS, predictions, strict=True):
-            states = network(**tokenizer(text, return_tensors="pt", truncation=True)).last_hidden_state[0].detach()
+            states = (
+                network(**tokenizer(text, return_tensors="pt", truncation=True))
+                .last_hidden_state[0]
+                .detach()
+            )
             np.testing.assert_allclose(prediction["embedding"], pooled[pooling](states), atol=1e-4)
 
 
-def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(served_with: Serve, tmp_path: Path) -> None:
+def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(
+    served_with: Serve, tmp_path: Path
+) -> None:
     folder = with_tokenizer(*served_with("embedding"), {}, tmp_path)[0].client.model.path
     prompts = {"prompts": {"query": "the cat ", "other": "a dog "}, "default_prompt_name": "other"}
     (folder / "tokenizer" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
@@ -322,7 +408,10 @@ def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(serv
 
 
 QUESTION = "the moon"
-CONTEXT = "The cat sat on the mat. A big dog ran under the moons, the sun is blue! Quickly the red fox was on a rug."
+CONTEXT = (
+    "The cat sat on the mat. A big dog ran under the moons, the sun is blue! Quickly the red "
+    "fox was on a rug."
+)
 
 
 def answers_of_transformers(
@@ -334,7 +423,8 @@ def answers_of_transformers(
     max_answer_len: int = 15,
     handle_impossible_answer: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the best spans of all windows. A span's probability is that of its first token times that of its last.
+    """Return the best spans of all windows. A span's probability is that of its first token times
+    that of its last.
 
     Transformers 5 has no such pipeline; that of 4.57 gives the same for these models.
     """
@@ -353,7 +443,13 @@ def answers_of_transformers(
     for window in windows.encodings:
         tensors = {name: torch.tensor([getattr(window, key)]) for name, key in INPUTS.items()}
         takes = network.config.type_vocab_size > 1
-        logits_of = network(**{name: tensor for name, tensor in tensors.items() if takes or name != "token_type_ids"})
+        logits_of = network(
+            **{
+                name: tensor
+                for name, tensor in tensors.items()
+                if takes or name != "token_type_ids"
+            }
+        )
         allowed = [at for at, part in enumerate(window.sequence_ids) if part == 1 or at == 0]
         start, end = (
             dict(zip(allowed, torch.softmax(logits[0][allowed], 0).tolist(), strict=True))
@@ -391,13 +487,23 @@ INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_id
         {"top_k": 4, "doc_stride": 3, "max_seq_len": 20, "max_answer_len": 2},
     ],
 )
-def test_answers_are_those_of_all_spans_in_windows(family: str, parameters: dict[str, Any], served_with: Serve) -> None:
+def test_answers_are_those_of_all_spans_in_windows(
+    family: str, parameters: dict[str, Any], served_with: Serve
+) -> None:
     served, checkpoint = served_with("question-answering", family)
-    instances = [{"question": QUESTION, "context": context} for context in (CONTEXT, "the cat ran.")]
+    instances = [
+        {"question": QUESTION, "context": context} for context in (CONTEXT, "the cat ran.")
+    ]
     length = served.client.tokenizer.max_length
-    for instance, prediction in zip(instances, served.predict(instances, **parameters), strict=True):
-        theirs = answers_of_transformers(checkpoint, instance["context"], **{"max_seq_len": length, **parameters})
-        scores = [[answer["score"] for answer in answers] for answers in (prediction["answers"], theirs)]
+    for instance, prediction in zip(
+        instances, served.predict(instances, **parameters), strict=True
+    ):
+        theirs = answers_of_transformers(
+            checkpoint, instance["context"], **{"max_seq_len": length, **parameters}
+        )
+        scores = [
+            [answer["score"] for answer in answers] for answers in (prediction["answers"], theirs)
+        ]
         np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
         for ours, wanted in zip(prediction["answers"], theirs, strict=True):
             assert instance["context"][ours["start"] : ours["end"]] == ours["answer"]
@@ -410,9 +516,15 @@ def test_starts_and_ends_may_be_two_outputs(served_with: Serve, tmp_path: Path) 
     shutil.copytree(served.client.model.path, tmp_path / "apart")
     model = onnx.load(tmp_path / "apart/1/model.onnx")
     for at, name in enumerate(("start_logits", "end_logits")):
-        model.graph.initializer.append(helper.make_tensor(f"column_{at}", TensorProto.INT64, [], [at]))
-        model.graph.node.append(helper.make_node("Gather", ["logits", f"column_{at}"], [name], axis=-1))
-        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "sequence"]))
+        model.graph.initializer.append(
+            helper.make_tensor(f"column_{at}", TensorProto.INT64, [], [at])
+        )
+        model.graph.node.append(
+            helper.make_node("Gather", ["logits", f"column_{at}"], [name], axis=-1)
+        )
+        model.graph.output.append(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "sequence"])
+        )
     onnx.save(model, tmp_path / "apart/1/model.onnx")
     apart = Served(tmp_path / "apart", **served.client.model.parameters)
     instances = [{"question": QUESTION, "context": CONTEXT}]
@@ -454,7 +566,12 @@ def test_a_long_text_is_read_in_part_and_reported_as_truncated(tmp_path: Path) -
     """Tokenizing all of it would take 300 bytes a character: 1.5 GB for 5 MB."""
     served = serve(tmp_path, "embedding")
     short = served.predict(["cat " * 22, "cat " * 23, "cat " * 500, ""])
-    assert [(p["tokens"], p["truncated"]) for p in short] == [(24, False), (25, True), (502, True), (2, False)]
+    assert [(p["tokens"], p["truncated"]) for p in short] == [
+        (24, False),
+        (25, True),
+        (502, True),
+        (2, False),
+    ]
     long = "the cat " * 10**6
     tensors = served.client.preprocess([long, long[:100]])
     assert tensors["num_tokens"][0] == LIMIT * LONGEST_TOKEN / 4 + 2
@@ -463,7 +580,9 @@ def test_a_long_text_is_read_in_part_and_reported_as_truncated(tmp_path: Path) -
     assert [(p["tokens"], p["truncated"]) for p in spaces] == [(LIMIT + 1, True), (4, False)]
 
 
-def test_texts_tokenized_in_portions_get_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_tokenized_in_portions_get_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = serve(tmp_path, "embedding")
     whole = served.client.preprocess(TEXTS * 3)
     monkeypatch.setattr("clients._text.tokenizer.PORTION", 20)
@@ -471,13 +590,18 @@ def test_texts_tokenized_in_portions_get_the_same_tokens(tmp_path: Path, monkeyp
     assert all((whole[name] == portions[name]).all() for name in whole)
 
 
-def test_more_masks_than_are_filled_in_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each mask needs a row of scores for the whole vocabulary, and a sequence for each of its tokens."""
+def test_more_masks_than_are_filled_in_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mask needs a row of scores for the whole vocabulary, and a sequence for each of its
+    tokens."""
     served = serve(tmp_path, "fill-mask")
     tensors = served.client.preprocess(["[MASK] " * 3])
     values = {served.client.model.outputs[0].name: np.zeros((1, 3, 10**3), np.float32)}
     with pytest.raises(InvalidRequest, match="'top_k'"):
-        served.client.postprocess(values, tensors, [""], served.client.read_parameters({"top_k": 900}))
+        served.client.postprocess(
+            values, tensors, [""], served.client.read_parameters({"top_k": 900})
+        )
     monkeypatch.setattr("clients._text.fill_mask.MOST_MASKS", 3)
     with pytest.raises(DecodingError, match=r"instance 1: .*4 \[MASK\]"):
         served.client.preprocess(["[MASK] " * 3, "[MASK] " * 4])
@@ -499,7 +623,9 @@ def test_padding_is_to_the_longest_of_the_batch_or_to_a_multiple(tmp_path: Path)
     wide = Served(tmp_path / "bert", pad_to_multiple_of="16")
     assert wide.client.preprocess(["the cat"])["input_ids"].shape == (1, 16)
     assert wide.client.preprocess(["cat " * 20])["input_ids"].shape == (1, LIMIT)
-    ours, theirs = ([each["embedding"] for each in served.predict(TEXTS)] for served in (wide, plain))
+    ours, theirs = (
+        [each["embedding"] for each in served.predict(TEXTS)] for served in (wide, plain)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
@@ -517,15 +643,27 @@ def test_threads_share_a_client(served_with: Serve) -> None:
     expected = [served.client.preprocess([text])["input_ids"].tolist() for text in texts]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
-            got = pool.map(lambda text: served.client.preprocess([text])["input_ids"].tolist(), texts)
+            got = pool.map(
+                lambda text: served.client.preprocess([text])["input_ids"].tolist(), texts
+            )
             assert list(got) == expected
 
 
-CHANGES = {"token-classification": named(LABELS), ZERO_SHOT: named(INFERENCE), "text-ranking": {"num_labels": 1}}
+CHANGES = {
+    "token-classification": named(LABELS),
+    ZERO_SHOT: named(INFERENCE),
+    "text-ranking": {"num_labels": 1},
+}
 CAT = {"candidate_labels": ["cat"]}
 Refused = tuple[str, list[Any], dict[str, Any], type[ServingError], str]
 REFUSED: list[Refused] = [
-    ("fill-mask", ["the [MASK] sat"], {"targets": ["cat", "catamaran"]}, InvalidRequest, "'catamaran'"),
+    (
+        "fill-mask",
+        ["the [MASK] sat"],
+        {"targets": ["cat", "catamaran"]},
+        InvalidRequest,
+        "'catamaran'",
+    ),
     ("fill-mask", ["the [MASK]", "the cat"], {}, DecodingError, "instance 1"),
     ("fill-mask", ["cat " * 50 + "[MASK]"], {}, DecodingError, "24"),
     ("token-classification", [LONG], {"stride": 22}, DecodingError, "instance 0"),
@@ -535,14 +673,35 @@ REFUSED: list[Refused] = [
     (ZERO_SHOT, ["a"], {"candidate_labels": ["cat"] * 101}, DecodingError, "101"),
     (ZERO_SHOT, ["a"] * 32, {"candidate_labels": ["b" * 3000] * 100}, PayloadTooLarge, r"\d"),
     *(
-        (ZERO_SHOT, ["a"], CAT | {"hypothesis_template": template}, InvalidRequest, "hypothesis_template")
+        (
+            ZERO_SHOT,
+            ["a"],
+            CAT | {"hypothesis_template": template},
+            InvalidRequest,
+            "hypothesis_template",
+        )
         for template in ("about", "{} or {}", "{}" * 500, "{}" + "a" * 1000, 1, ["{}"])
     ),
-    ("text-ranking", [{"query": "a", "documents": ["b"] * size} for size in (1, 1001)], {}, DecodingError, "1001"),
-    ("question-answering", [{"question": "the cat " * 7, "context": CONTEXT}], {}, DecodingError, "instance 0"),
+    (
+        "text-ranking",
+        [{"query": "a", "documents": ["b"] * size} for size in (1, 1001)],
+        {},
+        DecodingError,
+        "1001",
+    ),
+    (
+        "question-answering",
+        [{"question": "the cat " * 7, "context": CONTEXT}],
+        {},
+        DecodingError,
+        "instance 0",
+    ),
     *(
         (task, [], {name: value}, InvalidRequest, name)
-        for task, names in (("embedding", ["dimensions"]), ("question-answering", ["doc_stride", "max_seq_len"]))
+        for task, names in (
+            ("embedding", ["dimensions"]),
+            ("question-answering", ["doc_stride", "max_seq_len"]),
+        )
         for name, value in itertools.product(names, (10**30, 1e30, "1" + "0" * 30))
     ),
     ("embedding", ["a"], {"dimensions": 33}, InvalidRequest, "dimensions"),
@@ -550,7 +709,9 @@ REFUSED: list[Refused] = [
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[0]}: {case[4]}")
-def test_an_instance_or_a_parameter_beyond_the_limits_is_refused(case: Refused, served_with: Serve) -> None:
+def test_an_instance_or_a_parameter_beyond_the_limits_is_refused(
+    case: Refused, served_with: Serve
+) -> None:
     task, instances, parameters, error, name = case
     served, _ = served_with(task, **CHANGES.get(task, {}))
     with pytest.raises(error, match=name):

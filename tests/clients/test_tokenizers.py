@@ -1,4 +1,5 @@
-"""Tokenizers without tokenizer.json: AutoTokenizer reads their vocabulary, or the folder is refused by name."""
+"""Tokenizers without tokenizer.json: AutoTokenizer reads their vocabulary, or the folder is refused
+by name."""
 
 import json
 import random
@@ -23,7 +24,9 @@ pytestmark = pytest.mark.full
 
 LENGTH, STRIDE = 48, 8
 MARKS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-TEXT = "the quick Brown fox jumps over 12345 lazy dogs' naïve café, can't stop? [MASK] <mask> </s> -- "
+TEXT = (
+    "the quick Brown fox jumps over 12345 lazy dogs' naïve café, can't stop? [MASK] <mask> </s> -- "
+)
 SCRIPTS = "äßÇñøŁёжЖλόγοςעבריתالعربيةहिन्दीไทย日本語テキスト中文分词한국어😀👩‍👩‍👧🏳️‍🌈"
 SCRIPTS += "\u0301e\u0301ﬁⅧ½\u200b\u00a0\t\n\x00\ufffd𝕏𝔘"
 BUNDLED = ROOT / "model_repository/bert/tokenizer"
@@ -35,7 +38,10 @@ def texts() -> list[str]:
     lines = ["", " ", "\n", "a", "[MASK]", "<mask>", SCRIPTS, "x" * 5000, "word " * 900, "日" * 600]
     while len(lines) < 200:
         words = [chance.choice(TEXT.split()) for _ in range(chance.randrange(1, 30))]
-        words += ["".join(chance.choices(SCRIPTS, k=chance.randrange(1, 12))) for _ in range(chance.randrange(8))]
+        words += [
+            "".join(chance.choices(SCRIPTS, k=chance.randrange(1, 12)))
+            for _ in range(chance.randrange(8))
+        ]
         chance.shuffle(words)
         lines.append(chance.choice(["", "  "]) + chance.choice([" ", "", "  "]).join(words))
     return lines
@@ -68,9 +74,15 @@ def clip(folder: Path) -> None:
     write(folder, model_type="clip")
     tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = [character + suffix for character in pre_tokenizers.ByteLevel.alphabet() for suffix in ("", "</w>")]
+    alphabet = [
+        character + suffix
+        for character in pre_tokenizers.ByteLevel.alphabet()
+        for suffix in ("", "</w>")
+    ]
     marks = ["<|startoftext|>", "<|endoftext|>"]
-    trainer = trainers.BpeTrainer(vocab_size=800, special_tokens=[*marks, *alphabet], end_of_word_suffix="</w>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=800, special_tokens=[*marks, *alphabet], end_of_word_suffix="</w>"
+    )
     tokenizer.train_from_iterator([TEXT.lower()] * 3, trainer)
     tokenizer.model.save(str(folder))
 
@@ -95,14 +107,18 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize("save", FAMILIES)
-def test_ids_and_offsets_are_those_of_autotokenizer(save: Callable[[Path], None], tmp_path: Path) -> None:
+def test_ids_and_offsets_are_those_of_autotokenizer(
+    save: Callable[[Path], None], tmp_path: Path
+) -> None:
     save(tmp_path)
     ours = TextTokenizer(tmp_path, LENGTH)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
     pairs = list(zip(texts()[10:60], texts()[60:110], strict=True))
     asked: Any
     for asked in (texts(), pairs):
-        expected = theirs(asked, truncation=True, max_length=LENGTH, padding=True, return_tensors="np")
+        expected = theirs(
+            asked, truncation=True, max_length=LENGTH, padding=True, return_tensors="np"
+        )
         got = ours.encode(asked, 1)
         for name, values in expected.items():
             assert np.array_equal(got[name], values), name
@@ -116,7 +132,9 @@ def test_ids_and_offsets_are_those_of_autotokenizer(save: Callable[[Path], None]
 
 
 @pytest.mark.parametrize("save", FAMILIES)
-def test_tokenizer_json_gives_the_same_without_transformers(save: Callable[[Path], None], tmp_path: Path) -> None:
+def test_tokenizer_json_gives_the_same_without_transformers(
+    save: Callable[[Path], None], tmp_path: Path
+) -> None:
     save(tmp_path)
     code = (
         "import json, sys, pathlib; from clients._text.tokenizer import TextTokenizer\n"
@@ -126,27 +144,43 @@ def test_tokenizer_json_gives_the_same_without_transformers(save: Callable[[Path
 
     def run() -> Any:
         command = [sys.executable, "-c", code, str(tmp_path)]
-        done = subprocess.run(command, input=json.dumps(texts()), cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, input=json.dumps(texts()), cwd=ROOT, capture_output=True, text=True, check=True
+        )
         return json.loads(done.stdout)
 
     rows, imported = run()
-    transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True).save_pretrained(
+        tmp_path
+    )
     assert imported
     assert run() == [rows, False]
 
 
 # The files of a folder that is refused, and what its error names.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "sentencepiece": ({"config.json": {"model_type": "xlm-roberta"}, "sentencepiece.bpe.model": "x"}, "sentencepiece"),
-    "another model file": ({"config.json": {"model_type": "deberta-v2"}, "spm.model": "x"}, "sentencepiece"),
+    "sentencepiece": (
+        {"config.json": {"model_type": "xlm-roberta"}, "sentencepiece.bpe.model": "x"},
+        "sentencepiece",
+    ),
+    "another model file": (
+        {"config.json": {"model_type": "deberta-v2"}, "spm.model": "x"},
+        "sentencepiece",
+    ),
     "tiktoken": (
-        {"tokenizer_config.json": {"tokenizer_class": "TokenizersBackend"}, "tiktoken.model": "YQ== 0\n"},
+        {
+            "tokenizer_config.json": {"tokenizer_class": "TokenizersBackend"},
+            "tiktoken.model": "YQ== 0\n",
+        },
         "tiktoken",
     ),
     "a word tokenizer": (
         {
             "config.json": {"model_type": "bert"},
-            "tokenizer_config.json": {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab"},
+            "tokenizer_config.json": {
+                "tokenizer_class": "BertJapaneseTokenizer",
+                "word_tokenizer_type": "mecab",
+            },
             "vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n",
         },
         "fugashi",
@@ -163,7 +197,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Python only": ({"config.json": {"model_type": "canine"}}, "CanineTokenizer"),
     "no vocabulary": ({"config.json": {"model_type": "bert"}}, "vocab.txt"),
     "no merges": ({"config.json": {"model_type": "roberta"}, "vocab.json": {"a": 0}}, "merges"),
-    "a damaged vocabulary": ({"config.json": {"model_type": "roberta"}, "vocab.json": "{", "merges.txt": ""}, "BPE"),
+    "a damaged vocabulary": (
+        {"config.json": {"model_type": "roberta"}, "vocab.json": "{", "merges.txt": ""},
+        "BPE",
+    ),
     "nothing that names its class": ({"vocab.txt": "[PAD]\n[UNK]\n"}, "tokenizer.json"),
     "a damaged tokenizer.json": ({"tokenizer.json": "{}"}, "tokenizer.json"),
     "nothing": ({}, "tokenizer.json"),

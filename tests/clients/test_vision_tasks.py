@@ -1,4 +1,5 @@
-"""Boxes, vectors and maps of classes of images, against those of transformers' own pipelines and encoders."""
+"""Boxes, vectors and maps of classes of images, against those of transformers' own pipelines and
+encoders."""
 
 import io
 from base64 import b64decode
@@ -40,13 +41,25 @@ pytestmark = pytest.mark.full
 
 
 def detector_of(folder: Path, classes: int = 3, boxes: int = 4, **settings: str) -> detr.Client:
-    outputs = (TensorSpec("logits", "FP32", (2, classes)), TensorSpec("pred_boxes", "FP32", (2, boxes)))
-    return detr.Client(Model("own", folder, (TensorSpec("input", "UINT8", (3, 8, 8)),), outputs, 8, settings))
+    outputs = (
+        TensorSpec("logits", "FP32", (2, classes)),
+        TensorSpec("pred_boxes", "FP32", (2, boxes)),
+    )
+    return detr.Client(
+        Model("own", folder, (TensorSpec("input", "UINT8", (3, 8, 8)),), outputs, 8, settings)
+    )
 
 
-def detections_of(client: detr.Client, logits: Any, boxes: Any, **parameters: Any) -> list[dict[str, Any]]:
-    outputs = {"logits": np.array([logits], np.float32), "pred_boxes": np.array([boxes], np.float32)}
-    (prediction,) = client.postprocess(outputs, {}, [Image.new("RGB", (200, 100))], client.read_parameters(parameters))
+def detections_of(
+    client: detr.Client, logits: Any, boxes: Any, **parameters: Any
+) -> list[dict[str, Any]]:
+    outputs = {
+        "logits": np.array([logits], np.float32),
+        "pred_boxes": np.array([boxes], np.float32),
+    }
+    (prediction,) = client.postprocess(
+        outputs, {}, [Image.new("RGB", (200, 100))], client.read_parameters(parameters)
+    )
     detections: list[dict[str, Any]] = prediction["detections"]
     return detections
 
@@ -55,7 +68,9 @@ def detections_of(client: detr.Client, logits: Any, boxes: Any, **parameters: An
 def test_a_detector_gives_the_boxes_of_transformers(name: str, tmp_path: Path) -> None:
     checkpoint, client = serve(tmp_path, name)
     whole = pipeline("object-detection", checkpoint, name)
-    for picture, prediction in zip(images(), predict(client, images(), confidence=0.1), strict=True):
+    for picture, prediction in zip(
+        images(), predict(client, images(), confidence=0.1), strict=True
+    ):
         assert_detections(prediction, picture, whole(picture, threshold=0.1))
 
 
@@ -68,7 +83,8 @@ def test_a_box_has_its_best_class_or_several(tmp_path: Path) -> None:
     (best,) = detections_of(detector_of(tmp_path), logits, BOXES)
     assert (best["class_id"], best["box"]) == (0, INSIDE)
     several = detector_of(tmp_path, scores="sigmoid")
-    assert [each["class_id"] for each in detections_of(several, logits, BOXES)] == [0, 2]  # as many as there are boxes
+    # as many as there are boxes
+    assert [each["class_id"] for each in detections_of(several, logits, BOXES)] == [0, 2]
     more = detector_of(tmp_path, scores="sigmoid", queries="4")
     assert [each["class_id"] for each in detections_of(more, logits, BOXES)] == [0, 2, 1, 1]
     assert len(detections_of(more, logits, BOXES, max_detections=3)) == 3
@@ -77,13 +93,22 @@ def test_a_box_has_its_best_class_or_several(tmp_path: Path) -> None:
 
 def test_a_network_with_a_batch_of_one_of_its_own_gives_boxes(tmp_path: Path) -> None:
     outputs = (TensorSpec("logits", "FP32", (1, 2, 3)), TensorSpec("pred_boxes", "FP32", (1, 2, 4)))
-    client = detr.Client(Model("own", tmp_path, (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), outputs, 0))
+    client = detr.Client(
+        Model("own", tmp_path, (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), outputs, 0)
+    )
     logits = [[9, 8.5, 0], [0, 1, 9]]
-    assert detections_of(client, [logits], [BOXES]) == detections_of(detector_of(tmp_path), logits, BOXES)
+    assert detections_of(client, [logits], [BOXES]) == detections_of(
+        detector_of(tmp_path), logits, BOXES
+    )
 
 
-def test_a_large_jpeg_is_not_decoded_smaller_since_boxes_are_in_its_own_pixels(tmp_path: Path) -> None:
-    client, large = detector_of(tmp_path, exact="false"), encode_image(Image.new("RGB", (1200, 800)), "image/jpeg")
+def test_a_large_jpeg_is_not_decoded_smaller_since_boxes_are_in_its_own_pixels(
+    tmp_path: Path,
+) -> None:
+    client, large = (
+        detector_of(tmp_path, exact="false"),
+        encode_image(Image.new("RGB", (1200, 800)), "image/jpeg"),
+    )
     assert client.codec.from_bytes(large, Limits(10**7, side=client.side)).size == (1200, 800)
 
 
@@ -102,7 +127,11 @@ def test_outputs_that_are_not_boxes_with_these_labels_are_refused(tmp_path: Path
     assert detector_of(tmp_path, classes=2, scores="sigmoid")
     with pytest.raises(InvalidRequest, match="'logits'"):
         detector_of(tmp_path, classes=3, scores="sigmoid")
-    cuts: list[Any] = [{"resize": "pad", "exact": "transformers"}, {"resize": "shortest"}, {"resize_to": "9"}]
+    cuts: list[Any] = [
+        {"resize": "pad", "exact": "transformers"},
+        {"resize": "shortest"},
+        {"resize_to": "9"},
+    ]
     for settings in cuts:
         with pytest.raises(InvalidRequest, match="stretch"):
             detector_of(tmp_path, **settings)
@@ -112,7 +141,10 @@ def test_outputs_that_are_not_boxes_with_these_labels_are_refused(tmp_path: Path
 
 
 def encoder_of(*shape: int) -> image_embedding.Client:
-    inputs, outputs = (TensorSpec("input", "UINT8", (3, 8, 8)),), (TensorSpec("vector", "FP32", shape),)
+    inputs, outputs = (
+        (TensorSpec("input", "UINT8", (3, 8, 8)),),
+        (TensorSpec("vector", "FP32", shape),),
+    )
     return image_embedding.Client(Model("own", Path("/nonexistent"), inputs, outputs, 8))
 
 
@@ -121,8 +153,14 @@ def of_the_network(checkpoint: Path, name: str, picture: Image.Image) -> Any:
     pixels = processor_of(checkpoint, name)(images=picture, return_tensors="pt")
     with torch.inference_mode():
         if name == "clip-projected":
-            return transformers.CLIPVisionModelWithProjection.from_pretrained(checkpoint)(**pixels).image_embeds[0]
-        return transformers.AutoModel.from_pretrained(checkpoint).get_image_features(**pixels).pooler_output[0]
+            return transformers.CLIPVisionModelWithProjection.from_pretrained(checkpoint)(
+                **pixels
+            ).image_embeds[0]
+        return (
+            transformers.AutoModel.from_pretrained(checkpoint)
+            .get_image_features(**pixels)
+            .pooler_output[0]
+        )
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -137,31 +175,44 @@ def test_an_encoder_gives_the_vectors_of_transformers(name: str, tmp_path: Path)
     np.testing.assert_allclose(ours, wanted, atol=1e-4)
     assert np.ptp(ours, axis=0).max() > 0.01  # the network tells the images apart
     scaled = [each["embedding"] for each in predict(client, images())]
-    np.testing.assert_allclose(scaled, np.array(ours) / np.linalg.norm(ours, axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(
+        scaled, np.array(ours) / np.linalg.norm(ours, axis=1, keepdims=True), atol=1e-6
+    )
     (score,) = compare(client.model, client, runner(client), runner(client), count=2)
     assert score.value == pytest.approx(1)
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_clip_s_two_towers_are_two_models_that_compare_texts_with_images(alone: bool, tmp_path: Path) -> None:
+def test_clip_s_two_towers_are_two_models_that_compare_texts_with_images(
+    alone: bool, tmp_path: Path
+) -> None:
     """A text tower may be a folder of its own."""
     checkpoint, client = serve(tmp_path, "clip")
     network = transformers.CLIPModel.from_pretrained(checkpoint)
     folder = checkpoint
     if alone:
         folder = tmp_path / "texts"
-        tower = transformers.CLIPTextModelWithProjection.from_pretrained(checkpoint, projection_dim=24)
+        tower = transformers.CLIPTextModelWithProjection.from_pretrained(
+            checkpoint, projection_dim=24
+        )
         tower.save_pretrained(folder)
     save_tokenizer(folder, "bytes")
     texts = ["the cat sat", "a dog", "quickly the fox ran under the moon"]
     exported = export(Request("words", client="bert"), folder, tmp_path / "made")
-    vectors = np.array([each["embedding"] for each in Served(tmp_path / "made", **exported.settings).predict(texts)])
+    vectors = np.array(
+        [
+            each["embedding"]
+            for each in Served(tmp_path / "made", **exported.settings).predict(texts)
+        ]
+    )
     images_ = np.array([each["embedding"] for each in predict(client, images(), normalize=True)])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokens = tokenizer(texts, return_tensors="pt", padding=True)
     pixels = processor_of(checkpoint, "clip")(images=images(), return_tensors="pt")
     with torch.inference_mode():
-        wanted = network(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, **pixels).logits_per_image
+        wanted = network(
+            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, **pixels
+        ).logits_per_image
     scale = network.logit_scale.exp().item()
     np.testing.assert_allclose(scale * images_ @ vectors.T, wanted.numpy(), atol=1e-3)
 
@@ -175,10 +226,15 @@ def test_another_network_s_text_tower_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_encoder_with_a_batch_of_one_of_its_own_gives_a_vector() -> None:
-    inputs, outputs = (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), (TensorSpec("vector", "FP32", (1, 2)),)
+    inputs, outputs = (
+        (TensorSpec("input", "UINT8", (1, 3, 8, 8)),),
+        (TensorSpec("vector", "FP32", (1, 2)),),
+    )
     client = image_embedding.Client(Model("own", Path("/nonexistent"), inputs, outputs, 0))
     vectors = np.array([[[3, 4]]], np.float32)  # the caller adds a dimension for the image
-    assert client.postprocess({"vector": vectors}, {}, [None], {"normalize": False}) == [{"embedding": [3, 4]}]
+    assert client.postprocess({"vector": vectors}, {}, [None], {"normalize": False}) == [
+        {"embedding": [3, 4]}
+    ]
 
 
 def test_an_output_that_is_not_a_vector_is_refused() -> None:
@@ -187,16 +243,23 @@ def test_an_output_that_is_not_a_vector_is_refused() -> None:
     for wrong in (np.full((1, 4), np.nan), np.zeros((1, 2, 4))):
         with pytest.raises(InferenceFailed, match="'vector'"):
             encoder_of(4).postprocess({"vector": wrong}, {}, images()[:1], {"normalize": True})
-    (zeros,) = encoder_of(4).postprocess({"vector": np.zeros((1, 4))}, {}, [None], {"normalize": True})
+    (zeros,) = encoder_of(4).postprocess(
+        {"vector": np.zeros((1, 4))}, {}, [None], {"normalize": True}
+    )
     assert zeros == {"embedding": [0, 0, 0, 0]}
 
 
 def segmenter_of(folder: Path, *shape: int) -> semantic_segmentation.Client:
-    inputs, outputs = (TensorSpec("input", "UINT8", (3, 8, 8)),), (TensorSpec("scores", "FP32", shape),)
+    inputs, outputs = (
+        (TensorSpec("input", "UINT8", (3, 8, 8)),),
+        (TensorSpec("scores", "FP32", shape),),
+    )
     return semantic_segmentation.Client(Model("own", folder, inputs, outputs, 8))
 
 
-def map_answer(client: semantic_segmentation.Client, scores: Any, picture: Image.Image, **parameters: Any) -> Any:
+def map_answer(
+    client: semantic_segmentation.Client, scores: Any, picture: Image.Image, **parameters: Any
+) -> Any:
     outputs = {"scores": scores[None].astype(np.float32)}
     return client.postprocess(outputs, {}, [picture], client.read_parameters(parameters))[0]
 
@@ -210,7 +273,11 @@ def test_a_segmenter_gives_the_maps_of_transformers(tmp_path: Path) -> None:
     whole = pipeline("image-segmentation", checkpoint, "segformer")
     for picture, prediction in zip(images(), predict(client, images()), strict=True):
         classes = map_of(prediction)
-        assert classes.shape == picture.size[::-1] == (prediction["map"]["height"], prediction["map"]["width"])
+        assert (
+            classes.shape
+            == picture.size[::-1]
+            == (prediction["map"]["height"], prediction["map"]["width"])
+        )
         wanted = {each["label"]: np.array(each["mask"]) > 0 for each in whole(picture)}
         assert len(wanted) > 1
         assert {each["label"] for each in prediction["segments"]} == set(wanted)
@@ -224,11 +291,15 @@ def test_a_segmenter_gives_the_maps_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(64, 48), (7, 5), (1, 1), (100, 13)])
 def test_scores_are_enlarged_as_torch_does(size: tuple[int, int]) -> None:
     scores = np.random.default_rng(0).normal(size=(9, 12, 16)).astype(np.float32)
-    larger = torch.nn.functional.interpolate(torch.from_numpy(scores[None]), size[::-1], mode="bilinear")
+    larger = torch.nn.functional.interpolate(
+        torch.from_numpy(scores[None]), size[::-1], mode="bilinear"
+    )
     assert (best_classes(scores, size) != larger[0].argmax(0).numpy()).mean() < 1e-3
 
 
-def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts(tmp_path: Path) -> None:
+def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts(
+    tmp_path: Path,
+) -> None:
     scores = np.zeros((3, 2, 4))
     scores[2, :, 1:] = 1
     client = segmenter_of(tmp_path, 3, 2, 4)
@@ -240,7 +311,10 @@ def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts
 
 
 def test_a_network_with_a_batch_of_one_of_its_own_gives_a_map(tmp_path: Path) -> None:
-    inputs, outputs = (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 3, 2, 4)),)
+    inputs, outputs = (
+        (TensorSpec("input", "UINT8", (1, 3, 8, 8)),),
+        (TensorSpec("scores", "FP32", (1, 3, 2, 4)),),
+    )
     scores = np.zeros((1, 3, 2, 4))
     scores[:, 1] = 1
     client = semantic_segmentation.Client(Model("own", tmp_path, inputs, outputs, 0))
@@ -252,9 +326,16 @@ def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Pa
     client, scores = segmenter_of(tmp_path, 3, 2, 4), np.random.default_rng(0).random((3, 2, 4))
     large = Image.new("RGB", (3000, 1500), "white")
     prediction = map_answer(client, scores, large)
-    assert 0.99 * MOST_PIXELS < prediction["map"]["width"] * prediction["map"]["height"] <= MOST_PIXELS
+    assert (
+        0.99 * MOST_PIXELS < prediction["map"]["width"] * prediction["map"]["height"] <= MOST_PIXELS
+    )
     assert prediction["image"] == {"width": 3000, "height": 1500}
-    assert ImageChops.difference(client.draw(large, prediction), large).getbbox() == (0, 0, 3000, 1500)
+    assert ImageChops.difference(client.draw(large, prediction), large).getbbox() == (
+        0,
+        0,
+        3000,
+        1500,
+    )
     without = map_answer(client, scores, large, map="none")
     assert without == {key: value for key, value in prediction.items() if key != "map"}
     with pytest.raises(InvalidRequest, match="'map'"):

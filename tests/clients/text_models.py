@@ -1,4 +1,5 @@
-"""Small random checkpoints of transformers, and their model folders behind the text client without Triton."""
+"""Small random checkpoints of transformers, and their model folders behind the text client without
+Triton."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,16 +9,31 @@ import onnxruntime
 import torch
 import transformers
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from build_engines.build import export
 from build_engines.request import Request
 from clients.base import Model, TensorSpec
 from clients.bert import Client
 
-WORDS = "the a cat dog fox sat ran on under mat rug moon sun is was red blue big ##s ##ly quick . , !"
+WORDS = (
+    "the a cat dog fox sat ran on under mat rug moon sun is was red blue big ##s ##ly quick . , !"
+)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
-TEXTS = ["the cat sat on the mat.", "A dog!", "quickly the big red fox ran under the moons, the sun is blue", ""]
+TEXTS = [
+    "the cat sat on the mat.",
+    "A dog!",
+    "quickly the big red fox ran under the moons, the sun is blue",
+    "",
+]
 MASKED = ["the [MASK] sat on the mat.", "The [MASK] ran, the [MASK] sat on [MASK] rug!", "[MASK]"]
 LIMIT = 24
 HEADS = {
@@ -37,11 +53,24 @@ SMALL = {
     "max_position_embeddings": LIMIT,
     "initializer_range": 0.3,
 }
-DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": LIMIT}
-FROM_PADDING = {"pad_token_id": 1, "max_position_embeddings": LIMIT + 2}  # positions begin after the padding's
-DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "type_vocab_size": 0}
+DISTIL = {
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 64,
+    "max_position_embeddings": LIMIT,
+}
+# positions begin after the padding's
+FROM_PADDING = {"pad_token_id": 1, "max_position_embeddings": LIMIT + 2}
+DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 8,
+    "type_vocab_size": 0,
+}
 MODERN = {"global_attn_every_n_layers": 2, "local_attention": 8, "initializer_cutoff_factor": 3.0}
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {  # model_type -> transformers' name, tokenizer, configuration
+# model_type -> transformers' name, tokenizer, configuration
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("Bert", "pieces", SMALL),
     "distilbert": ("DistilBert", "pieces", DISTIL | {"initializer_range": 0.3}),
     "electra": ("Electra", "pieces", SMALL | {"embedding_size": 16}),
@@ -59,7 +88,10 @@ def save_checkpoint(folder: Path, task: str, family: str = "bert", **changes: An
     torch.manual_seed(0)
     name, kind, values = FAMILIES[family]
     tokenizer = save_tokenizer(folder, kind)
-    special = {key: tokenizer.convert_tokens_to_ids(tokenizer.special_tokens_map[key[:-3]]) for key in SPECIAL}
+    special = {
+        key: tokenizer.convert_tokens_to_ids(tokenizer.special_tokens_map[key[:-3]])
+        for key in SPECIAL
+    }
     fields = {"vocab_size": len(tokenizer), **special, **values, **changes}
     config = getattr(transformers, f"{name}Config")(**fields)
     network = getattr(transformers, name + HEADS[task])(config).eval()
@@ -86,7 +118,9 @@ def save_tokenizer(folder: Path, kind: str) -> Any:
         named = {f"{name}_token": token for name, token in marks.items()}
         named |= {"bos_token": marks["cls"], "eos_token": marks["sep"]}
         trained = _trained(kind, marks)
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained, model_max_length=LIMIT, **named)
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=trained, model_max_length=LIMIT, **named
+        )
     tokenizer.save_pretrained(folder)
     return tokenizer
 
@@ -101,23 +135,35 @@ def _trained(kind: str, marks: Mapping[str, str]) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+        trainer = trainers.BpeTrainer(
+            vocab_size=320, special_tokens=special, initial_alphabet=alphabet
+        )
     elif kind.endswith("pieces"):
         tokenizer = Tokenizer(models.WordPiece(unk_token=marks["unk"]))
-        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        tokenizer.normalizer, tokenizer.pre_tokenizer = (
+            normalizers.BertNormalizer(),
+            pre_tokenizers.BertPreTokenizer(),
+        )
         tokenizer.decoder = decoders.WordPiece()
         trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=special)
     else:
         tokenizer = Tokenizer(models.Unigram())
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=special, unk_token=marks["unk"])
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.Metaspace(),
+            decoders.Metaspace(),
+        )
+        trainer = trainers.UnigramTrainer(
+            vocab_size=80, special_tokens=special, unk_token=marks["unk"]
+        )
     tokenizer.train_from_iterator(texts * 4, trainer)
     cls, sep = ((marks[name], tokenizer.token_to_id(marks[name]) or 0) for name in ("cls", "sep"))
     if marks is ROBERTAS:
         tokenizer.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
     else:
         pair = f"{cls[0]}:0 $A:0 {sep[0]}:0 $B:1 {sep[0]}:1"
-        tokenizer.post_processor = processors.TemplateProcessing(f"{cls[0]} $A {sep[0]}", pair, [cls, sep])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            f"{cls[0]} $A {sep[0]}", pair, [cls, sep]
+        )
     return tokenizer
 
 
@@ -128,9 +174,13 @@ class Served:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         path = str(folder / "1" / "model.onnx")
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
         inputs, outputs = map(_specs, (self.session.get_inputs(), self.session.get_outputs()))
-        self.client = Client(Model("bert", folder, inputs, outputs, 32, {"client": "bert", **settings}))
+        self.client = Client(
+            Model("bert", folder, inputs, outputs, 32, {"client": "bert", **settings})
+        )
 
     def predict(self, texts: Sequence[Any], **changes: Any) -> list[Any]:
         parameters = self.client.read_parameters(changes)
@@ -140,18 +190,28 @@ class Served:
     def infer(self, tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         names = [value.name for value in self.session.get_inputs()]
         asked = list(self.client.outputs)
-        return dict(zip(asked, self.session.run(asked, {name: tensors[name] for name in names}), strict=True))
+        return dict(
+            zip(
+                asked, self.session.run(asked, {name: tensors[name] for name in names}), strict=True
+            )
+        )
 
 
 def _specs(values: Any) -> tuple[TensorSpec, ...]:
     types = {"tensor(int64)": "INT64", "tensor(float)": "FP32"}
     return tuple(
-        TensorSpec(v.name, types[v.type], tuple(d if isinstance(d, int) else -1 for d in v.shape[1:])) for v in values
+        TensorSpec(
+            v.name, types[v.type], tuple(d if isinstance(d, int) else -1 for d in v.shape[1:])
+        )
+        for v in values
     )
 
 
-def serve(tmp: Path, task: str, changes: Mapping[str, Any] | None = None, family: str = "bert", **own: str) -> Served:
-    """Save a checkpoint in `tmp`/checkpoint; return the folder that is built from it behind its client."""
+def serve(
+    tmp: Path, task: str, changes: Mapping[str, Any] | None = None, family: str = "bert", **own: str
+) -> Served:
+    """Save a checkpoint in `tmp`/checkpoint; return the folder that is built from it behind its
+    client."""
     checkpoint = save_checkpoint(tmp / "checkpoint", task, family, **(changes or {}))
     spec = export(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
     return Served(tmp / "bert", **{**spec.settings, "pad_to_multiple_of": "1", **own})

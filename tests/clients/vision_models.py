@@ -1,5 +1,5 @@
-"""Small random networks of transformers that take one image: as folders, and built behind their clients without
-Triton."""
+"""Small random networks of transformers that take one image: as folders, and built behind their
+clients without Triton."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,9 +17,19 @@ from build_engines.request import Request
 from clients.base import ModelClient, Tensors
 from tests.build_engines.models import session
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+}
 SMALL |= {"image_size": 32, "patch_size": 8}
-WORDS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+WORDS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+}
 WORDS |= {"vocab_size": 320, "max_position_embeddings": 24, "bos_token_id": 0, "eos_token_id": 2}
 LABELS = {0: "cat", 1: "dog", 2: "fox", 3: "hen", 4: "owl"}
 NAMED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
@@ -30,7 +40,12 @@ WHOLE = {"size": {"height": 64, "width": 64}}
 KEPT = {"size": {"shortest_edge": 64, "longest_edge": 96}}  # each image keeps its own size
 FOLDED = {"embedding_size": 8, "hidden_sizes": (16, 24), "depths": (1, 1), "layer_type": "basic"}
 NARROW = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2}
-NARROW |= {"decoder_attention_heads": 2, "decoder_layers": 1, "encoder_layers": 1, "num_queries": 10}
+NARROW |= {
+    "decoder_attention_heads": 2,
+    "decoder_layers": 1,
+    "encoder_layers": 1,
+    "num_queries": 10,
+}
 LOCAL = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 SIZES = ((300, 200), (97, 401), (32, 32), (500, 500))
 
@@ -39,7 +54,10 @@ def images() -> list[Image.Image]:
     """Return coarse noise, enlarged, so that resizing matters."""
     rng = np.random.default_rng(0)
     noise = [Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)) for _ in SIZES]
-    return [picture.resize(size, Image.Resampling.BICUBIC) for picture, size in zip(noise, SIZES, strict=True)]
+    return [
+        picture.resize(size, Image.Resampling.BICUBIC)
+        for picture, size in zip(noise, SIZES, strict=True)
+    ]
 
 
 def _classifier(network: str, **config: Any) -> Callable[..., Any]:
@@ -59,8 +77,14 @@ def _siglip() -> Any:
 
 
 def _segformer() -> Any:
-    sizes = {"hidden_sizes": [8, 16, 16, 24], "depths": [1] * 4, "num_attention_heads": [1, 2, 2, 2]}
-    return hf.SegformerForSemanticSegmentation(hf.SegformerConfig(**sizes, decoder_hidden_size=16, **NAMED))
+    sizes = {
+        "hidden_sizes": [8, 16, 16, 24],
+        "depths": [1] * 4,
+        "num_attention_heads": [1, 2, 2, 2],
+    }
+    return hf.SegformerForSemanticSegmentation(
+        hf.SegformerConfig(**sizes, decoder_hidden_size=16, **NAMED)
+    )
 
 
 def _yolos() -> Any:
@@ -70,7 +94,9 @@ def _yolos() -> Any:
 
 def _detr(kind: str = "Detr", **more: Any) -> Any:
     backbone = hf.ResNetConfig(**FOLDED, out_features=["stage2"])
-    config = getattr(hf, f"{kind}Config")(**{**LOCAL, "backbone_config": backbone, **NARROW, **NAMED, **more})
+    config = getattr(hf, f"{kind}Config")(
+        **{**LOCAL, "backbone_config": backbone, **NARROW, **NAMED, **more}
+    )
     return getattr(hf, f"{kind}ForObjectDetection")(config)
 
 
@@ -80,19 +106,46 @@ def _deformable_detr() -> Any:
 
 
 def _rt_detr() -> Any:
-    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4, "layer_type": "basic"}
+    sizes = {
+        "embedding_size": 8,
+        "hidden_sizes": [8, 16, 24, 32],
+        "depths": [1] * 4,
+        "layer_type": "basic",
+    }
     backbone = hf.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
-    channels = {"encoder_in_channels": [16, 24, 32], "decoder_in_channels": [16] * 3, "encoder_hidden_dim": 16}
+    channels = {
+        "encoder_in_channels": [16, 24, 32],
+        "decoder_in_channels": [16] * 3,
+        "encoder_hidden_dim": 16,
+    }
     return hf.RTDetrForObjectDetection(
-        hf.RTDetrConfig(**LOCAL, backbone_config=backbone, **channels, **NARROW, **NAMED, num_denoising=0)
+        hf.RTDetrConfig(
+            **LOCAL, backbone_config=backbone, **channels, **NARROW, **NAMED, num_denoising=0
+        )
     )
 
 
 # Each is the network, and the class and settings of its image processor.
 Made = tuple[Callable[..., Any], str, Mapping[str, Any]]
-STAGES = {"depths": [1, 1], "num_heads": [2, 4], "embed_dim": 16, "image_size": 32, "patch_size": 4, "window_size": 4}
-NARROWEST = {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320, "image_size": 32}
-NECKS = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 8, 8, 16, 16, 32], "num_attention_heads": 2}
+STAGES = {
+    "depths": [1, 1],
+    "num_heads": [2, 4],
+    "embed_dim": 16,
+    "image_size": 32,
+    "patch_size": 4,
+    "window_size": 4,
+}
+NARROWEST = {
+    "width_coefficient": 0.25,
+    "depth_coefficient": 0.3,
+    "hidden_dim": 320,
+    "image_size": 32,
+}
+NECKS = {
+    "hidden_sizes": [16, 24, 32],
+    "neck_hidden_sizes": [8, 8, 8, 8, 16, 16, 32],
+    "num_attention_heads": 2,
+}
 DEEP = {"depths": [1, 1], "hidden_sizes": [16, 24], "num_stages": 2}
 UNCENTERED = {"resample": 0, "rescale_offset": True, "rescale_factor": 1 / 127.5}
 LARGER = {"size": {"height": 36, "width": 36}, "crop_size": SIDES}
@@ -100,7 +153,11 @@ CLASSIFIERS: dict[str, Made] = {
     "vit": (_classifier("ViT", **SMALL), "ViT", {"size": SIDES}),
     "deit": (_classifier("DeiT", **SMALL), "DeiT", LARGER | IMAGENET),
     "swin": (_classifier("Swin", **STAGES), "ViT", {"size": SIDES, **IMAGENET}),
-    "convnext": (_classifier("ConvNext", **DEEP), "ConvNext", {"size": {"shortest_edge": 32}, **IMAGENET}),
+    "convnext": (
+        _classifier("ConvNext", **DEEP),
+        "ConvNext",
+        {"size": {"shortest_edge": 32}, **IMAGENET},
+    ),
     "efficientnet": (
         _classifier("EfficientNet", **NARROWEST),
         "EfficientNet",
@@ -117,7 +174,11 @@ CLASSIFIERS: dict[str, Made] = {
         "ConvNext",
         {"size": {"shortest_edge": 32}, "crop_pct": 0.875, **IMAGENET},
     ),
-    "resnet-384": (_classifier("ResNet", **FOLDED), "ConvNext", {"size": {"shortest_edge": 384}, **IMAGENET}),
+    "resnet-384": (
+        _classifier("ResNet", **FOLDED),
+        "ConvNext",
+        {"size": {"shortest_edge": 384}, **IMAGENET},
+    ),
     "dinov2-classifier": (
         _classifier("Dinov2", **SMALL, mlp_ratio=2),
         "Bit",
@@ -135,7 +196,11 @@ ENCODERS: dict[str, Made] = {
         CUT,
     ),
     "siglip": (_siglip, "Siglip", {"size": SIDES}),
-    "siglip-vision": (lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL)), "Siglip", {"size": SIDES}),
+    "siglip-vision": (
+        lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL)),
+        "Siglip",
+        {"size": SIDES},
+    ),
 }
 DETECTORS: dict[str, Made] = {
     "yolos": (_yolos, "Yolos", KEPT),
@@ -144,16 +209,21 @@ DETECTORS: dict[str, Made] = {
     "rt-detr": (_rt_detr, "RTDetr", WHOLE),
 }
 ALL = CLASSIFIERS | ENCODERS | DETECTORS
-ALL |= {"segformer": (_segformer, "Segformer", WHOLE), "deformable-detr": (_deformable_detr, "DeformableDetr", KEPT)}
+ALL |= {
+    "segformer": (_segformer, "Segformer", WHOLE),
+    "deformable-detr": (_deformable_detr, "DeformableDetr", KEPT),
+}
 
 
 def save_vision(folder: Path, name: str, **changes: Any) -> Path:
-    """Save one of ALL with its image processor, as save_pretrained writes them; return its folder."""
+    """Save one of ALL with its image processor, as save_pretrained writes them; return its
+    folder."""
     make, kind, settings = ALL[name]
     torch.manual_seed(0)
     network = make(**changes).eval()
     with torch.no_grad():
-        for parameter in network.parameters():  # so that a random network answers differently to each image
+        # so that a random network answers differently to each image
+        for parameter in network.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, (2 / parameter[0].numel()) ** 0.5)
         if name in CLASSIFIERS:
@@ -164,7 +234,8 @@ def save_vision(folder: Path, name: str, **changes: Any) -> Path:
 
 
 def _settle(network: Any) -> None:
-    """Fit batch normalization to noise, and scale the last matrix so that logits have a deviation of 1.
+    """Fit batch normalization to noise, and scale the last matrix so that logits have a deviation
+    of 1.
 
     Otherwise a deep random network answers all images alike.
     """
@@ -199,7 +270,9 @@ def predict(client: ModelClient, pictures: list[Image.Image], **parameters: Any)
     for first in range(0, len(pictures), size):
         batch = pictures[first : first + size]
         inputs = client.preprocess(batch)
-        predictions += client.postprocess(run(inputs), inputs, batch, client.read_parameters(parameters))
+        predictions += client.postprocess(
+            run(inputs), inputs, batch, client.read_parameters(parameters)
+        )
     return predictions
 
 

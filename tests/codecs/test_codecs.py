@@ -34,17 +34,21 @@ def paletted() -> Image.Image:
     ("image", "format", "colour"),
     [
         (Image.new("L", (4, 3), 77), "PNG", (77, 77, 77)),
-        (Image.fromarray(np.full((2, 2), 257 * 100, np.uint16)), "PNG", (255, 255, 255)),  # as Pillow's convert
+        # as Pillow's convert
+        (Image.fromarray(np.full((2, 2), 257 * 100, np.uint16)), "PNG", (255, 255, 255)),
         (Image.new("RGB", (4, 4), RED).quantize(4), "PNG", RED),
         (Image.new("1", (4, 4), 1), "PNG", WHITE),
-        (Image.new("RGBA", (2, 2), (255, 0, 0, 0)), "PNG", WHITE),  # what is transparent is laid on white
+        # what is transparent is laid on white
+        (Image.new("RGBA", (2, 2), (255, 0, 0, 0)), "PNG", WHITE),
         (Image.new("RGBA", (2, 2), (255, 0, 0, 128)), "PNG", (255, 127, 127)),
         (Image.new("LA", (2, 2), (0, 0)), "PNG", WHITE),
         (Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", (0, 255, 255)),
         *((Image.new("RGB", (16, 16), GREEN), each, GREEN) for each in FORMATS),
     ],
 )
-def test_an_image_of_any_mode_and_format_becomes_rgb(image: Image.Image, format: str, colour: tuple[int, ...]) -> None:
+def test_an_image_of_any_mode_and_format_becomes_rgb(
+    image: Image.Image, format: str, colour: tuple[int, ...]
+) -> None:
     decoded = IMAGE.from_bytes(encoded(image, format, quality=95), LIMITS)
     assert (decoded.mode, decoded.size) == ("RGB", image.size)
     assert corner(decoded) == pytest.approx(colour, abs=6 if format == "JPEG" else 1)
@@ -52,7 +56,10 @@ def test_an_image_of_any_mode_and_format_becomes_rgb(image: Image.Image, format:
 
 def test_a_palette_s_transparent_colour_is_laid_on_white() -> None:
     for transparent, colour in ((0, WHITE), (1, RED)):
-        assert corner(IMAGE.from_bytes(encoded(paletted(), transparency=transparent), LIMITS)) == colour
+        assert (
+            corner(IMAGE.from_bytes(encoded(paletted(), transparency=transparent), LIMITS))
+            == colour
+        )
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -60,7 +67,8 @@ def test_the_exif_orientation_is_applied(orientation: int) -> None:
     """The picture as it should be seen has a red left upper corner and is 3 wide, 2 high."""
     seen = Image.new("RGB", (30, 20), WHITE)
     seen.paste(RED, (0, 0, 10, 10))
-    inverse = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose that undoes each orientation
+    # Pillow's Transpose that undoes each orientation
+    inverse = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
     stored = seen if orientation == 1 else seen.transpose(Image.Transpose(inverse[orientation]))
     image = IMAGE.from_bytes(encoded(stored, exif=turned(orientation)), LIMITS)
     assert image.size == (30, 20)
@@ -71,12 +79,16 @@ def test_the_exif_orientation_is_applied(orientation: int) -> None:
 def test_more_than_one_frame_is_refused(format: str) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, GREEN)]
     with pytest.raises(DecodingError, match="frame"):
-        IMAGE.from_bytes(encoded(frames[0], format, save_all=True, append_images=frames[1:]), LIMITS)
+        IMAGE.from_bytes(
+            encoded(frames[0], format, save_all=True, append_images=frames[1:]), LIMITS
+        )
 
 
 def test_a_phone_s_jpeg_with_a_preview_is_read() -> None:
     frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN)]
-    image = IMAGE.from_bytes(encoded(frames[0], "MPO", save_all=True, append_images=frames[1:]), LIMITS)
+    image = IMAGE.from_bytes(
+        encoded(frames[0], "MPO", save_all=True, append_images=frames[1:]), LIMITS
+    )
     assert corner(image) == pytest.approx(RED, abs=3)
 
 
@@ -110,7 +122,11 @@ def test_what_is_no_base64_is_refused(text: str) -> None:
 
 
 def test_texts_and_json_values_are_read() -> None:
-    assert TEXT.from_bytes("ü".encode(), LIMITS) == TEXT.open_json("ü", LIMITS) == TEXT.open_json({"text": "ü"}, LIMITS)
+    assert (
+        TEXT.from_bytes("ü".encode(), LIMITS)
+        == TEXT.open_json("ü", LIMITS)
+        == TEXT.open_json({"text": "ü"}, LIMITS)
+    )
     assert JSON.from_bytes(b'{"a": 1}', LIMITS) == JSON.open_json({"a": 1}, LIMITS)
     with pytest.raises(DecodingError, match="string"):
         TEXT.open_json(5, LIMITS)
@@ -147,7 +163,11 @@ def test_a_large_jpeg_may_be_decoded_smaller_to_a_side(
     assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), Limits(side=side)).size == size
 
 
-@pytest.mark.parametrize(("side", "decoded"), [(200, (200, 400)), (201, (300, 600)), (401, (500, 1000))])
-def test_a_turned_jpeg_that_is_decoded_smaller_is_still_turned(side: int, decoded: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("side", "decoded"), [(200, (200, 400)), (201, (300, 600)), (401, (500, 1000))]
+)
+def test_a_turned_jpeg_that_is_decoded_smaller_is_still_turned(
+    side: int, decoded: tuple[int, int]
+) -> None:
     data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=turned())
     assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded

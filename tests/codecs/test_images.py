@@ -1,4 +1,5 @@
-"""Hostile image files are refused before they take memory or work, and damaged ones are the caller's mistake.
+"""Hostile image files are refused before they take memory or work, and damaged ones are the
+caller's mistake.
 
 A measured one is decoded in a process of its own, which says how far its memory rose.
 """
@@ -22,7 +23,8 @@ from tests.support.harness import ROOT, encoded
 from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, turned
 
 BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
-pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore::UserWarning:PIL")]  # pytest has filters of its own
+# pytest has filters of its own
+pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore::UserWarning:PIL")]
 
 MEASURE = """
 import os, sys, traceback
@@ -54,7 +56,8 @@ Measured = Callable[[bytes, int], tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
-    """Return a function that decodes in a fresh process and returns the rise of its memory and its answer."""
+    """Return a function that decodes in a fresh process and returns the rise of its memory and its
+    answer."""
     file = tmp_path_factory.mktemp("measured") / "image"
     with subprocess.Popen(
         [sys.executable, "-c", MEASURE],
@@ -89,13 +92,20 @@ def test_what_would_take_memory_or_work_is_refused_before(name: str, measured: M
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [*((name, 0) for name in LARGEST), ("a turned JPEG", 1875), ("a progressive JPEG", 1625)],  # 5/8
+    # 5/8
+    [*((name, 0) for name in LARGEST), ("a turned JPEG", 1875), ("a progressive JPEG", 1625)],
 )
-def test_no_image_takes_more_memory_than_the_limit_says(name: str, side: int, measured: Measured) -> None:
+def test_no_image_takes_more_memory_than_the_limit_says(
+    name: str, side: int, measured: Measured
+) -> None:
     data = LARGEST[name]()
     rise, answer = measured(data, side)
     assert answer.startswith(f"({side or ''}")
-    assert rise - len(data) < Header(data, Limits(PIXELS)).memory + BESIDE < most_memory(PIXELS) + 2 * BESIDE
+    assert (
+        rise - len(data)
+        < Header(data, Limits(PIXELS)).memory + BESIDE
+        < most_memory(PIXELS) + 2 * BESIDE
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -105,7 +115,9 @@ def test_a_model_that_decodes_by_itself_is_not_given_them_either(name: str) -> N
         ENCODED_IMAGE.from_bytes(make(), Limits(PIXELS))
 
 
-@pytest.mark.parametrize(("format", "kind"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2"), ("TIFF", "<i4")])
+@pytest.mark.parametrize(
+    ("format", "kind"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2"), ("TIFF", "<i4")]
+)
 def test_a_grey_image_of_more_than_8_bits_is_pillow_s_rgb(format: str, kind: str) -> None:
     levels = np.arange(0, 2**16, 16).reshape(64, 64).astype(kind)
     file = encoded(Image.fromarray(levels), format)
@@ -117,7 +129,10 @@ def test_the_pixels_of_every_strip_are_converted() -> None:
     """A strip has 2^20 pixels: this image is seven and a bit."""
     image = Image.linear_gradient("L").resize((2700, 2900))
     image.putalpha(255)
-    assert IMAGE.from_bytes(encoded(image, "PNG"), Limits()).tobytes() == image.convert("RGB").tobytes()
+    assert (
+        IMAGE.from_bytes(encoded(image, "PNG"), Limits()).tobytes()
+        == image.convert("RGB").tobytes()
+    )
 
 
 def test_a_reduced_progressive_jpeg_counts_its_coefficients_at_full_size() -> None:
@@ -138,7 +153,9 @@ def test_a_jpeg_between_pillow_s_sizes_is_its_whole_self_but_smaller(mode: str) 
 def test_a_jpeg_with_junk_that_pillow_reads_over_is_what_pillow_reads() -> None:
     plain = encoded(Image.radial_gradient("L").resize((768, 576)), "JPEG")
     at = plain.index(b"\xff\xc0")
-    whole, reduced = (IMAGE.from_bytes(plain[:at] + b"junk" + plain[at:], Limits(side=side)) for side in (0, 358))
+    whole, reduced = (
+        IMAGE.from_bytes(plain[:at] + b"junk" + plain[at:], Limits(side=side)) for side in (0, 358)
+    )
     assert reduced.tobytes() == whole.tobytes()
     assert IMAGE.from_bytes(plain, Limits(side=358)).size == (480, 360)
 
@@ -150,12 +167,18 @@ def difference(one: Image.Image, other: Image.Image) -> NDArray[np.int16]:
 def damaged(data: bytes, chance: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(chance.randint(1, 8)):
-        changed[chance.randrange(min(len(changed), 400))] = chance.choice((0, 1, 127, 128, 255, chance.randrange(256)))
+        changed[chance.randrange(min(len(changed), 400))] = chance.choice(
+            (0, 1, 127, 128, 255, chance.randrange(256))
+        )
     return bytes(changed[: chance.randint(1, len(changed))] if chance.random() < 0.2 else changed)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "DDS"])
-def test_errors_of_pillow_at_a_damaged_file_are_the_caller_s(format: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "format", ["JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "DDS"]
+)
+def test_errors_of_pillow_at_a_damaged_file_are_the_caller_s(
+    format: str, caplog: pytest.LogCaptureFixture
+) -> None:
     chance = random.Random(format)
     noise = Image.frombytes("RGB", (32, 24), chance.randbytes(3 * 32 * 24))  # the same in each run
     data = encoded(noise, format, exif=turned())
@@ -163,7 +186,9 @@ def test_errors_of_pillow_at_a_damaged_file_are_the_caller_s(format: str, caplog
     with caplog.at_level(logging.DEBUG):
         for turn in range(400):
             try:
-                IMAGE.from_bytes(damaged(data, chance), Limits(max_image_pixels=10**6, side=14 * (turn % 2)))
+                IMAGE.from_bytes(
+                    damaged(data, chance), Limits(max_image_pixels=10**6, side=14 * (turn % 2))
+                )
             except DecodingError:
                 refused += 1
     assert refused > 50

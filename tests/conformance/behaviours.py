@@ -1,4 +1,5 @@
-"""A row of the table: a request to both servers, and the parts of their answers that are compared."""
+"""A row of the table: a request to both servers, and the parts of their answers that are
+compared."""
 
 import json
 import re
@@ -20,8 +21,9 @@ SAME, IMPROVEMENT, BUG = "same", "improvement", "BUG"
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two servers: its port, a function that restarts it, the path of an invocation; for multi-model
-    also the archives' folder, the prefix of their names in this run, and a folder outside."""
+    """One of the two servers: its port, a function that restarts it, the path of an invocation; for
+    multi-model also the archives' folder, the prefix of their names in this run, and a folder
+    outside."""
 
     port: int
     revive: Callable[[], None] = lambda: None
@@ -66,7 +68,8 @@ class Observed:
 
 
 def shown(answer: Answer) -> str:
-    """An answer in the form that is compared and shown: of an error, only its status and whether it has a text."""
+    """An answer in the form that is compared and shown: of an error, only its status and whether it
+    has a text."""
     if answer.status == 0:
         return "hangs up"
     interim = f"{answer.interim}, then " if answer.interim else ""
@@ -78,7 +81,8 @@ def shown(answer: Answer) -> str:
 
 
 def body_text(answer: Answer) -> str:
-    """JSON, with parameters in the order of their names; what is binary behind it in hexadecimal digits."""
+    """JSON, with parameters in the order of their names; what is binary behind it in hexadecimal
+    digits."""
     size = re.search(r"json-header-size=(\d+)", answer.content_type)
     length = int(size[1]) if size else len(answer.body)
     binary = answer.body[length:]
@@ -118,14 +122,24 @@ def get(path: str, method: str = "GET", see: See = shown) -> Ask:
     return lambda side: see(wire.send(side.port, method, path))
 
 
-def post(body: object, headers: Headers | None = None, see: See = shown, method: str = "POST") -> Ask:
+def post(
+    body: object, headers: Headers | None = None, see: See = shown, method: str = "POST"
+) -> Ask:
     """An invocation; a body that is neither bytes nor a string is sent as JSON."""
-    data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else compact(body)
+    data = (
+        body
+        if isinstance(body, bytes)
+        else body.encode()
+        if isinstance(body, str)
+        else compact(body)
+    )
     sent = {"Content-Type": "application/json", **(headers or {})}
     return lambda side: see(wire.send(side.port, method, side.path, sent, data))
 
 
-def binary(header: object, blob: bytes, content_type: str = f"{BINARY};json-header-size=LENGTH") -> Ask:
+def binary(
+    header: object, blob: bytes, content_type: str = f"{BINARY};json-header-size=LENGTH"
+) -> Ask:
     """An invocation with binary tensors after the JSON; LENGTH stands for the JSON's length."""
     data = compact(header) if header is not None else b""
     return post(data + blob, {"Content-Type": content_type.replace("LENGTH", str(len(data)))})
@@ -135,7 +149,9 @@ def compact(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def tensor(name: str, datatype: str, shape: list[int], data: object = None, **parameters: object) -> dict[str, object]:
+def tensor(
+    name: str, datatype: str, shape: list[int], data: object = None, **parameters: object
+) -> dict[str, object]:
     """A KServe v2 input; `parameters` are its own."""
     value: dict[str, object] = {"name": name, "shape": shape, "datatype": datatype}
     if data is not None:

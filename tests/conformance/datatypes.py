@@ -1,4 +1,5 @@
-"""CONTRACT section 3, rows 2, 3 and 5: every datatype on `identity`, and the texts of the ensemble `chain`."""
+"""CONTRACT section 3, rows 2, 3 and 5: every datatype on `identity`, and the texts of the ensemble
+`chain`."""
 
 import numpy as np
 
@@ -48,14 +49,20 @@ def _reason(name: str) -> str:
 
 
 ROWS = [
-    *(Row("2", f"{name} as JSON", _asked(name, True, False), _reason(name)) for name in IDENTITY_VALUES),
+    *(
+        Row("2", f"{name} as JSON", _asked(name, True, False), _reason(name))
+        for name in IDENTITY_VALUES
+    ),
     *(Row("3", f"{name} as bytes", _asked(name, False, True)) for name in IDENTITY_VALUES),
     Row(
         "3",
         "Two outputs as bytes, one as JSON",
         binary(
             {
-                "inputs": [tensor(f"in_{n}", n, [1, 2], binary_data_size=len(RAW[n])) for n in IDENTITY_VALUES],
+                "inputs": [
+                    tensor(f"in_{n}", n, [1, 2], binary_data_size=len(RAW[n]))
+                    for n in IDENTITY_VALUES
+                ],
                 "outputs": [
                     {"name": "out_BYTES", "parameters": {"binary_data": True}},
                     {"name": "out_INT8"},
@@ -65,13 +72,22 @@ ROWS = [
             b"".join(RAW[n] for n in IDENTITY_VALUES),
         ),
     ),
-    Row("5", "A number too large for INT8", _with("INT8", [1, 300]), "400; native takes another number, 44"),
+    Row(
+        "5",
+        "A number too large for INT8",
+        _with("INT8", [1, 300]),
+        "400; native takes another number, 44",
+    ),
     Row("5", "A negative number for UINT8", _with("UINT8", [1, -1]), MISTAKE),
     Row("5", "A fraction for INT32", _with("INT32", [1.5, 2]), MISTAKE),
     Row("5", "A number for BOOL", _with("BOOL", [1, 0]), MISTAKE),
     Row("5", "A number for BYTES", _with("BYTES", [1, "a"]), MISTAKE),
     Row("5", "An integer for FP64", _with("FP64", [1, 2])),
-    Row("3", "N=0 of a model with many inputs", post(b"1234", {"Content-Type": f"{BINARY};json-header-size=0"})),
+    Row(
+        "3",
+        "N=0 of a model with many inputs",
+        post(b"1234", {"Content-Type": f"{BINARY};json-header-size=0"}),
+    ),
 ]
 
 
@@ -84,7 +100,11 @@ ENSEMBLE_ROWS = [
     Row("2", "A text goes through both parts", say('Grüße, "quoted" \\ \u0001')),
     Row("5", "A part fails", say("fail with these words")),
     Row("5", "A part raises", say("raise these words")),
-    Row("5", "A wrong shape for a part", post({"inputs": [tensor("text_input", "BYTES", [2], ["a", "b"])]})),
+    Row(
+        "5",
+        "A wrong shape for a part",
+        post({"inputs": [tensor("text_input", "BYTES", [2], ["a", "b"])]}),
+    ),
     Row("3", "A text as bytes", binary(TEXT, b"\1\0\0\0a")),
     Row("3", "A text's length past its bytes", binary(TEXT, b"\xff\0\0\0a")),
     Row("3", "N=0 of a text", post(b"\1\0\0\0a", {"Content-Type": f"{BINARY};json-header-size=0"})),

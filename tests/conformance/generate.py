@@ -1,4 +1,5 @@
-"""CONTRACT section 3, row 4: SAGEMAKER_TRITON_INFERENCE_TYPE on `echo` and on `teller`, a model of many responses."""
+"""CONTRACT section 3, row 4: SAGEMAKER_TRITON_INFERENCE_TYPE on `echo` and on `teller`, a model of
+many responses."""
 
 from tests.conformance.behaviours import Row, post
 
@@ -16,7 +17,11 @@ def _rows(kind: str) -> list[Row]:
         Row("4", f"{kind}: as octet-stream", post({"text_input": "a"}, OCTETS)),
         Row("4", f"{kind}: a text in a list", post({"text_input": ["hello"]})),
         Row("4", f"{kind}: an id", post({"id": "7", "text_input": "a"})),
-        Row("4", f"{kind}: parameters", post({"text_input": "a", "parameters": {"n": 1}, "max_tokens": 8})),
+        Row(
+            "4",
+            f"{kind}: parameters",
+            post({"text_input": "a", "parameters": {"n": 1}, "max_tokens": 8}),
+        ),
         Row("4", f"{kind}: a missing input", post({"other": "a"})),
         Row("4", f"{kind}: an empty object", post({})),
         Row("4", f"{kind}: a number for a text", post({"text_input": 7}), MISTAKE),
@@ -32,11 +37,31 @@ STREAM = [
     *_rows("generate_stream"),
     Row("4", "generate_stream: many responses", post({"text_input": "one two three"})),
     Row("4", "generate_stream: no response", post({"text_input": ""})),
-    Row("4", "generate_stream: an error in the middle", post({"text_input": "one fail three"}), EVENT),
-    Row("4", "generate_stream: an optional input", post({"text_input": "one two", "delay": 0.01}), SHORTEST),
+    Row(
+        "4",
+        "generate_stream: an error in the middle",
+        post({"text_input": "one fail three"}),
+        EVENT,
+    ),
+    Row(
+        "4",
+        "generate_stream: an optional input",
+        post({"text_input": "one two", "delay": 0.01}),
+        SHORTEST,
+    ),
 ]
 MANY = [
     Row("4", "generate of a model that may give many responses: one", post({"text_input": "one"})),
-    Row("4", "generate of a model that may give many responses: two", post({"text_input": "one two"}), COUNT),
-    Row("4", "generate of a model that may give many responses: none", post({"text_input": ""}), COUNT),
+    Row(
+        "4",
+        "generate of a model that may give many responses: two",
+        post({"text_input": "one two"}),
+        COUNT,
+    ),
+    Row(
+        "4",
+        "generate of a model that may give many responses: none",
+        post({"text_input": ""}),
+        COUNT,
+    ),
 ]

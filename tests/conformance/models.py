@@ -39,8 +39,12 @@ def make_ensemble(folder: Path, parts: tuple[str, str] = ("first", "second")) ->
         make_talker(folder / part)
     steps = ",\n".join(
         f'{{ model_name: "{part}" model_version: -1\n'
-        f'input_map {{ key: "text_input" value: "{source}" }} output_map {{ key: "text_output" value: "{target}" }} }}'
-        for part, source, target in ((parts[0], "text_input", "between"), (parts[1], "between", "text_output"))
+        f'input_map {{ key: "text_input" value: "{source}" }} output_map {{ key: '
+        f'"text_output" value: "{target}" }} }}'
+        for part, source, target in (
+            (parts[0], "text_input", "between"),
+            (parts[1], "between", "text_output"),
+        )
     )
     config = f'platform: "ensemble"\n{TEXTS}ensemble_scheduling {{ step [ {steps} ] }}\n'
     (folder / "chain" / "1").mkdir(parents=True)

@@ -1,7 +1,18 @@
-"""CONTRACT section 3, rows 6, 7 and 9: the routes of a multi-model endpoint, in the order in which they are asked."""
+"""CONTRACT section 3, rows 6, 7 and 9: the routes of a multi-model endpoint, in the order in which
+they are asked."""
 
 from tests.conformance import wire
-from tests.conformance.behaviours import ATTRIBUTES, COME_BACK, Ask, Row, See, Side, compact, shown, tensor
+from tests.conformance.behaviours import (
+    ATTRIBUTES,
+    COME_BACK,
+    Ask,
+    Row,
+    See,
+    Side,
+    compact,
+    shown,
+    tensor,
+)
 from tests.conformance.models import make_broken, make_ensemble, make_talker
 from tests.conformance.probes import echo_of, status
 from tests.conformance.wire import Headers
@@ -21,7 +32,14 @@ TRACED = {ATTRIBUTES: "a=1"}
 MENDABLE = "500, as the model failed and not the caller"
 
 OUT_OF_MEMORY = (
-    *("CUDA out of memory", "CUDA_OUT_OF_MEMORY", "Out of memory", "Out Of Memory", "out of memory", "MemoryError"),
+    *(
+        "CUDA out of memory",
+        "CUDA_OUT_OF_MEMORY",
+        "Out of memory",
+        "Out Of Memory",
+        "out of memory",
+        "MemoryError",
+    ),
     *("OutOfMemory", "OOM", "Dst tensor is not initialized", "Src tensor is not initialized"),
     *("CNMEM_STATUS_OUT_OF_MEMORY", "CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_ALLOC_FAILED"),
     *("CUBLAS_STATUS_NOT_INITIALIZED", "Failed to allocate memory", "failed to allocate memory"),
@@ -38,7 +56,10 @@ def make_archives(side: Side) -> None:
     for name in ("ensemble", "ensemble2"):
         make_ensemble(side.archive(name))
     make_broken(side.archive("broken") / "broken", "these words")
-    make_broken(side.archive("hungry") / "hungry", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried 2 GiB")
+    make_broken(
+        side.archive("hungry") / "hungry",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried 2 GiB",
+    )
     (side.archive("empty") / "nothing").mkdir(parents=True)
     make_talker(side.elsewhere / "talker")
 
@@ -48,7 +69,9 @@ def masked(side: Side, text: str) -> str:
     return text.replace(str(side.archives), "/opt/ml/models")
 
 
-def call(method: str, path: str, body: object = None, headers: Headers | None = None, see: See = shown) -> Ask:
+def call(
+    method: str, path: str, body: object = None, headers: Headers | None = None, see: See = shown
+) -> Ask:
     """A request to a route of /models; an object is sent as JSON."""
     data = b"" if body is None else body if isinstance(body, bytes) else compact(body)
 
@@ -71,7 +94,9 @@ def load(name: str, target: str = "", sub: str = "", url: str = "", archive: str
     return asked
 
 
-def invoke(name: str, text: str = "hello", target: str = "", see: See = shown, **headers: str) -> Ask:
+def invoke(
+    name: str, text: str = "hello", target: str = "", see: See = shown, **headers: str
+) -> Ask:
     body = {"inputs": [tensor("text_input", "BYTES", [1], [text])]}
     named = {TARGET: target} if target else {}
     return call("POST", f"/models/{name}/invoke", body, named | headers, see)
@@ -83,7 +108,12 @@ def row(title: str, ask: Ask, improvement: str = "", section: str = "6") -> Row:
 
 BEFORE = [
     row("GET /ping without a model", call("GET", "/ping"), section="9"),
-    row("POST /ping", call("POST", "/ping"), "a health check may use POST (SageMaker's contract)", "9"),
+    row(
+        "POST /ping",
+        call("POST", "/ping"),
+        "a health check may use POST (SageMaker's contract)",
+        "9",
+    ),
     row("List without a model", call("GET", "/models"), NAMED),
     row("Get of what is not loaded", call("GET", "/models/talker"), WORDS),
     row("Unload of what is not loaded", call("DELETE", "/models/talker"), WORDS),
@@ -95,7 +125,11 @@ BEFORE = [
     row("Load of an empty body", call("POST", "/models")),
     row("Load without a url", call("POST", "/models", {"model_name": "talker"})),
     row("Load without a name", call("POST", "/models", {"url": "/opt/ml/models/none/model"})),
-    row("Load of a name that is no string", call("POST", "/models", {"model_name": 7, "url": "/x"}), DEADLY),
+    row(
+        "Load of a name that is no string",
+        call("POST", "/models", {"model_name": 7, "url": "/x"}),
+        DEADLY,
+    ),
     *(
         row(f"Load from {url}", load("bad", url=url))
         for url in (
@@ -117,20 +151,40 @@ LOADED = [
     row("Load of the same archive under another name", load("again", archive="talker"), TWICE),
     row("Get", call("GET", "/models/talker"), NAMED),
     row("Invoke", invoke("talker")),
-    row("Invoke gives Custom-Attributes back", invoke("talker", see=echo_of(ATTRIBUTES), **TRACED), COME_BACK),
+    row(
+        "Invoke gives Custom-Attributes back",
+        invoke("talker", see=echo_of(ATTRIBUTES), **TRACED),
+        COME_BACK,
+    ),
     row("Invoke of no JSON", call("POST", "/models/talker/invoke", b"hello")),
-    row("Invoke of a wrong input", call("POST", "/models/talker/invoke", {"inputs": [tensor("q", "FP32", [1], [1])]})),
+    row(
+        "Invoke of a wrong input",
+        call("POST", "/models/talker/invoke", {"inputs": [tensor("q", "FP32", [1], [1])]}),
+    ),
     row("GET of invoke", call("GET", "/models/talker/invoke"), NO_NAME),
     row("POST /models/NAME", call("POST", "/models/talker", {}), METHODS),
     row("A model fails", invoke("talker", "fail these words"), MENDABLE),
     row("A model raises", invoke("talker", "raise these words"), MENDABLE),
-    *(row(f"A model fails: {text}", invoke("talker", f"fail with {text} here"), section="7") for text in OUT_OF_MEMORY),
-    row("A model fails: OUT OF MEMORY", invoke("talker", "fail OUT OF MEMORY"), "in any case of its letters", "7"),
+    *(
+        row(f"A model fails: {text}", invoke("talker", f"fail with {text} here"), section="7")
+        for text in OUT_OF_MEMORY
+    ),
+    row(
+        "A model fails: OUT OF MEMORY",
+        invoke("talker", "fail OUT OF MEMORY"),
+        "in any case of its letters",
+        "7",
+    ),
     row("A model raises: out of memory", invoke("talker", "raise CUDA out of memory"), section="7"),
     row("Load with a Target-Model header", load("twin", target="twin-1.tar.gz"), TOLD),
-    row("… of which the header is taken already", load("other", target="twin-1.tar.gz", archive="at_root")),
+    row(
+        "… of which the header is taken already",
+        load("other", target="twin-1.tar.gz", archive="at_root"),
+    ),
     row("Two archives with a folder of one name: the first", invoke("talker")),
-    row("Two archives with a folder of one name: the second", invoke("twin", target="twin-1.tar.gz")),
+    row(
+        "Two archives with a folder of one name: the second", invoke("twin", target="twin-1.tar.gz")
+    ),
     row("Invoke without the header that it was loaded with", invoke("twin"), HEADERLESS),
     row("List", call("GET", "/models"), LISTED),
     row("Get of one with a header", call("GET", "/models/twin"), NAMED),

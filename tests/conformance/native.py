@@ -1,4 +1,5 @@
-"""Native Triton as NVIDIA's SageMaker image starts it (docker/sagemaker/serve), from the same repository."""
+"""Native Triton as NVIDIA's SageMaker image starts it (docker/sagemaker/serve), from the same
+repository."""
 
 import contextlib
 import os
@@ -14,14 +15,18 @@ from tests.support.harness import free_port, wait_until
 from tests.support.started import ends_with, kill
 
 PLATFORM = Path("/opt/ml/models")
-VIEW = 'mount -t tmpfs none /opt && mkdir -p /opt/ml/models && mount --bind "{}" /opt/ml/models && exec "$0" "$@"'
+VIEW = (
+    'mount -t tmpfs none /opt && mkdir -p /opt/ml/models && mount --bind "{}" /opt/ml/models '
+    '&& exec "$0" "$@"'
+)
 UNSHARED = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 BACKENDS = ("python", "onnxruntime")
 NOT_OFFERED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false")
 
 
 class Native:
-    """One tritonserver with its SageMaker endpoint at `port`; `options` are added to its command line."""
+    """One tritonserver with its SageMaker endpoint at `port`; `options` are added to its command
+    line."""
 
     def __init__(
         self,
@@ -46,14 +51,20 @@ class Native:
             *(f"--backend-config={name},{SHARED}{prefix}" for name in BACKENDS),
             *(option.replace("PORT", str(self.port)) for option in options),
         ]
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))}
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))
+        }
         self._environ = tritonserver.environment(inherited) | variables
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as output:
             process = subprocess.Popen(
-                self._command, env=self._environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                env=self._environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         ends_with(lambda: kill(process))
         return process
@@ -67,7 +78,9 @@ class Native:
     def wait_ready(self) -> "Native":
         def ready() -> bool:
             if self.process.poll() is not None:
-                raise AssertionError(f"tritonserver has ended:\n{self.log.read_text(errors='replace')[-3000:]}")
+                raise AssertionError(
+                    f"tritonserver has ended:\n{self.log.read_text(errors='replace')[-3000:]}"
+                )
             with contextlib.suppress(OSError):
                 return wire.send(self.port, "GET", self._health).status == 200
             return False
@@ -80,7 +93,12 @@ class Native:
 
 
 def single(folder: Path, repository: Path, model: str) -> Native:
-    options = ["--allow-sagemaker=true", "--sagemaker-port=PORT", *NOT_OFFERED, f"--load-model={model}"]
+    options = [
+        "--allow-sagemaker=true",
+        "--sagemaker-port=PORT",
+        *NOT_OFFERED,
+        f"--load-model={model}",
+    ]
     return Native(folder, repository, options, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=model)
 
 
@@ -94,6 +112,14 @@ def multi(folder: Path, archives: Path) -> Native:
 
 
 def generating(folder: Path, repository: Path, model: str) -> Native:
-    """Triton's HTTP endpoint, whose generate the SageMaker endpoint of newer versions calls for /invocations."""
-    options = ["--http-address=127.0.0.1", "--http-port=PORT", "--allow-grpc=false", "--allow-metrics=false"]
-    return Native(folder, repository, [*options, f"--load-model={model}"], health="/v2/health/ready")
+    """Triton's HTTP endpoint, whose generate the SageMaker endpoint of newer versions calls for
+    /invocations."""
+    options = [
+        "--http-address=127.0.0.1",
+        "--http-port=PORT",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+    ]
+    return Native(
+        folder, repository, [*options, f"--load-model={model}"], health="/v2/health/ready"
+    )

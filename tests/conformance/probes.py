@@ -1,4 +1,5 @@
-"""Behaviours that take more than one request: connections, encodings, and whether the server survives."""
+"""Behaviours that take more than one request: connections, encodings, and whether the server
+survives."""
 
 import gzip
 import json
@@ -15,7 +16,14 @@ PATIENCE = 20.0  # seconds, for an answer that may never come
 FLOAT = b"\0\0\x80\x3f"
 HEADER = compact(
     {
-        "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}],
+        "inputs": [
+            {
+                "name": "x",
+                "shape": [1, 1],
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": 4},
+            }
+        ],
         "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
     }
 )
@@ -61,7 +69,10 @@ def chunked_json(side: Side) -> str:
 
 
 def chunked_binary(side: Side) -> str:
-    headers = {"Transfer-Encoding": "chunked", "Content-Type": f"{BINARY};json-header-size={len(HEADER)}"}
+    headers = {
+        "Transfer-Encoding": "chunked",
+        "Content-Type": f"{BINARY};json-header-size={len(HEADER)}",
+    }
     return shown(wire.send(side.port, "POST", side.path, headers, wire.chunked(HEADER + FLOAT, 50)))
 
 
@@ -91,12 +102,17 @@ def http_1_0(side: Side) -> str:
 def compressed(encoding: str) -> Ask:
     plain = compact(ONE)
     data = {"gzip": gzip.compress(plain), "deflate": zlib.compress(plain)}.get(encoding, plain)
-    return lambda side: shown(wire.send(side.port, "POST", side.path, {"Content-Encoding": encoding}, data))
+    return lambda side: shown(
+        wire.send(side.port, "POST", side.path, {"Content-Encoding": encoding}, data)
+    )
 
 
 def compressed_binary(side: Side) -> str:
     """The length in the Content-Type counts the JSON's bytes before they were compressed."""
-    headers = {"Content-Encoding": "gzip", "Content-Type": f"{BINARY};json-header-size={len(HEADER)}"}
+    headers = {
+        "Content-Encoding": "gzip",
+        "Content-Type": f"{BINARY};json-header-size={len(HEADER)}",
+    }
     return shown(wire.send(side.port, "POST", side.path, headers, gzip.compress(HEADER + FLOAT)))
 
 

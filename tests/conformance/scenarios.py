@@ -57,7 +57,10 @@ def _ours(folder: Path, repository: Path, stack: ExitStack, **variables: str) ->
 
 def _multi(folder: Path) -> Iterator[tuple[Side, Side]]:
     with ExitStack() as stack:
-        archives, token = stack.enter_context(_archives(folder)), f"conformance{secrets.token_hex(4)}"
+        archives, token = (
+            stack.enter_context(_archives(folder)),
+            f"conformance{secrets.token_hex(4)}",
+        )
         side = Side(0, archives=archives, token=token, elsewhere=folder / "elsewhere")
         stack.callback(_remove, archives, token)
         make_archives(side)
@@ -67,7 +70,10 @@ def _multi(folder: Path) -> Iterator[tuple[Side, Side]]:
         ours = _ours(folder, folder / "unused", stack, **own)
         theirs.wait_ready()
         ours.wait_ready()
-        yield replace(side, port=theirs.port, revive=theirs.revive, archives=PLATFORM), replace(side, port=ours.port)
+        yield (
+            replace(side, port=theirs.port, revive=theirs.revive, archives=PLATFORM),
+            replace(side, port=ours.port),
+        )
 
 
 @contextmanager
@@ -97,7 +103,10 @@ def _generating(model: str, kind: str) -> Callable[[Path], Iterator[tuple[Side, 
         with ExitStack() as stack:
             theirs = native.generating(folder, repository, model)
             stack.callback(theirs.stop)
-            variables = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": model, "SAGEMAKER_TRITON_INFERENCE_TYPE": kind}
+            variables = {
+                "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": model,
+                "SAGEMAKER_TRITON_INFERENCE_TYPE": kind,
+            }
             ours = _ours(folder, repository, stack, **variables)
             theirs.wait_ready()
             ours.wait_ready()
@@ -115,8 +124,12 @@ SCENARIOS = (
     Scenario("identity", "Datatypes", datatypes.ROWS, _single("identity")),
     Scenario("chain", "An ensemble", datatypes.ENSEMBLE_ROWS, _single("chain")),
     Scenario("generate", "generate", generate.GENERATE, _generating("echo", "generate")),
-    Scenario("stream", "generate_stream", generate.STREAM, _generating("teller", "generate_stream")),
-    Scenario("many", "generate of a decoupled model", generate.MANY, _generating("teller", "generate")),
+    Scenario(
+        "stream", "generate_stream", generate.STREAM, _generating("teller", "generate_stream")
+    ),
+    Scenario(
+        "many", "generate of a decoupled model", generate.MANY, _generating("teller", "generate")
+    ),
     Scenario("multi", "A multi-model endpoint", multi.ROWS, _multi, 40),
     Scenario("start", "Start-up", startup.ROWS, _starts, 20),
     Scenario("variables", "Start-up with variables", startup.VARIABLES, _starts, 20),

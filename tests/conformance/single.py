@@ -1,8 +1,20 @@
-"""CONTRACT section 3, rows 1 to 5, on `scale`: a model of one FP32 input x, whose output y is three times x."""
+"""CONTRACT section 3, rows 1 to 5, on `scale`: a model of one FP32 input x, whose output y is three
+times x."""
 
 from collections.abc import Callable
 
-from tests.conformance.behaviours import ATTRIBUTES, BINARY, COME_BACK, Ask, binary, get, post, rows, shown, tensor
+from tests.conformance.behaviours import (
+    ATTRIBUTES,
+    BINARY,
+    COME_BACK,
+    Ask,
+    binary,
+    get,
+    post,
+    rows,
+    shown,
+    tensor,
+)
 from tests.conformance.probes import (
     FLOAT,
     ONE,
@@ -39,7 +51,9 @@ SHORTEST = "the shortest number that reads back as the same FP32"
 ONE_MODEL = "one request, one model: a name that is not served is 404; native passes it over"
 LOGGED = "it is the id of the reply and of the log's lines; native loses it"
 PRIVATE = "400: a caller shares no memory with a container"
-LARGEST = "SageMaker's limit, 25 MB; SERVE_MAX_BODY_MB raises it for asynchronous calls, native has none"
+LARGEST = (
+    "SageMaker's limit, 25 MB; SERVE_MAX_BODY_MB raises it for asynchronous calls, native has none"
+)
 FIELDS = "a code to branch on and the request's id stand beside the text"
 IN_JSON = "it is JSON, and says so"
 UNKNOWN = "415, as it cannot be unpacked; native passes it over"
@@ -76,7 +90,10 @@ PING = rows(
     ("GET /ping with a query string", get("/ping?x=1")),
     ("POST /ping", get("/ping", "POST"), PROBES),
     ("HEAD /ping", get("/ping", "HEAD"), PROBES),
-    *((f"{method} /ping", get("/ping", method)) for method in ("PUT", "DELETE", "OPTIONS", "PATCH")),
+    *(
+        (f"{method} /ping", get("/ping", method))
+        for method in ("PUT", "DELETE", "OPTIONS", "PATCH")
+    ),
     *((f"GET {path}", get(path), ROUTES) for path in ("/", "/nothing")),
     ("POST /nothing", get("/nothing", "POST"), ROUTES),
     ("GET /ping/", get("/ping/"), ROUTES),
@@ -98,29 +115,50 @@ KINDS = (
 JSON = rows(
     "2",
     *(
-        (f"KServe JSON as {kind or 'nothing (an empty Content-Type)'}", post(ONE, {"Content-Type": kind}))
+        (
+            f"KServe JSON as {kind or 'nothing (an empty Content-Type)'}",
+            post(ONE, {"Content-Type": kind}),
+        )
         for kind in KINDS
     ),
     ("The headers that frame a reply", post(ONE, see=framing)),
     ("An id comes back", post({"id": "my id", **ONE})),
     ("Unknown fields are passed over", post({"mine": [1], **ONE})),
-    ("Parameters of the request", post({**ONE, "parameters": {"mine": 1, "flag": True, "text": "t"}})),
+    (
+        "Parameters of the request",
+        post({**ONE, "parameters": {"mine": 1, "flag": True, "text": "t"}}),
+    ),
     ("Nested data", post({"inputs": [tensor("x", "FP32", [2, 2], [[1, 2], [3, 4]])]})),
     ("A batch", post({"inputs": [tensor("x", "FP32", [3, 1], [1, 2, 3])]})),
     ("No elements", post({"inputs": [tensor("x", "FP32", [1, 0], [])]})),
     ("The outputs that are asked for", post({**ONE, "outputs": [{"name": "y"}]})),
     ("An empty list of outputs", post({**ONE, "outputs": []})),
-    ("Classification", post({**ONE, "outputs": [{"name": "y", "parameters": {"classification": 2}}]})),
+    (
+        "Classification",
+        post({**ONE, "outputs": [{"name": "y", "parameters": {"classification": 2}}]}),
+    ),
     (
         "Numbers that float32 has not, and large ones",
         post({"inputs": [tensor("x", "FP32", [1, 4], [0.1, 1e-40, 3e37, -0.0])]}),
         SHORTEST,
     ),
     ("Spaces and line ends before the JSON", post(LEADING)),
-    ("A model's name in the body is not the default model's", post({**ONE, "model_name": "another"}), ONE_MODEL),
+    (
+        "A model's name in the body is not the default model's",
+        post({**ONE, "model_name": "another"}),
+        ONE_MODEL,
+    ),
     ("Custom-Attributes", post(ONE, {ATTRIBUTES: "trace=7"}, echo_of(ATTRIBUTES)), COME_BACK),
-    ("Inference-Id", post(ONE, {"X-Amzn-SageMaker-Inference-Id": "call-7"}, echo_of("X-Request-Id")), LOGGED),
-    ("The version that answered", post(ONE, see=echo_of("X-Model-Version")), "it stands in a header too"),
+    (
+        "Inference-Id",
+        post(ONE, {"X-Amzn-SageMaker-Inference-Id": "call-7"}, echo_of("X-Request-Id")),
+        LOGGED,
+    ),
+    (
+        "The version that answered",
+        post(ONE, see=echo_of("X-Model-Version")),
+        "it stands in a header too",
+    ),
     ("10 MB of JSON", large(5, as_binary=False)),
 )
 
@@ -129,7 +167,10 @@ BINARIES = rows(
     ("Binary in, binary out", binary(BOTH, FLOAT)),
     ("Binary in, JSON out", binary(FOUR, FLOAT)),
     ("JSON in, binary out", post({**ONE, "outputs": [Y]})),
-    ("JSON in, all outputs binary by a parameter", post({**ONE, "parameters": {"binary_data_output": True}})),
+    (
+        "JSON in, all outputs binary by a parameter",
+        post({**ONE, "parameters": {"binary_data_output": True}}),
+    ),
     ("JSON in a binary type", binary({"inputs": [SMALL]}, b"")),
     ("A parameter after the length", binary(FOUR, FLOAT, f"{SIZE}LENGTH;charset=utf-8")),
     ("N=0 is raw input", post(FLOAT, kind(f"{SIZE}0"))),
@@ -146,8 +187,16 @@ BINARIES = rows(
         )
     ),
     ("The type without N", binary(FOUR, FLOAT, BINARY)),
-    ("A space before the parameter", binary(FOUR, FLOAT, f"{BINARY}; json-header-size=LENGTH"), TOLERANT),
-    ("The type in capitals", binary(FOUR, FLOAT, f"{BINARY.upper()};json-header-size=LENGTH"), TOLERANT),
+    (
+        "A space before the parameter",
+        binary(FOUR, FLOAT, f"{BINARY}; json-header-size=LENGTH"),
+        TOLERANT,
+    ),
+    (
+        "The type in capitals",
+        binary(FOUR, FLOAT, f"{BINARY.upper()};json-header-size=LENGTH"),
+        TOLERANT,
+    ),
     ("N in quotes", binary(FOUR, FLOAT, f'{SIZE}"LENGTH"'), TOLERANT),
     ("Fewer bytes than binary_data_size", and_then(binary(FOUR, FLOAT[:2]))),
     ("More bytes than binary_data_size", and_then(binary(FOUR, FLOAT * 2))),
@@ -196,7 +245,11 @@ CONNECTIONS = [
         "2",
         ("Expect: 100-continue", expecting),
         ("Three requests pipelined on one connection", pipelined, "each is answered, in order"),
-        ("Connection: close, and a request after it", closing, "the connection is closed, as RFC 9112 says"),
+        (
+            "Connection: close, and a request after it",
+            closing,
+            "the connection is closed, as RFC 9112 says",
+        ),
         ("HTTP/1.0", http_1_0),
         ("Content-Encoding: gzip", compressed("gzip"), ENCODINGS),
         ("Content-Encoding: deflate", compressed("deflate"), ENCODINGS),
@@ -206,11 +259,21 @@ CONNECTIONS = [
         "2",
         ("Content-Encoding: identity", compressed("identity")),
         ("Content-Encoding: br", compressed("br"), UNKNOWN),
-        ("40 kB that unpack to 40 MB", and_then(bomb), "413: the limit of a body is that of what it unpacks to"),
+        (
+            "40 kB that unpack to 40 MB",
+            and_then(bomb),
+            "413: the limit of a body is that of what it unpacks to",
+        ),
         ("Accept-Encoding: gzip", post(ONE, {"Accept-Encoding": "gzip"}, framing)),
         *(
             (f"Accept: {kind}", post(ONE, {"Accept": kind}))
-            for kind in ("*/*", "text/html", "image/jpeg", "application/x-npy", "application/json;q=0")
+            for kind in (
+                "*/*",
+                "text/html",
+                "image/jpeg",
+                "application/x-npy",
+                "application/json;q=0",
+            )
         ),
         *(
             (f"Accept: {kind}", post(ONE, {"Accept": kind}), STREAMED)

@@ -1,5 +1,6 @@
-"""CONTRACT section 3, rows 4, 8 and 9: what stops a start. Native's rules are a shell script of its image
-(docker/sagemaker/serve), which is not part of tritonserver: its answers are those that the script gives."""
+"""CONTRACT section 3, rows 4, 8 and 9: what stops a start. Native's rules are a shell script of its
+image (docker/sagemaker/serve), which is not part of tritonserver: its answers are those that the
+script gives."""
 
 import tempfile
 from collections.abc import Callable
@@ -32,7 +33,9 @@ def _observe(folder: Path, fill: Fill, words: tuple[str, ...], variables: dict[s
     fill(folder / "models")
     server = Server(folder, folder / "models", **({"SERVE_WORKERS": "1"} | variables))
     try:
-        wait_until(lambda: server.process.poll() is not None or server.ping() == 200, "it starts or stops")
+        wait_until(
+            lambda: server.process.poll() is not None or server.ping() == 200, "it starts or stops"
+        )
         return _describe(server, words)
     finally:
         server.stop()
@@ -75,15 +78,31 @@ KIND = "SAGEMAKER_TRITON_INFERENCE_TYPE"
 WARNS = "starts, and warns; loaded: one"
 ROWS = [
     Row("8", "config.pbtxt at the repository's root", start(make_talker, STOPS, ("config.pbtxt",))),
-    Row("8", "A default model without a folder", start(_one, STOPS, ("absent",), **{DEFAULT: "absent"})),
+    Row(
+        "8",
+        "A default model without a folder",
+        start(_one, STOPS, ("absent",), **{DEFAULT: "absent"}),
+    ),
     Row("8", "No model", start(_nothing, STOPS, ("model",))),
     Row("8", "One model and no name", start(_one, WARNS, ("warning", "one"))),
     Row("8", "Two models and no name", start(_two, STOPS, ()), MANY),
-    Row("8", "Two models and a name: only that is loaded", start(_two, "starts; loaded: one", (), **{DEFAULT: "one"})),
-    Row("8", "A default model that cannot be loaded", start(_broken, STOPS, ("these words",), **{DEFAULT: "one"})),
+    Row(
+        "8",
+        "Two models and a name: only that is loaded",
+        start(_two, "starts; loaded: one", (), **{DEFAULT: "one"}),
+    ),
+    Row(
+        "8",
+        "A default model that cannot be loaded",
+        start(_broken, STOPS, ("these words",), **{DEFAULT: "one"}),
+    ),
 ]
 VARIABLES = [
-    Row("4", "SAGEMAKER_TRITON_INFERENCE_TYPE=guess", start(_one, STOPS, (KIND, "guess"), **{KIND: "guess"})),
+    Row(
+        "4",
+        "SAGEMAKER_TRITON_INFERENCE_TYPE=guess",
+        start(_one, STOPS, (KIND, "guess"), **{KIND: "guess"}),
+    ),
     Row(
         "8",
         "A port outside of SAGEMAKER_SAFE_PORT_RANGE",

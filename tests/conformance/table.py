@@ -35,7 +35,10 @@ rules, which are a shell script of NVIDIA's image (so its rules stand in section
 
 
 def observe() -> list[Observed]:
-    with tempfile.TemporaryDirectory(prefix="conformance-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="conformance-") as folder,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         longest_first = sorted(SCENARIOS, key=lambda scenario: scenario.seconds, reverse=True)
         runs = {s.name: pool.submit(_run, s, Path(folder) / s.name) for s in longest_first}
         return [row for scenario in SCENARIOS for row in runs[scenario.name].result()]
@@ -44,7 +47,9 @@ def observe() -> list[Observed]:
 def _run(scenario: Scenario, folder: Path) -> list[Observed]:
     folder.mkdir()
     with scenario.started(folder) as (native, ours), ThreadPoolExecutor(2) as pool:
-        return [Observed(row, *pool.map(partial(_answer, row), (native, ours))) for row in scenario.rows]
+        return [
+            Observed(row, *pool.map(partial(_answer, row), (native, ours))) for row in scenario.rows
+        ]
 
 
 def _answer(row: Row, side: Side) -> str:
@@ -56,22 +61,36 @@ def _answer(row: Row, side: Side) -> str:
 
 def render(rows: Sequence[Observed]) -> str:
     counts = Counter(row.verdict for row in rows)
-    counted = f"{len(rows)} behaviours: {counts[SAME]} the same, {counts[IMPROVEMENT]} improved, {counts[BUG]} bugs."
+    counted = (
+        f"{len(rows)} behaviours: {counts[SAME]} the same, {counts[IMPROVEMENT]} improved, "
+        f"{counts[BUG]} bugs."
+    )
     return "\n".join([INTRODUCTION, counted, *_sections(rows), ""])
 
 
 def _sections(rows: Sequence[Observed]) -> Iterator[str]:
     for scenario in SCENARIOS:
-        yield f"\n## {scenario.title}\n\n| Section | Behaviour | Native | Ours | Verdict |\n|---|---|---|---|---|"
+        yield (
+            f"\n## {scenario.title}\n\n| Section | Behaviour | Native | Ours | Verdict "
+            "|\n|---|---|---|---|---|"
+        )
         for row in rows:
             if any(row.behaviour is own for own in scenario.rows):
                 yield _line(row)
 
 
 def _line(row: Observed) -> str:
-    verdict = f"improvement: {row.behaviour.improvement}" if row.verdict == IMPROVEMENT else row.verdict
+    verdict = (
+        f"improvement: {row.behaviour.improvement}" if row.verdict == IMPROVEMENT else row.verdict
+    )
     ours = "as native" if row.native == row.ours else _code(row.ours)
-    cells = [row.behaviour.section, _plain(row.behaviour.title), _code(row.native), ours, _plain(verdict)]
+    cells = [
+        row.behaviour.section,
+        _plain(row.behaviour.title),
+        _code(row.native),
+        ours,
+        _plain(verdict),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -81,4 +100,9 @@ def _code(text: str) -> str:
 
 def _plain(text: str) -> str:
     """Characters that a table's cell would take for its own."""
-    return html.escape(text, quote=False).replace("|", "&#124;").replace("*", "&#42;").replace("_", "&#95;")
+    return (
+        html.escape(text, quote=False)
+        .replace("|", "&#124;")
+        .replace("*", "&#42;")
+        .replace("_", "&#95;")
+    )

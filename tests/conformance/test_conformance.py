@@ -1,4 +1,5 @@
-"""Side by side with native Triton: every difference is explained, and conformance.md is up to date."""
+"""Side by side with native Triton: every difference is explained, and conformance.md is up to
+date."""
 
 import pytest
 
@@ -13,7 +14,9 @@ def observed() -> list[Observed]:
     return observe()
 
 
-def test_every_difference_from_native_triton_is_an_improvement_that_is_listed(observed: list[Observed]) -> None:
+def test_every_difference_from_native_triton_is_an_improvement_that_is_listed(
+    observed: list[Observed],
+) -> None:
     assert [row for row in observed if row.verdict == BUG] == []
 
 

@@ -12,7 +12,8 @@ Headers = dict[str, str]
 
 @dataclass(frozen=True)
 class Answer:
-    """One response; `headers` with their names in lower case; `interim` is the status of a 1xx before it, or 0."""
+    """One response; `headers` with their names in lower case; `interim` is the status of a 1xx
+    before it, or 0."""
 
     status: int
     headers: Headers = field(default_factory=dict)
@@ -27,16 +28,22 @@ class Answer:
 def request(method: str, path: str, headers: Headers | None = None, body: bytes = b"") -> bytes:
     """The bytes of a request, its Content-Length included unless the headers say how long it is."""
     fields = {"Host": "localhost", **(headers or {})}
-    if not {"Content-Length", "Transfer-Encoding"} & fields.keys() and (body or method in ("POST", "PUT")):
+    if not {"Content-Length", "Transfer-Encoding"} & fields.keys() and (
+        body or method in ("POST", "PUT")
+    ):
         fields["Content-Length"] = str(len(body))
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def exchange(port: int, data: bytes, *methods: str, seconds: float = SECONDS) -> list[Answer]:
-    """Sends `data`, one request of each method, and reads the answers; fewer when no more come in time."""
+    """Sends `data`, one request of each method, and reads the answers; fewer when no more come in
+    time."""
     answers: list[Answer] = []
-    with contextlib.suppress(ConnectionError, TimeoutError), _connected(port, seconds) as connection:
+    with (
+        contextlib.suppress(ConnectionError, TimeoutError),
+        _connected(port, seconds) as connection,
+    ):
         connection.sendall(data)
         with connection.makefile("rb") as stream:
             for method in methods:
@@ -49,7 +56,9 @@ def _connected(port: int, seconds: float) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=seconds)
 
 
-def send(port: int, method: str, path: str, headers: Headers | None = None, body: bytes = b"") -> Answer:
+def send(
+    port: int, method: str, path: str, headers: Headers | None = None, body: bytes = b""
+) -> Answer:
     """One request on a connection of its own; status 0 when the server hangs up."""
     answers = exchange(port, request(method, path, headers, body), method)
     return answers[0] if answers else Answer(0)

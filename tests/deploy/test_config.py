@@ -24,11 +24,16 @@ def test_an_asynchronous_endpoint_scales_with_its_backlog(aws: Account) -> None:
     (target,), (policy,) = aws.inventory()["targets"], aws.inventory()["policies"]
     assert (target["MinCapacity"], target["MaxCapacity"]) == (0, 4)
     tracking = policy["TargetTrackingScalingPolicyConfiguration"]
-    assert tracking["CustomizedMetricSpecification"]["MetricName"] == "ApproximateBacklogSizePerInstance"
+    assert (
+        tracking["CustomizedMetricSpecification"]["MetricName"]
+        == "ApproximateBacklogSizePerInstance"
+    )
     assert "PredefinedMetricSpecification" not in tracking
 
 
-def test_a_serverless_endpoint_has_no_instances(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_serverless_endpoint_has_no_instances(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = str(EXAMPLES / "serverless.json")
     assert aws.deploy(*CREATE, "--config", file) == 0
     (variant,) = aws.described()[0]["ProductionVariants"]
@@ -53,7 +58,9 @@ def test_an_update_rolls_and_what_it_does_not_name_stays(aws: Account) -> None:
     assert aws.inventory()["models"] == set()
 
 
-def test_instance_pools_are_what_botocore_accepts(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_instance_pools_are_what_botocore_accepts(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     """moto does not know them."""
     assert aws.deploy(*CREATE, "--config", str(EXAMPLES / "instance-pools.yaml"), "--dry-run") == 0
     _, (_, _, config), _ = printed(capsys.readouterr().out)
@@ -62,9 +69,18 @@ def test_instance_pools_are_what_botocore_accepts(aws: Account, capsys: pytest.C
 
 WRONG: dict[str, tuple[Any, str]] = {
     "operation": ({"CreateModle": {}}, "CreateModle"),
-    "field": ({"CreateEndpointConfig": {"ProductionVariants": [{"InstanceTyp": "x"}]}}, "InstanceTyp"),
-    "type": ({"CreateModel": {"PrimaryContainer": {"Environment": {"SERVE_WORKERS": 2}}}}, "SERVE_WORKERS"),
-    "setting": ({"CreateModel": {"PrimaryContainer": {"Environment": {"SERVE_WORKERS": "x"}}}}, "SERVE_WORKERS"),
+    "field": (
+        {"CreateEndpointConfig": {"ProductionVariants": [{"InstanceTyp": "x"}]}},
+        "InstanceTyp",
+    ),
+    "type": (
+        {"CreateModel": {"PrimaryContainer": {"Environment": {"SERVE_WORKERS": 2}}}},
+        "SERVE_WORKERS",
+    ),
+    "setting": (
+        {"CreateModel": {"PrimaryContainer": {"Environment": {"SERVE_WORKERS": "x"}}}},
+        "SERVE_WORKERS",
+    ),
     "name": ({"CreateModel": {"ModelName": "mine"}}, "ModelName"),
     "part": ({"CreateModel": []}, "CreateModel"),
     "document": ([], "object"),
@@ -92,7 +108,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_file_that_is_no_configuration_is_refused(aws: Account, tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_configuration_is_refused(
+    aws: Account, tmp_path: Path, text: str
+) -> None:
     (tmp_path / "file.yaml").write_text(text)
     assert exit_code(aws, *CREATE, "--config", str(tmp_path / "file.yaml")) == 2
     assert aws.writes() == []

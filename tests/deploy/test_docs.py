@@ -1,4 +1,5 @@
-"""docs/deploy.md and the policies in docs/: the commands run as dry runs, and IAM allows what the code calls."""
+"""docs/deploy.md and the policies in docs/: the commands run as dry runs, and IAM allows what the
+code calls."""
 
 import argparse
 import json
@@ -21,8 +22,18 @@ IMPLIED = {
     *("sagemaker:AddTags", "sagemaker:UpdateEndpointWeightsAndCapacities"),
     *("cloudwatch:DeleteAlarms", "cloudwatch:DescribeAlarms", "cloudwatch:PutMetricAlarm"),
     *("iam:PassRole", "iam:CreateServiceLinkedRole"),
-    *("ecr:TagResource", "ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload"),
-    *("ecr:GetDownloadUrlForLayer", "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart"),
+    *(
+        "ecr:TagResource",
+        "ecr:BatchCheckLayerAvailability",
+        "ecr:BatchGetImage",
+        "ecr:CompleteLayerUpload",
+    ),
+    *(
+        "ecr:GetDownloadUrlForLayer",
+        "ecr:InitiateLayerUpload",
+        "ecr:PutImage",
+        "ecr:UploadLayerPart",
+    ),
 }
 ALL = [
     ["push", "--tag", "v1", "--repository", "new"],
@@ -49,7 +60,9 @@ def test_the_policy_allows_the_calls_that_the_code_makes_and_what_these_imply(
     for words in ALL:
         extra = ["--dry-run"] if words[0] == "push" else []
         assert aws.deploy(*words, *extra) == 0, capsys.readouterr().err
-    needed = {f"{service.removesuffix('-runtime')}:{operation}" for service, operation, _ in aws.calls}
+    needed = {
+        f"{service.removesuffix('-runtime')}:{operation}" for service, operation, _ in aws.calls
+    }
     listed = actions(POLICY)
     assert set(listed) == needed | IMPLIED | {"ecr:CreateRepository"}
     assert len(listed) == len(set(listed))
@@ -58,18 +71,27 @@ def test_the_policy_allows_the_calls_that_the_code_makes_and_what_these_imply(
 def test_the_policy_has_least_privilege() -> None:
     assert not [action for action in actions(POLICY) if "*" in action]
     for statement in POLICY["Statement"]:
-        assert statement["Resource"] != "*" or statement["Sid"] == "Listings" or "Condition" in statement
+        assert (
+            statement["Resource"] != "*"
+            or statement["Sid"] == "Listings"
+            or "Condition" in statement
+        )
 
 
 @pytest.mark.parametrize("name", ["deploy-policy", "execution-role-policy"])
 def test_iam_accepts_the_policies(aws: Account, name: str) -> None:
-    aws.client("iam").create_policy(PolicyName=name, PolicyDocument=(DOCS / f"{name}.json").read_text())
+    aws.client("iam").create_policy(
+        PolicyName=name, PolicyDocument=(DOCS / f"{name}.json").read_text()
+    )
 
 
 def test_the_execution_role_is_for_one_account_only(aws: Account) -> None:
-    """Or another account's SageMaker could be made to assume it (AWS: the confused deputy problem)."""
+    """Or another account's SageMaker could be made to assume it (AWS: the confused deputy
+    problem)."""
     text = (DOCS / "execution-role-trust.json").read_text()
-    aws.client("iam").create_role(RoleName="another", AssumeRolePolicyDocument=text.replace("ACCOUNT", "123456789012"))
+    aws.client("iam").create_role(
+        RoleName="another", AssumeRolePolicyDocument=text.replace("ACCOUNT", "123456789012")
+    )
     for statement in json.loads(text)["Statement"]:
         assert statement["Condition"]["StringEquals"] == {"aws:SourceAccount": "ACCOUNT"}
         assert ":ACCOUNT:" in statement["Condition"]["ArnLike"]["aws:SourceArn"]
@@ -91,7 +113,11 @@ def test_dry_runs_work(
 
 
 def test_every_option_in_quotes_exists() -> None:
-    (commands,) = [each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction)]
-    options = {option for command in commands.choices.values() for option in command._option_string_actions}
+    (commands,) = [
+        each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction)
+    ]
+    options = {
+        option for command in commands.choices.values() for option in command._option_string_actions
+    }
     assert set(re.findall(r"(?<=`)--[a-z][a-z0-9-]+", TEXT)) <= options
     assert all(f"`{name}`" in TEXT for name in commands.choices)

@@ -16,9 +16,18 @@ OTHER_TAGS = [{"Key": "created-by", "Value": NAME}, {"Key": "stack", "Value": "o
 
 def make_foreign(aws: Account, name: str, tags: list[dict[str, str]]) -> None:
     sagemaker = aws.client("sagemaker")
-    sagemaker.create_model(ModelName=name, ExecutionRoleArn=ROLE, PrimaryContainer={"Image": IMAGE}, Tags=tags)
-    variant = {"VariantName": "AllTraffic", "ModelName": name, "InstanceType": "ml.m5.large", "InitialInstanceCount": 1}
-    sagemaker.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant], Tags=tags)
+    sagemaker.create_model(
+        ModelName=name, ExecutionRoleArn=ROLE, PrimaryContainer={"Image": IMAGE}, Tags=tags
+    )
+    variant = {
+        "VariantName": "AllTraffic",
+        "ModelName": name,
+        "InstanceType": "ml.m5.large",
+        "InitialInstanceCount": 1,
+    }
+    sagemaker.create_endpoint_config(
+        EndpointConfigName=name, ProductionVariants=[variant], Tags=tags
+    )
     sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=name, Tags=tags)
 
 
@@ -44,7 +53,8 @@ def test_a_create_or_an_update_that_changes_nothing_writes_nothing(aws: Account)
 
 def test_what_failed_half_way_can_be_repeated(aws: Account) -> None:
     before = aws.inventory()
-    assert aws.deploy(*CREATE, "--instance-type", "ml.m5.tiny") == 1  # refused by AWS after the model was made
+    # refused by AWS after the model was made
+    assert aws.deploy(*CREATE, "--instance-type", "ml.m5.tiny") == 1
     assert len(aws.inventory()["models"]) == 1
     assert aws.deploy(*CREATE) == 0
     assert len(aws.inventory()["models"]) == 1
@@ -52,7 +62,9 @@ def test_what_failed_half_way_can_be_repeated(aws: Account) -> None:
     assert aws.inventory() == before
 
 
-def test_create_replaces_a_failed_endpoint_only(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_create_replaces_a_failed_endpoint_only(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert aws.deploy(*CREATE) == 0
     assert aws.deploy(*CREATE, "--instances", "2") == 1
     assert "'update'" in capsys.readouterr().err
@@ -72,7 +84,9 @@ def test_somebody_elses_endpoint_is_left_alone(aws: Account) -> None:
     assert aws.inventory() == before
 
 
-def test_a_missing_repository_or_role_names_the_remedy(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_repository_or_role_names_the_remedy(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     aws.client("ecr").delete_repository(repositoryName=NAME)
     assert aws.deploy("create") == 1
     assert "'push'" in capsys.readouterr().err
@@ -124,8 +138,13 @@ def test_update_refuses_an_endpoint_that_is_changing(aws: Account) -> None:
     assert aws.described()[1]["PrimaryContainer"]["Image"] == IMAGE
 
 
-def test_a_failed_endpoint_is_an_error_with_reason_and_log(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
-    states = [{"EndpointStatus": "Creating"}, {"EndpointStatus": "Failed", "FailureReason": "no /ping"}]
+def test_a_failed_endpoint_is_an_error_with_reason_and_log(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = [
+        {"EndpointStatus": "Creating"},
+        {"EndpointStatus": "Failed", "FailureReason": "no /ping"},
+    ]
     absent = {"Error": {"Code": "ValidationException", "Message": "Could not find endpoint"}}
     aws.scripted["DescribeEndpoint"] = [absent, *states]
     assert aws.deploy(*CREATE) == 1
@@ -133,11 +152,18 @@ def test_a_failed_endpoint_is_an_error_with_reason_and_log(aws: Account, capsys:
     assert f"/aws/sagemaker/Endpoints/{NAME}" in err
 
 
-def test_a_rolled_back_update_fails_and_keeps_the_old_model(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rolled_back_update_fails_and_keeps_the_old_model(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert aws.deploy(*CREATE) == 0
     reply = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
     rolled_back = {**reply, "FailureReason": "alarm"}
-    aws.scripted["DescribeEndpoint"] = [reply, {**reply, "EndpointStatus": "RollingBack"}, rolled_back, rolled_back]
+    aws.scripted["DescribeEndpoint"] = [
+        reply,
+        {**reply, "EndpointStatus": "RollingBack"},
+        rolled_back,
+        rolled_back,
+    ]
     assert aws.deploy("update", "--image", IMAGE + "1") == 1
     assert "alarm" in capsys.readouterr().err
     assert len(aws.inventory()["models"]) == 2
@@ -145,7 +171,11 @@ def test_a_rolled_back_update_fails_and_keeps_the_old_model(aws: Account, capsys
 
 def test_scaling_is_set_replaced_and_removed(aws: Account) -> None:
     assert aws.deploy(*CREATE) == 0
-    assert aws.deploy("autoscale", "--min", "2", "--max", "6") == aws.deploy("autoscale", "--concurrency", "5") == 0
+    assert (
+        aws.deploy("autoscale", "--min", "2", "--max", "6")
+        == aws.deploy("autoscale", "--concurrency", "5")
+        == 0
+    )
     (target,), (policy,) = aws.inventory()["targets"], aws.inventory()["policies"]
     assert (target["MinCapacity"], target["MaxCapacity"]) == (1, 4)
     tracking = policy["TargetTrackingScalingPolicyConfiguration"]
@@ -155,13 +185,23 @@ def test_scaling_is_set_replaced_and_removed(aws: Account) -> None:
     assert aws.inventory()["targets"] == aws.inventory()["policies"] == []
 
 
-def test_status_prints_the_facts_without_secrets(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
-    assert aws.deploy(*CREATE, "--env", "HF_TOKEN=hush", "--env", "SERVE_WORKERS=2") == aws.deploy("autoscale") == 0
+def test_status_prints_the_facts_without_secrets(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        aws.deploy(*CREATE, "--env", "HF_TOKEN=hush", "--env", "SERVE_WORKERS=2")
+        == aws.deploy("autoscale")
+        == 0
+    )
     capsys.readouterr()
     assert aws.deploy("status") == 0
     rows = [tuple(re.split(r"  +", line)) for line in capsys.readouterr().out.splitlines()]
     assert {("status", "InService"), ("instances", "1, ml.c5.xlarge"), ("image", IMAGE)} <= {*rows}
-    assert {("scaling", "1 to 4"), ("variable", "HF_TOKEN=********"), ("variable", "SERVE_WORKERS=2")} <= {*rows}
+    assert {
+        ("scaling", "1 to 4"),
+        ("variable", "HF_TOKEN=********"),
+        ("variable", "SERVE_WORKERS=2"),
+    } <= {*rows}
 
 
 def test_delete_asks_first(aws: Account) -> None:
@@ -206,15 +246,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
-def test_wrong_options_write_nothing(aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_write_nothing(
+    aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert aws.deploy(*CREATE, *words) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert aws.writes() == []
 
 
-def test_a_variable_that_resembles_a_setting_gets_a_warning(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variable_that_resembles_a_setting_gets_a_warning(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert aws.deploy(*CREATE, "--env", "SERVE_WORKER=2", "--env", "MINE=1") == 0
-    (warning,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    (warning,) = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")
+    ]
     assert "SERVE_WORKERS" in warning
 
 
@@ -222,8 +268,24 @@ def test_a_variable_that_resembles_a_setting_gets_a_warning(aws: Account, capsys
     ("words", "warned"),
     [
         (["--instance-type", "ml.g4dn.xlarge"], True),
-        (["--instance-type", "ml.g5.xlarge", "--inference-ami", "al2-ami-sagemaker-inference-gpu-3-1"], True),
-        (["--instance-type", "ml.p4d.24xlarge", "--inference-ami", "al2023-ami-sagemaker-inference-gpu-4-1"], False),
+        (
+            [
+                "--instance-type",
+                "ml.g5.xlarge",
+                "--inference-ami",
+                "al2-ami-sagemaker-inference-gpu-3-1",
+            ],
+            True,
+        ),
+        (
+            [
+                "--instance-type",
+                "ml.p4d.24xlarge",
+                "--inference-ami",
+                "al2023-ami-sagemaker-inference-gpu-4-1",
+            ],
+            False,
+        ),
         (["--instance-type", "ml.m5.large"], False),
     ],
 )
@@ -235,12 +297,16 @@ def test_old_drivers_get_a_warning(
 
 
 def test_a_refused_call_names_the_policy(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
-    aws.scripted["DescribeEndpoint"] = [{"Error": {"Code": "AccessDeniedException", "Message": "no"}}]
+    aws.scripted["DescribeEndpoint"] = [
+        {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
+    ]
     assert aws.deploy(*CREATE) == 1
     assert "docs/deploy-policy.json" in capsys.readouterr().err
 
 
-def test_a_region_is_needed(aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_region_is_needed(
+    aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from deploy.commandline import main
 
     monkeypatch.delenv("AWS_REGION")

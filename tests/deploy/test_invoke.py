@@ -30,7 +30,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def without_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No credentials and no region, as on a machine that has only the simulator."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+    for name in (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_PROFILE",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
@@ -41,7 +47,9 @@ def invoke(url: str, *words: str) -> int:
     return main(["invoke", *words, "--endpoint-url", url])
 
 
-def test_a_file_is_sent_with_model_version_and_parameters(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_sent_with_model_version_and_parameters(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert invoke(url, DIGIT, "--model", "resnet", "--version", "1", "--parameter", "top_k=2") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["model_name"], document["model_version"]) == ("resnet", "1")
@@ -49,7 +57,10 @@ def test_a_file_is_sent_with_model_version_and_parameters(url: str, capsys: pyte
 
 
 def test_a_text_and_json_are_sent(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--text", "A man is eating food."], ["--json", '{"instances": ["A man is eating food."]}']):
+    for words in (
+        ["--text", "A man is eating food."],
+        ["--json", '{"instances": ["A man is eating food."]}'],
+    ):
         assert invoke(url, *words, "--model", "bert") == 0
         assert len(json.loads(capsys.readouterr().out)["predictions"][0]["embedding"]) == 384
 
@@ -61,13 +72,17 @@ def test_an_output_file_asks_for_a_picture(url: str, tmp_path: Path, name: str, 
         assert (drawn.format, drawn.size) == (form, plain.size)
 
 
-def test_a_picture_for_the_terminal_needs_a_file(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_for_the_terminal_needs_a_file(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert invoke(url, PAGE, "--model", "yolov5", "--accept", "image/png") == 1
     assert "--output" in capsys.readouterr().err
     assert invoke(url, PAGE, "--model", "yolov5", "--output", str(tmp_path / "no/file.png")) == 2
 
 
-def test_the_suffix_tells_the_content_type(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_suffix_tells_the_content_type(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text('"one"\n"two"\n')
     assert invoke(url, str(lines), "--model", "bert") == 0
@@ -83,7 +98,9 @@ def test_a_stream_is_printed(url: str, capsys: pytest.CaptureFixture[str]) -> No
     assert [len(json.loads(line[6:])["predictions"]) for line in events] == [2]
 
 
-def test_an_error_of_the_container_keeps_its_status_and_its_code(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_container_keeps_its_status_and_its_code(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert invoke(url, "--text", "x", "--model", "nobody") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert " 404: " in line
@@ -95,11 +112,25 @@ def test_wrong_options_are_refused(words: list[str]) -> None:
     assert invoke("http://127.0.0.1:9", *words) == 2
 
 
-def test_the_configuration_adds_fields(aws: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_configuration_adds_fields(
+    aws: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "component.yaml"
     file.write_text("InvokeEndpoint: {InferenceComponentName: bert}")
-    words = ("invoke", "--text", "hello", "--target-model", "bert.tar.gz", "--config", str(file), "--dry-run")
+    words = (
+        "invoke",
+        "--text",
+        "hello",
+        "--target-model",
+        "bert.tar.gz",
+        "--config",
+        str(file),
+        "--dry-run",
+    )
     assert aws.deploy(*words) == 0
     ((_, operation, parameters),) = printed(capsys.readouterr().out)
     assert operation == "InvokeEndpoint"
-    assert (parameters["InferenceComponentName"], parameters["TargetModel"]) == ("bert", "bert.tar.gz")
+    assert (parameters["InferenceComponentName"], parameters["TargetModel"]) == (
+        "bert",
+        "bert.tar.gz",
+    )

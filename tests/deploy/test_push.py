@@ -1,4 +1,5 @@
-"""push against moto's ECR, with stand-ins for the engines: programs that write down how they were called."""
+"""push against moto's ECR, with stand-ins for the engines: programs that write down how they were
+called."""
 
 import base64
 from pathlib import Path
@@ -36,29 +37,47 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 @pytest.mark.parametrize(
     ("engine", "push"),
-    [("docker", f"push {URI}"), ("podman", f"push --format v2s2 {URI}"), ("buildah", f"push --format v2s2 {URI}")],
+    [
+        ("docker", f"push {URI}"),
+        ("podman", f"push --format v2s2 {URI}"),
+        ("buildah", f"push --format v2s2 {URI}"),
+    ],
     indirect=["engine"],
 )
-def test_the_engine_tags_and_pushes(aws: Account, engine: Path, push: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_engine_tags_and_pushes(
+    aws: Account, engine: Path, push: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert aws.deploy("push", "--tag", "v1") == 0
     seen = capsys.readouterr()
     assert seen.out == f"{URI}\n"
     calls = [line.partition(" ")[2] for line in engine.read_text().splitlines()]
-    assert calls == [f"login --username AWS --password-stdin {REGISTRY}", f"tag triton-multi-model {URI}", push]
-    token = aws.client("ecr").get_authorization_token()["authorizationData"][0]["authorizationToken"]
+    assert calls == [
+        f"login --username AWS --password-stdin {REGISTRY}",
+        f"tag triton-multi-model {URI}",
+        push,
+    ]
+    token = aws.client("ecr").get_authorization_token()["authorizationData"][0][
+        "authorizationToken"
+    ]
     password = base64.b64decode(token).decode().removeprefix("AWS:")
     assert Path(f"{engine}.stdin").read_text().strip() == password
     assert password not in seen.out + seen.err + engine.read_text()
 
 
-def test_a_missing_repository_is_made_and_a_dry_run_only_says_so(aws: Account, engine: Path) -> None:
+def test_a_missing_repository_is_made_and_a_dry_run_only_says_so(
+    aws: Account, engine: Path
+) -> None:
     words = ("push", "--tag", "v1", "--repository", "other")
     before = aws.inventory()
     assert aws.deploy(*words, "--dry-run") == 0
     assert aws.inventory() == before
     assert not engine.exists()
     assert aws.deploy(*words) == 0
-    (other,) = [r for r in aws.client("ecr").describe_repositories()["repositories"] if r["repositoryName"] == "other"]
+    (other,) = [
+        r
+        for r in aws.client("ecr").describe_repositories()["repositories"]
+        if r["repositoryName"] == "other"
+    ]
     tags = aws.client("ecr").list_tags_for_resource(resourceArn=other["repositoryArn"])["tags"]
     assert tags == [{"Key": "created-by", "Value": "triton-multi-model"}]
     assert other["imageScanningConfiguration"] == {"scanOnPush": True}
@@ -68,7 +87,9 @@ def test_a_missing_repository_is_made_and_a_dry_run_only_says_so(aws: Account, e
 def test_warn_of_oci_manifests(
     aws: Account, engine: Path, kind: str, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    detail = {"imageDetails": [{"imageManifestMediaType": f"application/vnd.{kind}.manifest.v1+json"}]}
+    detail = {
+        "imageDetails": [{"imageManifestMediaType": f"application/vnd.{kind}.manifest.v1+json"}]
+    }
     aws.scripted["DescribeImages"] = [detail]
     assert aws.deploy("push", "--tag", "v1") == 0
     assert ("warning" in capsys.readouterr().err) == warned
@@ -82,7 +103,9 @@ def test_pushes_fail(
     assert "exit code 3" in capsys.readouterr().err
 
 
-def test_an_engine_is_needed(aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_is_needed(
+    aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert aws.deploy("push", "--tag", "v1") == 1
     assert "podman" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""The README and docs/ are true: settings, errors and routes are complete; commands do what the pages show."""
+"""The README and docs/ are true: settings, errors and routes are complete; commands do what the
+pages show."""
 
 import re
 import shlex
@@ -17,7 +18,8 @@ from tests.support.readme import EXECUTED_BY, NEEDS, README, Block, blocks, comm
 pytestmark = pytest.mark.unit
 
 TEXT = (ROOT / README).read_text()
-PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]  # and the guides
+# and the guides
+PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]
 SHELL = [(page, block) for page in PAGES for block in shell(page)]
 
 
@@ -28,7 +30,9 @@ def test_the_page_of_settings_is_the_one_that_the_code_prints() -> None:
 def test_every_route_stands_in_the_table() -> None:
     page = (ROOT / "docs/calling.md").read_text()
     app = create_app(Settings.from_env({"SERVE_KSERVE": "true"}))
-    rules = {rule.rule for rule in app.url_map.iter_rules() if rule.endpoint != "examples.answer_example"}
+    rules = {
+        rule.rule for rule in app.url_map.iter_rules() if rule.endpoint != "examples.answer_example"
+    }
     routes = {rule.replace("/versions/<version>", "").replace("<name>", "M") for rule in rules}
     assert "/v2/models/M/infer" in routes
     assert not [route for route in routes if route not in page]
@@ -45,34 +49,56 @@ def test_every_parameter_of_a_client_stands_in_its_rows(name: str) -> None:
 
 
 def test_every_link_leads_to_a_file_and_a_heading() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
     for page in pages:
-        for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)]+))?\)", page.read_text()):
+        for target, anchor in re.findall(
+            r"\]\((?!http)([^)#\s]*)(?:#([^)]+))?\)", page.read_text()
+        ):
             file = (page.parent / target).resolve() if target else page
             assert file.exists(), f"{page.name}: {target}"
             titles = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE) if anchor else []
-            headings = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            headings = {
+                re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+            }
             assert not anchor or anchor in headings, f"{page.name}: {target}#{anchor}"
 
 
 def test_every_test_that_a_page_names_is_there() -> None:
-    named = {(page, path) for page in PAGES for path in re.findall(r"`(tests/[\w/.]+)`", (ROOT / page).read_text())}
+    named = {
+        (page, path)
+        for page in PAGES
+        for path in re.findall(r"`(tests/[\w/.]+)`", (ROOT / page).read_text())
+    }
     assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
 
 
 def test_the_readme_lists_every_page_once() -> None:
     listed = TEXT.split("## Pages")[1]
-    pages = [*PAGES[1:], *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*/README.md"))]
+    pages = [
+        *PAGES[1:],
+        *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*/README.md")),
+    ]
     assert [page for page in pages if listed.count(f"]({page})") != 1] == []
 
 
-@pytest.mark.parametrize(("page", "block"), SHELL, ids=[f"{page}: {block.section}" for page, block in SHELL])
+@pytest.mark.parametrize(
+    ("page", "block"), SHELL, ids=[f"{page}: {block.section}" for page, block in SHELL]
+)
 def test_every_block_of_commands_is_executed_or_says_what_it_needs(page: str, block: Block) -> None:
     if block.marker.startswith(EXECUTED_BY):
         path = ROOT / block.marker.removeprefix(EXECUTED_BY)
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         text = "".join(file.read_text() for file in files)
-        called = f'commands("{block.section}")' if page == README else f'commands("{block.section}", "{page}")'
+        called = (
+            f'commands("{block.section}")'
+            if page == README
+            else f'commands("{block.section}", "{page}")'
+        )
         assert called in text or all(command in text for command in block.commands)
     else:
         assert block.marker in ("", *NEEDS)
@@ -81,7 +107,11 @@ def test_every_block_of_commands_is_executed_or_says_what_it_needs(page: str, bl
 @pytest.mark.parametrize(
     ("language", "shown", "output"),
     [
-        ("json", '{"classes": [{"label": "6", "score": 0.95}]}', '{"classes": [{"label": "8", "score": 0.95}]}'),
+        (
+            "json",
+            '{"classes": [{"label": "6", "score": 0.95}]}',
+            '{"classes": [{"label": "8", "score": 0.95}]}',
+        ),
         ("json", '{"classes": [{"score": 0.95}]}', '{"classes": [{"score": 0.85}]}'),
         ("json", '{"classes": [1.0]}', '{"classes": [1.0, 2.0]}'),
         ("json", '{"classes": [1.0, …]}', '{"classes": [1.1, 2.0]}'),
@@ -110,6 +140,9 @@ def test_deploy_takes_the_readme_s_command_lines(capsys: pytest.CaptureFixture[s
 
 def test_contributing_lists_each_folder_of_tests() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| Tests in `tests/` |")[2]
-    folders = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/*.py")}
+    folders = {
+        path.parent.relative_to(ROOT / "tests").parts[0]
+        for path in (ROOT / "tests").glob("*/**/*.py")
+    }
     assert sorted(folder for folder in folders if f"`{folder}`" not in table) == []
     assert {path.parent.name for path in (ROOT / "serving").glob("*/*.py")} <= folders

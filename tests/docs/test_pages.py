@@ -1,6 +1,7 @@
 """Each page's and guide's commands run, in order, in a fresh checkout, and print what it shows.
 
-The platform is the simulator. Commands that need AWS run with --dry-run; those that need a GPU are only parsed.
+The platform is the simulator. Commands that need AWS run with --dry-run; those that need a GPU are
+only parsed.
 """
 
 import shlex
@@ -15,9 +16,13 @@ from tests.support.account import account
 from tests.support.harness import PATIENCE
 from tests.support.readme import AWS, GPU, Block, Reader, blocks, fresh_checkout
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]  # the first test of a guide follows all of it
+# the first test of a guide follows all of it
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]
 
-GUIDES = {title: list(group) for title, group in groupby(blocks("docs/guides.md"), lambda block: block.section)}
+GUIDES = {
+    title: list(group)
+    for title, group in groupby(blocks("docs/guides.md"), lambda block: block.section)
+}
 
 
 @pytest.fixture(scope="module", params=GUIDES.values(), ids=list(GUIDES))
@@ -35,7 +40,9 @@ def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def commands(guide: list[Block], marker: str, program: str) -> list[list[str]]:
     """The arguments of each call of `python -m PROGRAM` below that marker."""
-    lines = chain.from_iterable(block.commands for block in guide if block.runs and block.marker == marker)
+    lines = chain.from_iterable(
+        block.commands for block in guide if block.runs and block.marker == marker
+    )
     return [words[3:] for line in lines if (words := shlex.split(line))[1:3] == ["-m", program]]
 
 
@@ -45,7 +52,10 @@ def test_a_guide_s_commands_give_what_it_shows(reader: Reader) -> None:
 
 
 def test_deploy_takes_the_guide_s_command_lines(
-    guide: list[Block], reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    guide: list[Block],
+    reader: Reader,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     reader.follow(reader.blocks[-1])  # for the files that they name
     monkeypatch.chdir(reader.checkout)
@@ -67,20 +77,29 @@ def test_what_needs_a_gpu_is_understood_and_says_what_is_missing(
         assert len(error.splitlines()) == code, error
 
 
-TO_FOLLOW = [(page, block) for page, block in SHELL if not block.marker and page != "docs/guides.md"]
+TO_FOLLOW = [
+    (page, block) for page, block in SHELL if not block.marker and page != "docs/guides.md"
+]
 
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Reader]]:
     pages = {page for page, _ in TO_FOLLOW}
-    by_page = {page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader")), blocks(page)) for page in sorted(pages)}
+    by_page = {
+        page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader")), blocks(page))
+        for page in sorted(pages)
+    }
     yield by_page
     for reader in by_page.values():
         reader.leave()
 
 
 @pytest.mark.parametrize(
-    ("page", "block"), TO_FOLLOW, ids=[f"{page}: {block.commands[0][:60]}" for page, block in TO_FOLLOW]
+    ("page", "block"),
+    TO_FOLLOW,
+    ids=[f"{page}: {block.commands[0][:60]}" for page, block in TO_FOLLOW],
 )
-def test_what_a_page_says_to_run_gives_what_it_shows(readers: dict[str, Reader], page: str, block: Block) -> None:
+def test_what_a_page_says_to_run_gives_what_it_shows(
+    readers: dict[str, Reader], page: str, block: Block
+) -> None:
     readers[page].follow(block)

@@ -1,4 +1,5 @@
-"""What users bring, made small: for each model that docs/models.md builds, the files that its row names."""
+"""What users bring, made small: for each model that docs/models.md builds, the files that its row
+names."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,7 +60,9 @@ def segmentation(folder: Path) -> None:
 
 def pose(folder: Path) -> None:
     outputs = {"output0": columns([*BOX, 0.9, *[20, 20, 0.8] * 17])}
-    save_constants(folder / "yolo11n-pose.onnx", outputs, names="{0: 'person'}", kpt_shape="[17, 3]")
+    save_constants(
+        folder / "yolo11n-pose.onnx", outputs, names="{0: 'person'}", kpt_shape="[17, 3]"
+    )
 
 
 def columns(box: list[float]) -> Any:
@@ -82,7 +85,10 @@ def lightgbm(folder: Path) -> None:
 def converted(folder: Path) -> None:
     model = trained.odd_classes(folder)
     types = [("X", FloatTensorType([None, 4]))]
-    onnx.save(to_onnx(model.model, initial_types=types, target_opset={"": 17, "ai.onnx.ml": 3}), model.file)
+    onnx.save(
+        to_onnx(model.model, initial_types=types, target_opset={"": 17, "ai.onnx.ml": 3}),
+        model.file,
+    )
     rows_of(model, folder, "plants.onnx")
     (folder / "names.txt").write_text("oak\nrose\nfern\n")
 
@@ -105,9 +111,13 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
     "sentences": lambda folder: text(folder, "embedding"),
     "words": lambda folder: text(folder, "fill-mask"),
     "reviews": lambda folder: text(folder, "text-classification"),
-    "entities": lambda folder: text(folder, "token-classification", "O", "B-CAT", "I-CAT", family="roberta"),
+    "entities": lambda folder: text(
+        folder, "token-classification", "O", "B-CAT", "I-CAT", family="roberta"
+    ),
     "answers": lambda folder: text(folder, "question-answering", family="distilbert"),
-    "topics": lambda folder: text(folder, "zero-shot-classification", "contradiction", "neutral", "entailment"),
+    "topics": lambda folder: text(
+        folder, "zero-shot-classification", "contradiction", "neutral", "entailment"
+    ),
     "ranks": lambda folder: text(folder, "text-ranking", "LABEL_0", family="xlm-roberta"),
     "opinions": text_file,
     "flowers": lambda folder: save_vision(folder / FOLDER, "vit"),
@@ -131,5 +141,6 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
 def make(name: str, folder: Path) -> None:
     """The files that the model's row names, and a picture."""
     folder.mkdir()
-    images()[1].resize((96, 64)).save(folder / "cat.jpg")  # the same in each run: some noise has no animal
+    # the same in each run: some noise has no animal
+    images()[1].resize((96, 64)).save(folder / "cat.jpg")
     MAKERS[name](folder)

@@ -1,4 +1,5 @@
-"""Batch transform: JSON lines in and out, a wrong line alone, and what /execution-parameters says."""
+"""Batch transform: JSON lines in and out, a wrong line alone, and what /execution-parameters
+says."""
 
 import json
 import os
@@ -77,7 +78,8 @@ class Client(ModelClient):
 
 
 def make_models(repository: Path) -> None:
-    """Make `scale`, `resnet`, and `summer`, [batch, 2] -> [batch, 2], at most BATCH rows together."""
+    """Make `scale`, `resnet`, and `summer`, [batch, 2] -> [batch, 2], at most BATCH rows
+    together."""
     config = (
         f'max_batch_size: {BATCH}\ninput {{ name: "rows" data_type: TYPE_FP32 dims: [2] }}\n'
         'output { name: "sums" data_type: TYPE_FP32 dims: [2] }\n'
@@ -87,12 +89,22 @@ def make_models(repository: Path) -> None:
     link_model(ROOT / "model_repository/resnet", repository)
 
 
-own = {"SERVE_REQUEST_TIMEOUT": "4", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "3", "SERVE_WORKERS": "2"}
+own = {
+    "SERVE_REQUEST_TIMEOUT": "4",
+    "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "3",
+    "SERVE_WORKERS": "2",
+}
 server = module_server(make_models, **own)
 
 
-def send(server: Server, records: list[Any] | bytes, model: str = "summer", **request: Any) -> requests.Response:
-    body = records if isinstance(records, bytes) else b"".join(json.dumps(r).encode() + b"\n" for r in records)
+def send(
+    server: Server, records: list[Any] | bytes, model: str = "summer", **request: Any
+) -> requests.Response:
+    body = (
+        records
+        if isinstance(records, bytes)
+        else b"".join(json.dumps(r).encode() + b"\n" for r in records)
+    )
     headers = {"Content-Type": LINES, **request.pop("headers", {})}
     params = {"model_name": model, **request.pop("params", {})}
     return server.post(data=body, headers=headers, params=params, **request)
@@ -116,15 +128,23 @@ def test_each_line_gives_a_line_in_batches_of_the_largest_size(server: Server) -
     assert [line["together"] for line in rows] == [BATCH] * 96 + [4] * 4
 
 
-@pytest.mark.parametrize("kind", [LINES, "application/x-jsonlines", "application/x-ndjson", f"{LINES}; charset=utf-8"])
+@pytest.mark.parametrize(
+    "kind", [LINES, "application/x-jsonlines", "application/x-ndjson", f"{LINES}; charset=utf-8"]
+)
 @pytest.mark.parametrize("accept", ["*/*", LINES, "application/json"])
-def test_every_name_of_json_lines_is_understood_with_any_accept(server: Server, kind: str, accept: str) -> None:
+def test_every_name_of_json_lines_is_understood_with_any_accept(
+    server: Server, kind: str, accept: str
+) -> None:
     (line,) = lines(send(server, [[1, 2]], headers={"Content-Type": kind, "Accept": accept}))
     assert line == {"sum": 3, "together": 1}
 
 
-@pytest.mark.parametrize(("body", "sums"), [(b"[1, 2]", [3]), (b"\n[1, 2]\r\n\r\n  \n[3, 4]\r\n\n", [3, 7])])
-def test_a_last_line_needs_no_end_and_empty_lines_are_skipped(server: Server, body: bytes, sums: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("body", "sums"), [(b"[1, 2]", [3]), (b"\n[1, 2]\r\n\r\n  \n[3, 4]\r\n\n", [3, 7])]
+)
+def test_a_last_line_needs_no_end_and_empty_lines_are_skipped(
+    server: Server, body: bytes, sums: list[int]
+) -> None:
     assert [line["sum"] for line in lines(send(server, body))] == sums
 
 
@@ -142,7 +162,9 @@ def test_lines_that_are_wrong_in_every_way_spoil_no_other(server: Server) -> Non
     }
     records = [(f"[{n}, 1]".encode(), n + 1) for n in range(60)] + list(wrong.items()) * 3
     random.Random(1).shuffle(records)
-    rows = lines(send(server, b"\n".join(line for line, _ in records), params={"model_version": "1"}))
+    rows = lines(
+        send(server, b"\n".join(line for line, _ in records), params={"model_version": "1"})
+    )
     assert len(rows) == len(records)
     for line, (_, expected) in zip(rows, records, strict=True):
         if isinstance(expected, int):
@@ -175,7 +197,10 @@ def test_parameters_of_the_request_hold_for_every_line(server: Server) -> None:
     attributes = {"X-Amzn-SageMaker-Custom-Attributes": "model_name=summer;times=3"}
     reply = send(server, [[1, 2], [3, 4]], headers=attributes)
     assert [line["sum"] for line in lines(reply)] == [9, 21]
-    assert reply.headers["X-Amzn-SageMaker-Custom-Attributes"] == attributes["X-Amzn-SageMaker-Custom-Attributes"]
+    assert (
+        reply.headers["X-Amzn-SageMaker-Custom-Attributes"]
+        == attributes["X-Amzn-SageMaker-Custom-Attributes"]
+    )
     assert (reply.headers["X-Model-Name"], reply.headers["X-Model-Version"]) == ("summer", "1")
 
 
@@ -186,21 +211,35 @@ def test_a_wrong_parameter_of_the_request_is_a_400(server: Server) -> None:
 
 def test_images_are_decoded_line_by_line(server: Server) -> None:
     huge = b64(png_that_claims(100_000, 100_000))
-    named = [{**picture("black"), "model_name": name, "parameters": {"top_k": 1}} for name in ("resnet", "summer")]
+    named = [
+        {**picture("black"), "model_name": name, "parameters": {"top_k": 1}}
+        for name in ("resnet", "summer")
+    ]
     records = [picture("white"), {"b64": "!"}, b64(b"text"), huge, picture("black"), 5, *named]
     rows = lines(send(server, records, "resnet", params={"top_k": "2"}))
     assert [len(rows[n]["classes"]) for n in (0, 4, 6)] == [2, 2, 1]
-    assert [rows[n]["code"] for n in (1, 2, 3, 5, 7)] == ["decoding_error"] * 4 + ["invalid_request"]
+    assert [rows[n]["code"] for n in (1, 2, 3, 5, 7)] == ["decoding_error"] * 4 + [
+        "invalid_request"
+    ]
 
 
 def tensor(values: list[float], **more: Any) -> dict[str, Any]:
-    return {"inputs": [{"name": "x", "shape": [1, len(values)], "datatype": "FP32", "data": values}], **more}
+    return {
+        "inputs": [{"name": "x", "shape": [1, len(values)], "datatype": "FP32", "data": values}],
+        **more,
+    }
 
 
 def test_tensor_models_take_a_kserve_request_per_line(server: Server) -> None:
     short = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1.0]}]}
     binary = tensor([1.0], parameters={"binary_data_output": True})
-    rows = lines(send(server, [tensor([1.0]), short, {"inputs": 5}, binary, [1.0], tensor([2.0, 3.0])], "scale"))
+    rows = lines(
+        send(
+            server,
+            [tensor([1.0]), short, {"inputs": 5}, binary, [1.0], tensor([2.0, 3.0])],
+            "scale",
+        )
+    )
     assert [rows[n]["outputs"][0]["data"] for n in (0, 5)] == [[3.0], [6.0, 9.0]]
     assert [rows[n]["code"] for n in (1, 2, 4)] == ["invalid_request"] * 3
     assert rows[3]["code"] == "not_acceptable"
@@ -222,7 +261,9 @@ def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
         ([[1, 2]] * 8 + [[104, 0]], "summer", 504, "triton_timeout"),
     ],
 )
-def test_a_wrong_request_is_an_error(server: Server, records: Any, model: str, status: int, code: str) -> None:
+def test_a_wrong_request_is_an_error(
+    server: Server, records: Any, model: str, status: int, code: str
+) -> None:
     reply = send(server, records, model)
     assert (reply.status_code, reply.json()["code"]) == (status, code)
 
@@ -234,7 +275,9 @@ def test_lines_that_take_too_long_together_are_a_504(server: Server) -> None:
     assert "SAGEMAKER_MAX_PAYLOAD_IN_MB" in reply.json()["error"]
 
 
-def test_a_triton_that_dies_in_between_is_a_503_of_the_whole_and_lines_work_again(server: Server) -> None:
+def test_a_triton_that_dies_in_between_is_a_503_of_the_whole_and_lines_work_again(
+    server: Server,
+) -> None:
     with server.unattended():
         os.kill(server.pid("tritonserver"), signal.SIGKILL)
         reply = send(server, [[1, 2]] * 20)
@@ -246,5 +289,9 @@ def test_a_triton_that_dies_in_between_is_a_503_of_the_whole_and_lines_work_agai
 
 def test_execution_parameters_are_those_of_the_variables(server: Server) -> None:
     reply = server.get("/execution-parameters")
-    assert reply.json() == {"MaxConcurrentTransforms": 3, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
+    assert reply.json() == {
+        "MaxConcurrentTransforms": 3,
+        "BatchStrategy": "MULTI_RECORD",
+        "MaxPayloadInMB": 6,
+    }
     assert server.post("/execution-parameters").status_code == 405

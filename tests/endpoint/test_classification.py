@@ -1,4 +1,5 @@
-"""KServe's output parameter `classification`: our answer is Triton's own, and nothing that kills Triton reaches it."""
+"""KServe's output parameter `classification`: our answer is Triton's own, and nothing that kills
+Triton reaches it."""
 
 import json
 from pathlib import Path
@@ -43,9 +44,14 @@ def make_echoes(repository: Path) -> None:
 server = module_server(make_echoes, SERVE_WORKERS="1")
 
 
-def body(datatype: str, shape: list[int], data: list[Any], count: Any, **more: Any) -> dict[str, Any]:
+def body(
+    datatype: str, shape: list[int], data: list[Any], count: Any, **more: Any
+) -> dict[str, Any]:
     inputs = [{"name": "x", "shape": shape, "datatype": datatype, "data": data}]
-    return {"inputs": inputs, "outputs": [{"name": "x", "parameters": {"classification": count, **more}}]}
+    return {
+        "inputs": inputs,
+        "outputs": [{"name": "x", "parameters": {"classification": count, **more}}],
+    }
 
 
 def ask(server: Server, model: str, document: Any) -> requests.Response:
@@ -67,7 +73,9 @@ def ask(server: Server, model: str, document: Any) -> requests.Response:
         ("uint64", "UINT64", [1, 3], [2**64 - 1, 0, 2**63], 3),
     ],
 )
-def test_classes_are_triton_s(server: Server, model: str, datatype: str, shape: Any, data: Any, count: int) -> None:
+def test_classes_are_triton_s(
+    server: Server, model: str, datatype: str, shape: Any, data: Any, count: int
+) -> None:
     document = body(datatype, shape, data, count)
     with server.triton() as triton:
         expected = triton.post(f"/v2/models/{model}/infer", json=document).json()
@@ -80,9 +88,17 @@ def test_classes_travel_as_binary_data_and_in_streams_too(server: Server) -> Non
     reply = ask(server, "labelled", document)
     length = int(reply.headers["Inference-Header-Content-Length"])
     (output,) = json.loads(reply.content[:length])["outputs"]
-    assert (output["datatype"], output["shape"], output["parameters"]) == ("BYTES", [1, 1], {"binary_data_size": 32})
+    assert (output["datatype"], output["shape"], output["parameters"]) == (
+        "BYTES",
+        [1, 1],
+        {"binary_data_size": 32},
+    )
     assert reply.content[length:] == (28).to_bytes(4, "little") + b"2.000000:1:one with  spaces "
-    line = server.post(params={"model_name": "labelled"}, json=document, headers={"Accept": "application/jsonlines"})
+    line = server.post(
+        params={"model_name": "labelled"},
+        json=document,
+        headers={"Accept": "application/jsonlines"},
+    )
     assert line.json()["outputs"][0]["data"] == ["2.000000:1:one with  spaces "]
 
 

@@ -19,7 +19,15 @@ from serving.model_status.registry import Registry
 from serving.model_status.shared_files import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
-from tests.support.harness import EXITS, PATIENCE, Server, make_python_model, make_scale, module_server, wait_until
+from tests.support.harness import (
+    EXITS,
+    PATIENCE,
+    Server,
+    make_python_model,
+    make_scale,
+    module_server,
+    wait_until,
+)
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -72,7 +80,11 @@ def stub(server: Server) -> int:
 
 
 def crashes(server: Server) -> float:
-    match = re.search(r'^serve_model_crashes_total{model="ends"} (\S+)$', server.get("/metrics").text, re.MULTILINE)
+    match = re.search(
+        r'^serve_model_crashes_total{model="ends"} (\S+)$',
+        server.get("/metrics").text,
+        re.MULTILINE,
+    )
     return float(match[1]) if match else 0.0
 
 
@@ -88,7 +100,9 @@ def is_unloaded(server: Server, name: str) -> bool:
     return {entry.reason for entry in new_worker(server).index()[name]} == {"unloaded"}
 
 
-def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(running: Server) -> None:
+def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(
+    running: Server,
+) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
         reply = ask(running, "ends", 13)
@@ -98,7 +112,9 @@ def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(run
         wait_until(lambda: serves(running, "ends"), "it is served again")
         assert running.ping() == 200
     assert set(load.answers) == {"200"}
-    wait_until(lambda: running.says("'ends_0_0'", "exited", "3", process="manager"), "the log says so")
+    wait_until(
+        lambda: running.says("'ends_0_0'", "exited", "3", process="manager"), "the log says so"
+    )
     assert crashes(running) == 1
 
 
@@ -126,16 +142,22 @@ def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -
 def test_a_part_of_an_ensemble_s_part_is_started_again(running: Server) -> None:
     reply = ask(running, "outer", 13)
     assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting"), reply.text
-    wait_until(lambda: all(serves(running, name) for name in ("outer", "chain", "ends")), "all are served again")
+    wait_until(
+        lambda: all(serves(running, name) for name in ("outer", "chain", "ends")),
+        "all are served again",
+    )
 
 
 def test_a_model_that_keeps_dying_is_refused_alone_and_tried_later(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
-        wait_until(lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused")
+        wait_until(
+            lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused"
+        )
         # It is loaded once more before; callers that ask Triton itself are answered then.
         wait_until(lambda: not stub(running) and is_unloaded(running, "ends"), "it is unloaded")
         reply = ask(running, "ends")
-        # Whichever worker answers: it may never have been asked for the ensemble while that was served.
+        # Whichever worker answers: it may never have been asked for the ensemble while that was
+        # served.
         assert {running.ping() for _ in range(20)} == {200}
         assert {ask(running, "chain").json()["code"] for _ in range(20)} == {"model_refused"}
         for name in ("chain", "outer"):
@@ -156,8 +178,13 @@ def test_a_model_that_keeps_dying_is_refused_alone_and_tried_later(running: Serv
 
 def end_refusal(server: Server, name: str) -> None:
     """Let a manager that is started anew find that the time is over."""
-    table, manager = Table(replace(Settings(), run_dir=server.run_dir).table_file), server.pid("manager")
+    table, manager = (
+        Table(replace(Settings(), run_dir=server.run_dir).table_file),
+        server.pid("manager"),
+    )
     os.kill(manager, signal.SIGSTOP)
     models = table.look()
-    table.write(replace(models, entries={**models.entries, name: replace(models.entries[name], until=0.1)}))
+    table.write(
+        replace(models, entries={**models.entries, name: replace(models.entries[name], until=0.1)})
+    )
     os.kill(manager, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""What a hostile caller sends below HTTP's surface, and what the edge does where the machine is too small."""
+"""What a hostile caller sends below HTTP's surface, and what the edge does where the machine is too
+small."""
 
 import contextlib
 import json
@@ -26,8 +27,14 @@ CHUNKED = b"Transfer-Encoding: chunked"
 CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(SLEEPER), SLEEPER)
 
 
-def post(*headers: bytes, body: bytes = SLEEPER, line: bytes = b"POST /invocations HTTP/1.1") -> bytes:
-    return b"\r\n".join([line, b"Host: x", b"Content-Type: application/json", *headers]) + b"\r\n\r\n" + body
+def post(
+    *headers: bytes, body: bytes = SLEEPER, line: bytes = b"POST /invocations HTTP/1.1"
+) -> bytes:
+    return (
+        b"\r\n".join([line, b"Host: x", b"Content-Type: application/json", *headers])
+        + b"\r\n\r\n"
+        + body
+    )
 
 
 def get(path: bytes, *headers: bytes) -> bytes:
@@ -43,7 +50,8 @@ def answers(server: Server, request: bytes) -> tuple[list[int], bytes]:
     return statuses, data.rpartition(b"\r\n\r\n")[2]
 
 
-CODES = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}  # else invalid_request
+# else invalid_request
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
 REFUSED = {
     "no HTTP": (400, b"rubbish\r\n\r\n"),
     "no host": (400, b"GET / HTTP/1.1\r\n\r\n"),
@@ -67,7 +75,10 @@ REFUSED = {
     "HTTP/2": (400, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
     "CONNECT": (400, b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n"),
     "a method of one letter": (404, b"A / HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n\r\n"),
-    "a method of 26 letters": (404, b"ABCDEFGHIJKLMNOPQRSTUVWXYZ / HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n\r\n"),
+    "a method of 26 letters": (
+        404,
+        b"ABCDEFGHIJKLMNOPQRSTUVWXYZ / HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n\r\n",
+    ),
     "NUL in the path": (400, get(b"/a%00b")),
     "NUL as it is": (400, get(b"/a\0b")),
     "out of the root": (400, get(b"/../../etc/passwd")),
@@ -83,16 +94,23 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_ambiguous_or_broken_request_gets_our_error_and_the_connection_ends(server: Server, name: str) -> None:
+def test_an_ambiguous_or_broken_request_gets_our_error_and_the_connection_ends(
+    server: Server, name: str
+) -> None:
     status, request = REFUSED[name]
     statuses, body = answers(server, request)
     assert statuses == [status]
     document = json.loads(body)
-    assert (set(document), document["code"]) == ({"error", "code", "request_id"}, CODES.get(status, "invalid_request"))
+    assert (set(document), document["code"]) == (
+        {"error", "code", "request_id"},
+        CODES.get(status, "invalid_request"),
+    )
     assert server.ping() == 200
 
 
-@pytest.mark.parametrize("request_bytes", [post(LENGTH, b"X-A: \x01\x1b", CLOSE), get(b"/\xff\xfe")])
+@pytest.mark.parametrize(
+    "request_bytes", [post(LENGTH, b"X-A: \x01\x1b", CLOSE), get(b"/\xff\xfe")]
+)
 def test_bytes_that_only_gunicorn_refuses_are_400(server: Server, request_bytes: bytes) -> None:
     assert (answers(server, request_bytes)[0], server.ping()) == ([400], 200)
 
@@ -104,13 +122,21 @@ def test_a_caller_gets_the_reply_to_a_large_body_that_flask_does_not_read(server
 
 
 SERVED = {
-    "chunks with an extension": ([200], post(CHUNKED, CLOSE, body=CHUNKS.replace(b"\r\n", b";a=b\r\n", 1))),
+    "chunks with an extension": (
+        [200],
+        post(CHUNKED, CLOSE, body=CHUNKS.replace(b"\r\n", b";a=b\r\n", 1)),
+    ),
     "a trailer": ([200], post(CHUNKED, CLOSE, body=CHUNKS[:-2] + b"Content-Length: 3\r\n\r\n")),
     "an absolute URI": ([200], post(LENGTH, CLOSE, line=b"POST http://other/invocations HTTP/1.1")),
     "two after each other": ([200, 200], post(LENGTH) + post(LENGTH, CLOSE)),
     "an upgrade to HTTP/2": (
         [200],
-        post(LENGTH, b"Connection: Upgrade, HTTP2-Settings, close", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"),
+        post(
+            LENGTH,
+            b"Connection: Upgrade, HTTP2-Settings, close",
+            b"Upgrade: h2c",
+            b"HTTP2-Settings: AAMAAABk",
+        ),
     ),
     "a header with an underscore": ([200], post(LENGTH, b"Transfer_Encoding: chunked", CLOSE)),
     "200 headers": ([200], post(LENGTH, *(b"A%d: b" % number for number in range(200)), CLOSE)),
@@ -132,7 +158,9 @@ def test_a_request_of_http_0_9_gets_no_more_than_a_body(server: Server) -> None:
 def test_control_characters_of_a_caller_are_escaped_in_the_log(server: Server) -> None:
     escapes = b"\x1b[31mred\xc2\x9bX"
     answers(server, get(b"/" + escapes))
-    answers(server, get(b"/nowhere", b"Referer: " + escapes, b"X-Amzn-SageMaker-Inference-Id: escaped"))
+    answers(
+        server, get(b"/nowhere", b"Referer: " + escapes, b"X-Amzn-SageMaker-Inference-Id: escaped")
+    )
     wait_until(lambda: "escaped" in server.output(), "its line")
     assert not re.findall(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]", server.log.read_bytes())
 
@@ -142,7 +170,14 @@ def test_a_post_that_nginx_answers_itself_is_logged_as_a_post(server: Server) ->
     assert server.post("/ping", data=bytes(5000)).status_code == 413  # not logged
     assert server.post("/nowhere", data=bytes(5000), headers=headers).status_code == 404
     wait_until(lambda: "is-a-post" in server.output(), "its line")
-    assert len(server.entries("nginx", request_id="is-a-post", method="POST", status=404, path="/nowhere")) == 1
+    assert (
+        len(
+            server.entries(
+                "nginx", request_id="is-a-post", method="POST", status=404, path="/nowhere"
+            )
+        )
+        == 1
+    )
 
 
 def invoke(server: Server, padding: int = 0) -> requests.Response:
@@ -160,7 +195,9 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_disk(folder: Path) -> Iterator[Path]:
     """A file system of 8 MB in memory; the test is skipped where none can be mounted."""
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False
+    )
     if done.returncode:
         pytest.skip(f"no file system can be mounted here: {done.stderr.decode()}")
     try:
@@ -177,15 +214,21 @@ def fill(folder: Path) -> Path:
     return file
 
 
-def test_with_a_full_disk_small_requests_are_answered_and_large_ones_are_500(sleeper: Path, tmp_path: Path) -> None:
+def test_with_a_full_disk_small_requests_are_answered_and_large_ones_are_500(
+    sleeper: Path, tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "disk") as disk:
         server = Server(tmp_path, sleeper, SERVE_RUN_DIR=str(disk / "run"), SERVE_WORKERS="2")
         server.run_dir = disk / "run"
         server.wait_ready()
-        # The second worker may start later. One that starts on a full disk ends with its first request.
+        # The second worker may start later. One that starts on a full disk ends with its first
+        # request.
         counts = server.run_dir / "metrics"
         # Two files of each worker and one of gunicorn's master.
-        wait_until(lambda: [file.stat().st_size > 0 for file in counts.glob("*.db")] == [True] * 5, "two workers")
+        wait_until(
+            lambda: [file.stat().st_size > 0 for file in counts.glob("*.db")] == [True] * 5,
+            "two workers",
+        )
         pids = {name: server.pid(name) for name in ("tritonserver", "gunicorn", "nginx")}
         filled = fill(disk)
         assert {invoke(server).status_code for _ in range(50)} == {200}
@@ -210,7 +253,11 @@ os.execvp(sys.argv[1], sys.argv[1:])
 class Limited(Server):
     """A server whose processes may have no more than 256 files open, even those of root."""
 
-    _drop = ("setpriv", "--inh-caps=-sys_resource", "--bounding-set=-sys_resource") if os.geteuid() == 0 else ()
+    _drop = (
+        ("setpriv", "--inh-caps=-sys_resource", "--bounding-set=-sys_resource")
+        if os.geteuid() == 0
+        else ()
+    )
     prefix = (*_drop, sys.executable, "-c", LIMITED)
 
 

@@ -1,4 +1,5 @@
-"""Ensembles, as `python -m build_engines build` makes them, against their parts called one by one."""
+"""Ensembles, as `python -m build_engines build` makes them, against their parts called one by
+one."""
 
 import io
 import shutil
@@ -25,7 +26,12 @@ from tests.support.harness import FP32, ROOT, Server, b64, encoded, free_port
 
 pytestmark = pytest.mark.stack
 
-TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]
+TEXTS = [
+    "A man is eating food.",
+    "x",
+    "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3,
+    "日本語",
+]
 CPU = ("--for", "cpu", "--no-load", "--out")  # the server loads what is built
 RESNET = ROOT / "model_repository/resnet"
 
@@ -43,13 +49,22 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = '{"prompts": {"query": "Eine Frage: "}, "default_prompt_name": "query"}'
     (left / "config_sentence_transformers.json").write_text(prompts)
     (left / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
-    assert main(["build", "text_embedding", "--name", "left", "--weights", str(left), *CPU, str(folder)]) == 0
+    assert (
+        main(
+            ["build", "text_embedding", "--name", "left", "--weights", str(left), *CPU, str(folder)]
+        )
+        == 0
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    variables = {"SAGEMAKER_TRITON_ALLOW_GRPC": "true", "SAGEMAKER_TRITON_GRPC_PORT": str(free_port()), **FP32}
+    variables = {
+        "SAGEMAKER_TRITON_ALLOW_GRPC": "true",
+        "SAGEMAKER_TRITON_GRPC_PORT": str(free_port()),
+        **FP32,
+    }
     running = Server(tmp_path_factory.mktemp("serve"), built, **variables).wait_ready()
     running.grpc = variables["SAGEMAKER_TRITON_GRPC_PORT"]  # type: ignore[attr-defined]
     yield running
@@ -72,36 +87,55 @@ def test_texts_through_the_ensemble_equal_its_parts(triton: InferenceServerClien
     tokens = infer(triton, "text_embedding_tokenizer", texts)
     encoded = infer(triton, "bert", tokens)["sentence_embedding"]
     pooled = {"sentence_embedding": encoded, "attention_mask": tokens["attention_mask"]}
-    np.testing.assert_array_equal(whole, infer(triton, "text_embedding_pooling", pooled)["finaloutput"])
+    np.testing.assert_array_equal(
+        whole, infer(triton, "text_embedding_pooling", pooled)["finaloutput"]
+    )
 
 
-def test_pooling_by_the_ensemble_equals_pooling_in_the_network(triton: InferenceServerClient) -> None:
-    by_tokens, whole = (infer(triton, name, {"INPUT0": strings(*TEXTS)}) for name in ("by_tokens", "text_embedding"))
+def test_pooling_by_the_ensemble_equals_pooling_in_the_network(
+    triton: InferenceServerClient,
+) -> None:
+    by_tokens, whole = (
+        infer(triton, name, {"INPUT0": strings(*TEXTS)}) for name in ("by_tokens", "text_embedding")
+    )
     np.testing.assert_allclose(by_tokens["finaloutput"], whole["finaloutput"], atol=1e-6)
 
 
 @pytest.mark.parametrize("names", [("text_embedding", "bert"), ("left", "left_bert")])
-def test_the_embedding_is_the_one_that_bert_s_client_makes(server: Server, names: tuple[str, str]) -> None:
-    texts = [*TEXTS * 10, "word " * 600 + TEXTS[0]]  # past max_batch_size, and longer than the model takes
+def test_the_embedding_is_the_one_that_bert_s_client_makes(
+    server: Server, names: tuple[str, str]
+) -> None:
+    # past max_batch_size, and longer than the model takes
+    texts = [*TEXTS * 10, "word " * 600 + TEXTS[0]]
     bodies = [{"model_name": name, "instances": texts} for name in names]
     replies = [server.post(json=body).json()["predictions"] for body in bodies]
-    ours, theirs = (np.array([each["embedding"] for each in predictions]) for predictions in replies)
+    ours, theirs = (
+        np.array([each["embedding"] for each in predictions]) for predictions in replies
+    )
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-def test_many_callers_with_texts_of_different_lengths_get_their_own_answers(triton: InferenceServerClient) -> None:
+def test_many_callers_with_texts_of_different_lengths_get_their_own_answers(
+    triton: InferenceServerClient,
+) -> None:
     texts = [" ".join(["word"] * count) for count in range(1, 17)]
     expected = infer(triton, "text_embedding", {"INPUT0": strings(*texts)})["finaloutput"]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda text: infer(triton, "text_embedding", {"INPUT0": strings(text)}), texts))
+        answers = list(
+            pool.map(lambda text: infer(triton, "text_embedding", {"INPUT0": strings(text)}), texts)
+        )
     for row, answer in zip(expected, answers, strict=True):
         np.testing.assert_allclose(answer["finaloutput"][0], row, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "texts", [strings(*["x"] * 17), np.array([[b"\xff\xfe"]], dtype=np.object_)], ids=["too many", "not UTF-8"]
+    "texts",
+    [strings(*["x"] * 17), np.array([[b"\xff\xfe"]], dtype=np.object_)],
+    ids=["too many", "not UTF-8"],
 )
-def test_texts_that_it_cannot_take_are_refused(triton: InferenceServerClient, texts: NDArray[np.object_]) -> None:
+def test_texts_that_it_cannot_take_are_refused(
+    triton: InferenceServerClient, texts: NDArray[np.object_]
+) -> None:
     with pytest.raises(InferenceServerException):
         infer(triton, "text_embedding", {"INPUT0": texts})
 
@@ -111,37 +145,67 @@ def pages() -> list[Image.Image]:
     return [page.image for page in islice(held_out_pages(7), 3)]
 
 
-def test_images_through_the_ensemble_equal_its_parts(triton: InferenceServerClient, pages: list[Image.Image]) -> None:
+def test_images_through_the_ensemble_equal_its_parts(
+    triton: InferenceServerClient, pages: list[Image.Image]
+) -> None:
     files = [*(encoded(page, "JPEG") for page in pages), encoded(Image.new("RGBA", (9, 9)), "PNG")]
-    images = np.stack([np.frombuffer(file.ljust(max(map(len, files)), b"\0"), np.uint8) for file in files])
+    images = np.stack(
+        [np.frombuffer(file.ljust(max(map(len, files)), b"\0"), np.uint8) for file in files]
+    )
     whole = infer(triton, "image_classes", {"INPUT": images})["OUTPUT"]
     pixels = infer(triton, "image_classes_decoder", {"DALI_INPUT_0": images})["DALI_OUTPUT_0"]
     assert (pixels.shape, pixels.dtype.name) == ((4, 3, 64, 64), "uint8")
     opened = [to_rgb(Image.open(io.BytesIO(file))) for file in files]  # transparent parts are white
     resized = [page.resize((64, 64), Image.Resampling.BILINEAR) for page in opened]
-    np.testing.assert_array_equal(pixels, [np.asarray(image).transpose(2, 0, 1) for image in resized])
+    np.testing.assert_array_equal(
+        pixels, [np.asarray(image).transpose(2, 0, 1) for image in resized]
+    )
     scores = infer(triton, "image_classes_classifier", {"input": pixels})["logits"]
     np.testing.assert_array_equal(whole, scores)
 
 
-def test_an_image_goes_to_it_raw_and_the_likeliest_classes_come_back(server: Server, pages: list[Image.Image]) -> None:
-    reply = server.post("/invocations?model_name=image_classes&top_k=3", data=encoded(pages[0], "JPEG")).json()
+def test_an_image_goes_to_it_raw_and_the_likeliest_classes_come_back(
+    server: Server, pages: list[Image.Image]
+) -> None:
+    reply = server.post(
+        "/invocations?model_name=image_classes&top_k=3", data=encoded(pages[0], "JPEG")
+    ).json()
     classes = reply["predictions"][0]["classes"]
-    assert [each["score"] for each in classes] == sorted((each["score"] for each in classes), reverse=True)
+    assert [each["score"] for each in classes] == sorted(
+        (each["score"] for each in classes), reverse=True
+    )
     assert len(classes) == 3
-    together = {"model_name": "image_classes", "instances": [b64(encoded(page, "JPEG")) for page in pages]}
+    together = {
+        "model_name": "image_classes",
+        "instances": [b64(encoded(page, "JPEG")) for page in pages],
+    }
     answers = server.post(json=together).json()["predictions"]
     assert answers[0]["classes"][:3] == [pytest.approx(each) for each in classes]
 
 
 @pytest.mark.parametrize("cut", [3000, 9])
-def test_an_undecodable_image_is_the_callers_fault(server: Server, pages: list[Image.Image], cut: int) -> None:
-    reply = server.post("/invocations?model_name=image_classes", data=encoded(pages[0], "JPEG")[:cut])
+def test_an_undecodable_image_is_the_callers_fault(
+    server: Server, pages: list[Image.Image], cut: int
+) -> None:
+    reply = server.post(
+        "/invocations?model_name=image_classes", data=encoded(pages[0], "JPEG")[:cut]
+    )
     assert reply.status_code == 400
 
 
-def test_a_multi_model_endpoint_loads_an_ensemble_s_archive(server: Server, built: Path, tmp_path: Path) -> None:
-    arguments = ["archive", "text_embedding", "--repository", str(built), "--out", str(tmp_path), "--copies", "1"]
+def test_a_multi_model_endpoint_loads_an_ensemble_s_archive(
+    server: Server, built: Path, tmp_path: Path
+) -> None:
+    arguments = [
+        "archive",
+        "text_embedding",
+        "--repository",
+        str(built),
+        "--out",
+        str(tmp_path),
+        "--copies",
+        "1",
+    ]
     assert main(arguments) == 0
     root, target = tmp_path / "models", "text_embedding-0.tar.gz"
     with tarfile.open(tmp_path / target) as archive:
@@ -150,7 +214,9 @@ def test_a_multi_model_endpoint_loads_an_ensemble_s_archive(server: Server, buil
     variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(root), **FP32}
     multi = Server(tmp_path, tmp_path / "empty", **variables).wait_ready()
     try:
-        expected = server.post(json={"model_name": "text_embedding", "instances": TEXTS}).json()["predictions"]
+        expected = server.post(json={"model_name": "text_embedding", "instances": TEXTS}).json()[
+            "predictions"
+        ]
         body = {"model_name": "opaque", "url": str(root / "0" / "model")}
         loaded = multi.post("/models", json=body, headers={"X-Amzn-SageMaker-Target-Model": target})
         assert loaded.status_code == 200, loaded.text

@@ -26,7 +26,9 @@ def picture(format: str = "PNG", size: tuple[int, int] = (40, 30), **options: An
 
 def expect(reply: requests.Response, status: int, code: str, *names: str) -> None:
     """Assert the one shape of an error, with each of the names in its text."""
-    assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/json"), reply.text
+    assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/json"), (
+        reply.text
+    )
     body = reply.json()
     assert set(body) == {"error", "code", "request_id"}
     assert body["code"] == code
@@ -41,7 +43,11 @@ def animation() -> bytes:
 
 
 def raw(data: bytes, kind: str, model: str = "resnet", **headers: str) -> dict[str, Any]:
-    return {"params": {"model_name": model}, "data": data, "headers": {"Content-Type": kind, **headers}}
+    return {
+        "params": {"model_name": model},
+        "data": data,
+        "headers": {"Content-Type": kind, **headers},
+    }
 
 
 def body(document: Any, model: str = "resnet") -> dict[str, Any]:
@@ -53,7 +59,10 @@ def instance(value: Any, **keys: Any) -> dict[str, Any]:
 
 
 def tensor(**fields: Any) -> dict[str, Any]:
-    return body({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]} | fields]}, "scale")
+    return body(
+        {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]} | fields]},
+        "scale",
+    )
 
 
 def spoilt(mistake: str) -> dict[str, Any]:
@@ -70,49 +79,120 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "instances that are no list": (body({"instances": "x"}), INVALID, ("'instances'",)),
     "parameters that are no object": (instance(GOOD, parameters=3), INVALID, ("'parameters'",)),
     "a parameter out of range": (instance(GOOD, parameters={"top_k": 0}), INVALID, ("'top_k'",)),
-    "a parameter of another type": (instance(GOOD, parameters={"top_k": "many"}), INVALID, ("'top_k'",)),
+    "a parameter of another type": (
+        instance(GOOD, parameters={"top_k": "many"}),
+        INVALID,
+        ("'top_k'",),
+    ),
     "an unknown parameter": (instance(GOOD, parameters={"topk": 1}), INVALID, ("'topk'", "top_k")),
     "a misspelt key": (instance(GOOD, parametrs={}), INVALID, ("'parametrs'", "'parameters'")),
     "a payload beside instances": (instance(GOOD, payload={}), INVALID, ("'payload'", "instances")),
     "inputs beside instances": (instance(GOOD, inputs="b"), INVALID, ("'inputs'", "instances")),
     "a key beside the payload": ({"json": PAYLOAD | {"text": "b"}}, INVALID, ("'text'", "payload")),
-    "a key within the payload": ({"json": {"payload": {"img": "QQ==", "size": 3}}}, INVALID, ("'size'", "img")),
-    "a parameter outside of parameters": (instance(GOOD, top_k=1), INVALID, ("'top_k'", "'parameters'")),
+    "a key within the payload": (
+        {"json": {"payload": {"img": "QQ==", "size": 3}}},
+        INVALID,
+        ("'size'", "img"),
+    ),
+    "a parameter outside of parameters": (
+        instance(GOOD, top_k=1),
+        INVALID,
+        ("'top_k'", "'parameters'"),
+    ),
     "a name that is no string": (body({"model_name": 5, "instances": [1]}), INVALID, ("name",)),
     "a name that is a list": (body({"modelname": [], "instances": [1]}), INVALID, ("name",)),
-    "two names": (body({"model_name": "a", "modelname": "b", "instances": [1]}), INVALID, ("'a'", "'b'")),
-    "a version that is no number": (body({"model_version": [1], "instances": [1]}), INVALID, ("model_version",)),
-    "a version that is a truth": (body({"model_version": True, "instances": [1]}), INVALID, ("model_version",)),
-    "a version with a fraction": (body({"model_version": 1.5, "instances": [1]}), INVALID, ("model_version",)),
-    **{f"as JSON: {data.decode()}": (raw(data, JSON), INVALID, ("JSON",)) for data in (b'{"a": [', b"['a']", b"5")},
+    "two names": (
+        body({"model_name": "a", "modelname": "b", "instances": [1]}),
+        INVALID,
+        ("'a'", "'b'"),
+    ),
+    "a version that is no number": (
+        body({"model_version": [1], "instances": [1]}),
+        INVALID,
+        ("model_version",),
+    ),
+    "a version that is a truth": (
+        body({"model_version": True, "instances": [1]}),
+        INVALID,
+        ("model_version",),
+    ),
+    "a version with a fraction": (
+        body({"model_version": 1.5, "instances": [1]}),
+        INVALID,
+        ("model_version",),
+    ),
+    **{
+        f"as JSON: {data.decode()}": (raw(data, JSON), INVALID, ("JSON",))
+        for data in (b'{"a": [', b"['a']", b"5")
+    },
     "an empty body": ({"params": {"model_name": "resnet"}}, INVALID, ()),
-    "a form without a file": ({"files": {"top_k": (None, "1")}, "params": {"model_name": "resnet"}}, INVALID, ()),
+    "a form without a file": (
+        {"files": {"top_k": (None, "1")}, "params": {"model_name": "resnet"}},
+        INVALID,
+        (),
+    ),
     "no base64": (instance({"b64": "!!!"}), UNDECODABLE, ("instance 1", "'instances.b64'")),
     "no image": (instance(b64(b"no picture at all")), UNDECODABLE, ("instance 1",)),
     "an image of no bytes": (instance({"b64": ""}), UNDECODABLE, ("instance 1",)),
-    "an unknown key of an instance": (instance({"image": "x"}), UNDECODABLE, ("instance 1", "'image'", "b64")),
+    "an unknown key of an instance": (
+        instance({"image": "x"}),
+        UNDECODABLE,
+        ("instance 1", "'image'", "b64"),
+    ),
     "a text for an image": (instance("text"), UNDECODABLE, ("instance 1", "b64")),
     "null for an image": (instance(None), UNDECODABLE, ("instance 1", "b64")),
     "half a PNG": (instance(b64(picture()[:400])), UNDECODABLE, ("instance 1",)),
-    "an image too large": (instance(b64(png_that_claims(10**5, 10**5))), UNDECODABLE, ("instance 1", "10000000000")),
+    "an image too large": (
+        instance(b64(png_that_claims(10**5, 10**5))),
+        UNDECODABLE,
+        ("instance 1", "10000000000"),
+    ),
     "an animation": (instance(b64(animation())), UNDECODABLE, ("instance 1",)),
     "half a raw PNG": (raw(picture()[:300], "image/png"), UNDECODABLE, ("instance 0", "'body'")),
-    "the sample's shape": (body({"modelname": "resnet", "payload": {"img": "%"}}), UNDECODABLE, ("'payload.img.b64'",)),
+    "the sample's shape": (
+        body({"modelname": "resnet", "payload": {"img": "%"}}),
+        UNDECODABLE,
+        ("'payload.img.b64'",),
+    ),
     "a text that is not UTF-8": (raw(b"\xff\xfe", "text/plain", "bert"), UNDECODABLE, ("UTF-8",)),
     "a broken npy file": (raw(b"\x93NUMPY broken", NPY, "scale"), UNDECODABLE, ("npy",)),
-    "a pickle in npy": (raw(npy(np.array([{}]), allow_pickle=True), NPY, "scale"), UNDECODABLE, ("pickle",)),
+    "a pickle in npy": (
+        raw(npy(np.array([{}]), allow_pickle=True), NPY, "scale"),
+        UNDECODABLE,
+        ("pickle",),
+    ),
     "npy of another datatype": (raw(npy(np.array(["a"])), NPY, "scale"), INVALID, ("FP32",)),
     "npy for many inputs": (raw(npy(np.array(["a"])), NPY, "identity"), INVALID, ("13",)),
-    "several models and no name": ({"json": {"instances": ["x"]}}, INVALID, ("bert", "identity", "scale", "yolov5")),
-    "an unknown model": (body({"instances": ["x"]}, "resnext"), "404 model_not_found", ("'resnext'", "resnet", "bert")),
+    "several models and no name": (
+        {"json": {"instances": ["x"]}},
+        INVALID,
+        ("bert", "identity", "scale", "yolov5"),
+    ),
+    "an unknown model": (
+        body({"instances": ["x"]}, "resnext"),
+        "404 model_not_found",
+        ("'resnext'", "resnet", "bert"),
+    ),
     "an unknown version": (
         body({"model_version": 9, "instances": ["x"]}, "scale"),
         "404 version_not_found",
         ("'scale'", "'9'", "1, 2"),
     ),
-    "too large": (raw(b"x" * (LIMIT + 1), ""), "413 payload_too_large", ("25 MB", "SERVE_MAX_BODY_MB")),
-    "a PDF": (raw(b"%PDF-1.7", "application/pdf"), "415 unsupported_media_type", ("application/pdf", "image/*")),
-    "a picture as text": (raw(picture(), "image/png", "bert"), "415 unsupported_media_type", ("image/png", "text/")),
+    "too large": (
+        raw(b"x" * (LIMIT + 1), ""),
+        "413 payload_too_large",
+        ("25 MB", "SERVE_MAX_BODY_MB"),
+    ),
+    "a PDF": (
+        raw(b"%PDF-1.7", "application/pdf"),
+        "415 unsupported_media_type",
+        ("application/pdf", "image/*"),
+    ),
+    "a picture as text": (
+        raw(picture(), "image/png", "bert"),
+        "415 unsupported_media_type",
+        ("image/png", "text/"),
+    ),
     "a picture of two": (body({"instances": [GOOD] * 2}, "yolov5") | PNG, "406 not_acceptable", ()),
     "a picture of a text": (body({"instances": ["a"]}, "bert") | PNG, "406 not_acceptable", ()),
     "a field twice": (
@@ -123,8 +203,16 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "an unknown field": (raw(b"text=a&times=2", FORM, "bert"), INVALID, ("'times'",)),
     "instances without a client": (body({"instances": [1]}, "scale"), INVALID, ("KServe", "npy")),
     "an unknown tensor": (tensor(name="z"), INVALID, ("'z'",)),
-    "an input twice": (body({"inputs": tensor()["json"]["inputs"] * 2}, "identity"), INVALID, ("twice",)),
-    "a misspelt key beside tensors": (body({"inputs": [], "parametrs": {}}, "scale"), INVALID, ("'parametrs'",)),
+    "an input twice": (
+        body({"inputs": tensor()["json"]["inputs"] * 2}, "identity"),
+        INVALID,
+        ("twice",),
+    ),
+    "a misspelt key beside tensors": (
+        body({"inputs": [], "parametrs": {}}, "scale"),
+        INVALID,
+        ("'parametrs'",),
+    ),
     "a misspelt key of a tensor": (tensor(dat=[1]), INVALID, ("'dat'",)),
     "a misspelt key of an output": (
         body({"inputs": [], "outputs": [{"name": "y", "binary_data": True}]}, "scale"),
@@ -137,12 +225,27 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "data of another type": (tensor(data=["a"]), INVALID, ("'x'", "FP32", "'a'")),
     "data that are no FP16": (tensor(datatype="FP16", data=["a"]), INVALID, ("'x'", "FP16")),
     "a tensor that is no object": (body({"inputs": ["x"]}, "scale"), INVALID, ("inputs",)),
-    "a client that raises": (spoilt("raise"), "500 inference_failed", ("'sleeper'", "postprocess", "KeyError")),
+    "a client that raises": (
+        spoilt("raise"),
+        "500 inference_failed",
+        ("'sleeper'", "postprocess", "KeyError"),
+    ),
     "a client that loses": (spoilt("lose"), "500 inference_failed", ("'sleeper'", "0", "1")),
-    "a model that fails": (body({"instances": [-1]}, "sleeper"), "500 inference_failed", ("it was told to fail",)),
-    "a model that fails at length": (body({"instances": [-5000]}, "sleeper"), "500 inference_failed", ("fail",)),
+    "a model that fails": (
+        body({"instances": [-1]}, "sleeper"),
+        "500 inference_failed",
+        ("it was told to fail",),
+    ),
+    "a model that fails at length": (
+        body({"instances": [-5000]}, "sleeper"),
+        "500 inference_failed",
+        ("fail",),
+    ),
     "a model that fails with tensors": (
-        body({"inputs": [{"name": "seconds", "shape": [1], "datatype": "FP32", "data": [-1]}]}, "sleeper"),
+        body(
+            {"inputs": [{"name": "seconds", "shape": [1], "datatype": "FP32", "data": [-1]}]},
+            "sleeper",
+        ),
         "500 inference_failed",
         ("it was told to fail",),
     ),
@@ -150,7 +253,9 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_mistake_is_answered_with_its_code_and_the_names_that_help(server: Server, case: str) -> None:
+def test_a_mistake_is_answered_with_its_code_and_the_names_that_help(
+    server: Server, case: str
+) -> None:
     request, error, names = CASES[case]
     status, code = error.split()
     reply = server.post(**request)
@@ -168,7 +273,9 @@ def test_a_mistake_is_answered_with_its_code_and_the_names_that_help(server: Ser
         ("model_version=1", None, {"model_name": "scale"}, {"model_version": 2}),
     ],
 )
-def test_refuse_two_sources(server: Server, attributes: str, target: str | None, query: Any, document: Any) -> None:
+def test_refuse_two_sources(
+    server: Server, attributes: str, target: str | None, query: Any, document: Any
+) -> None:
     headers = {ATTRIBUTES: attributes, TARGET: target}
     reply = server.post(params=query, json={"instances": ["x"], **document}, headers=headers)
     expect(reply, 400, "invalid_request")
@@ -177,13 +284,19 @@ def test_refuse_two_sources(server: Server, attributes: str, target: str | None,
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
 def test_an_image_as_json_is_a_400_with_its_content_type(server: Server, kind: str) -> None:
     data = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff\xe0"}[kind] + bytes(20)
-    reply = server.post(params={"model_name": "resnet"}, data=data, headers={"Content-Type": "application/json"})
+    reply = server.post(
+        params={"model_name": "resnet"}, data=data, headers={"Content-Type": "application/json"}
+    )
     expect(reply, 400, "invalid_request", f"image/{kind}")
 
 
-@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "application/octet-stream"])
+@pytest.mark.parametrize(
+    "kind", ["", "application/x-www-form-urlencoded", "application/octet-stream"]
+)
 @pytest.mark.parametrize("data", [b'["a text"]', b'\n ["a", "b"]', b'"a text"'])
-def test_json_without_its_content_type_is_not_taken_for_a_text(server: Server, kind: str, data: bytes) -> None:
+def test_json_without_its_content_type_is_not_taken_for_a_text(
+    server: Server, kind: str, data: bytes
+) -> None:
     expect(server.post(**raw(data, kind, "bert")), 400, "invalid_request")
 
 
@@ -207,8 +320,18 @@ def test_the_error_of_model_in_the_query_names_model_name(server: Server) -> Non
 
 def test_the_error_of_tensors_of_another_rank_or_none_names_the_shape(server: Server) -> None:
     tensor = {"name": "x", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]}
-    expect(server.post(params={"model_name": "scale"}, json={"inputs": [tensor]}), 400, "invalid_request", "[-1, -1]")
-    expect(server.post(params={"model_name": "scale"}, json={"inputs": []}), 400, "invalid_request", "[-1, -1]")
+    expect(
+        server.post(params={"model_name": "scale"}, json={"inputs": [tensor]}),
+        400,
+        "invalid_request",
+        "[-1, -1]",
+    )
+    expect(
+        server.post(params={"model_name": "scale"}, json={"inputs": []}),
+        400,
+        "invalid_request",
+        "[-1, -1]",
+    )
 
 
 def test_a_body_at_the_limit_is_read(server: Server) -> None:

@@ -1,4 +1,5 @@
-"""Hostile bodies over real HTTP: each is answered by an error that says why, and the server is none the worse."""
+"""Hostile bodies over real HTTP: each is answered by an error that says why, and the server is none
+the worse."""
 
 import gzip
 import json
@@ -41,8 +42,9 @@ QUEUED = (
 
 
 def make_models(repository: Path) -> None:
-    """Make `numbers` and `texts`, which give back what they get; `chain`, without a batch dimension, whose only part is
-    `numbers`; `queued` and `narrow`, sleepers with a dynamic batcher, whose queue holds one request in `narrow`."""
+    """Make `numbers` and `texts`, which give back what they get; `chain`, without a batch
+    dimension, whose only part is `numbers`; `queued` and `narrow`, sleepers with a dynamic batcher,
+    whose queue holds one request in `narrow`."""
     make_scale(repository)
     make_sleeper(repository)
     make_echo(repository, "numbers", "FP32")
@@ -50,8 +52,9 @@ def make_models(repository: Path) -> None:
     (repository / "chain/1").mkdir(parents=True)
     (repository / "chain/config.pbtxt").write_text(
         'platform: "ensemble"\ninput { name: "x" data_type: TYPE_FP32 dims: [-1, -1] }\n'
-        'output { name: "y" data_type: TYPE_FP32 dims: [-1, -1] }\nensemble_scheduling { step { model_name: "numbers" '
-        'model_version: -1 input_map { key: "x" value: "x" } output_map { key: "x" value: "y" } } }\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: [-1, -1] }\nensemble_scheduling { '
+        'step { model_name: "numbers" model_version: -1 input_map { key: "x" value: "x" } '
+        'output_map { key: "x" value: "y" } } }\n'
     )
     link_model(ROOT / "model_repository/bert", repository)
     code = SLEEPER.replace("np.array([seconds]", "np.array([[seconds]]")
@@ -59,7 +62,9 @@ def make_models(repository: Path) -> None:
         make_python_model(repository / name, QUEUED % policy, code, SLEEPER_CLIENT)
 
 
-server = module_server(make_models, SERVE_REQUEST_TIMEOUT=str(SECONDS), SERVE_WORKERS="1", SERVE_MAX_BODY_MB="40")
+server = module_server(
+    make_models, SERVE_REQUEST_TIMEOUT=str(SECONDS), SERVE_WORKERS="1", SERVE_MAX_BODY_MB="40"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +79,14 @@ def unharmed(server: Server) -> Iterator[None]:
 
 def scale(server: Server) -> Any:
     inputs = [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]
-    return server.post(params={"model_name": "scale"}, json={"inputs": inputs}).json()["outputs"][0]["data"]
+    return server.post(params={"model_name": "scale"}, json={"inputs": inputs}).json()["outputs"][
+        0
+    ]["data"]
 
 
-def send(server: Server, model: str, data: bytes, kind: str = JSON_TYPE, encoding: str = "") -> requests.Response:
+def send(
+    server: Server, model: str, data: bytes, kind: str = JSON_TYPE, encoding: str = ""
+) -> requests.Response:
     headers = {"Content-Type": kind} | ({"Content-Encoding": encoding} if encoding else {})
     return server.post(params={"model_name": model}, data=data, headers=headers)
 
@@ -100,10 +109,12 @@ def worker(server: Server) -> tuple[int, int]:
 
 
 def cost(server: Server, worker: tuple[int, int], *statuses: int, **body: Any) -> tuple[int, float]:
-    """Send a body that is answered with one of these errors; return the MB that the worker took for it, and the
-    seconds."""
+    """Send a body that is answered with one of these errors; return the MB that the worker took for
+    it, and the seconds."""
     pid, idle = worker
-    wait_until(lambda: memory(pid, "VmRSS") < idle + 60, "the worker gives back what the body before took")
+    wait_until(
+        lambda: memory(pid, "VmRSS") < idle + 60, "the worker gives back what the body before took"
+    )
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins at VmRSS again
     reply = send(server, **body)
     expect(reply, *statuses)
@@ -111,11 +122,20 @@ def cost(server: Server, worker: tuple[int, int], *statuses: int, **body: Any) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_hostile_body_is_refused_and_takes_little_memory(server: Server, worker: tuple[int, int], case: str) -> None:
+def test_a_hostile_body_is_refused_and_takes_little_memory(
+    server: Server, worker: tuple[int, int], case: str
+) -> None:
     hostile = CASES[case]()
-    model = {"BYTES": "texts", "FP32": "numbers"}.get(hostile.model.model.inputs[0].datatype, "numbers")
+    model = {"BYTES": "texts", "FP32": "numbers"}.get(
+        hostile.model.model.inputs[0].datatype, "numbers"
+    )
     name = "sleeper" if hostile.model.client else model
-    body = {"model": name, "data": hostile.data, "kind": hostile.content_type, "encoding": hostile.encoding}
+    body = {
+        "model": name,
+        "data": hostile.data,
+        "kind": hostile.content_type,
+        "encoding": hostile.encoding,
+    }
     megabytes, _ = cost(server, worker, 400, 413, **body)
     assert megabytes < MOST
 
@@ -125,11 +145,16 @@ def ask(server: Server, model: str, *inputs: dict[str, Any]) -> requests.Respons
 
 
 @pytest.mark.parametrize(
-    ("model", "datatype"), [("scale", "FP32"), ("numbers", "FP32"), ("texts", "BYTES"), ("chain", "FP32")]
+    ("model", "datatype"),
+    [("scale", "FP32"), ("numbers", "FP32"), ("texts", "BYTES"), ("chain", "FP32")],
 )
-def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(server: Server, model: str, datatype: str) -> None:
+def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(
+    server: Server, model: str, datatype: str
+) -> None:
     for shape in ([0, 0], [0, 2]):
-        expect(ask(server, model, {"name": "x", "shape": shape, "datatype": datatype, "data": []}), 400)
+        expect(
+            ask(server, model, {"name": "x", "shape": shape, "datatype": datatype, "data": []}), 400
+        )
     for shape in ([1, 0], [2, 0]):
         reply = ask(server, model, {"name": "x", "shape": shape, "datatype": datatype, "data": []})
         (output,) = reply.json()["outputs"]
@@ -154,10 +179,19 @@ def test_more_tokens_than_the_model_has_positions_are_400(server: Server) -> Non
     expect(ask(server, "bert", *tokens(0, 0)), 400)
 
 
-@pytest.mark.parametrize(("model", "line"), [("scale", b"{}\n"), ("sleeper", b"0\n"), ("scale", b"\n")])
-def test_millions_of_lines_take_little_memory(server: Server, worker: tuple[int, int], model: str, line: bytes) -> None:
+@pytest.mark.parametrize(
+    ("model", "line"), [("scale", b"{}\n"), ("sleeper", b"0\n"), ("scale", b"\n")]
+)
+def test_millions_of_lines_take_little_memory(
+    server: Server, worker: tuple[int, int], model: str, line: bytes
+) -> None:
     """orjson keeps 4 kB for each small document that is held."""
-    body = {"model": model, "data": gzip.compress(line * 2_000_000), "kind": LINES, "encoding": "gzip"}
+    body = {
+        "model": model,
+        "data": gzip.compress(line * 2_000_000),
+        "kind": LINES,
+        "encoding": "gzip",
+    }
     megabytes, seconds = cost(server, worker, 400, 413, 504, **body)
     assert megabytes < 200
     assert seconds < 3 * SECONDS
@@ -171,8 +205,13 @@ def test_a_form_of_many_parts_is_413(server: Server) -> None:
 @pytest.mark.parametrize("value", [b"[[[1],[2]],{}]", b'[["a"]]', b"{}", b"[" * 500 + b"]" * 500])
 def test_data_that_are_nested_wrong_are_400_in_a_stream_too(server: Server, value: bytes) -> None:
     for accept in ("text/event-stream", "application/jsonlines", "application/json"):
-        for data in (b'{"x":%b}' % value, b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":%b}]}' % value):
-            reply = server.post(params={"model_name": "numbers"}, data=data, headers={"Accept": accept})
+        for data in (
+            b'{"x":%b}' % value,
+            b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":%b}]}' % value,
+        ):
+            reply = server.post(
+                params={"model_name": "numbers"}, data=data, headers={"Accept": accept}
+            )
             expect(reply, 400)
 
 
@@ -186,9 +225,12 @@ def sleep(server: Server, *seconds: float, model: str = "queued") -> requests.Re
 
 
 def executions(server: Server) -> int:
-    """Return how often Triton has executed `queued`, when neither a worker nor Triton has anything more to do."""
+    """Return how often Triton has executed `queued`, when neither a worker nor Triton has anything
+    more to do."""
     wait_until(lambda: server.in_work() == 0, "no request is in work")
-    wait_until(lambda: sleep(server, 0).status_code == 200, "Triton answers after all that it still had")
+    wait_until(
+        lambda: sleep(server, 0).status_code == 200, "Triton answers after all that it still had"
+    )
     stats = server.get("/v2/models/queued/stats").json()
     return int(stats["model_stats"][0]["execution_count"])
 
@@ -225,4 +267,6 @@ def test_a_request_that_the_model_s_queue_policy_refuses_may_be_repeated(server:
         replies = list(pool.map(lambda _: sleep(server, 0.2, model="narrow"), range(CALLERS)))
     refused = [reply for reply in replies if reply.status_code == 503]
     assert refused and len(refused) < CALLERS
-    assert {(reply.json()["code"], reply.headers["Retry-After"]) for reply in refused} == {("queue_full", "1")}
+    assert {(reply.json()["code"], reply.headers["Retry-After"]) for reply in refused} == {
+        ("queue_full", "1")
+    }

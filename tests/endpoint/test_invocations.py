@@ -1,4 +1,5 @@
-"""The three bundled models over real HTTP, in every shape of request; the truth comes from independent places."""
+"""The three bundled models over real HTTP, in every shape of request; the truth comes from
+independent places."""
 
 import base64
 import gzip
@@ -43,14 +44,20 @@ def top(prediction: Any) -> str:
 
 def test_resnet_reads_held_out_digits_sent_raw(server: Server) -> None:
     read = [
-        top(predictions(server.post(params={"model_name": "resnet"}, data=encoded(image), headers=PNG))[0])
+        top(
+            predictions(
+                server.post(params={"model_name": "resnet"}, data=encoded(image), headers=PNG)
+            )[0]
+        )
         == str(label)
         for image, label in held_out(120)
     ]
     assert np.mean(read) >= 0.97
 
 
-def test_an_image_in_every_shape_gives_the_same_prediction(server: Server, digits: list[tuple[bytes, str]]) -> None:
+def test_an_image_in_every_shape_gives_the_same_prediction(
+    server: Server, digits: list[tuple[bytes, str]]
+) -> None:
     data, name = digits[0][0], {"model_name": "resnet"}
     (raw,) = predictions(server.post(params=name, data=data, headers=PNG))
     encoded = base64.b64encode(data).decode()
@@ -60,8 +67,14 @@ def test_an_image_in_every_shape_gives_the_same_prediction(server: Server, digit
     packed = {"Content-Type": form.headers["Content-Type"], "Content-Encoding": "gzip"}
     same = [
         predictions(server.post(params=name, data=gzip.compress(form.body), headers=packed))[0],
-        predictions(server.post(params=name, data=data, headers={"Content-Type": "application/octet-stream"}))[0],
-        predictions(server.post(params=name, data=data, headers={"Content-Type": "application/x-image"}))[0],
+        predictions(
+            server.post(
+                params=name, data=data, headers={"Content-Type": "application/octet-stream"}
+            )
+        )[0],
+        predictions(
+            server.post(params=name, data=data, headers={"Content-Type": "application/x-image"})
+        )[0],
         predictions(server.post(json={**name, "instances": [{"b64": encoded}]}))[0],
         predictions(server.post(params=name, files={"image": ("a.png", data, "image/png")}))[0],
         predictions(server.post(files={"image": data, "model_name": (None, "resnet")}))[0],
@@ -73,32 +86,50 @@ def test_an_image_in_every_shape_gives_the_same_prediction(server: Server, digit
     assert set(raw["classes"][0]) == {"label", "class_id", "score"}
 
 
-def test_many_instances_come_back_in_order_past_max_batch_size(server: Server, digits: list[tuple[bytes, str]]) -> None:
+def test_many_instances_come_back_in_order_past_max_batch_size(
+    server: Server, digits: list[tuple[bytes, str]]
+) -> None:
     many = [data for data, _ in digits] * 2
-    together = predictions(server.post(json={"model_name": "resnet", "instances": [b64(data) for data in many]}))
-    alone = [predictions(server.post(params={"model_name": "resnet"}, data=data, headers=PNG))[0] for data in many[:40]]
+    together = predictions(
+        server.post(json={"model_name": "resnet", "instances": [b64(data) for data in many]})
+    )
+    alone = [
+        predictions(server.post(params={"model_name": "resnet"}, data=data, headers=PNG))[0]
+        for data in many[:40]
+    ]
     assert len(together) == 80
     assert [top(p) for p in together] == [top(p) for p in alone] * 2
     ours, theirs = ([p["classes"][0]["score"] for p in part] for part in (together[:40], alone))
     assert np.allclose(ours, theirs, atol=1e-4)
 
 
-def test_several_files_of_a_form_are_several_instances(server: Server, digits: list[tuple[bytes, str]]) -> None:
+def test_several_files_of_a_form_are_several_instances(
+    server: Server, digits: list[tuple[bytes, str]]
+) -> None:
     files = [("image", (f"{n}.png", digits[n][0], "image/png")) for n in range(3)]
-    several = predictions(server.post(params={"model_name": "resnet"}, files=files, data={"top_k": "1"}))
+    several = predictions(
+        server.post(params={"model_name": "resnet"}, files=files, data={"top_k": "1"})
+    )
     named = {"model_name": "resnet"}
-    single = [predictions(server.post(params=named, data=digits[n][0], headers=PNG))[0] for n in range(3)]
+    single = [
+        predictions(server.post(params=named, data=digits[n][0], headers=PNG))[0] for n in range(3)
+    ]
     assert [top(p) for p in several] == [top(p) for p in single]
     assert [len(p["classes"]) for p in several] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    "array", [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)]
+    "array",
+    [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)],
 )
-def test_npy_goes_in_and_json_or_npy_comes_out_as_accept_asks(server: Server, array: NDArray[Any]) -> None:
+def test_npy_goes_in_and_json_or_npy_comes_out_as_accept_asks(
+    server: Server, array: NDArray[Any]
+) -> None:
     kind = "application/x-npy"
     call: dict[str, Any] = {"params": {"model_name": "scale"}, "data": npy(array)}
-    result = np.load(io.BytesIO(server.post(**call, headers={"Content-Type": kind, "Accept": kind}).content))
+    result = np.load(
+        io.BytesIO(server.post(**call, headers={"Content-Type": kind, "Accept": kind}).content)
+    )
     assert (result.dtype, result.tolist()) == (np.float32, [[3, 6]])
     (output,) = server.post(**call, headers={"Content-Type": kind}).json()["outputs"]
     assert output == {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [3, 6]}
@@ -149,11 +180,18 @@ def overlap(a: dict[str, float], b: NDArray[Any]) -> float:
     return float(both / (areas - both))
 
 
-def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(server: Server) -> None:
+def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(
+    server: Server,
+) -> None:
     pages, hits, detections = list(islice(held_out_pages(100), 20)), 0, 0
     for first in range(0, len(pages), 5):
-        body = {"model_name": "yolov5", "instances": [b64(encoded(page.image)) for page in pages[first : first + 5]]}
-        for page, prediction in zip(pages[first : first + 5], predictions(server.post(json=body)), strict=True):
+        body = {
+            "model_name": "yolov5",
+            "instances": [b64(encoded(page.image)) for page in pages[first : first + 5]],
+        }
+        for page, prediction in zip(
+            pages[first : first + 5], predictions(server.post(json=body)), strict=True
+        ):
             assert prediction["image"] == {"width": page.image.width, "height": page.image.height}
             detections += len(prediction["detections"])
             for box, label in zip(page.boxes, page.labels, strict=True):
@@ -168,7 +206,9 @@ def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(se
 @pytest.mark.parametrize("kind", ["image/jpeg", "image/png"])
 def test_yolov5_draws_when_accept_asks_for_a_picture(server: Server, kind: str) -> None:
     image = next(held_out_pages(3))[0]
-    reply = server.post(params={"model_name": "yolov5"}, data=encoded(image), headers={**PNG, "Accept": kind})
+    reply = server.post(
+        params={"model_name": "yolov5"}, data=encoded(image), headers={**PNG, "Accept": kind}
+    )
     assert reply.headers["Content-Type"] == kind
     drawn = Image.open(io.BytesIO(reply.content))
     assert drawn.size == image.size
@@ -187,19 +227,27 @@ def test_models_are_listed_with_their_inputs_and_parameters(server: Server) -> N
     }
     assert [v["version"] for v in listed["scale"]["versions"]] == ["1", "2"]
     assert {v["state"] for model in listed.values() for v in model["versions"]} == {"READY"}
-    assert listed["scale"]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1], "optional": False}]
+    assert listed["scale"]["inputs"] == [
+        {"name": "x", "datatype": "FP32", "shape": [-1], "optional": False}
+    ]
     assert "top_k" in {p["name"] for p in listed["resnet"]["parameters"]}
 
 
-def test_64_callers_of_three_models_and_ping_get_only_200s(server: Server, digits: list[tuple[bytes, str]]) -> None:
+def test_64_callers_of_three_models_and_ping_get_only_200s(
+    server: Server, digits: list[tuple[bytes, str]]
+) -> None:
     page = (REPOSITORY / "yolov5").glob("example.*").__next__().read_bytes()
 
     def call(number: int) -> requests.Response:
         if number % 3 == 0:
             return server.post(params={"model_name": "resnet"}, data=digits[0][0], headers=PNG)
         if number % 3 == 1:
-            return server.post(params={"model_name": "bert"}, data=TEXT, headers={"Content-Type": "text/plain"})
-        return server.post(params={"model_name": "yolov5"}, data=page, headers={"Content-Type": "image/jpeg"})
+            return server.post(
+                params={"model_name": "bert"}, data=TEXT, headers={"Content-Type": "text/plain"}
+            )
+        return server.post(
+            params={"model_name": "yolov5"}, data=page, headers={"Content-Type": "image/jpeg"}
+        )
 
     with Load(call, callers=64) as load:
         pings = [server.get("/ping") for _ in range(20)]

@@ -1,4 +1,5 @@
-"""KServe v2 on the port of /invocations: what is handed to Triton, and that nothing else ever is."""
+"""KServe v2 on the port of /invocations: what is handed to Triton, and that nothing else ever
+is."""
 
 import json
 import os
@@ -28,13 +29,19 @@ def test_health_is_triton_s_and_empty(server: Server, path: str) -> None:
 def test_metadata_configuration_and_statistics_of_a_model_can_be_read(server: Server) -> None:
     assert server.get("/v2").json()["name"] == "triton"
     for path in ("/v2/models/scale", "/v2/models/scale/versions/1"):
-        assert server.get(path).json()["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]
+        assert server.get(path).json()["inputs"] == [
+            {"name": "x", "datatype": "FP32", "shape": [-1, -1]}
+        ]
     assert server.get("/v2/models/scale/config").json()["max_batch_size"] == 8
-    assert server.get("/v2/models/scale/versions/2/stats").json()["model_stats"][0]["version"] == "2"
+    assert (
+        server.get("/v2/models/scale/versions/2/stats").json()["model_stats"][0]["version"] == "2"
+    )
     assert server.get("/v2/models/scale/versions/2/ready").status_code == 200
 
 
-@pytest.mark.parametrize(("version", "factor"), [("", 3.0), ("/versions/1", 2.0), ("/versions/2", 3.0)])
+@pytest.mark.parametrize(
+    ("version", "factor"), [("", 3.0), ("/versions/1", 2.0), ("/versions/2", 3.0)]
+)
 def test_infer_answers_as_triton_does(server: Server, version: str, factor: float) -> None:
     reply = server.post(f"/v2/models/scale{version}/infer", json=INFER)
     assert reply.json()["outputs"][0]["data"] == [factor, 2.5 * factor]
@@ -43,7 +50,14 @@ def test_infer_answers_as_triton_does(server: Server, version: str, factor: floa
 def test_binary_tensors_pass_both_ways(server: Server) -> None:
     values = np.arange(1000, dtype=np.float32)
     document = {
-        "inputs": [{"name": "x", "shape": [1, 1000], "datatype": "FP32", "parameters": {"binary_data_size": 4000}}],
+        "inputs": [
+            {
+                "name": "x",
+                "shape": [1, 1000],
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": 4000},
+            }
+        ],
         "parameters": {"binary_data_output": True},
     }
     header = json.dumps(document).encode()
@@ -57,13 +71,18 @@ def test_generate_and_generate_stream_have_the_caller_s_request_id(server: Serve
     headers = {"X-Amzn-SageMaker-Inference-Id": "my-id"}
     reply = server.post("/v2/models/teller/generate", json={"text_input": "hello"}, headers=headers)
     assert (reply.json()["text_output"], reply.headers["X-Request-Id"]) == ("hello", "my-id")
-    reply = server.post("/v2/models/teller/generate_stream", json={"text_input": "one two"}, headers=headers)
+    reply = server.post(
+        "/v2/models/teller/generate_stream", json={"text_input": "one two"}, headers=headers
+    )
     assert (reply.text.count("data: "), reply.headers["X-Request-Id"]) == (2, "my-id")
     assert reply.headers["Content-Type"].startswith("text/event-stream")
 
 
 def test_errors_have_the_codes_of_invocations(server: Server) -> None:
-    for model, status, code in (("nobody", 404, "model_not_found"), ("scale", 400, "invalid_request")):
+    for model, status, code in (
+        ("nobody", 404, "model_not_found"),
+        ("scale", 400, "invalid_request"),
+    ):
         reply = server.post(f"/v2/models/{model}/infer", json={"inputs": []})
         assert (reply.status_code, reply.json()["code"]) == (status, code)
 
@@ -99,14 +118,21 @@ def test_only_the_listed_routes_reach_triton(server: Server, method: str) -> Non
         answer = wire.send(server.port, method, path, {"Connection": "close"}, b"{}")
         assert answer.status in (400, 404, 405), (path, answer)
         assert answer.content_type == "application/json", path
-        assert set(json.loads(answer.body)) == {"error", "code", "request_id"}, f"{path}: it must be ours, not Triton's"
+        assert set(json.loads(answer.body)) == {"error", "code", "request_id"}, (
+            f"{path}: it must be ours, not Triton's"
+        )
 
 
 def test_the_names_of_the_attacks_are_real_ones_to_triton(server: Server) -> None:
     """Else the tests above would prove nothing."""
     direct = server.triton()
     assert direct.post("/v2/repository/index").status_code == 200
-    for path in ("/v2/systemsharedmemory/status", "/v2/logging", "/v2/trace/setting", "/v2/models/scale/trace/setting"):
+    for path in (
+        "/v2/systemsharedmemory/status",
+        "/v2/logging",
+        "/v2/trace/setting",
+        "/v2/models/scale/trace/setting",
+    ):
         assert direct.get(path).status_code == 200
 
 
@@ -127,18 +153,29 @@ def test_another_method_is_a_405(server: Server, method: str, path: str) -> None
 
 def test_health_is_not_logged_and_a_call_is(server: Server) -> None:
     server.get("/v2/health/live")
-    server.post("/v2/models/scale/infer", json=INFER, headers={"X-Amzn-SageMaker-Inference-Id": "to-be-logged"})
+    server.post(
+        "/v2/models/scale/infer",
+        json=INFER,
+        headers={"X-Amzn-SageMaker-Inference-Id": "to-be-logged"},
+    )
     wait_until(lambda: "to-be-logged" in server.output(), "the call is in the log")
     assert server.entries(path="/v2/health/live", status=200) == []
 
 
-def test_without_a_process_every_route_is_a_503_that_says_so_and_they_come_back(server: Server) -> None:
+def test_without_a_process_every_route_is_a_503_that_says_so_and_they_come_back(
+    server: Server,
+) -> None:
     with server.unattended():
         os.kill(server.pid("tritonserver"), signal.SIGKILL)
-        replies = [server.get("/v2/health/ready"), server.post("/v2/models/scale/infer", json=INFER)]
+        replies = [
+            server.get("/v2/health/ready"),
+            server.post("/v2/models/scale/infer", json=INFER),
+        ]
         replies.append(server.post("/v2/models/teller/generate_stream", json={"text_input": "x"}))
         replies.append(ping_that_names(server, "tritonserver"))
-        assert [(r.status_code, r.json()["code"]) for r in replies] == [(503, "triton_unavailable")] * 4
+        assert [(r.status_code, r.json()["code"]) for r in replies] == [
+            (503, "triton_unavailable")
+        ] * 4
         os.killpg(server.pid("gunicorn"), signal.SIGKILL)
         replies.append(ping_that_names(server, "gunicorn"))
         assert replies[-1].json()["code"] == "frontend_unavailable"

@@ -1,4 +1,5 @@
-"""Large bodies pass when the settings allow them, through /dev/shm to Triton, and their memory comes back."""
+"""Large bodies pass when the settings allow them, through /dev/shm to Triton, and their memory
+comes back."""
 
 import json
 import os
@@ -19,7 +20,10 @@ pytestmark = pytest.mark.stack
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 MEGABYTE = 2**20
 SHARED = Path("/dev/shm")
-CONFIG = 'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "ends" data_type: TYPE_FP32 dims: [2] }\n'
+CONFIG = (
+    'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "ends" data_type: '
+    "TYPE_FP32 dims: [2] }\n"
+)
 MODEL = '''
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -60,7 +64,8 @@ class Client(ModelClient):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Others can reach its gRPC, so its workers must show the secret to share memory with Triton."""
+    """Others can reach its gRPC, so its workers must show the secret to share memory with
+    Triton."""
     folder = tmp_path_factory.mktemp("serve")
     make_python_model(folder / "models/ends", CONFIG, MODEL, CLIENT)
     limits = {"SERVE_MAX_BODY_MB": "100", "SERVE_REQUEST_TIMEOUT": "120", "SERVE_WORKERS": "1"}
@@ -85,10 +90,16 @@ def send(server: Server, size: int) -> None:
     """Send `size` MB of numbers from 0 on; the answer must be the first number and the last."""
     numbers = np.arange(size * MEGABYTE // 4, dtype=np.float32)
     parameters = {"binary_data_size": numbers.nbytes}
-    header = {"inputs": [{"name": "x", "shape": [numbers.size], "datatype": "FP32", "parameters": parameters}]}
+    header = {
+        "inputs": [
+            {"name": "x", "shape": [numbers.size], "datatype": "FP32", "parameters": parameters}
+        ]
+    }
     head = json.dumps(header).encode()
     headers = {"Content-Type": f"{BINARY};json-header-size={len(head)}"}
-    reply = server.post(params={"model_name": "ends"}, data=head + numbers.tobytes(), headers=headers)
+    reply = server.post(
+        params={"model_name": "ends"}, data=head + numbers.tobytes(), headers=headers
+    )
     assert reply.status_code == 200, reply.text
     assert reply.json()["outputs"][0]["data"] == [0.0, float(numbers[-1])]
 
@@ -99,7 +110,9 @@ def test_a_large_body_is_held_once_in_a_worker_and_once_in_shared_memory(server:
     before = memory(pid, "VmRSS")
     send(server, size)
     assert size <= memory(pid, "VmHWM") - before < 2.3 * size  # pages of shared memory count
-    wait_until(lambda: memory(pid, "VmRSS") - before < 0.3 * size, "the worker gives the memory back")
+    wait_until(
+        lambda: memory(pid, "VmRSS") - before < 0.3 * size, "the worker gives the memory back"
+    )
 
 
 def regions(server: Server) -> list[Path]:
@@ -124,7 +137,9 @@ def test_callers_at_once_get_answers_to_their_own_inputs(server: Server) -> None
 
 def test_an_idle_worker_gives_the_pages_of_shared_memory_back(server: Server) -> None:
     assert server.post(json={"instances": [-1]}).status_code == 500
-    wait_until(lambda: sum(file.stat().st_blocks for file in regions(server)) == 0, "no page is left")
+    wait_until(
+        lambda: sum(file.stat().st_blocks for file in regions(server)) == 0, "no page is left"
+    )
     assert ends(server, 2) == [[2.0, 2.0]]
 
 
@@ -140,7 +155,11 @@ def test_a_new_tritonserver_gets_inputs_in_new_regions(server: Server) -> None:
     before = set(regions(server))
     server.replace("tritonserver")
     server.wait_ready()
-    assert [ends(server, number) for number in (4, 5, 6)] == [[[4.0, 4.0]], [[5.0, 5.0]], [[6.0, 6.0]]]
+    assert [ends(server, number) for number in (4, 5, 6)] == [
+        [[4.0, 4.0]],
+        [[5.0, 5.0]],
+        [[6.0, 6.0]],
+    ]
     assert before.isdisjoint(regions(server))
 
 
@@ -150,5 +169,8 @@ def test_a_killed_worker_leaves_no_shared_memory(server: Server) -> None:
     assert old
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: not any(file.exists() for file in old), "its files are gone")
-    wait_until(lambda: len(workers(server)) == 1 and killed not in workers(server), "another has taken its place")
+    wait_until(
+        lambda: len(workers(server)) == 1 and killed not in workers(server),
+        "another has taken its place",
+    )
     assert ends(server, 8) == [[8.0, 8.0]]

@@ -1,4 +1,5 @@
-"""How a container starts, why it does not, and how it stops; tests/faults holds what happens when a process dies."""
+"""How a container starts, why it does not, and how it stops; tests/faults holds what happens when a
+process dies."""
 
 import os
 import signal
@@ -60,7 +61,9 @@ def test_sigterm_finishes_accepted_requests_and_leaves_no_file(small: Path, tmp_
     def call(number: int) -> requests.Response:
         if number % 2:
             return server.post(params={"model_name": "scale"}, json=SCALE)
-        return server.post(params={"model_name": "resnet"}, data=EXAMPLE, headers={"Content-Type": "image/png"})
+        return server.post(
+            params={"model_name": "resnet"}, data=EXAMPLE, headers={"Content-Type": "image/png"}
+        )
 
     headers = {"Connection": "close", "Accept": "application/jsonlines"}
     body = {"model_name": "teller", "text_input": f"a {awaited} c"}
@@ -87,7 +90,8 @@ def test_sigterm_finishes_accepted_requests_and_leaves_no_file(small: Path, tmp_
 
 
 def checked_out() -> Iterator[Path]:
-    """Yield all files but those of tools, and of the bench and the image's build, whose tests may run meanwhile."""
+    """Yield all files but those of tools, and of the bench and the image's build, whose tests may
+    run meanwhile."""
     tools = {".git", ".venv", "__pycache__", ".cache", "dist"}
     tools |= {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
     for parent, folders, names in os.walk(ROOT):

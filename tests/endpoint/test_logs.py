@@ -1,4 +1,5 @@
-"""The log: one JSON line per request with its model, code and stages, by level, and nothing of a body in it."""
+"""The log: one JSON line per request with its model, code and stages, by level, and nothing of a
+body in it."""
 
 import json
 import logging
@@ -56,7 +57,9 @@ class TritonPythonModel:
 
 def make_printer(repository: Path) -> None:
     ports = (("input", "x"), ("output", "y"))
-    tensors = [f'{side} {{ name: "{name}" data_type: TYPE_FP32 dims: [1, 1] }}\n' for side, name in ports]
+    tensors = [
+        f'{side} {{ name: "{name}" data_type: TYPE_FP32 dims: [1, 1] }}\n' for side, name in ports
+    ]
     make_python_model(repository / "printer", "".join(tensors), PRINTER)
 
 
@@ -76,7 +79,9 @@ PUBLISH = {"SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH": "true"}
 quiet = module_server(make_scale, make_sleeper, SERVE_LOG_LEVEL="error", **PUBLISH)
 
 
-def send(server: Server, path: str = "/invocations", /, **request: Any) -> tuple[requests.Response, str]:
+def send(
+    server: Server, path: str = "/invocations", /, **request: Any
+) -> tuple[requests.Response, str]:
     """The reply and the id that the request was given."""
     request_id = uuid.uuid4().hex
     headers = {"X-Amzn-SageMaker-Inference-Id": request_id} | request.pop("headers", {})
@@ -86,12 +91,16 @@ def send(server: Server, path: str = "/invocations", /, **request: Any) -> tuple
 
 
 def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[dict[str, Any]]:
-    """Those of one request; waits for nginx's, which comes after the reply, and for the process' own."""
+    """Those of one request; waits for nginx's, which comes after the reply, and for the process'
+    own."""
 
     def lines() -> list[dict[str, Any]]:
         return [line for line in server.entries() if line.get("request_id") == request_id]
 
-    wait_until(lambda: {"nginx", process} <= {line["process"] for line in lines()}, f"the lines of {request_id}")
+    wait_until(
+        lambda: {"nginx", process} <= {line["process"] for line in lines()},
+        f"the lines of {request_id}",
+    )
     return [line for line in lines() if line["process"] == process]
 
 
@@ -103,7 +112,9 @@ def test_one_line_says_everything_of_a_request(server: Server) -> None:
     seconds, upstream = line.pop("seconds"), float(line.pop("upstream_seconds"))
     assert stages["triton_ms"] >= 200
     assert min(stages.values()) >= 0
-    assert 0.2 <= sum(stages.values()) / 1000 <= upstream + 0.001 <= seconds + 0.002, "each holds the one before"
+    assert 0.2 <= sum(stages.values()) / 1000 <= upstream + 0.001 <= seconds + 0.002, (
+        "each holds the one before"
+    )
     assert line.pop("bytes_in") > len(reply.request.body or "")
     assert line.pop("bytes_out") > len(reply.content)
     assert line == {
@@ -119,19 +130,31 @@ def test_one_line_says_everything_of_a_request(server: Server) -> None:
     }
 
 
-def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answered(server: Server) -> None:
+def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answered(
+    server: Server,
+) -> None:
     for version in ("1", "2"):
-        _, request_id = send(server, json=TENSORS | {"model_name": "scale", "model_version": version})
+        _, request_id = send(
+            server, json=TENSORS | {"model_name": "scale", "model_version": version}
+        )
         [line] = lines_of(server, request_id)
         assert (line["model"], line["version"], line["status"]) == ("scale", version, 200)
         assert line["triton_ms"] > 0
-        assert [name for name in NO_STAGES if line[name] is None] == ["decode_ms", "preprocess_ms", "postprocess_ms"]
+        assert [name for name in NO_STAGES if line[name] is None] == [
+            "decode_ms",
+            "preprocess_ms",
+            "postprocess_ms",
+        ]
 
 
 @pytest.mark.parametrize(
     ("path", "request_", "expected"),
     [
-        ("/invocations", {"json": TENSORS | {"model_name": "nope"}}, ("warning", 404, "model_not_found", "")),
+        (
+            "/invocations",
+            {"json": TENSORS | {"model_name": "nope"}},
+            ("warning", 404, "model_not_found", ""),
+        ),
         ("/invocations", {"json": {"neither": "nor"}}, ("warning", 400, "invalid_request", "")),
         ("/nowhere", {"json": {}}, ("warning", 404, "not_found", "")),
         ("/invocations", {"data": b"x" * 2_000_000}, ("warning", 413, "payload_too_large", "")),
@@ -143,7 +166,9 @@ def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answere
     ],
     ids=["model", "body", "route", "size", "failure"],
 )
-def test_refusals_are_logged(server: Server, path: str, request_: Any, expected: tuple[str, int, str, str]) -> None:
+def test_refusals_are_logged(
+    server: Server, path: str, request_: Any, expected: tuple[str, int, str, str]
+) -> None:
     reply, request_id = send(server, path, **request_)
     [line] = lines_of(server, request_id)
     assert (line["level"], line["status"], line["code"], line["model"]) == expected
@@ -155,7 +180,11 @@ def test_an_internal_error_is_explained_under_its_request_id(server: Server) -> 
     body = {"model_name": "sleeper", "instances": [0], "parameters": {"mistake": "raise"}}
     _, request_id = send(server, json=body)
     [line] = lines_of(server, request_id, "gunicorn")
-    assert (line["level"], line["logger"], line["exception"]) == ("error", "serving.front.replies", "InferenceFailed")
+    assert (line["level"], line["logger"], line["exception"]) == (
+        "error",
+        "serving.front.replies",
+        "InferenceFailed",
+    )
     assert "KeyError" in line["message"]
     assert re.search(r"KeyError\n(.*\n)*  .*/sleeper/client.py:\d+ in postprocess$", line["trace"])
 
@@ -165,21 +194,31 @@ def test_every_line_is_an_object_whoever_wrote_it(server: Server) -> None:
     wait_until(lambda: server.says("it goes on", process="tritonserver"), "what the model printed")
     assert all(line.startswith('{"') for line in server.output().splitlines())
     processes = {"serve", "tritonserver", "gunicorn", "nginx", "cloudwatch-agent"}
-    wait_until(lambda: {entry["process"] for entry in server.entries()} == processes, "each has written")
+    wait_until(
+        lambda: {entry["process"] for entry in server.entries()} == processes, "each has written"
+    )
     assert all({"time", "process", "level"} <= entry.keys() for entry in server.entries())
     assert server.says('{"is": json, "not": this}', process="tritonserver")
-    assert [entry for entry in server.entries("tritonserver", level="error") if "printed" in entry["message"]]
+    assert [
+        entry
+        for entry in server.entries("tritonserver", level="error")
+        if "printed" in entry["message"]
+    ]
 
 
 def test_a_start_that_fails_says_why_in_objects(tmp_path: Path) -> None:
     server = Server(tmp_path, tmp_path, SERVE_WORKERS="-1", SERVE_DEVICE="tpu")
     assert server.wait_ended() == 2
     lines = server.entries("serve", level="critical")
-    assert [line["message"].partition("=")[0] for line in lines] == ["SERVE_DEVICE", "SERVE_WORKERS"]
+    assert [line["message"].partition("=")[0] for line in lines] == [
+        "SERVE_DEVICE",
+        "SERVE_WORKERS",
+    ]
 
 
 def marked_requests() -> list[dict[str, Any]]:
-    """Bodies that hold MARK wherever a body can hold something: served ones and all kinds of wrong ones."""
+    """Bodies that hold MARK wherever a body can hold something: served ones and all kinds of wrong
+    ones."""
     text = {"name": "in_BYTES", "shape": [1, 1], "datatype": "BYTES", "data": [MARK]}
     sleeper = {"model_name": "sleeper"}
     return [
@@ -199,10 +238,22 @@ def marked_requests() -> list[dict[str, Any]]:
         {"data": MARK},
         {"data": MARK.encode() * 100_000, "params": {"text": MARK}},
         {"data": b"\x93NUMPY" + MARK.encode(), "params": {"model_name": "scale"}},
-        {"data": MARK, "headers": {"Content-Type": "application/vnd.sagemaker-triton.binary+json;json-header-size=9"}},
-        {"data": MARK, "params": {"model_name": "sleeper"}, "headers": {"Content-Type": "image/jpeg"}},
+        {
+            "data": MARK,
+            "headers": {
+                "Content-Type": "application/vnd.sagemaker-triton.binary+json;json-header-size=9"
+            },
+        },
+        {
+            "data": MARK,
+            "params": {"model_name": "sleeper"},
+            "headers": {"Content-Type": "image/jpeg"},
+        },
         {"files": {MARK: (MARK, MARK)}, "data": {"model_name": "sleeper", MARK: MARK}},
-        {"json": sleeper | {"instances": [0]}, "headers": {"X-Amzn-SageMaker-Custom-Attributes": f"trace={MARK}"}},
+        {
+            "json": sleeper | {"instances": [0]},
+            "headers": {"X-Amzn-SageMaker-Custom-Attributes": f"trace={MARK}"},
+        },
         {"json": sleeper | {"instances": [0]}, "params": {"mistake": MARK}},
     ]
 
@@ -210,7 +261,9 @@ def marked_requests() -> list[dict[str, Any]]:
 def test_no_part_of_a_body_is_in_the_log(server: Server) -> None:
     ids = [send(server, **request)[1] for request in marked_requests()]
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{MARK}".encode())
+        connection.sendall(
+            f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{MARK}".encode()
+        )
     for request_id in ids:
         assert lines_of(server, request_id)
     statuses = {line["status"] for request_id in ids for line in lines_of(server, request_id)}
@@ -225,7 +278,11 @@ def test_at_the_level_error_only_failures_are_logged(quiet: Server) -> None:
     assert (good.status_code, wrong.status_code, failed.status_code) == (200, 404, 500)
     assert len(lines_of(quiet, failed_id)) == 1
     assert not {good_id, wrong_id} & {line.get("request_id") for line in quiet.entries()}
-    levels = {line["level"] for line in quiet.entries() if "status" in line or line["process"] == "gunicorn"}
+    levels = {
+        line["level"]
+        for line in quiet.entries()
+        if "status" in line or line["process"] == "gunicorn"
+    }
     assert not levels & {"debug", "info", "warning"}
 
 
@@ -235,7 +292,9 @@ def test_without_the_cloudwatch_agent_the_log_names_it_and_serving_goes_on(quiet
 
 
 def test_an_agent_that_dies_again_and_again_is_given_up_and_serving_goes_on(server: Server) -> None:
-    wait_until(lambda: server.says("cloudwatch-agent", "6", "no credentials"), "the agent is given up")
+    wait_until(
+        lambda: server.says("cloudwatch-agent", "6", "no credentials"), "the agent is given up"
+    )
     assert server.post(json=TENSORS | {"model_name": "scale"}).status_code == 200
 
 
@@ -246,7 +305,9 @@ def record(error: Exception) -> logging.LogRecord:
         except type(error) as caught:
             raise RuntimeError("it failed") from caught
     except RuntimeError:
-        return logging.LogRecord("serving.x", logging.ERROR, "x.py", 1, "%s of %d", ("one", 2), sys.exc_info())
+        return logging.LogRecord(
+            "serving.x", logging.ERROR, "x.py", 1, "%s of %d", ("one", 2), sys.exc_info()
+        )
 
 
 @pytest.mark.parametrize("messages", [False, True])

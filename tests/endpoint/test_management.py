@@ -59,7 +59,9 @@ def is_forbidden(reply: requests.Response) -> bool:
 
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)
-def test_without_the_secret_every_management_call_is_refused(secret: Server, method: str, path: str) -> None:
+def test_without_the_secret_every_management_call_is_refused(
+    secret: Server, method: str, path: str
+) -> None:
     reply = call(secret, method, path)
     assert reply.status_code == 403
     assert method == "HEAD" or is_forbidden(reply)
@@ -81,7 +83,9 @@ def test_loads_and_unloads_are_counted_by_result(secret: Server) -> None:
     assert count('serve_model_unloads_total{result="model_not_loaded"}') == 1
 
 
-@pytest.mark.parametrize("path", ["/models?x=1", "/%6Dodels", "/./models", "//models", "/models/", "/x/../models"])
+@pytest.mark.parametrize(
+    "path", ["/models?x=1", "/%6Dodels", "/./models", "//models", "/models/", "/x/../models"]
+)
 def test_no_spelling_of_the_path_gets_around_it(secret: Server, path: str) -> None:
     with requests.Session() as session:
         request = requests.Request("GET", secret.url).prepare()
@@ -91,7 +95,15 @@ def test_no_spelling_of_the_path_gets_around_it(secret: Server, path: str) -> No
 
 @pytest.mark.parametrize(
     "value",
-    ["", SECRET[:-1], SECRET + "x", SECRET.upper(), f"{SECRET}, {SECRET}", "Zürich".encode("latin-1"), b"\xff\xfe"],
+    [
+        "",
+        SECRET[:-1],
+        SECRET + "x",
+        SECRET.upper(),
+        f"{SECRET}, {SECRET}",
+        "Zürich".encode("latin-1"),
+        b"\xff\xfe",
+    ],
 )
 def test_a_wrong_value_is_refused(secret: Server, value: str | bytes) -> None:
     assert is_forbidden(call(secret, "GET", "/models", **{KEY: value}))
@@ -117,7 +129,10 @@ def test_inference_ping_and_metrics_stay_open(secret: Server) -> None:
 
 
 def test_the_secret_is_in_no_log_and_in_no_error(secret: Server) -> None:
-    errors = [call(secret, "GET", "/models").text, call(secret, "GET", "/models", **{KEY: SECRET + "x"}).text]
+    errors = [
+        call(secret, "GET", "/models").text,
+        call(secret, "GET", "/models", **{KEY: SECRET + "x"}).text,
+    ]
     call(secret, "GET", "/models", **{KEY: SECRET})
     assert not [text for text in [*errors, secret.output()] if SECRET in text]
     assert not [file for file in secret.run_dir.rglob("*.conf") if SECRET in file.read_text()]
@@ -131,7 +146,8 @@ def test_a_secret_that_no_header_can_carry_stops_the_start_and_is_not_quoted(sec
 
 
 def test_no_command_line_and_no_model_s_process_has_the_secret(secret: Server) -> None:
-    """Model code, and what it starts, sees its own environment; others of the user see every command line."""
+    """Model code, and what it starts, sees its own environment; others of the user see every
+    command line."""
     triton = psutil.Process(secret.pid("tritonserver"))
     models = [triton, *triton.children(recursive=True)]
     assert len(models) > 1, "a model has a process of its own"
@@ -144,7 +160,9 @@ def test_no_command_line_and_no_model_s_process_has_the_secret(secret: Server) -
 def test_an_archive_streams_and_keeps_sessions(secret: Server, tmp_path: Path) -> None:
     awaited, lines = tmp_path / "go-on", {"Accept": "application/jsonlines"}
     body = {"text_input": f"a {awaited}"}
-    reply = secret.post("/models/words/invoke", json=body, headers={"Accept": "text/event-stream"}, stream=True)
+    reply = secret.post(
+        "/models/words/invoke", json=body, headers={"Accept": "text/event-stream"}, stream=True
+    )
     parts = (line for line in reply.iter_lines(chunk_size=1) if line)
     assert next(parts)
     awaited.touch()
@@ -155,4 +173,9 @@ def test_an_archive_streams_and_keeps_sessions(secret: Server, tmp_path: Path) -
     reply = secret.post("/models/sums/invoke", json={"instances": [1]}, headers=header)
     header = {"X-Amzn-SageMaker-Session-Id": reply.headers["X-Amzn-SageMaker-Session-Id"]}
     last = {"instances": [2], "parameters": {"sequence_end": True}}
-    assert secret.post("/models/sums/invoke", json=last, headers=header).json()["predictions"][0]["total"] == 3
+    assert (
+        secret.post("/models/sums/invoke", json=last, headers=header).json()["predictions"][0][
+            "total"
+        ]
+        == 3
+    )

@@ -1,4 +1,5 @@
-"""GET /metrics: one valid Prometheus text of all workers' counts and of Triton's, whatever has died."""
+"""GET /metrics: one valid Prometheus text of all workers' counts and of Triton's, whatever has
+died."""
 
 import json
 import os
@@ -24,11 +25,15 @@ from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wa
 
 pytestmark = pytest.mark.stack
 
-TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}], "model_name": "scale"}
+TENSORS = {
+    "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}],
+    "model_name": "scale",
+}
 
 # The parser adds _total to the name of a counter that lacks it, as Triton's do.
 IN_TRITON = "nv_inference_request_success_total"
-# A stand-in for the CloudWatch agent, which cannot be had here: it records what it was started with, and stays.
+# A stand-in for the CloudWatch agent, which cannot be had here: it records what it was started
+# with, and stays.
 AGENT = """#!/bin/sh
 printf '%s' "$CW_CONFIG_CONTENT" > agent-configuration.json
 printf '%s' "$RUN_IN_CONTAINER" > agent-in-container
@@ -42,13 +47,22 @@ def parse(text: str) -> dict[str, Metric]:
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
     assert sorted(names) == sorted(set(names))
-    series = [(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples]
+    series = [
+        (sample.name, *sorted(sample.labels.items()))
+        for family in families
+        for sample in family.samples
+    ]
     assert len(series) == len(set(series))
     return {family.name: family for family in families}
 
 
 def value(metrics: dict[str, Metric], sample_name: str, **labels: str) -> float:
-    samples = [sample for family in metrics.values() for sample in family.samples if sample.name == sample_name]
+    samples = [
+        sample
+        for family in metrics.values()
+        for sample in family.samples
+        if sample.name == sample_name
+    ]
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
@@ -61,8 +75,8 @@ def scrape(server: Server) -> dict[str, Metric]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With the agent, and models in two repositories: one has a folder around the models, one a folder that is not a
-    model."""
+    """With the agent, and models in two repositories: one has a folder around the models, one a
+    folder that is not a model."""
     folder = tmp_path_factory.mktemp("serve")
     make_scale(folder / "first")
     (folder / "first/code").mkdir()
@@ -74,7 +88,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "PATH": path_with_agent(folder, AGENT),
         "AWS_REGION": "eu-central-1",
     }
-    variables = {"SERVE_MODEL_REPOSITORY": f"{folder}/first:{folder}/second", "SERVE_WORKERS": "3", **agent}
+    variables = {
+        "SERVE_MODEL_REPOSITORY": f"{folder}/first:{folder}/second",
+        "SERVE_WORKERS": "3",
+        **agent,
+    }
     running = Server(folder, folder, SERVE_LOG_LEVEL="warning", **variables).wait_ready()
     yield running
     assert running.stop() == 0
@@ -105,7 +123,10 @@ def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -
     replies += [call(server) for _ in range(30)]
     assert {reply.status_code for reply in replies} == {200}
     all_counted = value(before, IN_TRITON, model="sleeper") + 30
-    wait_until(lambda: value(scrape(server), IN_TRITON, model="sleeper") >= all_counted, "Triton counts its answers")
+    wait_until(
+        lambda: value(scrape(server), IN_TRITON, model="sleeper") >= all_counted,
+        "Triton counts its answers",
+    )
     after = scrape(server)
 
     def grown(name: str, **labels: str) -> float:
@@ -116,11 +137,15 @@ def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -
     assert grown("serve_requests_total", model="scale", version="2", code="200") == 1
     assert grown("serve_request_seconds_count", model="sleeper") == 30
     assert grown("serve_request_bytes_count") == grown("serve_response_bytes_count") == 32
-    assert grown("serve_request_bytes_sum") == sum(len(reply.request.body or "") for reply in replies)
+    assert grown("serve_request_bytes_sum") == sum(
+        len(reply.request.body or "") for reply in replies
+    )
     assert grown("serve_response_bytes_sum") == sum(len(reply.content) for reply in replies)
     for name in STAGES:
         assert grown("serve_stage_seconds_count", model="sleeper", stage=name) == 30
-        assert grown("serve_stage_seconds_count", model="scale", stage=name) == (2 if name == "triton" else 0)
+        assert grown("serve_stage_seconds_count", model="scale", stage=name) == (
+            2 if name == "triton" else 0
+        )
 
 
 def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
@@ -142,16 +167,22 @@ def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
 def test_a_name_that_a_caller_made_up_adds_no_series(server: Server) -> None:
     before = scrape(server)
     for number in range(5):
-        assert server.post(json={"instances": [0], "model_name": f"made-up-{number}"}).status_code == 404
+        assert (
+            server.post(json={"instances": [0], "model_name": f"made-up-{number}"}).status_code
+            == 404
+        )
         assert server.post(f"/made-up-{number}").status_code == 404
-    assert (server.post(data=b"").status_code, server.ping()) == (400, 200)  # /ping and /metrics are not counted
+    # /ping and /metrics are not counted
+    assert (server.post(data=b"").status_code, server.ping()) == (400, 200)
     after = scrape(server)
     assert "made-up" not in server.get("/metrics").text
     assert value(after, "serve_requests_total", model="", version="", code="404") >= 5
     assert value(after, "serve_requests_total") - value(before, "serve_requests_total") == 6
 
 
-def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work(server: Server) -> None:
+def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work(
+    server: Server,
+) -> None:
     before = value(scrape(server), "serve_requests_total", code="200")
     workers = [child.pid for child in psutil.Process(server.pid("gunicorn")).children()]
     assert len(workers) == 3
@@ -195,7 +226,9 @@ def test_the_cloudwatch_agent_is_started_with_its_configuration(server: Server) 
     assert configuration["agent"]["region"] == "eu-central-1"
     assert prometheus["log_group_name"] == "/my/group"
     assert prometheus["emf_processor"]["metric_namespace"] == "Mine"
-    scraped = json.loads(Path(prometheus["prometheus_config_path"]).read_text())["scrape_configs"][0]
+    scraped = json.loads(Path(prometheus["prometheus_config_path"]).read_text())["scrape_configs"][
+        0
+    ]
     target, path = scraped["static_configs"][0]["targets"][0], scraped["metrics_path"]
     assert "serve_triton_up 1.0" in requests.get(f"http://{target}{path}", timeout=PATIENCE).text
     os.kill(server.pid("cloudwatch-agent"), signal.SIGKILL)
@@ -205,7 +238,9 @@ def test_the_cloudwatch_agent_is_started_with_its_configuration(server: Server) 
 
 def test_models_of_every_repository_are_served_by_name(server: Server) -> None:
     assert server.post(json=TENSORS).json()["outputs"][0]["data"] == [3, 6]
-    assert call(server, 0.5).json()["predictions"] == [0.5], "its client.py was found in the second repository"
+    assert call(server, 0.5).json()["predictions"] == [0.5], (
+        "its client.py was found in the second repository"
+    )
     assert server.post(json=TENSORS | {"model_name": "code"}).status_code == 404
     assert server.says("first/code") and server.says("'top'")
 
@@ -214,7 +249,9 @@ def test_the_level_warning_logs_refused_requests_only(server: Server) -> None:
     statuses = {}
     for model in ("scale", "nope"):
         headers = {"X-Amzn-SageMaker-Inference-Id": f"asks-{model}"}
-        statuses[model] = server.post(json=TENSORS | {"model_name": model}, headers=headers).status_code
+        statuses[model] = server.post(
+            json=TENSORS | {"model_name": model}, headers=headers
+        ).status_code
     assert statuses == {"scale": 200, "nope": 404}
     wait_until(lambda: server.entries("nginx", request_id="asks-nope"), "the refused one is logged")
     assert server.entries(request_id="asks-scale") == []
@@ -250,4 +287,11 @@ def test_any_model_name_gives_valid_metrics() -> None:
     metrics = Metrics()
     for name in ('quo"te', "back\\slash", "new\nline", "Zürich", "{}=,"):
         count(metrics, name)
-        assert value(parse(generate_latest(metrics.registry).decode()), "serve_requests_total", model=name) == 1
+        assert (
+            value(
+                parse(generate_latest(metrics.registry).decode()),
+                "serve_requests_total",
+                model=name,
+            )
+            == 1
+        )

@@ -1,4 +1,5 @@
-"""What users bring, through one command and the whole container: each row of docs/models.md, and README's."""
+"""What users bring, through one command and the whole container: each row of docs/models.md, and
+README's."""
 
 import contextlib
 import json
@@ -25,7 +26,9 @@ from tests.support.readme import CUT, commands
 pytestmark = pytest.mark.stack
 
 PAGE = (ROOT / "docs/models.md").read_text()
-_ROW = re.compile(r"^\| (.*?) \|(.*?)\| `(build (\S+) .*?)` \| `(.+?)` \| `(\{.+\})` \|$", re.MULTILINE)
+_ROW = re.compile(
+    r"^\| (.*?) \|(.*?)\| `(build (\S+) .*?)` \| `(.+?)` \| `(\{.+\})` \|$", re.MULTILINE
+)
 TYPES = {".jpg": "image/jpeg", ".csv": "text/csv"}
 
 
@@ -58,11 +61,21 @@ def server(folder: Path) -> Iterator[Server]:
     for model, command in {row.model: row.command for row in ROWS}.items():
         make(model, folder / model)
         with contextlib.chdir(folder / model):  # this server loads them
-            words = [*shlex.split(command), "--for", "cpu", "--no-load", "--out", str(folder / "repository")]
+            words = [
+                *shlex.split(command),
+                "--for",
+                "cpu",
+                "--no-load",
+                "--out",
+                str(folder / "repository"),
+            ]
             assert main(words) == 0, command
-    question = '{"question": "who sat", "context": "the cat sat"}'  # the client's own is too long for this network
+    # the client's own is too long for this network
+    question = '{"question": "who sat", "context": "the cat sat"}'
     (folder / "repository/answers/example.json").write_text(question)
-    started = Server(folder, folder / "repository", SERVE_PAGE="true", SERVE_WORKERS="1").wait_ready()
+    started = Server(
+        folder, folder / "repository", SERVE_PAGE="true", SERVE_WORKERS="1"
+    ).wait_ready()
     yield started
     started.kill_all()
 
@@ -83,7 +96,9 @@ def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path
         answer = server.post(path, json=json.loads(row.body))
     else:
         file = folder / row.model / row.body
-        answer = server.post(path, data=file.read_bytes(), headers={"Content-Type": TYPES[file.suffix]})
+        answer = server.post(
+            path, data=file.read_bytes(), headers={"Content-Type": TYPES[file.suffix]}
+        )
     assert answer.status_code == 200, answer.text
     document = answer.json()
     shown = json.loads(row.reply.replace("…", f'"{CUT}"'))
@@ -95,14 +110,21 @@ def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path
 def test_each_call_of_the_readme_is_answered(command: str, server: Server, folder: Path) -> None:
     local = command.replace("http://localhost:8080", server.url)
     model = re.findall(r"model_name=(\w+)", command)[0]
-    done = subprocess.run(["bash", "-ec", local], cwd=folder / model, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        ["bash", "-ec", local], cwd=folder / model, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     assert {"predictions", "outputs"} & json.loads(done.stdout).keys(), done.stdout
 
 
-def test_images_of_several_sizes_in_one_request_get_the_boxes_of_transformers(server: Server, folder: Path) -> None:
+def test_images_of_several_sizes_in_one_request_get_the_boxes_of_transformers(
+    server: Server, folder: Path
+) -> None:
     whole = pipeline("object-detection", folder / "animals" / FOLDER, "yolos")
-    body = {"instances": [b64(encoded(each)) for each in images()], "parameters": {"confidence": 0.1}}
+    body = {
+        "instances": [b64(encoded(each)) for each in images()],
+        "parameters": {"confidence": 0.1},
+    }
     predictions = ask(server, "animals", body)
     for picture, prediction in zip(images(), predictions, strict=True):
         assert_detections(prediction, picture, whole(picture, threshold=0.1))
@@ -118,7 +140,11 @@ def test_the_error_of_a_too_narrow_image_names_its_instance_and_size(server: Ser
 def test_every_get_route_answers_for_every_model(server: Server) -> None:
     clients = {model["name"]: model["client"] for model in server.get("/models").json()["models"]}
     assert clients.keys() == MAKERS.keys()
-    paths = [path for path, methods in server.get("/openapi.json").json()["paths"].items() if "get" in methods]
+    paths = [
+        path
+        for path, methods in server.get("/openapi.json").json()["paths"].items()
+        if "get" in methods
+    ]
     assert {"/models", "/ping", "/metrics", "/examples/{name}"} <= set(paths)
     for path in paths:
         for name in clients if "{name}" in path else [""]:
@@ -132,7 +158,9 @@ def test_the_page_runs_the_example_of_each_text_task(server: Server) -> None:
         for model in {row.model for row in TEXTS}:
             page.locator(f'.model input[value="{model}"]').check(force=True)
             page.get_by_role("button", name="Run").click()
-            expect(page.locator("#json pre")).to_contain_text(f'"model_name": "{model}"', timeout=1000 * PATIENCE)
+            expect(page.locator("#json pre")).to_contain_text(
+                f'"model_name": "{model}"', timeout=1000 * PATIENCE
+            )
 
 
 def test_the_readme_builds_a_row_of_the_page() -> None:
@@ -165,7 +193,10 @@ def test_every_form_of_body_asks_a_text_s_task_alike(row: Row, server: Server) -
     value = body.get("inputs", body)
     (prediction,) = ask(server, row.model, {"instances": [value], "parameters": parameters})
     assert ask(server, row.model, {"inputs": value, "parameters": parameters}) == [prediction]
-    assert ask(server, row.model, {"inputs": [value, value], "parameters": parameters}) == [prediction] * 2
+    assert (
+        ask(server, row.model, {"inputs": [value, value], "parameters": parameters})
+        == [prediction] * 2
+    )
     whole = value if isinstance(value, dict) else {"text": value}
     assert ask(server, row.model, {**whole, "parameters": parameters}) == [prediction]
 
@@ -175,9 +206,15 @@ def test_more_rows_than_a_batch_has_are_asked_in_several_calls(server: Server) -
     (all_at_once,) = ask(server, "ranks", {"query": "the cat", "documents": documents})
     ranking = all_at_once["ranking"]
     assert sorted(entry["index"] for entry in ranking) == list(range(100))
-    alone = ask(server, "ranks", {"instances": [{"query": "the cat", "documents": [each]} for each in documents[:5]]})
+    alone = ask(
+        server,
+        "ranks",
+        {"instances": [{"query": "the cat", "documents": [each]} for each in documents[:5]]},
+    )
     scores = {entry["index"]: entry["score"] for entry in ranking}
-    assert [scores[index] for index in range(5)] == pytest.approx([p["ranking"][0]["score"] for p in alone], abs=1e-5)
+    assert [scores[index] for index in range(5)] == pytest.approx(
+        [p["ranking"][0]["score"] for p in alone], abs=1e-5
+    )
 
 
 def test_instances_of_many_rows_and_of_few_keep_their_order(server: Server) -> None:
@@ -191,7 +228,10 @@ def test_instances_of_many_rows_and_of_few_keep_their_order(server: Server) -> N
 
 
 def test_lines_of_a_batch_are_instances_of_the_task(server: Server) -> None:
-    lines = [{"question": "the dog", "context": "the cat sat"}, {"inputs": {"question": "a", "context": "the sun"}}]
+    lines = [
+        {"question": "the dog", "context": "the cat sat"},
+        {"inputs": {"question": "a", "context": "the sun"}},
+    ]
     body = "\n".join(map(json.dumps, lines))
     headers = {"Content-Type": "application/jsonlines"}
     answer = server.post("/invocations?model_name=answers", data=body, headers=headers)
@@ -213,7 +253,9 @@ def test_lines_of_a_batch_are_instances_of_the_task(server: Server) -> None:
         ("topics", {"inputs": "a"}, "labels"),
     ],
 )
-def test_an_instance_that_does_not_fit_the_task_is_refused(model: str, body: Any, name: str, server: Server) -> None:
+def test_an_instance_that_does_not_fit_the_task_is_refused(
+    model: str, body: Any, name: str, server: Server
+) -> None:
     answer = server.post(f"/invocations?model_name={model}", json=body)
     assert answer.status_code == 400
     assert name in answer.json()["error"]

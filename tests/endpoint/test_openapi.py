@@ -19,7 +19,17 @@ from serving.settings.table import Settings
 
 pytestmark = pytest.mark.stack
 
-SHAPES = {"Flat", "Input", "InputParameters", "Inputs", "Load", "Output", "OutputParameters", "Payload", "Tensors"}
+SHAPES = {
+    "Flat",
+    "Input",
+    "InputParameters",
+    "Inputs",
+    "Load",
+    "Output",
+    "OutputParameters",
+    "Payload",
+    "Tensors",
+}
 MODELS = tuple(f"model_{number}" for number in range(140))
 
 
@@ -51,11 +61,16 @@ def document(app: Flask) -> Any:
 def described(tmp_path: Path) -> Any:
     for name in MODELS:
         (tmp_path / "models" / name / "1").mkdir(parents=True)
-    variables = {"SERVE_MODEL_REPOSITORY": str(tmp_path / "models"), "SERVE_LOAD_MODELS": ",".join(MODELS)}
+    variables = {
+        "SERVE_MODEL_REPOSITORY": str(tmp_path / "models"),
+        "SERVE_LOAD_MODELS": ",".join(MODELS),
+    }
     return document(make_app(tmp_path, **variables))
 
 
-@pytest.mark.parametrize("variables", [{}, {"SAGEMAKER_MULTI_MODEL": "true"}, {"SERVE_PAGE": "true"}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"SAGEMAKER_MULTI_MODEL": "true"}, {"SERVE_PAGE": "true"}]
+)
 def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     app = make_app(tmp_path, **variables)
     paths = document(app)["paths"]
@@ -69,28 +84,55 @@ def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     assert documented == wanted
 
 
-def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothing(described: Any) -> None:
+def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothing(
+    described: Any,
+) -> None:
     schemas = described["components"]["schemas"]
     assert schemas.keys() == {*families(), "Error", *SHAPES}
     assert schemas["resnet"]["properties"]["parameters"]["properties"]["top_k"]["type"] == "integer"
     of_texts = schemas["bert"]["properties"]["parameters"]["properties"]
-    assert of_texts.keys() == {parameter.name for task in TASKS.values() for parameter in task.parameters}
-    content = described["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]
+    assert of_texts.keys() == {
+        parameter.name for task in TASKS.values() for parameter in task.parameters
+    }
+    content = described["paths"]["/invocations"]["post"]["requestBody"]["content"][
+        "application/json"
+    ]
     assert {"bert", "resnet", "yolov5"} <= content["examples"].keys()
     for name, example in content["examples"].items():
-        Draft202012Validator(described | {"$ref": f"#/components/schemas/{name}"}).validate(example["value"])
+        Draft202012Validator(described | {"$ref": f"#/components/schemas/{name}"}).validate(
+            example["value"]
+        )
 
 
 TENSOR = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("Tensors", {"inputs": [TENSOR]}),
-    ("Tensors", {"inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}], "outputs": [{"name": "y"}], "id": "1"}),
-    ("Tensors", {"inputs": [TENSOR], "model_name": "m", "model_version": 2, "parameters": {"p": 1}, "more": {}}),
+    (
+        "Tensors",
+        {
+            "inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}],
+            "outputs": [{"name": "y"}],
+            "id": "1",
+        },
+    ),
+    (
+        "Tensors",
+        {
+            "inputs": [TENSOR],
+            "model_name": "m",
+            "model_version": 2,
+            "parameters": {"p": 1},
+            "more": {},
+        },
+    ),
     ("Tensors", {"inputs": [TENSOR | {"shape": [-1]}]}),
     ("Tensors", {"inputs": [TENSOR | {"shape": [1] * 33}]}),
     ("Tensors", {"inputs": [TENSOR | {"shapes": [1]}]}),
     ("Tensors", {"inputs": [{"name": "x", "shape": [1]}]}),
-    ("Tensors", {"inputs": [TENSOR], "outputs": [{"name": "y", "parameters": {"classification": 0}}]}),
+    (
+        "Tensors",
+        {"inputs": [TENSOR], "outputs": [{"name": "y", "parameters": {"classification": 0}}]},
+    ),
     ("Tensors", {"inputs": [TENSOR], "id": 1}),
     ("Tensors", {"inputs": {}}),
     ("Inputs", {"inputs": "a", "parameters": None}),
@@ -106,9 +148,13 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("shape", "body"), BODIES)
-def test_a_body_is_read_if_its_schema_allows_it(described: Any, shape: str, body: dict[str, Any]) -> None:
+def test_a_body_is_read_if_its_schema_allows_it(
+    described: Any, shape: str, body: dict[str, Any]
+) -> None:
     """An independent validator decides by the published schema."""
-    allowed = Draft202012Validator(described | {"$ref": f"#/components/schemas/{shape}"}).is_valid(body)
+    allowed = Draft202012Validator(described | {"$ref": f"#/components/schemas/{shape}"}).is_valid(
+        body
+    )
     if allowed:
         schemas.read(getattr(schemas, shape), json.dumps(body).encode())
     else:

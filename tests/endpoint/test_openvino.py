@@ -1,4 +1,5 @@
-"""Models of `backend: "openvino"` through the whole container: surveyed, checked, listed, called, and started again."""
+"""Models of `backend: "openvino"` through the whole container: surveyed, checked, listed, called,
+and started again."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ EXAMPLE = ROOT / "model_repository/resnet/example.png"
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled `resnet`, which SERVE_CPU_ENGINE gives to OpenVINO, and `sums` in OpenVINO's own format without a
-    config.pbtxt."""
+    """The bundled `resnet`, which SERVE_CPU_ENGINE gives to OpenVINO, and `sums` in OpenVINO's own
+    format without a config.pbtxt."""
     folder, source = tmp_path_factory.mktemp("openvino"), tmp_path_factory.mktemp("source")
     link_model(ROOT / "model_repository/resnet", folder)
     write_model(source / "sums", arithmetic(["N", 3]), "")
@@ -37,7 +38,9 @@ def start(folder: Path, repository: Path, cache: Path) -> Server:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    repository: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     running = start(tmp_path_factory.mktemp("serve"), repository, cache)
     yield running
     assert running.stop() == 0
@@ -45,10 +48,15 @@ def server(repository: Path, cache: Path, tmp_path_factory: pytest.TempPathFacto
 
 def test_the_list_and_the_log_say_which_engine_and_why(server: Server) -> None:
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
-    assert listed["resnet"]["engine"] == "openvino" and "SERVE_CPU_ENGINE" in listed["resnet"]["engine_reason"]
+    assert (
+        listed["resnet"]["engine"] == "openvino"
+        and "SERVE_CPU_ENGINE" in listed["resnet"]["engine_reason"]
+    )
     assert ["error" in model for model in listed.values()] == [False, False]
     assert [tensor["name"] for tensor in listed["sums"]["inputs"]] == ["x", "y"]
-    assert listed["sums"]["engine"] == "openvino" and "engine_reason" not in listed["sums"], "it has no other"
+    assert listed["sums"]["engine"] == "openvino" and "engine_reason" not in listed["sums"], (
+        "it has no other"
+    )
     assert server.says("resnet: OpenVINO", "SERVE_CPU_ENGINE")
 
 
@@ -57,7 +65,8 @@ def test_a_model_with_a_client_takes_images(server: Server) -> None:
     reply = server.post("/invocations?model_name=resnet&top_k=2", **asked)
     assert reply.status_code == 200, reply.text
     best, _ = reply.json()["predictions"][0]["classes"]
-    assert (best["label"], best["score"]) == ("6", pytest.approx(0.956, abs=0.02))  # ONNX Runtime's, in the README
+    # ONNX Runtime's, in the README
+    assert (best["label"], best["score"]) == ("6", pytest.approx(0.956, abs=0.02))
 
 
 def test_a_model_without_a_config_takes_tensors(server: Server) -> None:
@@ -65,7 +74,9 @@ def test_a_model_without_a_config_takes_tensors(server: Server) -> None:
     body = {"inputs": [{"name": name, **tensor} for name in ("x", "y")]}
     reply = server.post("/invocations?model_name=sums", json=body)
     assert reply.status_code == 200, reply.text
-    outputs = {output["name"].removesuffix("_too"): output["data"] for output in reply.json()["outputs"]}
+    outputs = {
+        output["name"].removesuffix("_too"): output["data"] for output in reply.json()["outputs"]
+    }
     assert outputs == {"sum": [2, 4, 6, 8, 10, 12], "product": [1, 4, 9, 16, 25, 36]}
 
 

@@ -1,4 +1,5 @@
-"""More callers than slots: the others are refused, every slot comes back, and models that hang leave room."""
+"""More callers than slots: the others are refused, every slot comes back, and models that hang
+leave room."""
 
 import json
 import re
@@ -13,7 +14,15 @@ import psutil
 import pytest
 import requests
 
-from tests.support.harness import SLEEPER, SLEEPER_CLIENT, Server, make_scale, make_sleeper, module_server, wait_until
+from tests.support.harness import (
+    SLEEPER,
+    SLEEPER_CLIENT,
+    Server,
+    make_scale,
+    make_sleeper,
+    module_server,
+    wait_until,
+)
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -23,7 +32,9 @@ CALLERS = 10 * SLOTS
 REFUSED = 2 * CALLERS
 SHARED = 16  # slots, of which two models that hang leave four at least
 HANGING = ("sleeper", "dreamer")
-BODY: dict[str, object] = {"inputs": [{"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.02]}]}
+BODY: dict[str, object] = {
+    "inputs": [{"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.02]}]
+}
 WAYS: tuple[tuple[str, dict[str, object], dict[str, str]], ...] = (
     ("/invocations", {"instances": [0.02]}, {}),
     ("/v2/models/sleeper/infer", BODY, {}),
@@ -32,13 +43,17 @@ WAYS: tuple[tuple[str, dict[str, object], dict[str, str]], ...] = (
 # A call into C that keeps Python's lock, so that no thread of the worker runs any more.
 HANGING_CLIENT = SLEEPER_CLIENT.replace(
     '        return {"seconds"',
-    '        if instances[0] < 0:\n            __import__("ctypes").PyDLL(None).sleep(1000)\n        return {"seconds"',
+    "        if instances[0] < 0:\n            "
+    '__import__("ctypes").PyDLL(None).sleep(1000)\n        return {"seconds"',
 )
 
 
 def make_hanging(repository: Path) -> None:
     """Make two sleepers, which sleep until there is a file `go` beside the repository."""
-    loop = f'while seconds and not __import__("os").path.exists("{repository.parent}/go"):\n                '
+    loop = (
+        f'while seconds and not __import__("os").path.exists("{repository.parent}/go"):\n     '
+        "           "
+    )
     for name in HANGING:
         code = SLEEPER.replace("time.sleep(seconds)", f"{loop}time.sleep(0.01)")
         make_sleeper(repository, name, code, HANGING_CLIENT)
@@ -69,7 +84,9 @@ def ask(server: Server, number: int) -> requests.Response:
 def counted(server: Server) -> Counter[str]:
     """Return the requests by status, as /metrics has them."""
     counts = Counter[str]()
-    for code, number in re.findall(r'^serve_requests_total{code="(\d+)".*} (\S+)$', server.get("/metrics").text, re.M):
+    for code, number in re.findall(
+        r'^serve_requests_total{code="(\d+)".*} (\S+)$', server.get("/metrics").text, re.M
+    ):
         counts[code] += int(float(number))
     return counts
 
@@ -81,17 +98,28 @@ def test_requests_beyond_the_limit_are_refused_counted_and_logged(running: Serve
         assert {running.ping() for _ in range(20)} == {200}
     answers = {name.split()[0]: number for name, number in load.answers.items()}
     assert (set(answers), load.refused, load.cut) == ({"200", "503"}, 0, 0)
-    wait_until(lambda: counted(running) - before == Counter(answers), lambda: f"{counted(running)} are {answers}")
+    wait_until(
+        lambda: counted(running) - before == Counter(answers),
+        lambda: f"{counted(running)} are {answers}",
+    )
     refused = {"status": 503, "code": "overloaded"}
-    wait_until(lambda: len(running.entries("nginx", **refused)) == answers["503"], "the log has them")
+    wait_until(
+        lambda: len(running.entries("nginx", **refused)) == answers["503"], "the log has them"
+    )
     with ThreadPoolExecutor(SLOTS) as pool:
-        assert {reply.status_code for reply in pool.map(lambda n: ask(running, n), range(SLOTS))} == {200}
+        assert {
+            reply.status_code for reply in pool.map(lambda n: ask(running, n), range(SLOTS))
+        } == {200}
 
 
 def test_callers_who_leave_keep_their_slots_until_the_work_is_done(running: Server) -> None:
-    """Accept allows a stream, but the model does not stream, so its work goes on when its caller has left."""
+    """Accept allows a stream, but the model does not stream, so its work goes on when its caller
+    has left."""
     body = json.dumps({"model_name": "sleeper", "instances": [30]}).encode()
-    head = "POST /invocations HTTP/1.1\r\nHost: x\r\nAccept: application/json, text/event-stream;q=0.1\r\n"
+    head = (
+        "POST /invocations HTTP/1.1\r\nHost: x\r\nAccept: application/json, "
+        "text/event-stream;q=0.1\r\n"
+    )
     for number in range(SLOTS):
         with socket.create_connection(("127.0.0.1", running.port)) as caller:
             caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -114,16 +142,30 @@ def by_path(server: Server, model: str, body: dict[str, object]) -> requests.Res
 
 
 @pytest.mark.parametrize("ask", [by_body, by_path])
-def test_hanging_models_leave_slots(several: Server, ask: Callable[[Server, str, Any], requests.Response]) -> None:
-    go, hang, sound = several.run_dir.parent / "go", tensors("seconds", [1], 1), tensors("x", [1, 2], 1)
+def test_hanging_models_leave_slots(
+    several: Server, ask: Callable[[Server, str, Any], requests.Response]
+) -> None:
+    go, hang, sound = (
+        several.run_dir.parent / "go",
+        tensors("seconds", [1], 1),
+        tensors("x", [1, 2], 1),
+    )
     go.unlink(missing_ok=True)
     with ThreadPoolExecutor(2 * SHARED) as pool:
-        callers = [pool.submit(ask, several, HANGING[number % 2], hang) for number in range(2 * SHARED)]
+        callers = [
+            pool.submit(ask, several, HANGING[number % 2], hang) for number in range(2 * SHARED)
+        ]
         try:
-            # A request takes a slot for a moment while it is refused. After so many answers one is free.
-            wait_until(lambda: sum(caller.done() for caller in callers) > SHARED, "more of them are refused")
+            # A request takes a slot for a moment while it is refused. After so many answers one is
+            # free.
+            wait_until(
+                lambda: sum(caller.done() for caller in callers) > SHARED,
+                "more of them are refused",
+            )
             others = [ask(several, "scale", sound).status_code for _ in range(20)]
-            wait_until(lambda: ask(several, "sleeper", hang).status_code == 503, "one more is refused")
+            wait_until(
+                lambda: ask(several, "sleeper", hang).status_code == 503, "one more is refused"
+            )
         finally:
             go.touch()
     assert others == [200] * 20
@@ -141,5 +183,8 @@ def test_a_worker_that_hangs_in_a_client_is_replaced(several: Server) -> None:
     reply = several.post(json={"model_name": "sleeper", "instances": [-1]})
     assert (reply.status_code, reply.json()["code"]) == (503, "frontend_unavailable")
     wait_until(lambda: len(before - workers(several)) == 1, "another worker")
-    calls = [several.post(json={"model_name": "sleeper", "instances": [0]}).status_code for _ in range(10)]
+    calls = [
+        several.post(json={"model_name": "sleeper", "instances": [0]}).status_code
+        for _ in range(10)
+    ]
     assert (calls, several.pid("gunicorn")) == ([200] * 10, master)

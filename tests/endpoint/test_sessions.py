@@ -12,7 +12,12 @@ import pytest
 import requests
 
 from tests.support.harness import Server, make_scale, module_server, npy
-from tests.support.streaming_models import make_brief_summer, make_direct_summer, make_echo, make_summer
+from tests.support.streaming_models import (
+    make_brief_summer,
+    make_direct_summer,
+    make_echo,
+    make_summer,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -22,7 +27,12 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 server = module_server(  # open sequences hold Triton at a stop
-    make_summer, make_direct_summer, make_brief_summer, make_echo, make_scale, SERVE_STOP_TIMEOUT="2"
+    make_summer,
+    make_direct_summer,
+    make_brief_summer,
+    make_echo,
+    make_scale,
+    SERVE_STOP_TIMEOUT="2",
 )
 
 
@@ -32,7 +42,9 @@ def tensors(number: float, **parameters: Any) -> dict[str, Any]:
 
 
 def call(server: Server, model: str, session: str, body: Any, **headers: str) -> requests.Response:
-    return server.post(params={"model_name": model}, json=body, headers={SESSION: session} | headers)
+    return server.post(
+        params={"model_name": model}, json=body, headers={SESSION: session} | headers
+    )
 
 
 def opened(reply: requests.Response) -> str:
@@ -42,7 +54,9 @@ def opened(reply: requests.Response) -> str:
 
 def total(reply: requests.Response) -> float:
     assert reply.status_code == 200, reply.text
-    (value,) = (output["data"][0] for output in reply.json()["outputs"] if output["name"] == "total")
+    (value,) = (
+        output["data"][0] for output in reply.json()["outputs"] if output["name"] == "total"
+    )
     return float(value)
 
 
@@ -71,8 +85,12 @@ def assert_is_gone(reply: requests.Response, session: str) -> None:
 
 
 @pytest.mark.parametrize("model", STATEFUL)
-@pytest.mark.parametrize("session", ["12345", "0", "-1", "99999999999999999999999", "nobody", "new_session"])
-def test_an_unknown_id_is_an_error_and_opens_nothing(server: Server, model: str, session: str) -> None:
+@pytest.mark.parametrize(
+    "session", ["12345", "0", "-1", "99999999999999999999999", "nobody", "new_session"]
+)
+def test_an_unknown_id_is_an_error_and_opens_nothing(
+    server: Server, model: str, session: str
+) -> None:
     for _ in range(2):
         assert_is_gone(call(server, model, session, tensors(1)), session)
 
@@ -109,7 +127,9 @@ ENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("request_", ENDS.values(), ids=ENDS)
-def test_a_session_can_be_ended_in_each_of_these_places(server: Server, request_: dict[str, Any]) -> None:
+def test_a_session_can_be_ended_in_each_of_these_places(
+    server: Server, request_: dict[str, Any]
+) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", {"instances": [1]}))
     arguments = dict(request_)
     arguments["headers"] = {SESSION: session, **arguments.get("headers", {})}
@@ -122,8 +142,12 @@ def test_a_session_can_be_ended_in_each_of_these_places(server: Server, request_
 
 def test_instances_are_the_steps_of_the_sequence_in_their_order(server: Server) -> None:
     first = call(server, "summer", "NEW_SESSION", {"instances": [1, 2, 3]})
-    assert first.json()["predictions"] == [{"total": t, "count": c} for t, c in ((1, 1), (3, 2), (6, 3))]
-    second = call(server, "summer", opened(first), {"instances": [4, 5], "parameters": {"sequence_end": True}})
+    assert first.json()["predictions"] == [
+        {"total": t, "count": c} for t, c in ((1, 1), (3, 2), (6, 3))
+    ]
+    second = call(
+        server, "summer", opened(first), {"instances": [4, 5], "parameters": {"sequence_end": True}}
+    )
     assert second.json()["predictions"] == [{"total": 10, "count": 4}, {"total": 15, "count": 5}]
     assert second.headers[CLOSED] == opened(first)
 
@@ -141,10 +165,20 @@ def test_binary_tensors_and_npy_files_belong_to_sessions_too(server: Server) -> 
     del document["inputs"][0]["data"]
     document["inputs"][0]["parameters"] = {"binary_data_size": 4}
     header = json.dumps(document).encode()
-    kind = {"Content-Type": f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"}
-    first = server.post(params=params, data=header + np.float32(1).tobytes(), headers={SESSION: "NEW_SESSION"} | kind)
+    kind = {
+        "Content-Type": f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
+    }
+    first = server.post(
+        params=params,
+        data=header + np.float32(1).tobytes(),
+        headers={SESSION: "NEW_SESSION"} | kind,
+    )
     session = opened(first)
-    headers = {SESSION: session, "Content-Type": "application/x-npy", ATTRIBUTES: "sequence_end=true"}
+    headers = {
+        SESSION: session,
+        "Content-Type": "application/x-npy",
+        ATTRIBUTES: "sequence_end=true",
+    }
     reply = server.post(params=params, data=npy(np.array([[100]], np.float32)), headers=headers)
     assert (total(reply), reply.headers[CLOSED]) == (101, session)
 
@@ -160,12 +194,16 @@ def test_a_stream_belongs_to_a_session_too(server: Server) -> None:
 
 def test_the_header_wins_over_an_id_in_the_body(server: Server) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
-    assert total(call(server, "summer", session, tensors(1, sequence_id=7, sequence_start=True))) == 2
+    assert (
+        total(call(server, "summer", session, tensors(1, sequence_id=7, sequence_start=True))) == 2
+    )
 
 
 def test_sequences_without_the_header_are_triton_s_own(server: Server) -> None:
     params = {"model_name": "summer"}
-    assert total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_start=True))) == 1
+    assert (
+        total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_start=True))) == 1
+    )
     assert total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_end=True))) == 2
     reply = server.post(params=params, json=tensors(1, sequence_id=7))
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
@@ -178,7 +216,9 @@ def test_many_callers_sessions_keep_apart(server: Server) -> None:
         reply = call(server, "summer", "NEW_SESSION", tensors(number))
         session, totals = opened(reply), [total(reply)]
         for step in range(2, 11):
-            totals.append(total(call(server, "summer", session, tensors(number, sequence_end=step == 10))))
+            totals.append(
+                total(call(server, "summer", session, tensors(number, sequence_end=step == 10)))
+            )
         return totals
 
     with ThreadPoolExecutor(24) as pool:
@@ -187,7 +227,9 @@ def test_many_callers_sessions_keep_apart(server: Server) -> None:
 
 
 @pytest.mark.parametrize("session", ["NEW_SESSION", "1234"])
-def test_a_model_without_sequences_serves_and_says_nothing_of_a_session(server: Server, session: str) -> None:
+def test_a_model_without_sequences_serves_and_says_nothing_of_a_session(
+    server: Server, session: str
+) -> None:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2]}]}
     reply = call(server, "scale", session, body)
     assert reply.json()["outputs"][0]["data"] == [6.0]

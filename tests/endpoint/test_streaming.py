@@ -1,4 +1,5 @@
-"""Streams of responses through the whole container: their forms, their pace, their errors and their end."""
+"""Streams of responses through the whole container: their forms, their pace, their errors and their
+end."""
 
 import http.client
 import json
@@ -24,7 +25,8 @@ started = module_server(
     *(make_teller, make_reader, make_echo, make_summer),
     SERVE_MAX_CONCURRENCY="16",
     SERVE_REQUEST_TIMEOUT="3",
-    SERVE_STOP_TIMEOUT="2",  # after generate on its own port, Triton waits in vain for connections to end
+    # after generate on its own port, Triton waits in vain for connections to end
+    SERVE_STOP_TIMEOUT="2",
 )
 
 
@@ -37,7 +39,11 @@ def server(started: Server) -> Iterator[Server]:
 def app(server: Server, **variables: str) -> Flask:
     """Return a worker of this process with other settings, which asks the server's Triton."""
     repository = str(server.run_dir.parent / "models")
-    settings = {"SERVE_RUN_DIR": str(server.run_dir), "SERVE_MODEL_REPOSITORY": repository, **variables}
+    settings = {
+        "SERVE_RUN_DIR": str(server.run_dir),
+        "SERVE_MODEL_REPOSITORY": repository,
+        **variables,
+    }
     return create_app(Settings.from_env(settings))
 
 
@@ -77,13 +83,20 @@ def wait_cancelled(server: Server, count: int) -> None:
 
 def seconds(server: Server) -> float:
     """Return the seconds of all requests so far, as /metrics has them."""
-    durations = re.findall(r"^serve_request_seconds_sum.* (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    durations = re.findall(
+        r"^serve_request_seconds_sum.* (\S+)$", server.get("/metrics").text, re.MULTILINE
+    )
     return sum(map(float, durations))
 
 
 def test_a_flat_body_gives_an_event_per_response(server: Server) -> None:
     before = seconds(server)
-    reply = ask(server, "teller", {"text_input": "one two", "delay": 0.5, "id": "mine", "unused": 1}, **EVENTS)
+    reply = ask(
+        server,
+        "teller",
+        {"text_input": "one two", "delay": 0.5, "id": "mine", "unused": 1},
+        **EVENTS,
+    )
     assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
     assert reply.headers["X-Model-Name"] == "teller"
     assert reply.headers["X-Model-Version"] == "1"
@@ -98,9 +111,12 @@ def test_tensors_give_a_kserve_reply_per_response(server: Server) -> None:
     assert reply.headers["Content-Type"] == "application/jsonlines"
     lines = [json.loads(line) for line in reply.iter_lines()]
     assert [line["outputs"] for line in lines] == [
-        [{"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [word]}] for word in ("one", "two")
+        [{"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [word]}]
+        for word in ("one", "two")
     ]
-    assert {(line["id"], line["model_name"], line["model_version"]) for line in lines} == {("mine", "teller", "1")}
+    assert {(line["id"], line["model_name"], line["model_version"]) for line in lines} == {
+        ("mine", "teller", "1")
+    }
 
 
 def test_instances_are_postprocessed_per_response(server: Server) -> None:
@@ -112,7 +128,9 @@ def test_instances_are_postprocessed_per_response(server: Server) -> None:
 
 def test_an_ordinary_model_gives_a_stream_of_one(server: Server) -> None:
     reply = ask(server, "echo", {"text_input": ["a", "b"]}, **EVENTS)
-    assert events(reply) == [("message", {"model_name": "echo", "model_version": "1", "text_output": ["a", "b"]})]
+    assert events(reply) == [
+        ("message", {"model_name": "echo", "model_version": "1", "text_output": ["a", "b"]})
+    ]
 
 
 def test_a_stateful_model_gives_a_part_per_instance_with_the_number_of_each(server: Server) -> None:
@@ -122,7 +140,9 @@ def test_a_stateful_model_gives_a_part_per_instance_with_the_number_of_each(serv
 
 
 @pytest.mark.parametrize("accept", [EVENTS, LINES], ids=["events", "lines"])
-def test_each_response_leaves_when_it_is_there(server: Server, accept: dict[str, str], tmp_path: Path) -> None:
+def test_each_response_leaves_when_it_is_there(
+    server: Server, accept: dict[str, str], tmp_path: Path
+) -> None:
     """The model waits for a file, which is made when the response before has come."""
     files = [tmp_path / "second", tmp_path / "third"]
     reply = ask(server, "teller", {"text_input": " ".join(["first", *map(str, files)])}, **accept)
@@ -172,7 +192,9 @@ WRONG: dict[str, tuple[Any, int, str]] = {
 
 
 @pytest.mark.parametrize(("body", "status", "words"), WRONG.values(), ids=WRONG)
-def test_an_error_before_a_response_is_an_ordinary_reply(server: Server, body: Any, status: int, words: str) -> None:
+def test_an_error_before_a_response_is_an_ordinary_reply(
+    server: Server, body: Any, status: int, words: str
+) -> None:
     reply = ask(server, "teller", body, **EVENTS)
     assert reply.status_code == status
     assert reply.headers["Content-Type"] == "application/json"
@@ -186,7 +208,9 @@ def test_a_decoupled_model_asked_for_one_answer_says_how_to_ask(server: Server) 
         assert "text/event-stream" in reply.json()["error"]
 
 
-def test_a_caller_who_leaves_before_a_response_cancels_the_request(server: Server, tmp_path: Path) -> None:
+def test_a_caller_who_leaves_before_a_response_cancels_the_request(
+    server: Server, tmp_path: Path
+) -> None:
     before, begun = cancelled(server), tmp_path / "begun"
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     body = json.dumps({"text_input": f">{begun} {tmp_path / 'never'}"})
@@ -207,7 +231,9 @@ def test_callers_who_leave_free_their_slots(server: Server, tmp_path: Path) -> N
     """More of them, one batch after the other, than there are threads and places."""
     before = cancelled(server)
     for left in (5, 10, 15, 20):
-        replies = [ask(server, "teller", {"text_input": "a b", "delay": [0.2]}, **LINES) for _ in range(2)]
+        replies = [
+            ask(server, "teller", {"text_input": "a b", "delay": [0.2]}, **LINES) for _ in range(2)
+        ]
         for reply in [endless(server, tmp_path) for _ in range(5)]:
             reply.close()
         assert [len(reply.text.splitlines()) for reply in replies] == [2, 2]
@@ -223,14 +249,19 @@ def test_streams_count_among_the_requests_in_work(server: Server, tmp_path: Path
     assert server.ping() == 200
     for each in running:
         each.close()
-    wait_until(lambda: ask(server, "teller", {"text_input": "a"}, **LINES).status_code == 200, "there is room again")
+    wait_until(
+        lambda: ask(server, "teller", {"text_input": "a"}, **LINES).status_code == 200,
+        "there is room again",
+    )
 
 
 def test_generate_stream_leaves_the_other_bodies_alone(server: Server) -> None:
     generating = app(server, SAGEMAKER_TRITON_INFERENCE_TYPE="generate_stream").test_client()
 
     def text(model: str, body: Any, **headers: str) -> str:
-        return str(generating.post(f"/invocations?model_name={model}", json=body, headers=headers).text)
+        return str(
+            generating.post(f"/invocations?model_name={model}", json=body, headers=headers).text
+        )
 
     assert json.loads(text("summer", {"instances": [1, 2]}))["predictions"][1]["total"] == 3.0
     assert text("reader", {"instances": ["a b"]}, **LINES).count("\n") == 2

@@ -1,5 +1,5 @@
-"""Tables through the whole container: CSV and JSON, answers equal to the trained model's own, mistakes by row and
-column."""
+"""Tables through the whole container: CSV and JSON, answers equal to the trained model's own,
+mistakes by row and column."""
 
 import csv
 import io
@@ -39,7 +39,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trained]:
 
 
 @pytest.fixture(scope="module")
-def server(models: Mapping[str, Trained], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    models: Mapping[str, Trained], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("tables")
     for name, model in models.items():
         build(Request(name, str(model.file), repository=folder / "models", allow_pickle=True))
@@ -58,13 +60,19 @@ def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Respo
     """JSON unless the body is text; `headers` with _ for -."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     if isinstance(body, str):
-        return server.post(f"/invocations?model_name={model}", data=body.encode(), headers=CSV | named)
+        return server.post(
+            f"/invocations?model_name={model}", data=body.encode(), headers=CSV | named
+        )
     return server.post(f"/invocations?model_name={model}", json=body, headers=named)
 
 
 def test_the_calls_in_the_log_are_answered(server: Server, models: Mapping[str, Trained]) -> None:
     def calls() -> list[str]:
-        return [entry["message"] for entry in server.entries() if entry.get("message", "").startswith("curl ")]
+        return [
+            entry["message"]
+            for entry in server.entries()
+            if entry.get("message", "").startswith("curl ")
+        ]
 
     wait_until(lambda: len(calls()) == len(models), lambda: str(calls()))
     for call in calls():
@@ -77,20 +85,26 @@ def text_of(rows: pd.DataFrame, header: bool = False) -> str:
 
 
 @pytest.mark.parametrize("model", ["mixed", "forest", "xgb", "odd", "letters"])
-def test_classes_and_probabilities_are_the_model_s(model: str, server: Server, models: Mapping[str, Trained]) -> None:
+def test_classes_and_probabilities_are_the_model_s(
+    model: str, server: Server, models: Mapping[str, Trained]
+) -> None:
     trained_model, rows = models[model].model, models[model].rows
     wanted = models[model].own_rows
     for body in (text_of(rows), {"instances": models[model].lists}):
         results = predictions(ask(server, model, body))
         assert [each["prediction"] for each in results] == trained_model.predict(wanted).tolist()
-        assert [list(p["probabilities"]) for p in results] == [[str(c) for c in trained_model.classes_]] * len(rows)
+        assert [list(p["probabilities"]) for p in results] == [
+            [str(c) for c in trained_model.classes_]
+        ] * len(rows)
         scores = [list(each["probabilities"].values()) for each in results]
         np.testing.assert_allclose(scores, trained_model.predict_proba(wanted), atol=1e-5)
 
 
 def test_a_regression_is_a_number(server: Server, models: Mapping[str, Trained]) -> None:
     model = models["lgbm"]
-    predicted = [each["prediction"] for each in predictions(ask(server, "lgbm", text_of(model.rows)))]
+    predicted = [
+        each["prediction"] for each in predictions(ask(server, "lgbm", text_of(model.rows)))
+    ]
     np.testing.assert_allclose(predicted, model.model.predict(model.rows.to_numpy()), rtol=1e-5)
 
 
@@ -100,27 +114,48 @@ def test_columns_by_name_come_in_any_order(server: Server, models: Mapping[str, 
     wanted = predictions(ask(server, "mixed", text_of(rows)))
     assert predictions(ask(server, "mixed", text_of(turned, header=True))) == wanted
     assert predictions(ask(server, "mixed", {"instances": turned.to_dict("records")})) == wanted
-    assert predictions(ask(server, "mixed", "\ufeff" + text_of(rows, header=True).replace("\n", "\r\n"))) == wanted
+    assert (
+        predictions(
+            ask(server, "mixed", "\ufeff" + text_of(rows, header=True).replace("\n", "\r\n"))
+        )
+        == wanted
+    )
 
 
-def test_a_header_of_names_unknown_to_the_model_is_ignored(server: Server, models: Mapping[str, Trained]) -> None:
+def test_a_header_of_names_unknown_to_the_model_is_ignored(
+    server: Server, models: Mapping[str, Trained]
+) -> None:
     rows = text_of(models["odd"].rows[:3])
     wanted = predictions(ask(server, "odd", rows))
     assert predictions(ask(server, "odd", "a,b,c,d\n" + rows)) == wanted
-    assert predictions(ask(server, "odd", "0,1,2,3\n" + rows, Content_Type="text/csv; header=present")) == wanted
+    assert (
+        predictions(ask(server, "odd", "0,1,2,3\n" + rows, Content_Type="text/csv; header=present"))
+        == wanted
+    )
     assert predictions(ask(server, "odd", "0,1,2,3\n" + rows)) == wanted
-    assert len(predictions(ask(server, "odd", "0,1,2,3\n" + rows, Content_Type="text/csv; header=absent"))) == 4
+    assert (
+        len(
+            predictions(
+                ask(server, "odd", "0,1,2,3\n" + rows, Content_Type="text/csv; header=absent")
+            )
+        )
+        == 4
+    )
     assert len(predictions(ask(server, "odd", "0,1,2,3"))) == 1
 
 
-def test_a_row_may_be_the_body_and_csv_a_text_or_a_form_s_file(server: Server, models: Mapping[str, Trained]) -> None:
+def test_a_row_may_be_the_body_and_csv_a_text_or_a_form_s_file(
+    server: Server, models: Mapping[str, Trained]
+) -> None:
     rows = models["mixed"].rows[:3]
     wanted = predictions(ask(server, "mixed", text_of(rows)))
     assert predictions(ask(server, "mixed", rows.to_dict("records")[0])) == wanted[:1]
     text = text_of(rows, header=True)
     assert predictions(ask(server, "mixed", text, Content_Type="text/plain")) == wanted
     for kind in ("text/csv", "text/plain", "application/vnd.ms-excel"):
-        reply = server.post("/invocations?model_name=mixed", files={"file": ("rows.csv", text, kind)})
+        reply = server.post(
+            "/invocations?model_name=mixed", files={"file": ("rows.csv", text, kind)}
+        )
         assert predictions(reply) == wanted
     several = [("file", ("rows.csv", text)), ("file", ("more.csv", text))]
     reply = server.post("/invocations?model_name=mixed", files=several)
@@ -140,7 +175,9 @@ def test_the_answer_can_be_csv(server: Server, models: Mapping[str, Trained]) ->
     assert [[line[0], *map(float, line[1:])] for line in lines] == wanted
 
 
-def test_a_wrong_row_of_a_batch_transform_spoils_no_other(server: Server, models: Mapping[str, Trained]) -> None:
+def test_a_wrong_row_of_a_batch_transform_spoils_no_other(
+    server: Server, models: Mapping[str, Trained]
+) -> None:
     rows = text_of(models["mixed"].rows[:8]).splitlines()
     wanted = predictions(ask(server, "mixed", "\n".join(rows)))
     rows[3] = rows[3].replace(rows[3].split(",")[0], "old", 1)
@@ -181,7 +218,9 @@ def test_a_wrong_row_of_a_batch_transform_spoils_no_other(server: Server, models
         ("mixed", {"instances": [[1, "cook", 3, "Bern", 9]]}, ("instance 0", "'grade'", "int 9")),
     ],
 )
-def test_errors_of_cells_name_row_and_column(model: str, body: Any, names: tuple[str, ...], server: Server) -> None:
+def test_errors_of_cells_name_row_and_column(
+    model: str, body: Any, names: tuple[str, ...], server: Server
+) -> None:
     reply = ask(server, model, body)
     assert reply.status_code == 400
     assert not [name for name in names if name not in reply.json()["error"]], reply.text
@@ -189,8 +228,16 @@ def test_errors_of_cells_name_row_and_column(model: str, body: Any, names: tuple
 
 def test_a_category_that_the_network_does_not_know_is_the_callers_mistake(server: Server) -> None:
     """Tensors go past the client, which would refuse the cell by its row and column."""
-    cells = [("age", "FP32", 40), ("job", "BYTES", "cook"), ("fare (EUR)", "FP32", 50), ("city", "BYTES", "Bern")]
-    tensors = [{"name": n, "shape": [1, 1], "datatype": d, "data": [c]} for n, d, c in (*cells, ("grade", "INT64", 9))]
+    cells = [
+        ("age", "FP32", 40),
+        ("job", "BYTES", "cook"),
+        ("fare (EUR)", "FP32", 50),
+        ("city", "BYTES", "Bern"),
+    ]
+    tensors = [
+        {"name": n, "shape": [1, 1], "datatype": d, "data": [c]}
+        for n, d, c in (*cells, ("grade", "INT64", 9))
+    ]
     reply = ask(server, "mixed", {"inputs": tensors})
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request"), reply.text
 
@@ -207,7 +254,9 @@ def test_a_table_s_columns_are_listed_and_a_wrong_header_setting_is_refused(serv
     assert ask(server, "odd", "1,2,3,4", Content_Type="text/csv; header=maybe").status_code == 400
 
 
-def test_one_row_of_csv_needs_no_content_type(server: Server, models: Mapping[str, Trained]) -> None:
+def test_one_row_of_csv_needs_no_content_type(
+    server: Server, models: Mapping[str, Trained]
+) -> None:
     row = text_of(models["odd"].rows[:1])
     reply = server.post("/invocations?model_name=odd", data=row)
     assert predictions(reply) == predictions(ask(server, "odd", row))

@@ -1,4 +1,5 @@
-"""A TensorRT plan that does not fit: the error names both remedies. Triton's TensorRT backend is a stand-in."""
+"""A TensorRT plan that does not fit: the error names both remedies. Triton's TensorRT backend is a
+stand-in."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +14,8 @@ pytestmark = pytest.mark.stack
 TARGET = "X-Amzn-SageMaker-Target-Model"
 CONFIG = (
     'platform: "tensorrt_plan" max_batch_size: 8\n'
-    'input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] }\n'
+    'input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: '
+    "TYPE_FP32 dims: [-1] }\n"
 )
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 REMEDIES = ("--for tensorrt", "--for gpu")
@@ -23,7 +25,9 @@ def make_foreign(repository: Path, name: str = "scale") -> Path:
     """Make a model y = 2x whose plan was built for another GPU, with its ONNX file beside it."""
     make_scale(repository.parent / "made")
     folder = repository / name
-    shutil.copytree(repository.parent / "made/scale", folder, ignore=lambda _, names: {"2"} & set(names))
+    shutil.copytree(
+        repository.parent / "made/scale", folder, ignore=lambda _, names: {"2"} & set(names)
+    )
     (folder / "config.pbtxt").write_text(CONFIG)
     (folder / "1/model.plan").write_bytes(b"ftrt of another GPU")
     return folder
@@ -42,19 +46,29 @@ def models(tmp_path: Path) -> Path:
 @pytest.fixture
 def on_gpu(tmp_path: Path) -> dict[str, str]:
     backends = tensorrt_backend(tmp_path / "backends")
-    return {"SERVE_DEVICE": "gpu", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--backend-directory={backends}"}
+    return {
+        "SERVE_DEVICE": "gpu",
+        "SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--backend-directory={backends}",
+    }
 
 
-def test_a_start_with_another_gpu_s_plan_names_remedies(models: Path, on_gpu: dict[str, str], tmp_path: Path) -> None:
+def test_a_start_with_another_gpu_s_plan_names_remedies(
+    models: Path, on_gpu: dict[str, str], tmp_path: Path
+) -> None:
     server = start(tmp_path / "serve", models, **on_gpu)
     assert server.wait_ended() == 1
     last = str(server.entries("serve")[-1]["message"])
     assert all(word in last for word in ("scale", *REMEDIES))
 
 
-def test_an_archive_with_another_gpu_s_plan_is_refused(on_gpu: dict[str, str], tmp_path: Path) -> None:
+def test_an_archive_with_another_gpu_s_plan_is_refused(
+    on_gpu: dict[str, str], tmp_path: Path
+) -> None:
     make_foreign(tmp_path / "archives/id", "model")
-    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(tmp_path / "archives")}
+    variables = {
+        "SAGEMAKER_MULTI_MODEL": "true",
+        "SERVE_MODEL_REPOSITORY": str(tmp_path / "archives"),
+    }
     server = start(tmp_path / "serve", tmp_path / "unused", **on_gpu, **variables).wait_ready()
     body = {"model_name": "id", "url": str(tmp_path / "archives/id/model")}
     refused = server.post("/models", json=body, headers={TARGET: "id.tar.gz"})
@@ -63,10 +77,14 @@ def test_an_archive_with_another_gpu_s_plan_is_refused(on_gpu: dict[str, str], t
     assert all(word in refused.json()["error"] for word in REMEDIES)
 
 
-def test_without_a_gpu_the_onnx_file_is_served_if_cpu_pbtxt_says_so(models: Path, tmp_path: Path) -> None:
+def test_without_a_gpu_the_onnx_file_is_served_if_cpu_pbtxt_says_so(
+    models: Path, tmp_path: Path
+) -> None:
     """The folder as `build --for tensorrt` writes it."""
     (models / "scale/configs").mkdir()
-    (models / "scale/configs/cpu.pbtxt").write_text(CONFIG.replace("tensorrt_plan", "onnxruntime_onnx"))
+    (models / "scale/configs/cpu.pbtxt").write_text(
+        CONFIG.replace("tensorrt_plan", "onnxruntime_onnx")
+    )
     server = start(tmp_path / "serve", models, SERVE_DEVICE="cpu").wait_ready()
     reply = server.post(params={"model_name": "scale"}, json=TENSORS)
     server.stop()

@@ -1,7 +1,7 @@
 """The caller's traceparent goes on to Triton, which traces by itself.
 
-Triton 24.10 loses the spans of some calls over gRPC, also of calls that do not come from this server, and does not send
-a batch again. So the tests repeat a call until its spans arrive.
+Triton 24.10 loses the spans of some calls over gRPC, also of calls that do not come from this
+server, and does not send a batch again. So the tests repeat a call until its spans arrive.
 """
 
 import json
@@ -17,7 +17,10 @@ from tests.support.harness import Server, make_scale, wait_until
 
 pytestmark = pytest.mark.stack
 
-TENSORS = {"model_name": "scale", "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
+TENSORS = {
+    "model_name": "scale",
+    "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}],
+}
 
 
 class Collector(ThreadingHTTPServer):
@@ -63,16 +66,24 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
     url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
     options = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={url}")
     arguments = " ".join(f"--trace-config={option}" for option in options)
-    running = Server(folder, folder / "repository", SAGEMAKER_TRITON_ADDITIONAL_ARGS=arguments).wait_ready()
+    running = Server(
+        folder, folder / "repository", SAGEMAKER_TRITON_ADDITIONAL_ARGS=arguments
+    ).wait_ready()
     yield running
     assert running.stop() == 0
 
 
 @pytest.mark.parametrize("is_attribute", [False, True])
-def test_triton_s_spans_are_in_the_caller_s_trace(server: Server, collector: Collector, is_attribute: bool) -> None:
+def test_triton_s_spans_are_in_the_caller_s_trace(
+    server: Server, collector: Collector, is_attribute: bool
+) -> None:
     trace, parent = uuid.uuid4().hex, uuid.uuid4().hex[:16]
     value = f"00-{trace}-{parent}-01"
-    header = {"X-Amzn-SageMaker-Custom-Attributes": f"traceparent={value}"} if is_attribute else {"traceparent": value}
+    header = (
+        {"X-Amzn-SageMaker-Custom-Attributes": f"traceparent={value}"}
+        if is_attribute
+        else {"traceparent": value}
+    )
 
     def spans() -> list[dict[str, Any]]:
         assert server.post(json=TENSORS, headers=header).status_code == 200
@@ -82,17 +93,23 @@ def test_triton_s_spans_are_in_the_caller_s_trace(server: Server, collector: Col
     assert parent in {span["parentSpanId"] for span in spans_of_trace}
 
 
-def test_only_a_well_formed_and_sampled_traceparent_goes_on(server: Server, collector: Collector) -> None:
+def test_only_a_well_formed_and_sampled_traceparent_goes_on(
+    server: Server, collector: Collector
+) -> None:
     silent, last = uuid.uuid4().hex, uuid.uuid4().hex
     unsampled = f"00-{silent}-{'1' * 16}-00"
     malformed = (f"00-{silent}-{'1' * 15}-01", f"00-{silent}\xe9-01", "00-none-of-this")
 
     def spans() -> list[dict[str, Any]]:
         for traceparent in (unsampled, *malformed, f"00-{last}-{'2' * 16}-01"):
-            reply = server.post(json=TENSORS, headers={"traceparent": traceparent.encode("latin-1")})
+            reply = server.post(
+                json=TENSORS, headers={"traceparent": traceparent.encode("latin-1")}
+            )
             assert reply.status_code == 200
         return collector.of(last)
 
     wait_until(spans, "Triton's spans", pause=0.5)
-    assert {span["traceId"] for span in collector.spans if span["parentSpanId"] == "1" * 16} == set()
+    assert {
+        span["traceId"] for span in collector.spans if span["parentSpanId"] == "1" * 16
+    } == set()
     assert collector.of(silent) == []

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import requests
 
-from tests.support.harness import EXITS, ROOT, Server, link_model, make_python_model, make_scale, make_sleeper, npy
+from tests.support.harness import (
+    EXITS,
+    ROOT,
+    Server,
+    link_model,
+    make_python_model,
+    make_scale,
+    make_sleeper,
+    npy,
+)
 from tests.support.streaming_models import make_teller
 
 ID = "X-Amzn-SageMaker-Inference-Id"
@@ -52,9 +61,14 @@ def make_exiter(repository: Path) -> None:
 
 
 def learn(server: Server) -> list[Callable[[int], Call]]:
-    """Makers of calls, one for each kind; the answers of the real models are learnt from a server that is well."""
-    image = Learnt("image", "/invocations?model_name=resnet", {"Content-Type": "image/png"}, IMAGE.read_bytes())
-    text = Learnt("text", "/invocations?model_name=bert", {"Content-Type": "text/plain"}, TEXT.encode())
+    """Makers of calls, one for each kind; the answers of the real models are learnt from a server
+    that is well."""
+    image = Learnt(
+        "image", "/invocations?model_name=resnet", {"Content-Type": "image/png"}, IMAGE.read_bytes()
+    )
+    text = Learnt(
+        "text", "/invocations?model_name=bert", {"Content-Type": "text/plain"}, TEXT.encode()
+    )
     for each in (image, text):
         each.ask(server)
     return [image, text, _small, _large, _shared, _kserve, _stream]
@@ -95,7 +109,13 @@ def _tensor(kind: str, path: str, numbers: Sequence[float], factor: float) -> Ca
         outputs: list[float] = reply.json()["outputs"][0]["data"]
         return outputs == [factor * each for each in numbers]
 
-    return Call(kind, path, {"Content-Type": "application/json"}, json.dumps({"inputs": [tensor]}).encode(), right)
+    return Call(
+        kind,
+        path,
+        {"Content-Type": "application/json"},
+        json.dumps({"inputs": [tensor]}).encode(),
+        right,
+    )
 
 
 def _small(number: int) -> Call:
@@ -113,7 +133,9 @@ def _shared(number: int) -> Call:
         return bool(np.array_equal(np.load(io.BytesIO(reply.content)), 3 * numbers))
 
     headers = {"Content-Type": NPY, "Accept": NPY}
-    return Call("tensor, in /dev/shm", "/invocations?model_name=scale", headers, npy(numbers), right)
+    return Call(
+        "tensor, in /dev/shm", "/invocations?model_name=scale", headers, npy(numbers), right
+    )
 
 
 def _kserve(number: int) -> Call:

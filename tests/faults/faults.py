@@ -46,8 +46,9 @@ Condition = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Fault:
-    """`strike` returns a condition that is true once the fault is over, healed by us or noticed by the server. `cuts`
-    is whether connections may end without an answer; `works` whether no process hangs."""
+    """`strike` returns a condition that is true once the fault is over, healed by us or noticed by
+    the server. `cuts` is whether connections may end without an answer; `works` whether no process
+    hangs."""
 
     name: str
     strike: Callable[[Confined], Condition]
@@ -65,7 +66,11 @@ def worker(name: str) -> Callable[[Server], int]:
 
 def stub(server: Server) -> int:
     children = psutil.Process(server.pid("tritonserver")).children()
-    return next(child.pid for child in children if not is_gone(child.pid) and "/scale/2/" in " ".join(child.cmdline()))
+    return next(
+        child.pid
+        for child in children
+        if not is_gone(child.pid) and "/scale/2/" in " ".join(child.cmdline())
+    )
 
 
 def is_gone(pid: int) -> bool:
@@ -140,7 +145,9 @@ def hang_timeout(server: Server) -> float:
 def slow_executes(server: Confined) -> Condition:
     """Two callers hold one model, each for longer than a hang may last."""
     body = {"model_name": "sleeper", "instances": [hang_timeout(server) + 1]}
-    threads = [threading.Thread(target=server.post, kwargs={"json": body}, daemon=True) for _ in range(2)]
+    threads = [
+        threading.Thread(target=server.post, kwargs={"json": body}, daemon=True) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     return lambda: not any(thread.is_alive() for thread in threads)
@@ -154,7 +161,10 @@ def stub_and_manager(server: Confined) -> Condition:
 
     def answers() -> bool:
         tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
-        return server.post("/v2/models/scale/versions/2/infer", json={"inputs": [tensor]}).status_code == 200
+        return (
+            server.post("/v2/models/scale/versions/2/infer", json={"inputs": [tensor]}).status_code
+            == 200
+        )
 
     return lambda: server.pid("manager") not in (None, manager) and answers()
 
@@ -170,7 +180,10 @@ def without_socket(server: Confined) -> Condition:
 def model_exits(server: Confined) -> Condition:
     def answers(x: float) -> bool:
         tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [x]}
-        return server.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code == 200
+        return (
+            server.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code
+            == 200
+        )
 
     answers(13)
     return lambda: answers(1)
@@ -182,7 +195,9 @@ def _signals(number: signal.Signals, does: str) -> Iterator[Fault]:
         whole = f"{name}'s master" if has_workers else name
         yield Fault(f"{whole} {does} ({number.name})", send(number, master(name)), cuts=has_workers)
         if has_workers:
-            yield Fault(f"a worker of {name} {does} ({number.name})", send(number, worker(name)), cuts=True)
+            yield Fault(
+                f"a worker of {name} {does} ({number.name})", send(number, worker(name)), cuts=True
+            )
 
 
 FAULTS = [
@@ -193,11 +208,21 @@ FAULTS = [
     Fault("manager stopped (SIGSTOP)", send(signal.SIGSTOP, master("manager"))),
     Fault("a model's process and the manager killed", stub_and_manager),
     Fault("a model's process killed while the manager's socket is gone", without_socket),
-    Fault("a worker of gunicorn stopped (SIGSTOP)", send(signal.SIGSTOP, worker("gunicorn")), cuts=True),
+    Fault(
+        "a worker of gunicorn stopped (SIGSTOP)",
+        send(signal.SIGSTOP, worker("gunicorn")),
+        cuts=True,
+    ),
     Fault("a model ends its process in execute", model_exits),
     Fault(f"/dev/shm full for {SECONDS_FULL:g} s", fill(lambda server: server.inside("/dev/shm"))),
-    Fault(f"the run folder full for {SECONDS_FULL:g} s", fill(lambda server: server.inside(server.run_dir)), cuts=True),
+    Fault(
+        f"the run folder full for {SECONDS_FULL:g} s",
+        fill(lambda server: server.inside(server.run_dir)),
+        cuts=True,
+    ),
     # gunicorn's own timeout may end a worker after a pause, and with it a stream that has begun
-    Fault("the whole container paused for longer than a hang may last", pause, cuts=True, works=True),
+    Fault(
+        "the whole container paused for longer than a hang may last", pause, cuts=True, works=True
+    ),
     Fault("two executes of one model, each longer than a hang may last", slow_executes, works=True),
 ]

@@ -2,9 +2,11 @@
 
 A verdict is one of
 - `right`: the answer that was known beforehand, under the request's id;
-- `STATUS code`: an error with a reason, its code and the request's id; of a stream that had begun, its last line;
+- `STATUS code`: an error with a reason, its code and the request's id; of a stream that had begun,
+  its last line;
 - `refused`: nobody listened, so the request was not taken;
-- `cut`: the connection ended without an answer, or before its end: the caller knows that it got none;
+- `cut`: the connection ended without an answer, or before its end: the caller knows that it got
+  none;
 - `wrong: …` and `late`: what must never be.
 """
 
@@ -39,8 +41,8 @@ class Answer:
 
 @dataclass
 class Callers(Threads):
-    """Threads that ask one kind after the other, with ids that begin with `name`, and rest for `pause` seconds between
-    two requests, but while they are hurried."""
+    """Threads that ask one kind after the other, with ids that begin with `name`, and rest for
+    `pause` seconds between two requests, but while they are hurried."""
 
     url: str
     makers: Sequence[Callable[[int], Call]]
@@ -54,10 +56,13 @@ class Callers(Threads):
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """Inside the context each has a request in work, and the next one as soon as that is answered."""
+        """Inside the context each has a request in work, and the next one as soon as that is
+        answered."""
         before = len(self.answers)
         self._hurry.set()
-        wait_until(lambda: len(self.answers) >= before + 2 * self.callers, "two answers for each caller")
+        wait_until(
+            lambda: len(self.answers) >= before + 2 * self.callers, "two answers for each caller"
+        )
         try:
             yield
         finally:
@@ -67,7 +72,8 @@ class Callers(Threads):
         return [answer for answer in tuple(self.answers) if answer.ended >= when]
 
     def all_right_since(self, when: float, times: int = 2) -> bool:
-        """Whether all that ended after that time was right, so often of each kind that began after it."""
+        """Whether all that ended after that time was right, so often of each kind that began after
+        it."""
         answers = self.since(when)
         counts = Counter(answer.kind for answer in answers if answer.began >= when)
         enough = len(counts) == len(self.makers) and min(counts.values()) >= times
@@ -100,7 +106,13 @@ class Callers(Threads):
         except requests.RequestException as err:
             verdict = REFUSED if "Connection refused" in str(err) else CUT
         ended = time.monotonic()
-        return Answer(request_id, call.kind, began, ended, LATE if ended - began > self.deadline + GRACE else verdict)
+        return Answer(
+            request_id,
+            call.kind,
+            began,
+            ended,
+            LATE if ended - began > self.deadline + GRACE else verdict,
+        )
 
 
 def judge(call: Call, reply: requests.Response, request_id: str) -> str:
@@ -110,7 +122,11 @@ def judge(call: Call, reply: requests.Response, request_id: str) -> str:
         return RIGHT
     with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
         error = json.loads(reply.text.splitlines()[-1])
-        if error["request_id"] == request_id and error["error"] and reply.status_code in (200, *HONEST):
+        if (
+            error["request_id"] == request_id
+            and error["error"]
+            and reply.status_code in (200, *HONEST)
+        ):
             return f"{reply.status_code} {error['code']}"
     return f"{WRONG}{reply.status_code} {reply.text[-300:]}"
 

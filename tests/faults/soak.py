@@ -1,5 +1,5 @@
-"""`python -m tests.faults.soak --minutes 60`: an even load at 70 % of the most that the machine can, with a load or an
-unload a minute. Does anything grow?"""
+"""`python -m tests.faults.soak --minutes 60`: an even load at 70 % of the most that the machine
+can, with a load or an unload a minute. Does anything grow?"""
 
 import argparse
 import itertools
@@ -69,14 +69,17 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
     samples = list(measure(server, loader, thread))
     seen = ", ".join(f"{count} × {verdict}" for verdict, count in load.verdicts.most_common())
     return (
-        f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, {LOADED} archives called and one more "
-        f"loaded or unloaded every minute: {seen}. Without the first {WARM:.0%}:\n\n"
-        f"{table([sample for sample in samples if sample[0] >= WARM * minutes])}"
+        f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, {LOADED} "
+        f"archives called and one more loaded or unloaded every minute: {seen}. Without the "
+        f"first {WARM:.0%}:\n\n{table([sample for sample in samples if sample[0] >= WARM * minutes])}"
     )
 
 
-def measure(server: Server, loader: Loader, load: threading.Thread) -> Iterator[tuple[float, Usage]]:
-    """Load and unload the archive that nobody calls, one a minute; yield the minutes with what is used without it."""
+def measure(
+    server: Server, loader: Loader, load: threading.Thread
+) -> Iterator[tuple[float, Usage]]:
+    """Load and unload the archive that nobody calls, one a minute; yield the minutes with what is
+    used without it."""
     begun, changes = time.monotonic(), 0
     while load.is_alive():
         load.join(SAMPLE_SECONDS)
@@ -96,7 +99,9 @@ def table(samples: list[tuple[float, Usage]]) -> str:
         ("memory in /dev/shm", [each.shared / MEGABYTE for _, each in samples], "MB"),
     ):
         slope = statistics.linear_regression([minutes / 60 for minutes, _ in samples], values).slope
-        lines.append(f"| {name} | {values[0]:.1f} {unit} | {values[-1]:.1f} {unit} | {slope:+.1f} {unit} |")
+        lines.append(
+            f"| {name} | {values[0]:.1f} {unit} | {values[-1]:.1f} {unit} | {slope:+.1f} {unit} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,4 +1,5 @@
-"""Each fault alone, under constant mixed load: every request gets one answer, right or an honest error, in time."""
+"""Each fault alone, under constant mixed load: every request gets one answer, right or an honest
+error, in time."""
 
 import os
 from collections.abc import Iterator
@@ -10,9 +11,14 @@ from tests.faults.calls import learn, make_models
 from tests.faults.faults import FAULTS, Confined, Fault
 from tests.faults.load import CUT, RIGHT, Callers
 
-pytestmark = [pytest.mark.full, pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root"),
+]
 DEADLINE = 30.0
-PAUSE = 0.2  # seconds: 25 requests a second tell before and after a fault what all do that two processors can answer
+# seconds: 25 requests a second tell before and after a fault what all do that two processors can
+# answer
+PAUSE = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +26,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Confined]:
     folder = tmp_path_factory.mktemp("faults")
     (folder / "models").mkdir()
     make_models(folder / "models")
-    variables = {"SERVE_HANG_TIMEOUT": "5", "SERVE_WORKERS": "2", "SERVE_REQUEST_TIMEOUT": str(DEADLINE)}
+    variables = {
+        "SERVE_HANG_TIMEOUT": "5",
+        "SERVE_WORKERS": "2",
+        "SERVE_REQUEST_TIMEOUT": str(DEADLINE),
+    }
     running = Confined(folder, folder / "models", **variables)
     running.wait_ready()
     yield running
@@ -36,8 +46,12 @@ def callers(server: Confined) -> Iterator[Callers]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_request_is_answered_despite_a_fault(fault: Fault, server: Confined, callers: Callers) -> None:
+def test_every_request_is_answered_despite_a_fault(
+    fault: Fault, server: Confined, callers: Callers
+) -> None:
     outcome = trial.run(fault, server, callers)
     assert outcome.mistakes == ()
     assert outcome.verdicts[RIGHT] > 0
-    assert outcome.verdicts[CUT] <= 2 * callers.callers, "one that each had in work, and one that each had begun"
+    assert outcome.verdicts[CUT] <= 2 * callers.callers, (
+        "one that each had in work, and one that each had begun"
+    )

@@ -29,24 +29,44 @@ def reply(status: int, body: object, request_id: str = "load-1") -> requests.Res
         (reply(200, {"y": 3}), "right"),
         (reply(200, {"y": 4}), "wrong: 200"),
         (reply(200, {"y": 3}, "load-2"), "wrong: the reply of load-2"),
-        (reply(503, {"error": "busy", "code": "overloaded", "request_id": "load-1"}), "503 overloaded"),
-        (reply(200, {"error": "Triton died", "code": "triton_unavailable", "request_id": "load-1"}), "200 triton_"),
+        (
+            reply(503, {"error": "busy", "code": "overloaded", "request_id": "load-1"}),
+            "503 overloaded",
+        ),
+        (
+            reply(
+                200, {"error": "Triton died", "code": "triton_unavailable", "request_id": "load-1"}
+            ),
+            "200 triton_",
+        ),
         (reply(503, {"error": "busy", "code": "overloaded", "request_id": "load-2"}), "wrong: 503"),
-        (reply(400, {"error": "yours", "code": "invalid_request", "request_id": "load-1"}), "wrong: 400"),
+        (
+            reply(400, {"error": "yours", "code": "invalid_request", "request_id": "load-1"}),
+            "wrong: 400",
+        ),
         (reply(502, "<html>"), "wrong: 502"),
     ],
 )
-def test_a_reply_is_right_or_an_honest_error_or_wrong(response: requests.Response, verdict: str) -> None:
+def test_a_reply_is_right_or_an_honest_error_or_wrong(
+    response: requests.Response, verdict: str
+) -> None:
     assert judge(CALL, response, "load-1").startswith(verdict)
 
 
 def answers(*verdicts: str) -> list[Answer]:
     """One a second."""
-    return [Answer(f"load-{when}", "number", when, when + 1, verdict) for when, verdict in enumerate(verdicts)]
+    return [
+        Answer(f"load-{when}", "number", when, when + 1, verdict)
+        for when, verdict in enumerate(verdicts)
+    ]
 
 
 def test_wrong_late_and_cut_answers_are_named() -> None:
-    mistakes = [*mistakes_in(FAULT, answers(RIGHT, "503 overloaded", LATE, CUT, REFUSED, "wrong: 200"))]
+    mistakes = [
+        *mistakes_in(FAULT, answers(RIGHT, "503 overloaded", LATE, CUT, REFUSED, "wrong: 200"))
+    ]
     assert [line.partition(" ")[0] for line in mistakes] == ["load-2", "load-3", "load-4", "load-5"]
     ends = Fault("nginx", FAULT.strike, cuts=True)
-    assert [line.partition(" ")[0] for line in mistakes_in(ends, answers(CUT, REFUSED))] == ["load-1"]
+    assert [line.partition(" ")[0] for line in mistakes_in(ends, answers(CUT, REFUSED))] == [
+        "load-1"
+    ]

@@ -24,14 +24,18 @@ class Trial:
 
 def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
     """From a load that is answered rightly to one that is again."""
-    wait_until(lambda: is_well(callers), lambda: f"right answers before the fault; {_last(callers)}")
+    wait_until(
+        lambda: is_well(callers), lambda: f"right answers before the fault; {_last(callers)}"
+    )
     before = _said_to_hang(server)
     with callers.hurried():
         struck = time.monotonic()
         over = fault.strike(server)
     wait_until(over, f"{fault.name}: it is over")
     server.wait_ready()
-    wait_until(lambda: is_well(callers, struck), lambda: f"{fault.name}: right answers; {_last(callers)}")
+    wait_until(
+        lambda: is_well(callers, struck), lambda: f"{fault.name}: right answers; {_last(callers)}"
+    )
     answers = callers.since(struck)
     mistakes = [*mistakes_in(fault, answers)]
     if fault.works and before != _said_to_hang(server):
@@ -44,7 +48,8 @@ def _said_to_hang(server: Confined) -> int:
 
 
 def is_well(callers: Callers, since: float = 0.0) -> bool:
-    """Whether since then, or since the last other answer, every kind has been answered, and rightly, for a while."""
+    """Whether since then, or since the last other answer, every kind has been answered, and
+    rightly, for a while."""
     others = [answer.ended for answer in callers.since(since) if answer.verdict != RIGHT]
     begin = math.nextafter(max([since, *others]), math.inf)
     return time.monotonic() > begin + SETTLED and callers.all_right_since(begin)
@@ -58,13 +63,23 @@ def mistakes_in(fault: Fault, answers: Iterable[Answer]) -> Iterator[str]:
     never = {LATE, REFUSED} if fault.cuts else {LATE, CUT, REFUSED}
     for answer in answers:
         if answer.verdict.startswith(WRONG) or answer.verdict in never:
-            yield f"{answer.id} ({answer.kind}): {answer.verdict} after {answer.ended - answer.began:.1f} s"
+            yield (
+                f"{answer.id} ({answer.kind}): {answer.verdict} after "
+                f"{answer.ended - answer.began:.1f} s"
+            )
 
 
 def logged_twice(log: Path, name: str) -> list[str]:
-    """Ids of the load that stand in nginx's log more than once, or with another status than the first."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith('{"time"')]
-    requests = (document.get("request_id") for document in map(_json, lines) if document.get("process") == "nginx")
+    """Ids of the load that stand in nginx's log more than once, or with another status than the
+    first."""
+    lines = [
+        line for line in log.read_text(errors="replace").splitlines() if line.startswith('{"time"')
+    ]
+    requests = (
+        document.get("request_id")
+        for document in map(_json, lines)
+        if document.get("process") == "nginx"
+    )
     ids = Counter(filter(None, requests))
     return [each for each, count in ids.items() if each.startswith(f"{name}-") and count > 1]
 

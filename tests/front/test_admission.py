@@ -16,7 +16,13 @@ from serving.settings.table import Settings
 
 pytestmark = pytest.mark.unit
 
-COLUMNS = {"m": 0, "sound": 1, "hangs": 2, "another": 3, **{f"hangs {number}": 4 + number for number in range(4)}}
+COLUMNS = {
+    "m": 0,
+    "sound": 1,
+    "hangs": 2,
+    "another": 3,
+    **{f"hangs {number}": 4 + number for number in range(4)},
+}
 MOST_BYTES = 1000
 
 
@@ -55,7 +61,9 @@ def fill(admission: Admission, model: str, held: ExitStack, size: int = 0) -> in
 
 
 @pytest.mark.parametrize(("hanging", "gets"), [(1, [60]), (2, [60, 30]), (4, [60, 30, 15, 8])])
-def test_each_model_that_hangs_gets_half_of_the_free_slots(hanging: int, gets: list[int], held: ExitStack) -> None:
+def test_each_model_that_hangs_gets_half_of_the_free_slots(
+    hanging: int, gets: list[int], held: ExitStack
+) -> None:
     admission = Admission(120, MOST_BYTES, several_models=True)
     assert [fill(admission, f"hangs {number}", held) for number in range(hanging)] == gets
     assert fill(admission, "sound", held) >= gets[-1] // 2
@@ -63,7 +71,11 @@ def test_each_model_that_hangs_gets_half_of_the_free_slots(hanging: int, gets: l
 
 def test_each_model_that_hangs_gets_half_of_the_free_bytes(held: ExitStack) -> None:
     admission = Admission(120, MOST_BYTES, several_models=True)
-    assert [fill(admission, f"hangs {number}", held, size=10) for number in range(3)] == [51, 25, 13]
+    assert [fill(admission, f"hangs {number}", held, size=10) for number in range(3)] == [
+        51,
+        25,
+        13,
+    ]
 
 
 def test_a_single_model_gets_all_slots_and_all_bytes(held: ExitStack) -> None:
@@ -135,7 +147,14 @@ def test_the_app_refuses_a_body_that_is_too_large_for_the_memory_and_counts_it()
         client.post("/invocations", data=b"x" * 1001),
         client.post("/invocations", data=packed, headers={"Content-Encoding": "gzip"}),
     ]
-    assert [(reply.status_code, (reply.json or {}).get("code")) for reply in replies] == [(503, "overloaded")] * 2
+    assert [(reply.status_code, (reply.json or {}).get("code")) for reply in replies] == [
+        (503, "overloaded")
+    ] * 2
     assert client.get("/metrics").status_code == 200
-    assert (services.admission.leases.requests(TOTAL), services.admission.leases.bytes(TOTAL)) == (0, 0)
-    assert b'serve_requests_total{code="503",model="",version=""} 2.0' in client.get("/metrics").data
+    assert (services.admission.leases.requests(TOTAL), services.admission.leases.bytes(TOTAL)) == (
+        0,
+        0,
+    )
+    assert (
+        b'serve_requests_total{code="503",model="",version=""} 2.0' in client.get("/metrics").data
+    )

@@ -1,4 +1,5 @@
-"""gunicorn with the options that `serve` gives it, and an app whose requests wait until they may go on."""
+"""gunicorn with the options that `serve` gives it, and an app whose requests wait until they may go
+on."""
 
 import http.client
 import os
@@ -45,8 +46,14 @@ def test_a_request_waits_for_no_busy_worker_while_another_has_a_thread_free(tmp_
 
     (tmp_path / "waiting.py").write_text(APP)
     (tmp_path / "hooks.py").write_text("from serving.front.gunicorn_config import pre_request")
-    settings = replace(Settings(), run_dir=tmp_path, workers=WORKERS, max_concurrency=WORKERS * (THREADS - 1))
-    command = [part for part in gunicorn_process(settings, os.environ).command if not part.startswith(OTHERS)]
+    settings = replace(
+        Settings(), run_dir=tmp_path, workers=WORKERS, max_concurrency=WORKERS * (THREADS - 1)
+    )
+    command = [
+        part
+        for part in gunicorn_process(settings, os.environ).command
+        if not part.startswith(OTHERS)
+    ]
     command += ["--config=hooks.py", "waiting:app"]
     environ, log = os.environ | {"PYTHONPATH": str(ROOT)}, tmp_path / "log"
     with log.open("wb") as output:
@@ -81,6 +88,8 @@ print(before, len(gc.get_objects()))
 
 @pytest.mark.unit
 def test_a_worker_s_garbage_collector_skips_the_imported_modules() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     before, after = map(int, done.stdout.split())
     assert after < before / 100

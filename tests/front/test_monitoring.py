@@ -21,7 +21,9 @@ NGINX_WAITS = 2.0
 class Served:
     """A registry of these entries, whose tritonserver takes so many seconds to answer."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *entries: Entry, seconds: float = 0.0) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *entries: Entry, seconds: float = 0.0
+    ) -> None:
         self.gateway, self.table, self.seconds, self.now = self, self, seconds, 100.0
         self.entries = entries
         monkeypatch.setattr(serving.budget, "monotonic", lambda: self.now)
@@ -41,18 +43,27 @@ def monitoring(registry: Served) -> Monitoring:
 
 
 def test_a_slow_answer_comes_before_nginx_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monitoring(Served(monkeypatch, Entry("m", "m", "", "", 0, READY, answered=True), seconds=PROBE_SECONDS)).check()
+    monitoring(
+        Served(monkeypatch, Entry("m", "m", "", "", 0, READY, answered=True), seconds=PROBE_SECONDS)
+    ).check()
 
 
-def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(TritonUnavailable):
         monitoring(Served(monkeypatch, seconds=NGINX_WAITS)).check()
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["above", "ensemble", "part"])))
-def test_ping_names_the_refused_part_not_its_ensembles(monkeypatch: pytest.MonkeyPatch, names: Sequence[str]) -> None:
+def test_ping_names_the_refused_part_not_its_ensembles(
+    monkeypatch: pytest.MonkeyPatch, names: Sequence[str]
+) -> None:
     calls = {"above": ("ensemble",), "ensemble": ("part",), "part": ()}
-    entries = (Entry(name, name, "", "", 0, FAILED, parts=calls[name], reason=f"{name} failed") for name in names)
+    entries = (
+        Entry(name, name, "", "", 0, FAILED, parts=calls[name], reason=f"{name} failed")
+        for name in names
+    )
     with pytest.raises(ModelFailed, match="'part'"):
         monitoring(Served(monkeypatch, *entries)).check()
 
@@ -79,5 +90,7 @@ LOADS = Entry("loads", "loads", "", "", 0, LOADING)
 def test_a_model_that_was_refused_is_no_reason_for_503_once_all_were_ready_and_others_serve(
     entries: Sequence[Entry], was_ready: bool, on_demand: bool, error: type[ServingError] | None
 ) -> None:
-    unready = Models({each.name: each for each in entries}, was_ready=was_ready, on_demand=on_demand).unready()
+    unready = Models(
+        {each.name: each for each in entries}, was_ready=was_ready, on_demand=on_demand
+    ).unready()
     assert (type(unready) if unready else None) is error

@@ -1,4 +1,5 @@
-"""When a request began, and when a streamed reply is over: tests/endpoint has the rest over HTTP."""
+"""When a request began, and when a streamed reply is over: tests/endpoint has the rest over
+HTTP."""
 
 import io
 import socket
@@ -47,14 +48,18 @@ def test_a_forgotten_connection_calls_nobody_even_if_another_gets_its_number() -
 
 
 @pytest.mark.parametrize(("waited", "counted"), [(3.0, 3.0), (-1000.0, 0.0)])
-def test_time_in_the_queue_counts_and_a_clock_that_was_set_back_adds_none(waited: float, counted: float) -> None:
+def test_time_in_the_queue_counts_and_a_clock_that_was_set_back_adds_none(
+    waited: float, counted: float
+) -> None:
     source = Incoming(create_environ(headers={FORWARDED: str(time.time() - waited)}))
     assert source.forwarded == pytest.approx(time.monotonic() - counted, abs=0.5)
 
 
 @pytest.mark.parametrize("headers", [{}, {FORWARDED: "noon"}])
 def test_a_request_without_nginx_begins_now(headers: dict[str, str]) -> None:
-    assert Incoming(create_environ(headers=headers)).forwarded == pytest.approx(time.monotonic(), abs=0.5)
+    assert Incoming(create_environ(headers=headers)).forwarded == pytest.approx(
+        time.monotonic(), abs=0.5
+    )
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/nowhere"])

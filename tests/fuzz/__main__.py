@@ -1,7 +1,8 @@
-"""`python -m tests.fuzz [TARGET …] [--executions N] [--seed N] [--keep]`: N inputs in all, made from the seeds and the
-kept inputs, guided by the coverage of our code (atheris). If a parser fails, takes more than DEADLINE seconds of
-processor time or more than MEMORY MB, or waits for HANG seconds, it names the file with the input and exits with 1.
-`python -m tests.fuzz TARGET --input FILE` repeats that input."""
+"""`python -m tests.fuzz [TARGET …] [--executions N] [--seed N] [--keep]`: N inputs in all, made
+from the seeds and the kept inputs, guided by the coverage of our code (atheris). If a parser fails,
+takes more than DEADLINE seconds of processor time or more than MEMORY MB, or waits for HANG
+seconds, it names the file with the input and exits with 1. `python -m tests.fuzz TARGET --input
+FILE` repeats that input."""
 
 import argparse
 import contextlib
@@ -20,28 +21,44 @@ from pathlib import Path
 TARGETS = ("archive", "binary", "body", "config", "form", "headers", "image", "npy", "packed")
 DEADLINE, HANG = 10, 600  # seconds; on a busy machine a tenth of the first may take a minute
 MEMORY, LONGEST = 1024, 16384  # MB, bytes of an input
-LIBFUZZER = [f"-timeout={HANG}", f"-rss_limit_mb={MEMORY}", f"-max_len={LONGEST}", "-print_final_stats=1"]
+LIBFUZZER = [
+    f"-timeout={HANG}",
+    f"-rss_limit_mb={MEMORY}",
+    f"-max_len={LONGEST}",
+    "-print_final_stats=1",
+]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; default: all")
-    parser.add_argument("--executions", type=int, default=1_000_000, help="in all (default %(default)s)")
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; default: all"
+    )
+    parser.add_argument(
+        "--executions", type=int, default=1_000_000, help="in all (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", action="store_true", help="inputs that reach new code are added to the corpus")
+    parser.add_argument(
+        "--keep", action="store_true", help="inputs that reach new code are added to the corpus"
+    )
     parser.add_argument("--input", type=Path, help="run this one file")
     arguments = parser.parse_args()
     if unknown := set(arguments.targets) - set(TARGETS):
         parser.error(f"no target {', '.join(sorted(unknown))}: {', '.join(TARGETS)}")
     targets = arguments.targets or list(TARGETS)
-    failed = [target for target in targets if not fuzz(target, arguments.executions // len(targets), arguments)]
+    failed = [
+        target
+        for target in targets
+        if not fuzz(target, arguments.executions // len(targets), arguments)
+    ]
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
 
 
 def fuzz(target: str, executions: int, arguments: argparse.Namespace) -> bool:
-    """Fuzz the target in a process of its own, which libFuzzer ends; return whether nothing failed."""
+    """Fuzz the target in a process of its own, which libFuzzer ends; return whether nothing
+    failed."""
     with contextlib.redirect_stderr(io.StringIO()):  # a line for each module that is instrumented
         from tests.fuzz import guided, targets
 
@@ -51,12 +68,21 @@ def fuzz(target: str, executions: int, arguments: argparse.Namespace) -> bool:
         targets.write_corpus(target, known)
         folders = [str(arguments.input)] if arguments.input else [str(new), str(known)]
         artifacts = Path(tempfile.gettempdir()) / f"fuzz-{target}-"
-        options = [f"-runs={executions}", f"-seed={arguments.seed}", f"-artifact_prefix={artifacts}", *LIBFUZZER]
+        options = [
+            f"-runs={executions}",
+            f"-seed={arguments.seed}",
+            f"-artifact_prefix={artifacts}",
+            *LIBFUZZER,
+        ]
         begun = time.monotonic()
         failed, output = _libfuzzer(guided.fuzz, target, *options, *folders)
         rate = int(_figure("number_of_executed_units", output)) / (time.monotonic() - begun)
         if failed:
-            print(output, f"{target}: failed with --seed {arguments.seed}; the input lies at {artifacts}*", sep="\n")
+            print(
+                output,
+                f"{target}: failed with --seed {arguments.seed}; the input lies at {artifacts}*",
+                sep="\n",
+            )
         elif arguments.keep:
             _libfuzzer(guided.fuzz, target, "-merge=1", *LIBFUZZER, str(known), str(new))
             (targets.CORPUS / target).mkdir(exist_ok=True)
@@ -71,9 +97,12 @@ def fuzz(target: str, executions: int, arguments: argparse.Namespace) -> bool:
 
 
 def _libfuzzer(fuzz: Callable[..., None], *arguments: str) -> tuple[bool, str]:
-    """Return whether it failed, and its output. It runs in a fork, because the instrumented imports take seconds."""
+    """Return whether it failed, and its output. It runs in a fork, because the instrumented imports
+    take seconds."""
     with tempfile.TemporaryFile() as output:
-        process = multiprocessing.get_context("fork").Process(target=_into, args=(output.fileno(), fuzz, *arguments))
+        process = multiprocessing.get_context("fork").Process(
+            target=_into, args=(output.fileno(), fuzz, *arguments)
+        )
         process.start()
         process.join()
         output.seek(0)
@@ -81,7 +110,8 @@ def _libfuzzer(fuzz: Callable[..., None], *arguments: str) -> tuple[bool, str]:
 
 
 def _into(output: int, fuzz: Callable[..., None], *arguments: str) -> None:
-    """In a fork, which Python would end with _exit(2); libFuzzer writes the input that failed at exit(3)."""
+    """In a fork, which Python would end with _exit(2); libFuzzer writes the input that failed at
+    exit(3)."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     try:

@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz.guided TARGET [libFuzzer's options] [folders]`: one target under atheris."""
+"""`python -m tests.fuzz.guided TARGET [libFuzzer's options] [folders]`: one target under
+atheris."""
 
 import logging
 import shlex
@@ -9,7 +10,9 @@ from functools import partial
 
 import atheris
 
-with atheris.instrument_imports(include=["serving", "clients", "PIL"], enable_loader_override=False):
+with atheris.instrument_imports(
+    include=["serving", "clients", "PIL"], enable_loader_override=False
+):
     from tests.fuzz.targets import run
 
 from tests.fuzz.__main__ import DEADLINE
@@ -23,7 +26,8 @@ def timed(target: str, data: bytes) -> None:
 
 
 def fuzz(target: str, *arguments: str) -> None:
-    """Under libFuzzer, which ends this process; the first word is how it starts itself again, where it merges."""
+    """Under libFuzzer, which ends this process; the first word is how it starts itself again, where
+    it merges."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     again = shlex.join([sys.executable, "-m", "tests.fuzz.guided", target])

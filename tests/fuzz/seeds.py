@@ -1,4 +1,5 @@
-"""The inputs that fuzzing begins with: one good body of every kind, and those that once did harm."""
+"""The inputs that fuzzing begins with: one good body of every kind, and those that once did
+harm."""
 
 import gzip
 import struct
@@ -8,20 +9,32 @@ import numpy as np
 from PIL import Image
 
 from tests.support.harness import encoded, npy
-from tests.support.hostile_images import chunk, jpeg_of_scans, jpeg_with, png, run_length_bmp, tiff, turned
+from tests.support.hostile_images import (
+    chunk,
+    jpeg_of_scans,
+    jpeg_with,
+    png,
+    run_length_bmp,
+    tiff,
+    turned,
+)
 
 JSON = b"application/json\n"
 LINES = b"application/jsonlines\n"
 BINARY = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 TENSOR = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1e3]}]}'
-HEADER = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}}]}'
+HEADER = (
+    b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}}]}'
+)
 WORDS = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"BYTES","parameters":{"binary_data_size":10}}]}'
 DEEP = b"[" * 1015 + b"]" * 1015  # orjson reads no more
 CONFIG = b"""name: "m" platform: "onnxruntime_onnx" max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ] output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 parameters { key: "client" value { string_value: "resnet" } } dynamic_batching { }
 """
-ENSEMBLE = b'platform: "ensemble" ensemble_scheduling { step [ { model_name: "a" model_version: -1 } ] }'
+ENSEMBLE = (
+    b'platform: "ensemble" ensemble_scheduling { step [ { model_name: "a" model_version: -1 } ] }'
+)
 
 
 def array(value: object, **options: str) -> bytes:
@@ -33,16 +46,24 @@ def npy_that_says(header: bytes) -> bytes:
 
 
 def part(name: str, content: bytes, more: str = '; filename="f"') -> bytes:
-    return f'--b\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + content + b"\r\n"
+    return (
+        f'--b\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode()
+        + content
+        + b"\r\n"
+    )
 
 
 NOISE = Image.effect_noise((12, 9), 90)
 SEEDS: dict[str, dict[str, bytes]] = {
     "body": {
         "tensor": JSON + TENSOR,
-        "strings": JSON + b'{"inputs":[{"name":"x","shape":[2],"datatype":"BYTES","data":["a","\xc3\xa4"]}]}',
-        "outputs": JSON + TENSOR[:-1] + b',"id":"7","outputs":[{"name":"x","parameters":{"binary_data":true}}]}',
-        "instances": JSON + b'{"model_name":"m","instances":[1,"a",{"b64":"QQ=="}],"parameters":{"top_k":1}}',
+        "strings": JSON
+        + b'{"inputs":[{"name":"x","shape":[2],"datatype":"BYTES","data":["a","\xc3\xa4"]}]}',
+        "outputs": JSON
+        + TENSOR[:-1]
+        + b',"id":"7","outputs":[{"name":"x","parameters":{"binary_data":true}}]}',
+        "instances": JSON
+        + b'{"model_name":"m","instances":[1,"a",{"b64":"QQ=="}],"parameters":{"top_k":1}}',
         "sample": JSON + b'{"modelname":"m","payload":{"img":"QQ=="}}',
         "flat": JSON + b'{"x":[1,2],"y":3,"STREAM":false,"sequence_end":true}',
         "text": b"text/plain\nhello",
@@ -57,9 +78,15 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "harm-nested-stream": JSON + b'{"x":[[1,[2]]],"parameters":{"a":[[]]}}',
         "harm-deep-end": JSON + b'{"inputs":[],"sequence_end":' + DEEP + b"}",
         "harm-deep-id": JSON + b'{"x":[1],"id":' + DEEP + b"}",
-        "harm-deep-shape": JSON + b'{"inputs":[{"name":"x","shape":' + DEEP + b',"datatype":"FP32","data":[1]}]}',
-        "harm-no-rows": JSON + b'{"inputs":[{"name":"x","shape":[0,0],"datatype":"BYTES","data":[]}]}',
-        "harm-sequence-id": JSON + TENSOR[:-1] + b',"parameters":{"sequence_id":"%b"}}' % (b"a" * 200),
+        "harm-deep-shape": JSON
+        + b'{"inputs":[{"name":"x","shape":'
+        + DEEP
+        + b',"datatype":"FP32","data":[1]}]}',
+        "harm-no-rows": JSON
+        + b'{"inputs":[{"name":"x","shape":[0,0],"datatype":"BYTES","data":[]}]}',
+        "harm-sequence-id": JSON
+        + TENSOR[:-1]
+        + b',"parameters":{"sequence_id":"%b"}}' % (b"a" * 200),
         "harm-surrogate-npy": b"application/x-npy\n"
         + npy_that_says(b"{'descr': '<U1', 'fortran_order': False, 'shape': (1, 1), }\n")
         + b"\x00\xd8\x00\x00",
@@ -85,13 +112,21 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "floats": array([[1.5, 2.5]]),
         "strings": array(["a", "bc"]),
         "half": array([1, 2], dtype="<f2"),
-        "harm-empty-strings": npy_that_says(b"{'descr': '|S0', 'fortran_order': False, 'shape': (1, 30000000), }\n"),
+        "harm-empty-strings": npy_that_says(
+            b"{'descr': '|S0', 'fortran_order': False, 'shape': (1, 30000000), }\n"
+        ),
         "harm-empty-and-huge": npy_that_says(
             b"{'descr': '<f8', 'fortran_order': False, 'shape': (0, 1%b), }\n" % (b"0" * 20)
         ),
-        "harm-true": npy_that_says(b"{'descr': '|u1', 'fortran_order': False, 'shape': (True,), }\n") + b"\1",
-        "harm-huge": npy_that_says(b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }\n"),
-        "harm-pickle": npy_that_says(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n") + b"\x80\x04N.",
+        "harm-true": npy_that_says(
+            b"{'descr': '|u1', 'fortran_order': False, 'shape': (True,), }\n"
+        )
+        + b"\1",
+        "harm-huge": npy_that_says(
+            b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }\n"
+        ),
+        "harm-pickle": npy_that_says(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n")
+        + b"\x80\x04N.",
     },
     "headers": {
         "attributes": b"model_name=m;model_version=1,top_k=2\n12345",
@@ -122,7 +157,9 @@ SEEDS: dict[str, dict[str, bytes]] = {
             for format in ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")
         },
         **{
-            f"tiff-{kind}": encoded(NOISE.convert("1" if kind == "group4" else "RGB"), "TIFF", compression=kind)
+            f"tiff-{kind}": encoded(
+                NOISE.convert("1" if kind == "group4" else "RGB"), "TIFF", compression=kind
+            )
             for kind in ("tiff_lzw", "tiff_adobe_deflate", "jpeg", "packbits", "group4")
         },
         **{
@@ -132,7 +169,9 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "jpeg-progressive": encoded(NOISE, "JPEG", progressive=True),
         "jpeg-cmyk": encoded(NOISE.convert("CMYK"), "JPEG"),
         "webp-lossless": encoded(NOISE.convert("RGBA"), "WEBP", lossless=True),
-        "harm-webp": encoded(Image.new("RGBA", (9400, 9400)), "WEBP", lossless=True, method=0, quality=0),
+        "harm-webp": encoded(
+            Image.new("RGBA", (9400, 9400)), "WEBP", lossless=True, method=0, quality=0
+        ),
         "harm-palette": png(3, 400, chunk(b"PLTE", bytes(6)) + chunk(b"tRNS", b"\0\xff"), side=400),
         "harm-rle": run_length_bmp()[:8000],
         "harm-scans": jpeg_of_scans(20),
@@ -152,7 +191,8 @@ SEEDS: dict[str, dict[str, bytes]] = {
             ]
         ),
         "harm-directories": tiff(
-            [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (262, 3, 1, 1), (273, 4, 1, 8)], directories=100
+            [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (262, 3, 1, 1), (273, 4, 1, 8)],
+            directories=100,
         ),
     },
 }

@@ -1,7 +1,8 @@
-"""Our parsers, each a function of bytes, which may raise a ServingError that is the caller's mistake and nothing else.
+"""Our parsers, each a function of bytes, which may raise a ServingError that is the caller's
+mistake and nothing else.
 
-The parts of a request that are no body stand before it, one on a line. Triton is a stand-in that gives back what it
-gets.
+The parts of a request that are no body stand before it, one on a line. Triton is a stand-in that
+gives back what it gets.
 """
 
 import tempfile
@@ -206,7 +207,8 @@ def run(target: str, data: bytes) -> None:
 
 
 def corpus(target: str) -> dict[str, bytes]:
-    """Return the inputs that fuzzing begins with, by name: the seeds, and the inputs that once failed."""
+    """Return the inputs that fuzzing begins with, by name: the seeds, and the inputs that once
+    failed."""
     return SEEDS[target] | {file.name: file.read_bytes() for file in (CORPUS / target).glob("*")}
 
 

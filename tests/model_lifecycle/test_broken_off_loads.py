@@ -1,4 +1,5 @@
-"""Loads that Triton has not ended when the manager gives up, or that the manager or tritonserver did not survive."""
+"""Loads that Triton has not ended when the manager gives up, or that the manager or tritonserver
+did not survive."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,19 +25,24 @@ pytestmark = pytest.mark.stack
 def policy(tmp_path: Path) -> Iterator[OnPost]:
     """A manager in this process, and a tritonserver."""
     root = tmp_path / "archives"
-    settings = replace(Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1)
+    settings = replace(
+        Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1
+    )
     settings.staged_folder.mkdir()
     options = ("--model-control-mode=explicit", "--exit-on-error=false")
     log = tmp_path / "log"
     with serving(settings.staged_folder, tritonserver.backend_directory(), log, *options) as server:
-        write_status(settings.status_file, "ready", {"tritonserver": ProcessStatus(server.process.pid, 1)})
+        write_status(
+            settings.status_file, "ready", {"tritonserver": ProcessStatus(server.process.pid, 1)}
+        )
         on_post = OnPost(Manager(settings, TritonGateway(f"127.0.0.1:{server.grpc}", 5)))
         on_post.begin()
         yield on_post
 
 
 def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
-    """Give up a load after `seconds`; it goes on in Triton as long as its process lives. Return the archive's URL."""
+    """Give up a load after `seconds`; it goes on in Triton as long as its process lives. Return the
+    archive's URL."""
     folder = policy.settings.model_repositories[0] / "id/model"
     make_model(folder / "net", initialize="hold()")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TritonTimeout):
@@ -56,8 +62,12 @@ def test_a_load_that_took_too_long_is_ended_soon_after(policy: OnPost) -> None:
     assert {each.state for each in policy.manager.index()} <= {"UNAVAILABLE"}
 
 
-@pytest.mark.parametrize("seconds", [2.0, 0.05], ids=["with its process", "before its process has started"])
-def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(policy: OnPost, seconds: float) -> None:
+@pytest.mark.parametrize(
+    "seconds", [2.0, 0.05], ids=["with its process", "before its process has started"]
+)
+def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(
+    policy: OnPost, seconds: float
+) -> None:
     url = hold_a_load(policy, seconds)
     policy.load("m", url, "m")
     entry = policy.manager.get("m")
@@ -65,7 +75,9 @@ def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(policy: OnPos
     assert policy.manager.gateway.is_model_ready("m")
 
 
-def test_what_the_table_does_not_have_is_unloaded_and_removed(policy: OnPost, tmp_path: Path) -> None:
+def test_what_the_table_does_not_have_is_unloaded_and_removed(
+    policy: OnPost, tmp_path: Path
+) -> None:
     manager = policy.manager
     make_model(tmp_path / "net")
     manager.store.stage(tmp_path / "net", "stray")

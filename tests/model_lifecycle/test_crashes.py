@@ -1,4 +1,5 @@
-"""An archive that crashes or hangs: the others serve on, and it can always be unloaded and loaded again."""
+"""An archive that crashes or hangs: the others serve on, and it can always be unloaded and loaded
+again."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     root = folder / "models"
     for name in ("sound", "bad"):
         make_archive(root, name)
-    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(root), "SERVE_REQUEST_TIMEOUT": "5"}
+    variables = {
+        "SAGEMAKER_MULTI_MODEL": "true",
+        "SERVE_MODEL_REPOSITORY": str(root),
+        "SERVE_REQUEST_TIMEOUT": "5",
+    }
     server = Server(folder, folder / "none", SERVE_WORKERS="2", **variables).wait_ready()
     container = Container(server, root)
     for name in ("sound", "bad"):
@@ -34,7 +39,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     yield container
     assert server.stop() == 0
     assert "did not stop in time" not in server.output()
-    assert "died: it was killed" not in server.output(), "the process of an earlier load is none of its next"
+    assert "died: it was killed" not in server.output(), (
+        "the process of an earlier load is none of its next"
+    )
     server.wait_gone()
 
 
@@ -79,5 +86,7 @@ def test_calls_that_meet_the_end_of_tritonserver_can_be_repeated(running: Contai
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
         running.server.replace("tritonserver")
         running.server.wait_ready()
-        wait_until(lambda: serves(running, "sound") and serves(running, "bad"), "both are served again")
+        wait_until(
+            lambda: serves(running, "sound") and serves(running, "bad"), "both are served again"
+        )
     assert {answer.split()[0] for answer in load.answers} == {"200", "503"}, load.answers

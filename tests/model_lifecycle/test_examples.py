@@ -16,7 +16,8 @@ pytestmark = pytest.mark.unit
 
 
 class Asked(Examples):
-    """Gets each of `errors` for an answer, None for a 200. `restarts` has tritonserver replaced meanwhile."""
+    """Gets each of `errors` for an answer, None for a 200. `restarts` has tritonserver replaced
+    meanwhile."""
 
     def __init__(self, folder: Path, *errors: Exception | None, restarts: bool = False) -> None:
         manager = Manager(replace(Settings(), run_dir=folder, workers=1), FakeTriton())
@@ -34,13 +35,23 @@ class Asked(Examples):
         return self.manager.models().entries["m"]
 
 
-@pytest.mark.parametrize("error", [Overloaded("busy"), ServingError("a bug of the client"), ConnectionRefusedError()])
+@pytest.mark.parametrize(
+    "error", [Overloaded("busy"), ServingError("a bug of the client"), ConnectionRefusedError()]
+)
 def test_without_a_verdict_the_example_is_asked_again(tmp_path: Path, error: Exception) -> None:
     asked = Asked(tmp_path, error, None)
     assert asked.step() > 0
-    assert (asked.entry().state, asked.entry().answered, asked.manager.models().was_ready) == (READY, False, False)
+    assert (asked.entry().state, asked.entry().answered, asked.manager.models().was_ready) == (
+        READY,
+        False,
+        False,
+    )
     assert asked.step() == 0
-    assert (asked.entry().answered, asked.entry().reason, asked.manager.models().was_ready) == (True, "", True)
+    assert (asked.entry().answered, asked.entry().reason, asked.manager.models().was_ready) == (
+        True,
+        "",
+        True,
+    )
 
 
 def test_a_model_that_fails_on_its_example_is_not_served(tmp_path: Path) -> None:

@@ -28,10 +28,14 @@ TEXTS = (  # tests/conformance asks a real model for those that native Triton kn
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_text_that_means_out_of_memory_is_known(text: str) -> None:
-    assert is_out_of_memory(f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {text};")
+    assert is_out_of_memory(
+        f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {text};"
+    )
 
 
-@pytest.mark.parametrize("text", ["load failed for model 'BLOOM-7b.tar.gz'", "ROOM_3 is not found", "expected FP32"])
+@pytest.mark.parametrize(
+    "text", ["load failed for model 'BLOOM-7b.tar.gz'", "ROOM_3 is not found", "expected FP32"]
+)
 def test_other_texts_are_not_taken_for_it(text: str) -> None:
     assert not is_out_of_memory(text)
 
@@ -54,7 +58,9 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!
 @pytest.fixture
 def parent() -> Iterator[int]:
     """A process whose child holds 64 MB."""
-    process = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdout and process.stdin
     process.stdout.readline()
     yield process.pid

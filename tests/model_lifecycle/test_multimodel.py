@@ -76,7 +76,9 @@ ensemble_scheduling {{ step {{
   model_name: "part" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
 }} }}
 """
-CLIENT = NUMBER_CLIENT.replace("INPUT", "x").replace("PREDICTION", '{"LABEL": float(outputs["y"][n][0])}')
+CLIENT = NUMBER_CLIENT.replace("INPUT", "x").replace(
+    "PREDICTION", '{"LABEL": float(outputs["y"][n][0])}'
+)
 
 
 def make_model(folder: Path, factor: float = 1, initialize: str = "pass", label: str = "") -> None:
@@ -148,13 +150,19 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     make_model(root / "h1/model/net", 10, label="ten")
     make_model(root / "h2/model/net", 20, label="twenty")
     make_ensemble(root / "e1/model", 3, "three")
-    own = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(root), "SERVE_WORKERS": "2"}
+    own = {
+        "SAGEMAKER_MULTI_MODEL": "true",
+        "SERVE_MODEL_REPOSITORY": str(root),
+        "SERVE_WORKERS": "2",
+    }
     server = Server(folder, folder / "none", **own)
     server.wait_ready()
     container = Container(server, root)
     with ThreadPoolExecutor() as threads:
         replies = list(threads.map(lambda name: container.load(name, *LOADED[name]), LOADED))
-    assert [reply.status_code for reply in replies] == [200] * len(LOADED), [reply.text for reply in replies]
+    assert [reply.status_code for reply in replies] == [200] * len(LOADED), [
+        reply.text for reply in replies
+    ]
     yield container
     assert server.stop() == 0
     server.wait_gone()
@@ -177,7 +185,10 @@ def predictions(reply: requests.Response) -> Any:
 
 def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Container) -> None:
     assert running.listed() == sorted(LOADED)
-    assert running.get("/first").json() == {"modelName": "first", "modelUrl": str(running.path("h1"))}
+    assert running.get("/first").json() == {
+        "modelName": "first",
+        "modelUrl": str(running.path("h1")),
+    }
     assert running.get("/sec%2Fond%20%2520").json()["modelName"] == "sec/ond %20"
     assert running.get("", limit="1" * 5000).status_code == 400
     names, token = [], ""
@@ -195,9 +206,12 @@ def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running:
 
 
 @pytest.mark.parametrize(
-    ("target", "factor"), [("net-1.tar.gz", 10.0), ("team a/net-2.tar.gz", 20.0), ("ensemble-1", 3.0)]
+    ("target", "factor"),
+    [("net-1.tar.gz", 10.0), ("team a/net-2.tar.gz", 20.0), ("ensemble-1", 3.0)],
 )
-def test_invocations_find_a_model_by_its_target(running: Container, target: str, factor: float) -> None:
+def test_invocations_find_a_model_by_its_target(
+    running: Container, target: str, factor: float
+) -> None:
     reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor(2.0)]})
     assert reply.status_code == 200, reply.text
     assert reply.json()["outputs"][0]["data"] == [2 * factor]
@@ -209,9 +223,16 @@ def test_neither_triton_nor_the_manager_listens_on_a_port(running: Container) ->
     assert (running.server.run_dir / "manager.sock").is_socket()
 
 
-def test_invocations_without_a_target_are_a_400_and_with_an_unknown_one_a_404(running: Container) -> None:
+def test_invocations_without_a_target_are_a_400_and_with_an_unknown_one_a_404(
+    running: Container,
+) -> None:
     expect(running.server.post(json={"instances": [1]}), 400, "invalid_request", TARGET)
-    expect(running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}), 404, "model_not_loaded", "absent")
+    expect(
+        running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}),
+        404,
+        "model_not_loaded",
+        "absent",
+    )
 
 
 def test_a_name_in_the_body_does_not_change_the_model_of_the_path(running: Container) -> None:
@@ -245,7 +266,9 @@ def test_a_model_for_which_there_is_no_room_is_a_507_before_it_is_tried(running:
     expect(running.get("/huge"), 404, "model_not_loaded")
 
 
-def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended(running: Container) -> None:
+def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended(
+    running: Container,
+) -> None:
     stubs = running.stubs()
     make_ensemble(running.path("broken"), 5, "five", "raise ValueError('bad weights')")
     expect(running.load("broken", "broken"), 400, "load_failed", "bad weights")
@@ -256,7 +279,10 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
     make_model(running.path("broken") / "part", 5)
     client = running.path("broken") / "whole/client.py"
     sound = client.read_text()
-    for code in ("import a_library_that_is_missing\n", "import sys\nsys.exit('a_library_that_is_missing')\n"):
+    for code in (
+        "import a_library_that_is_missing\n",
+        "import sys\nsys.exit('a_library_that_is_missing')\n",
+    ):
         client.write_text(code)
         expect(running.load("broken", "broken"), 400, "load_failed", "a_library_that_is_missing")
     assert "broken" not in running.listed()
@@ -269,12 +295,16 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
 def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: Container) -> None:
     wait_until(lambda: running.stubs() == len(LOADED), "one process for each loaded model")
     archive = running.path("half")
-    make_ensemble(archive, 2, "half", initialize="time.sleep(1); raise ValueError('it cannot start')")
+    make_ensemble(
+        archive, 2, "half", initialize="time.sleep(1); raise ValueError('it cannot start')"
+    )
     make_model(archive / "sound")
     config = archive / "whole/config.pbtxt"
     sound = 'step { model_name: "sound" model_version: -1 input_map { key: "x" value: "x" } '
     sound += 'output_map { key: "y" value: "m" } } step {'
-    text = config.read_text().replace('input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }')
+    text = config.read_text().replace(
+        'input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }'
+    )
     config.write_text(text.replace("step {", sound, 1))
     expect(running.load("half", "half"), 400, "load_failed", "part")
     wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")
@@ -283,9 +313,14 @@ def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: 
 def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) -> None:
     write_model(running.path("bare") / "net", arithmetic(["batch", 3]), None)
     assert running.load("bare", "bare").status_code == 200
-    inputs = [{"name": name, "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]} for name in "xy"]
+    inputs = [
+        {"name": name, "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]} for name in "xy"
+    ]
     reply = running.invoke("bare", json={"inputs": inputs})
-    assert {each["name"]: each["data"] for each in reply.json()["outputs"]} == {"sum": [2, 4, 6], "product": [1, 4, 9]}
+    assert {each["name"]: each["data"] for each in reply.json()["outputs"]} == {
+        "sum": [2, 4, 6],
+        "product": [1, 4, 9],
+    }
     assert running.unload("bare").status_code == 200
 
 
@@ -293,7 +328,9 @@ def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None
     make_model(running.path("says") / "net", 6)
     code = running.path("says") / "net/1/model.py"
     prints = "import helper, os\nos.system('echo printed')\n"
-    code.write_text(prints + code.read_text().replace("    def initialize", COMPLETES + "    def initialize"))
+    code.write_text(
+        prints + code.read_text().replace("    def initialize", COMPLETES + "    def initialize")
+    )
     (code.parent / "helper.py").touch()
     (running.path("says") / "net/config.pbtxt").write_text('backend: "python"\n')
     reply = running.load("says", "says", "..")  # a Target-Model, and no folder of Triton's
@@ -346,7 +383,9 @@ def test_an_unload_waits_for_the_models_calls_and_delays_no_others(running: Cont
     assert "busy" not in running.listed()
 
 
-def test_an_archive_that_is_loaded_again_brings_its_new_client_to_all_workers(running: Container) -> None:
+def test_an_archive_that_is_loaded_again_brings_its_new_client_to_all_workers(
+    running: Container,
+) -> None:
     for label in ("before", "after"):
         make_model(running.path("again") / "net", label=label)
         assert running.load("again", "again", "again.tar.gz").status_code == 200
@@ -361,7 +400,9 @@ def test_an_archive_may_bring_clients_beside_its_models(running: Container) -> N
         archive = running.path("beside")
         make_model(archive / "net")
         (archive / "clients").mkdir(exist_ok=True)
-        (archive / "clients/net.py").write_text(f"from ._label import LABEL\n{CLIENT}".replace('"LABEL"', "LABEL"))
+        (archive / "clients/net.py").write_text(
+            f"from ._label import LABEL\n{CLIENT}".replace('"LABEL"', "LABEL")
+        )
         (archive / "clients/_label.py").write_text(f'LABEL = "{number}"\n')
         assert running.load("beside", "beside", "beside.tar.gz").status_code == 200
         assert predictions(running.invoke("beside", 5)) == [{str(number): 5.0}]
@@ -390,14 +431,19 @@ def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Conta
         )
 
     wait_until(
-        nothing_is_left, lambda: f"it was {before}, and is {usage(running.server.process.pid, running.server.run_dir)}"
+        nothing_is_left,
+        lambda: (
+            f"it was {before}, and is {usage(running.server.process.pid, running.server.run_dir)}"
+        ),
     )
 
 
 def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Container) -> None:
     listed = running.listed()
     running.server.replace("tritonserver")
-    wait_until(lambda: running.server.ping() == 200 and running.listed() == listed, "all are ready again")
+    wait_until(
+        lambda: running.server.ping() == 200 and running.listed() == listed, "all are ready again"
+    )
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
     assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
     expect(running.load("first", "h1", "net-1.tar.gz"), 409, "model_already_loaded")
@@ -407,14 +453,18 @@ def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Conta
 
 
 @pytest.mark.parametrize("stopped", [signal.SIGKILL, signal.SIGSTOP])
-def test_loaded_models_answer_while_the_manager_is_gone(running: Container, stopped: signal.Signals) -> None:
+def test_loaded_models_answer_while_the_manager_is_gone(
+    running: Container, stopped: signal.Signals
+) -> None:
     make_model(running.path("meanwhile") / "net", 3, label="three")
     killed = running.server.pid("manager")
     with Load(lambda _: running.invoke("first", 1), callers=2) as load:
         os.kill(killed, stopped)
         wait_until(lambda: load.answers["200"] > 50, "calls")
         wait_until(lambda: running.server.pid("manager") not in (None, killed), "another manager")
-        wait_until(lambda: running.load("meanwhile", "meanwhile").status_code in (200, 409), "it loads")
+        wait_until(
+            lambda: running.load("meanwhile", "meanwhile").status_code in (200, 409), "it loads"
+        )
     assert set(load.answers) == {"200"}
     assert predictions(running.invoke("meanwhile", 1)) == [{"three": 3.0}]
     assert running.unload("meanwhile").status_code == 200
@@ -424,7 +474,10 @@ def test_a_load_waits_for_a_manager_that_is_being_started(running: Container) ->
     make_model(running.path("early") / "net", 3, label="three")
     killed = running.server.pid("manager")
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: running.server.pid("manager") != killed, "its end is seen; the next one starts 0.25 s later")
+    wait_until(
+        lambda: running.server.pid("manager") != killed,
+        "its end is seen; the next one starts 0.25 s later",
+    )
     loaded = running.load("early", "early")
     assert loaded.status_code == 200, loaded.text
     assert predictions(running.invoke("early", 1)) == [{"three": 3.0}]
@@ -452,7 +505,10 @@ def test_a_load_whose_tritonserver_dies_is_not_loaded_by_the_next_one(running: C
         wait_until(lambda: running.is_held("cut"), "it is being loaded")
         running.server.replace("tritonserver")
         expect(load.result(), 503, "triton_unavailable")
-    wait_until(lambda: running.server.ping() == 200 and running.listed() == listed, "all others are ready again")
+    wait_until(
+        lambda: running.server.ping() == 200 and running.listed() == listed,
+        "all others are ready again",
+    )
     assert running.stubs() == len(listed)
     running.go_on("cut")
     assert running.load("cut", "cut").status_code == 200

@@ -51,14 +51,19 @@ class FakeTriton(TritonGateway):
 
 
 class World:
-    """The models NAMES are served; `chain` calls the first two. tritonserver is a process that sleeps."""
+    """The models NAMES are served; `chain` calls the first two. tritonserver is a process that
+    sleeps."""
 
     def __init__(self, folder: Path) -> None:
         self.settings, self.triton = replace(Settings(), run_dir=folder, workers=1), FakeTriton()
         self.server = subprocess.Popen(["sleep", "1000"], process_group=0)
-        write_status(self.settings.status_file, "ready", {"tritonserver": ProcessStatus(self.server.pid, 1)})
+        write_status(
+            self.settings.status_file, "ready", {"tritonserver": ProcessStatus(self.server.pid, 1)}
+        )
         self.manager = Manager(self.settings, self.triton)
-        self.manager.put(*(Entry(name, name, "", "load", slot, READY) for slot, name in enumerate(NAMES)))
+        self.manager.put(
+            *(Entry(name, name, "", "load", slot, READY) for slot, name in enumerate(NAMES))
+        )
         self.recovery = Recovery(self.manager)
         self.recovery.forget(self.server.pid)
         self.recovery.step()
@@ -75,7 +80,10 @@ class World:
     def die(self, name: str = "m", began: float = NOW) -> None:
         self.recovery.report(Report([name], DIED, began))
         self.recovery.step()
-        self.step_until(lambda: not any(each.busy for each in self.recovery._histories.values()), "nothing is loaded")
+        self.step_until(
+            lambda: not any(each.busy for each in self.recovery._histories.values()),
+            "nothing is loaded",
+        )
 
     def step_until(self, condition: Callable[[], object], what: str) -> None:
         def holds() -> object:
@@ -98,7 +106,9 @@ def test_a_model_that_died_is_loaded_again_and_served(world: World) -> None:
     assert world.state() == READY
 
 
-def test_while_it_is_loaded_again_no_call_begins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_it_is_loaded_again_no_call_begins(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
     world.recovery.report(Report(["m"], DIED, NOW))
     world.recovery.step()
@@ -121,11 +131,16 @@ def test_one_that_dies_too_often_is_refused_and_the_others_are_not(world: World)
         world.die()
     assert world.state() == REFUSED
     assert "'m'" in world.reason() and "'m_0_0'" in world.reason()
-    assert (len(world.triton.unloads), len(world.triton.loads)) == (CRASHES_ALLOWED + 2, CRASHES_ALLOWED + 1)
+    assert (len(world.triton.unloads), len(world.triton.loads)) == (
+        CRASHES_ALLOWED + 2,
+        CRASHES_ALLOWED + 1,
+    )
     assert world.state("other") == READY
 
 
-def test_a_call_that_began_before_it_was_refused_says_nothing_of_its_next_load(world: World) -> None:
+def test_a_call_that_began_before_it_was_refused_says_nothing_of_its_next_load(
+    world: World,
+) -> None:
     for _ in range(CRASHES_ALLOWED):
         world.die()
     began = time.monotonic()
@@ -184,9 +199,13 @@ class Emptied(FakeTriton):
         return []
 
 
-def test_a_model_whose_unload_gave_up_can_be_loaded_again_and_a_loaded_one_cannot(tmp_path: Path) -> None:
+def test_a_model_whose_unload_gave_up_can_be_loaded_again_and_a_loaded_one_cannot(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "archives"
-    settings = replace(Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1)
+    settings = replace(
+        Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1
+    )
     write(root / "a/model/net", f"{ONNX} {X} {Y}")
     write_status(settings.status_file, "ready", {"tritonserver": ProcessStatus(2**22 + 1, 1)})
     triton = Emptied()

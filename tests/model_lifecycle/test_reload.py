@@ -18,8 +18,10 @@ from tests.support.harness import ONE_INSTANCE, Server
 
 pytestmark = pytest.mark.stack
 
-wait_until = partial(harness.wait_until, pause=0.2)  # a change takes seconds, and each look is a request
-PAUSE = 0.02  # seconds of a caller between two calls: four callers want a processor and a half without
+# a change takes seconds, and each look is a request
+wait_until = partial(harness.wait_until, pause=0.2)
+# seconds of a caller between two calls: four callers want a processor and a half without
+PAUSE = 0.02
 
 CLIENT = '''
 """A number -> its product with the model's factor, and the word in the model's folder."""
@@ -46,12 +48,13 @@ class Client(ModelClient):
 '''
 CONFIG = (
     'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
-    'input { name: "x" data_type: TYPE_FP32 dims: [1] }\noutput { name: "y" data_type: TYPE_FP32 dims: [1] }\n'
+    'input { name: "x" data_type: TYPE_FP32 dims: [1] }\noutput { name: "y" data_type: '
+    "TYPE_FP32 dims: [1] }\n"
 )
 ENSEMBLE = (
     'platform: "ensemble"\nmax_batch_size: 8\n'
-    'input { name: "x" data_type: TYPE_FP32 dims: [1] }\noutput { name: "y" data_type: TYPE_FP32 dims: [1] }\n'
-    'ensemble_scheduling { step { model_name: "inner" model_version: -1 '
+    'input { name: "x" data_type: TYPE_FP32 dims: [1] }\noutput { name: "y" data_type: '
+    'TYPE_FP32 dims: [1] }\nensemble_scheduling { step { model_name: "inner" model_version: -1 '
     'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }\n'
 )
 
@@ -97,7 +100,9 @@ def answer(server: Server, name: str) -> Any:
 
 
 def wait_for_answer(server: Server, name: str, expected: Any) -> None:
-    wait_until(lambda: answer(server, name) == expected, lambda: f"{expected}:\n{server.output()[-3000:]}")
+    wait_until(
+        lambda: answer(server, name) == expected, lambda: f"{expected}:\n{server.output()[-3000:]}"
+    )
 
 
 def described(server: Server) -> dict[str, Any]:
@@ -106,7 +111,9 @@ def described(server: Server) -> dict[str, Any]:
 
 def listed(server: Server) -> dict[str, Any]:
     """Return GET /models; on a busy machine Triton may not answer in time."""
-    document: dict[str, Any] = wait_until(lambda: server.get("/models"), "GET /models is 200").json()
+    document: dict[str, Any] = wait_until(
+        lambda: server.get("/models"), "GET /models is 200"
+    ).json()
     return document
 
 
@@ -138,7 +145,9 @@ def wait_tidy(server: Server) -> None:
 
     def is_tidy() -> bool:
         index = server.triton().post("/v2/repository/index").json()
-        return {entry["name"] for entry in index if entry.get("state") == "READY"} == described(server).keys()
+        return {entry["name"] for entry in index if entry.get("state") == "READY"} == described(
+            server
+        ).keys()
 
     wait_until(is_tidy, lambda: f"Triton has what is served, no more:\n{server.output()[-3000:]}")
 
@@ -167,11 +176,16 @@ def constant_load(ask: Callable[[], Any], callers: int = 4) -> Iterator[list[Any
             thread.join()
 
 
-def test_a_changed_model_answers_anew_and_no_caller_meets_an_error(server: Server, folder: Path) -> None:
+def test_a_changed_model_answers_anew_and_no_caller_meets_an_error(
+    server: Server, folder: Path
+) -> None:
     def look() -> tuple[int, int]:
         return server.ping(), server.get("/v2/models/product/ready").status_code
 
-    with constant_load(lambda: answer(server, "product")) as answers, constant_load(look, 1) as states:
+    with (
+        constant_load(lambda: answer(server, "product")) as answers,
+        constant_load(look, 1) as states,
+    ):
         for factor, word in ((3, "three"), (4, "four")):
             wait_for_calls(answers, 20)
             write_model(folder, "product", factor, word)
@@ -185,7 +199,8 @@ def test_a_changed_model_answers_anew_and_no_caller_meets_an_error(server: Serve
     assert answer(server, "other") == [15.0, "five"]
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}
     reply = server.triton().post("/v2/models/product/infer", json={"inputs": [tensor]})
-    assert reply.json()["outputs"][0]["data"] == [12.0]  # what Triton has by this name is the new one, too
+    # what Triton has by this name is the new one, too
+    assert reply.json()["outputs"][0]["data"] == [12.0]
 
 
 def test_an_added_model_is_listed_and_answers(server: Server, folder: Path) -> None:
@@ -244,7 +259,9 @@ def test_a_broken_model_is_refused_and_the_old_one_serves_on(server: Server, fol
     (folder / "product/loop").unlink()
 
 
-def test_a_changed_client_of_the_repository_reloads_the_models_that_use_it(server: Server, folder: Path) -> None:
+def test_a_changed_client_of_the_repository_reloads_the_models_that_use_it(
+    server: Server, folder: Path
+) -> None:
     (folder / "clients").mkdir()
     shared, names = CLIENT.replace("self.word]", "WORD]"), ("one", "two")
     (folder / "clients/shared.py").write_text(f"from ._word import WORD\n{shared}")
@@ -279,7 +296,9 @@ def test_models_that_call_each_other_change_together(server: Server, folder: Pat
         wait_for_calls(answers, 20)
         write_weights(folder / "inner", 9)
         (outer / "word.txt").write_text("outer, of 9")
-        wait_until(lambda: [27.0, "outer, of 9"] in answers, lambda: f"of 9\n{server.output()[-3000:]}")
+        wait_until(
+            lambda: [27.0, "outer, of 9"] in answers, lambda: f"of 9\n{server.output()[-3000:]}"
+        )
         wait_tidy(server)
     assert {product for product, _ in answers} == {6.0, 27.0}
     shutil.rmtree(folder / "inner")
@@ -304,7 +323,9 @@ def test_a_touched_file_has_a_refused_folder_tried_again(server: Server, folder:
     wait_until(lambda: not refused(server), "what is gone is refused no more")
 
 
-def test_a_new_tritonserver_has_what_is_served_not_what_lies_in_the_folders(server: Server, folder: Path) -> None:
+def test_a_new_tritonserver_has_what_is_served_not_what_lies_in_the_folders(
+    server: Server, folder: Path
+) -> None:
     wait_tidy(server)
     before = answer(server, "other")
     break_weights(folder / "other")
@@ -330,11 +351,14 @@ def test_a_start_goes_on_without_a_model_that_fails_on_its_example(tmp_path: Pat
         assert server.stop() == 0
 
 
-def test_a_server_without_models_is_not_well_until_there_is_one(server: Server, folder: Path) -> None:
+def test_a_server_without_models_is_not_well_until_there_is_one(
+    server: Server, folder: Path
+) -> None:
     for model in list(folder.iterdir()):
         shutil.rmtree(model)
     wait_until(lambda: "model_not_ready" in server.get("/ping").text, server.output)
     assert server.ping() == 503
     write_model(folder, "product", 2, "two")
     wait_until(lambda: server.ping() == 200, server.output)
-    assert server.post(json={"instances": [3]}).json()["predictions"] == [[6.0, "two"]]  # the only one needs no name
+    # the only one needs no name
+    assert server.post(json={"instances": [3]}).json()["predictions"] == [[6.0, "two"]]

@@ -19,7 +19,11 @@ WORKER = SLEEPER_CLIENT.replace("import numpy", "import sys\n\nimport numpy").re
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_WORKERS": "1", "SERVE_MODEL_REPOSITORY": str(tmp_path)}
+    variables = {
+        "SAGEMAKER_MULTI_MODEL": "true",
+        "SERVE_WORKERS": "1",
+        "SERVE_MODEL_REPOSITORY": str(tmp_path),
+    }
     running = Server(tmp_path, tmp_path / "none", **variables).wait_ready()
     yield running
     assert running.stop() == 0
@@ -35,7 +39,9 @@ def bert(archive: Path) -> Path:
     return tokenizer
 
 
-def test_transformers_reads_a_vocabulary_and_is_imported_only_then(server: Server, tmp_path: Path) -> None:
+def test_transformers_reads_a_vocabulary_and_is_imported_only_then(
+    server: Server, tmp_path: Path
+) -> None:
     bert(tmp_path / "whole/model")
     tokenizer = bert(tmp_path / "words/model")
     (tokenizer / "tokenizer.json").unlink()
@@ -46,7 +52,9 @@ def test_transformers_reads_a_vocabulary_and_is_imported_only_then(server: Serve
     make_sleeper(tmp_path / "worker/model", client=WORKER)
 
     def load(name: str) -> requests.Response:
-        return server.post("/models", json={"model_name": name, "url": str(tmp_path / name / "model")})
+        return server.post(
+            "/models", json={"model_name": name, "url": str(tmp_path / name / "model")}
+        )
 
     def predictions(name: str, instance: Any) -> Any:
         reply = server.post(f"/models/{name}/invoke", json={"instances": [instance]})

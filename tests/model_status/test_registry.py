@@ -49,7 +49,10 @@ def registry(tmp_path: Path) -> Registry:
     table = Table(tmp_path / "table")
     for name in ("slow", "warm"):
         write_client(tmp_path / name / "client.py", "old")
-    entries = [Entry(name, name, str(tmp_path / name), "load", i, READY) for i, name in enumerate(("slow", "warm"))]
+    entries = [
+        Entry(name, name, str(tmp_path / name), "load", i, READY)
+        for i, name in enumerate(("slow", "warm"))
+    ]
     write(table, *entries)
     return Registry(Loaded(), table, tmp_path / "deaths")
 
@@ -58,7 +61,9 @@ def write(table: Table, *entries: Entry, on_demand: bool = False) -> None:
     table.write(Models({entry.name: entry for entry in entries}, on_demand=on_demand))
 
 
-def test_a_warm_model_s_call_does_not_wait_for_another_client(tmp_path: Path, registry: Registry) -> None:
+def test_a_warm_model_s_call_does_not_wait_for_another_client(
+    tmp_path: Path, registry: Registry
+) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "slow/client.py").write_text(OWN + SLOW.format(fifo=fifo))
@@ -77,7 +82,9 @@ def test_a_warm_model_s_call_does_not_wait_for_another_client(tmp_path: Path, re
         assert registry.get("slow") is registry.get("slow")
 
 
-def test_a_new_load_brings_a_new_client_and_the_code_of_the_old_one_goes(tmp_path: Path, registry: Registry) -> None:
+def test_a_new_load_brings_a_new_client_and_the_code_of_the_old_one_goes(
+    tmp_path: Path, registry: Registry
+) -> None:
     before = registry.get("warm")
     old = sys.modules[type(before.client).__module__]
     write_client(tmp_path / "warm/client.py", "new")
@@ -87,30 +94,56 @@ def test_a_new_load_brings_a_new_client_and_the_code_of_the_old_one_goes(tmp_pat
     assert old not in sys.modules.values()
 
 
-def test_a_call_that_meets_a_dead_process_reports_it_and_its_begin(tmp_path: Path, registry: Registry) -> None:
+def test_a_call_that_meets_a_dead_process_reports_it_and_its_begin(
+    tmp_path: Path, registry: Registry
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "deaths"))
         began = time.monotonic()
-        with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.keep, "warm"):
+        with (
+            pytest.raises(ModelRestarting),
+            ADMISSION.enter(0) as slot,
+            registry.use(slot.keep, "warm"),
+        ):
             raise BackendDied("Stub process 'warm_0_0' is not healthy")
         report = json.loads(manager.recv(10_000))
-    assert report == {"models": ["warm"], "details": "Stub process 'warm_0_0' is not healthy", "began": report["began"]}
+    assert report == {
+        "models": ["warm"],
+        "details": "Stub process 'warm_0_0' is not healthy",
+        "began": report["began"],
+    }
     assert began <= report["began"] <= time.monotonic()
-    with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.keep, "warm"):
+    with (
+        pytest.raises(ModelRestarting),
+        ADMISSION.enter(0) as slot,
+        registry.use(slot.keep, "warm"),
+    ):
         raise BackendDied("while there is no manager")
 
 
-def test_a_call_that_finds_its_model_unloaded_by_a_reload_says_so(tmp_path: Path, registry: Registry) -> None:
-    restarting = Entry("warm", "warm", str(tmp_path / "warm"), "load", 1, RESTARTING, reason="it died")
-    with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot.keep, "warm"):
+def test_a_call_that_finds_its_model_unloaded_by_a_reload_says_so(
+    tmp_path: Path, registry: Registry
+) -> None:
+    restarting = Entry(
+        "warm", "warm", str(tmp_path / "warm"), "load", 1, RESTARTING, reason="it died"
+    )
+    with (
+        pytest.raises(ModelRestarting),
+        ADMISSION.enter(0) as slot,
+        registry.use(slot.keep, "warm"),
+    ):
         write(registry.table, restarting)
         raise ModelNotReady("Request for unknown model: 'warm' is not ready")
 
 
-def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(tmp_path: Path, registry: Registry) -> None:
+def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(
+    tmp_path: Path, registry: Registry
+) -> None:
     class Replacing(Slot):
         def keep(self, model: str, column: int) -> None:
-            write(registry.table, Entry("warm", "warm", str(tmp_path / "warm"), "another", 2, READY))
+            write(
+                registry.table, Entry("warm", "warm", str(tmp_path / "warm"), "another", 2, READY)
+            )
             super().keep(model, column)
 
     with Replacing(ADMISSION, 0) as slot, registry.use(slot.keep, "warm"):
@@ -126,7 +159,11 @@ def test_of_archives_one_that_is_not_loaded_is_a_404_that_has_it_loaded(tmp_path
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
         write(table, *entries, on_demand=True)
         for name in ("n", "t"):
-            with pytest.raises(ModelNotLoaded), ADMISSION.enter(0) as slot, registry.use(slot.keep, name):
+            with (
+                pytest.raises(ModelNotLoaded),
+                ADMISSION.enter(0) as slot,
+                registry.use(slot.keep, name),
+            ):
                 pass
     write(table, replace(loading, reason="tritonserver was started again"))
     with pytest.raises(ModelNotReady), ADMISSION.enter(0) as slot, registry.use(slot.keep, "t"):

@@ -1,4 +1,5 @@
-"""The table as the manager writes it and a worker reads it; and that no call uses a model that was unloaded."""
+"""The table as the manager writes it and a worker reads it; and that no call uses a model that was
+unloaded."""
 
 import itertools
 import time
@@ -10,7 +11,17 @@ import pytest
 
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting
 from serving.model_status.shared_files import Leases, Table
-from serving.model_status.table import FAILED, LOADING, READY, REFUSED, RESTARTING, UNLOADING, Entry, Models, Rejection
+from serving.model_status.table import (
+    FAILED,
+    LOADING,
+    READY,
+    REFUSED,
+    RESTARTING,
+    UNLOADING,
+    Entry,
+    Models,
+    Rejection,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -36,16 +47,28 @@ def test_a_worker_reads_what_the_manager_wrote_however_fast_it_changes(tmp_path:
 
 def test_an_archive_is_found_by_its_target_and_by_its_name_until_it_is_unloaded() -> None:
     table = models(PART, ARCHIVE)
-    assert table.by_target["t.tar.gz"] == table.by_target["n/1"] == table.by_triton_name["t.tar.gz"] == ARCHIVE
+    assert (
+        table.by_target["t.tar.gz"]
+        == table.by_target["n/1"]
+        == table.by_triton_name["t.tar.gz"]
+        == ARCHIVE
+    )
     leaving = models(PART, replace(ARCHIVE, state=UNLOADING))
     assert leaving.by_target.keys() == leaving.current.keys() == {"part"}
 
 
 @pytest.mark.parametrize(
     ("state", "error"),
-    [(LOADING, ModelNotReady), (RESTARTING, ModelRestarting), (REFUSED, ModelRefused), (FAILED, ModelFailed)],
+    [
+        (LOADING, ModelNotReady),
+        (RESTARTING, ModelRestarting),
+        (REFUSED, ModelRefused),
+        (FAILED, ModelFailed),
+    ],
 )
-def test_an_ensemble_does_not_answer_while_a_part_does_not(state: str, error: type[Exception]) -> None:
+def test_an_ensemble_does_not_answer_while_a_part_does_not(
+    state: str, error: type[Exception]
+) -> None:
     broken = replace(PART, state=state, reason="its reason", until=time.monotonic() + 60)
     table = models(broken, WHOLE, ARCHIVE)
     unready = table.error(WHOLE)
@@ -95,7 +118,14 @@ def test_no_order_of_steps_unloads_a_model_that_a_call_uses(tmp_path: Path) -> N
     for order in orders:
         table, leases, used = Table(tmp_path / "table"), Leases(None, 2), list[int]()
         table.write(models(PART))
-        play(order, [call(table, leases, 0, used), call(table, leases, 1, used), unload(table, leases, used)])
+        play(
+            order,
+            [
+                call(table, leases, 0, used),
+                call(table, leases, 1, used),
+                unload(table, leases, used),
+            ],
+        )
         assert leases.requests(PART.column) == leases.bytes(PART.column) == 0
 
 
@@ -109,7 +139,9 @@ def _distinct(steps: tuple[int, ...]) -> Generator[tuple[int, ...], None, None]:
         yield from ((first, *rest) for rest in _distinct(tuple(left)))
 
 
-def test_all_processes_count_in_one_file_and_the_requests_of_a_dead_worker_are_forgotten(tmp_path: Path) -> None:
+def test_all_processes_count_in_one_file_and_the_requests_of_a_dead_worker_are_forgotten(
+    tmp_path: Path,
+) -> None:
     worker, manager = Leases(tmp_path / "leases", 3), Leases(tmp_path / "leases", 3)
     worker.add(1, 7, 1, 10)
     worker.add(2, 7, 2, 200)

@@ -1,4 +1,5 @@
-"""docs/monitoring: promtool takes the alerts, and every metric that they and the dashboard name exists after a load."""
+"""docs/monitoring: promtool takes the alerts, and every metric that they and the dashboard name
+exists after a load."""
 
 import json
 import re
@@ -17,17 +18,29 @@ pytestmark = pytest.mark.stack
 
 FOLDER = ROOT / "docs/monitoring"
 METRIC = re.compile(r"\b(?:serve|nv)_\w+")
-started = module_server(make_scale, make_exiter, partial(link_model, IMAGE.parent), SERVE_WORKERS="1")
+started = module_server(
+    make_scale, make_exiter, partial(link_model, IMAGE.parent), SERVE_WORKERS="1"
+)
 
 
 @pytest.fixture(scope="module")
 def server(started: Server) -> Server:
     """After requests of every kind, an error and a death."""
     headers = {"Content-Type": "image/png"}
-    assert started.post(params={"model_name": "resnet"}, data=IMAGE.read_bytes(), headers=headers).status_code == 200
-    assert started.post(params={"model_name": "resnet"}, data=b"no image", headers=headers).status_code == 400
+    assert (
+        started.post(
+            params={"model_name": "resnet"}, data=IMAGE.read_bytes(), headers=headers
+        ).status_code
+        == 200
+    )
+    assert (
+        started.post(params={"model_name": "resnet"}, data=b"no image", headers=headers).status_code
+        == 400
+    )
     tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [13]}
-    assert started.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code == 503
+    assert (
+        started.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code == 503
+    )
     return started
 
 
@@ -50,7 +63,9 @@ def test_every_metric_that_is_named_exists_after_a_load(server: Server) -> None:
 
 
 def promtool(rules: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["promtool", "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["promtool", "check", "rules", str(rules)], capture_output=True, text=True, check=False
+    )
 
 
 def test_prometheus_takes_the_alerts() -> None:
@@ -62,7 +77,11 @@ def test_prometheus_takes_the_dashboard_s_expressions(tmp_path: Path) -> None:
     dashboard = json.loads((FOLDER / "dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     plain = [each.replace("$__rate_interval", "1m").replace("$instance", ".*") for each in queries]
-    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(plain)]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    rules = [
+        {"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(plain)
+    ]
+    (tmp_path / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]})
+    )
     done = promtool(tmp_path / "rules.yaml")
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,9 @@ PICTURES = ((WIDE, "light", "docs/page.png"), (PHONE, "dark", "docs/page-phone.p
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), ROOT / "model_repository", SERVE_PAGE="true", **FP32).wait_ready()
+        server = Server(
+            Path(folder), ROOT / "model_repository", SERVE_PAGE="true", **FP32
+        ).wait_ready()
         with chromium() as browser:
             for width, scheme, file in PICTURES:
                 with opened(browser, server.url, width, scheme=scheme) as page:

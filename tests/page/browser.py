@@ -1,4 +1,5 @@
-"""Debian's Chromium, driven by Playwright, and the repository of models that the page is tried with."""
+"""Debian's Chromium, driven by Playwright, and the repository of models that the page is tried
+with."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +13,36 @@ from tests.build_engines.models import parsed, save_constants
 from tests.support.harness import PATIENCE, ROOT, link_model
 
 CHROMIUM = "/usr/bin/chromium"
-# The first two are the address bar's menus, pages of Chromium that it loads for each window: a second of processor time
-# that no test sees. The others are Playwright's own, which this list replaces.
+# The first two are the address bar's menus, pages of Chromium that it loads for each window: a
+# second of processor time that no test sees. The others are Playwright's own, which this list
+# replaces.
 DISABLED = (
     *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup"),
     *("AimEnabled", "AvoidCorsURLLoaderRestartOnRedirect", "AvoidUnnecessaryBeforeUnloadCheckSync"),
-    *("DestroyProfileOnBrowserClose", "HttpsFirstBalancedModeAutoEnable", "HttpsUpgrades", "LensOverlay"),
-    *("MediaRouter", "NetworkTimeServiceQuerying", "OptimizationHints", "PaintHolding", "PreconnectToSearch"),
+    *(
+        "DestroyProfileOnBrowserClose",
+        "HttpsFirstBalancedModeAutoEnable",
+        "HttpsUpgrades",
+        "LensOverlay",
+    ),
+    *(
+        "MediaRouter",
+        "NetworkTimeServiceQuerying",
+        "OptimizationHints",
+        "PaintHolding",
+        "PreconnectToSearch",
+    ),
     "ThirdPartyStoragePartitioning",
 )
 # As root, and without a network.
 ARGUMENTS = [
-    *(f"--disable-features={','.join(DISABLED)}", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *(
+        f"--disable-features={','.join(DISABLED)}",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+    ),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 WIDE, PHONE = 1280, 390
@@ -31,7 +50,8 @@ WIDE, PHONE = 1280, 390
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 
 
-# Models that answer the same arrays for each picture: boxes with masks and keypoints, and a map of classes.
+# Models that answer the same arrays for each picture: boxes with masks and keypoints, and a map of
+# classes.
 CONSTANTS = """platform: "onnxruntime_onnx"
 max_batch_size: 8
 input {{ name: "images" data_type: TYPE_FP32 dims: [3, {side}, {side}] }}
@@ -66,18 +86,29 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(
-    browser: Browser, url: str, width: int = WIDE, scheme: str = "light", path: str = "/", awaited: str = ".model"
+    browser: Browser,
+    url: str,
+    width: int = WIDE,
+    scheme: str = "light",
+    path: str = "/",
+    awaited: str = ".model",
 ) -> Iterator[Page]:
-    """Open a page and wait for its models. It may ask no other server, and its Content-Security-Policy may refuse
-    nothing that it does."""
+    """Open a page and wait for its models. It may ask no other server, and its
+    Content-Security-Policy may refuse nothing that it does."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
     wrong: list[str] = []
     own = (f"{url}/", f"blob:{url}/", "data:")
-    page.on("request", lambda request: wrong.extend([] if request.url.startswith(own) else [request.url]))
+    page.on(
+        "request",
+        lambda request: wrong.extend([] if request.url.startswith(own) else [request.url]),
+    )
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.extend([message.text] if "Content Security" in message.text else []))
+    page.on(
+        "console",
+        lambda message: wrong.extend([message.text] if "Content Security" in message.text else []),
+    )
     page.goto(url + path)
     page.wait_for_selector(awaited)
     yield page
@@ -87,7 +118,8 @@ def opened(
 
 def rectangle(element: Locator) -> dict[str, float]:
     bounds = element.evaluate(
-        "each => { const {x, y, width, height} = each.getBoundingClientRect(); return {x, y, width, height}; }"
+        "each => { const {x, y, width, height} = each.getBoundingClientRect(); return {x, "
+        "y, width, height}; }"
     )
     assert isinstance(bounds, dict)
     return bounds
@@ -98,7 +130,8 @@ def choose(page: Page, model: str) -> None:
 
 
 def make_repository(folder: Path) -> Path:
-    """Make a repository of the bundled models, `zones`, `streets` (with a label that is HTML) and `looks`."""
+    """Make a repository of the bundled models, `zones`, `streets` (with a label that is HTML) and
+    `looks`."""
     for name in ("resnet", "yolov5", "bert"):
         link_model(ROOT / "model_repository" / name, folder)
     make_zones(folder)
@@ -113,18 +146,28 @@ def make_zones(repository: Path) -> None:
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 12 - np.hypot(xs - 25, ys - 40)
     prototypes[1] = 4 - np.abs(np.hypot(xs - 55, ys - 40) - 10)
-    table = np.zeros((4 + 2 + 32 + 6, 60), np.float32)  # box, scores, coefficients, keypoints; columns are candidates
+    # box, scores, coefficients, keypoints; columns are candidates
+    table = np.zeros((4 + 2 + 32 + 6, 60), np.float32)
     for column, (x, score) in enumerate(((100, 0.9), (220, 0.8))):
         points = [x, 160, 0.9, x + 20, 160, 0.2]
-        table[:4, column], table[4 + column, column], table[6 + column, column] = (x, 160, 110, 110), score, 1
+        table[:4, column], table[4 + column, column], table[6 + column, column] = (
+            (x, 160, 110, 110),
+            score,
+            1,
+        )
         table[38:, column] = points
-    save_constants(repository / "zones/1/model.onnx", {"output0": table, "output1": prototypes}, side=320)
-    (repository / "zones/config.pbtxt").write_text(CONSTANTS.format(side=320, client="yolov5") + ZONES)
+    save_constants(
+        repository / "zones/1/model.onnx", {"output0": table, "output1": prototypes}, side=320
+    )
+    (repository / "zones/config.pbtxt").write_text(
+        CONSTANTS.format(side=320, client="yolov5") + ZONES
+    )
     (repository / "zones/labels.txt").write_text("disc\nring\n")
 
 
 def make_streets(repository: Path) -> None:
-    """Save `streets`: the left half of any picture is road, the rest is sky above and a hostile label below."""
+    """Save `streets`: the left half of any picture is road, the rest is sky above and a hostile
+    label below."""
     scores = np.zeros((3, 64, 64), np.float32)
     scores[0, :, :32], scores[1, :32, 32:], scores[2, 32:, 32:] = 1, 1, 1
     save_constants(repository / "streets/1/model.onnx", {"scores": scores})

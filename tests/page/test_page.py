@@ -20,7 +20,11 @@ pytestmark = pytest.mark.stack
 
 EXAMPLE = ROOT / "model_repository/yolov5/example.jpg"
 DIGIT = ROOT / "model_repository/resnet/example.png"
-KEYS = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
+KEYS = {
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "none",
+    "AWS_SECRET_ACCESS_KEY": "none",
+}
 MOST = 1000 * PATIENCE  # milliseconds
 expect.set_options(timeout=MOST)
 
@@ -42,9 +46,12 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a picture that no model folder has: a part of an example, turned upside down in its EXIF data."""
+    """Save a picture that no model folder has: a part of an example, turned upside down in its EXIF
+    data."""
     file = tmp_path_factory.mktemp("own") / "my page.jpg"
-    Image.open(EXAMPLE).crop((100, 0, 931, 600)).rotate(180, expand=True).save(file, quality=92, exif=turned(3))
+    Image.open(EXAMPLE).crop((100, 0, 931, 600)).rotate(180, expand=True).save(
+        file, quality=92, exif=turned(3)
+    )
     return file
 
 
@@ -54,19 +61,26 @@ def upload(page: Page, file: Path) -> None:
 
 def asked(server: Server, file: Path, model: str = "yolov5", **parameters: Any) -> Any:
     query = {"model_name": model, **parameters}
-    reply = server.post(params=query, data=file.read_bytes(), headers={"Content-Type": "image/jpeg"})
+    reply = server.post(
+        params=query, data=file.read_bytes(), headers={"Content-Type": "image/jpeg"}
+    )
     return reply.json()["predictions"][0]
 
 
 def picture_of(page: Page) -> dict[str, float]:
     """Wait until the browser has loaded the picture; return its rectangle."""
     image = page.locator(".frame img")
-    wait_until(lambda: image.evaluate("each => each.complete && each.naturalWidth > 0"), "the picture is loaded")
+    wait_until(
+        lambda: image.evaluate("each => each.complete && each.naturalWidth > 0"),
+        "the picture is loaded",
+    )
     return rectangle(image)
 
 
 @pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_an_own_picture_has_boxes_at_the_right_places(browser: Browser, server: Server, own: Path, width: int) -> None:
+def test_an_own_picture_has_boxes_at_the_right_places(
+    browser: Browser, server: Server, own: Path, width: int
+) -> None:
     expected = asked(server, own)
     assert len(expected["detections"]) > 4
     with opened(browser, server.url, width) as page:
@@ -79,8 +93,12 @@ def test_an_own_picture_has_boxes_at_the_right_places(browser: Browser, server: 
             scale = image["width"] / expected["image"]["width"]
             assert bounds["x"] - image["x"] == pytest.approx(scale * corners["xmin"], abs=1)
             assert bounds["y"] - image["y"] == pytest.approx(scale * corners["ymin"], abs=1)
-            assert bounds["width"] == pytest.approx(scale * (corners["xmax"] - corners["xmin"]), abs=1)
-            assert bounds["height"] == pytest.approx(scale * (corners["ymax"] - corners["ymin"]), abs=1)
+            assert bounds["width"] == pytest.approx(
+                scale * (corners["xmax"] - corners["xmin"]), abs=1
+            )
+            assert bounds["height"] == pytest.approx(
+                scale * (corners["ymax"] - corners["ymin"]), abs=1
+            )
             assert box.inner_text() == detection["label"]
 
 
@@ -98,12 +116,18 @@ def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server
         bounds = rectangle(shape.locator("polygon"))
         assert bounds["x"] - image["x"] == pytest.approx(scale * min(polygon[::2]), abs=2)
         assert bounds["y"] - image["y"] == pytest.approx(scale * min(polygon[1::2]), abs=2)
-        assert bounds["width"] == pytest.approx(scale * (max(polygon[::2]) - min(polygon[::2])), abs=3)
+        assert bounds["width"] == pytest.approx(
+            scale * (max(polygon[::2]) - min(polygon[::2])), abs=3
+        )
         seen, unseen = detection["keypoints"]
         assert seen["score"] > 0.5 > unseen["score"]
         circle = rectangle(shape.locator("circle"))
-        assert circle["x"] + circle["width"] / 2 - image["x"] == pytest.approx(scale * seen["x"], abs=1)
-        assert circle["y"] + circle["height"] / 2 - image["y"] == pytest.approx(scale * seen["y"], abs=1)
+        assert circle["x"] + circle["width"] / 2 - image["x"] == pytest.approx(
+            scale * seen["x"], abs=1
+        )
+        assert circle["y"] + circle["height"] / 2 - image["y"] == pytest.approx(
+            scale * seen["y"], abs=1
+        )
     page.locator(".results .rows li").first.hover()
     expect(page.locator(".shapes g.marked")).to_have_count(1)
     page.get_by_label("masks").select_option("none")
@@ -111,7 +135,9 @@ def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server
     expect(page.locator(".shapes circle")).to_have_count(2)
 
 
-def test_a_class_map_covers_its_picture_with_the_slider_s_opacity(page: Page, server: Server) -> None:
+def test_a_class_map_covers_its_picture_with_the_slider_s_opacity(
+    page: Page, server: Server
+) -> None:
     expected = asked(server, EXAMPLE, "streets")
     choose(page, "streets")
     upload(page, EXAMPLE)
@@ -126,7 +152,9 @@ def test_a_class_map_covers_its_picture_with_the_slider_s_opacity(page: Page, se
     ids = [each["class_id"] for each in expected["segments"]]
     wait_until(lambda: page.locator(".map").evaluate(PIXEL, [1, 1])[3] == 255, "the map is drawn")
     for class_id, swatch in zip(ids, swatches, strict=True):
-        assert page.locator(".map").evaluate(PIXEL, corners[class_id])[:3] == pytest.approx(swatch, abs=1)
+        assert page.locator(".map").evaluate(PIXEL, corners[class_id])[:3] == pytest.approx(
+            swatch, abs=1
+        )
     page.get_by_role("slider", name="Opacity of the map").fill("0.2")
     expect(page.locator(".map")).to_have_css("opacity", "0.2")
     page.get_by_label("map", exact=True).select_option("none")
@@ -137,11 +165,16 @@ def test_a_class_map_covers_its_picture_with_the_slider_s_opacity(page: Page, se
 
 # A canvas' pixel; and the colour that the first stop of a bar has, which is its swatch's.
 PIXEL = "(canvas, [x, y]) => [...canvas.getContext('2d').getImageData(x, y, 1, 1).data]"
-BAR = "bar => getComputedStyle(bar).backgroundImage.match(/rgb\\((\\d+), (\\d+), (\\d+)\\)/).slice(1).map(Number)"
+BAR = (
+    "bar => getComputedStyle(bar).backgroundImage.match(/rgb\\((\\d+), (\\d+), "
+    "(\\d+)\\)/).slice(1).map(Number)"
+)
 
 
 @pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_pictures_give_a_matrix_of_their_similarity(browser: Browser, server: Server, own: Path, width: int) -> None:
+def test_pictures_give_a_matrix_of_their_similarity(
+    browser: Browser, server: Server, own: Path, width: int
+) -> None:
     files = [EXAMPLE, DIGIT, own]
     with opened(browser, server.url, width) as page:
         choose(page, "looks")
@@ -151,9 +184,15 @@ def test_pictures_give_a_matrix_of_their_similarity(browser: Browser, server: Se
         cells = page.locator(".matrix tbody td")
         expect(cells).to_have_count(9)
         vectors = [asked(server, file, "looks")["embedding"] for file in files]
-        products = [sum(a * b for a, b in zip(one, other, strict=True)) for one in vectors for other in vectors]
+        products = [
+            sum(a * b for a, b in zip(one, other, strict=True))
+            for one in vectors
+            for other in vectors
+        ]
         assert len({round(product, 2) for product in products}) > 1
-        assert [float(text) for text in cells.all_inner_texts()] == pytest.approx(products, abs=0.0051)
+        assert [float(text) for text in cells.all_inner_texts()] == pytest.approx(
+            products, abs=0.0051
+        )
         expect(page.get_by_role("rowheader").get_by_role("img", name=own.name)).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         check(page)
@@ -173,7 +212,9 @@ def test_a_moved_slider_asks_again(page: Page, server: Server) -> None:
     expect(page.locator(".box")).to_have_count(min(everything, 300))
 
 
-def test_the_error_of_a_file_that_is_not_a_picture_goes_with_the_next_picture(page: Page, tmp_path: Path) -> None:
+def test_the_error_of_a_file_that_is_not_a_picture_goes_with_the_next_picture(
+    page: Page, tmp_path: Path
+) -> None:
     bad = tmp_path / "<b onmouseover='document.title=1'>bad.jpg"
     bad.write_bytes(b"no picture at all")
     upload(page, bad)
@@ -193,7 +234,9 @@ def test_classes_are_bars_and_the_version_can_be_chosen(page: Page, server: Serv
     upload(page, DIGIT)
     expect(page.locator(".bars li")).to_have_count(5)
     best = asked(server, DIGIT, "resnet")["classes"][0]
-    expect(page.locator(".bars li").first).to_have_text(f"{best['label']}{100 * best['score']:.1f} %")
+    expect(page.locator(".bars li").first).to_have_text(
+        f"{best['label']}{100 * best['score']:.1f} %"
+    )
     page.get_by_label("top_k").fill("2")
     expect(page.locator(".bars li")).to_have_count(2)
 
@@ -205,7 +248,11 @@ SHOWN: dict[str, tuple[Any, str, list[str]]] = {
         ["AdaPER"],
     ),
     "masks": ({"masks": [[{"token": "cat", "score": 0.9}]]}, ".bars .name", ["cat"]),
-    "probabilities": ({"prediction": 2, "probabilities": {"1": 0.2, "2": 0.8}}, ".bars .name", ["2", "1"]),
+    "probabilities": (
+        {"prediction": 2, "probabilities": {"1": 0.2, "2": 0.8}},
+        ".bars .name",
+        ["2", "1"],
+    ),
     "a record": ({"species": "setosa", "score": 0.25}, ".plain tbody td", ["setosa", "0.25000"]),
     "anything": ({"deep": {"er": [1, 2]}}, "#result pre", ['[{"deep": {"er": [1, 2]}}]']),
 }
@@ -223,7 +270,10 @@ def test_each_kind_of_prediction_has_its_view(page: Page, kind: str) -> None:
 
 
 def test_an_answer_is_marked_in_its_passage(page: Page) -> None:
-    question = {"question": "Who?", "context": "\N{GRINNING FACE} It is Ada, who wrote the first program of all."}
+    question = {
+        "question": "Who?",
+        "context": "\N{GRINNING FACE} It is Ada, who wrote the first program of all.",
+    }
     answers = [
         {"answer": "Ada", "score": 0.9, "start": 8, "end": 11},
         {"answer": "", "score": 0.1, "start": 0, "end": 0},
@@ -231,7 +281,9 @@ def test_an_answer_is_marked_in_its_passage(page: Page) -> None:
     model = {"name": "reader", "versions": [], "client": "bert", "codec": "json", "parameters": []}
     page.route("**/models", lambda route: route.fulfill(json={"models": [model]}))
     page.route("**/examples/reader", lambda route: route.fulfill(json=question))
-    page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [{"answers": answers}]}))
+    page.route(
+        "**/invocations", lambda route: route.fulfill(json={"predictions": [{"answers": answers}]})
+    )
     page.reload()
     expect(page.get_by_label("question")).to_have_value("Who?")
     page.get_by_role("button", name="Run").click()
@@ -258,7 +310,9 @@ def test_a_picture_can_be_dropped_and_pasted(page: Page) -> None:
 
 
 @pytest.mark.parametrize("names", [["it's mine.png"], ["it's mine.png", 'a "b".png']])
-def test_copied_code_gives_the_same_predictions(page: Page, server: Server, tmp_path: Path, names: list[str]) -> None:
+def test_copied_code_gives_the_same_predictions(
+    page: Page, server: Server, tmp_path: Path, names: list[str]
+) -> None:
     files = [tmp_path / name for name in names]
     for file in files:
         file.write_bytes(DIGIT.read_bytes())
@@ -270,7 +324,9 @@ def test_copied_code_gives_the_same_predictions(page: Page, server: Server, tmp_
     page.get_by_role("tab", name="Code").click()
     for number, command in ((0, ["bash", "-ec"]), (1, [sys.executable, "-c"])):
         text = page.locator(f"#code-{number} pre").text_content() or ""
-        done = subprocess.run([*command, text], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            [*command, text], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+        )
         assert done.returncode == 0, done.stderr
         assert str(expected["classes"][0]["class_id"]) in done.stdout
         assert done.stdout.count("score") == 3 * len(files)
@@ -298,7 +354,9 @@ def test_the_keyboard_is_enough(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
-def test_axe_finds_nothing_serious(browser: Browser, server: Server, width: int, scheme: str) -> None:
+def test_axe_finds_nothing_serious(
+    browser: Browser, server: Server, width: int, scheme: str
+) -> None:
     with opened(browser, server.url, width, scheme=scheme) as page:
         upload(page, EXAMPLE)
         expect(page.locator(".box").first).to_be_visible()
@@ -319,7 +377,11 @@ def test_axe_finds_nothing_serious(browser: Browser, server: Server, width: int,
 
 def check(page: Page) -> None:
     problems = Axe().run(page).response["violations"]
-    serious = [(each["id"], each["nodes"][0]["html"]) for each in problems if each["impact"] in ("serious", "critical")]
+    serious = [
+        (each["id"], each["nodes"][0]["html"])
+        for each in problems
+        if each["impact"] in ("serious", "critical")
+    ]
     assert serious == []
 
 
@@ -330,7 +392,9 @@ def test_the_policy_of_the_page_allows_its_own_server_alone(server: Server) -> N
 
 def test_the_api_s_page_lists_every_route(browser: Browser, server: Server) -> None:
     described = server.get("/openapi.json").json()["paths"]
-    operations = {(method.upper(), path) for path, methods in described.items() for method in methods}
+    operations = {
+        (method.upper(), path) for path, methods in described.items() for method in methods
+    }
     with opened(browser, server.url, path="/docs", awaited=".opblock") as tab:
         expect(tab.locator(".opblock")).to_have_count(len(operations))
         shown = {
@@ -368,19 +432,30 @@ def test_the_code_for_boto3_calls_the_simulator(
         monkeypatch.setenv(name, value)
     link_model(ROOT / "model_repository/yolov5", tmp_path / "models")
     repository = {"SERVE_MODEL_REPOSITORY": str(tmp_path / "models")}
-    with Simulation(ROOT / "serve", environment=repository) as simulation, opened(browser, server.url) as page:
+    with (
+        Simulation(ROOT / "serve", environment=repository) as simulation,
+        opened(browser, server.url) as page,
+    ):
         monkeypatch.setenv("AWS_ENDPOINT_URL", simulation.url)
         upload(page, tmp_path / "mine.jpg")
         page.get_by_role("tab", name="Code").click()
         page.get_by_role("tab", name="Python boto3").click()
         for classes in ("", "1,4"):
             page.get_by_label("classes").fill(classes)
-            expect(page.locator("#code-2 pre")).to_contain_text(f'"classes": "{classes}"' if classes else "b64encode")
+            expect(page.locator("#code-2 pre")).to_contain_text(
+                f'"classes": "{classes}"' if classes else "b64encode"
+            )
             exec(page.locator("#code-2 pre").text_content() or "", {})
             expect(page.locator(".box")).to_have_count(capsys.readouterr().out.count("'score'"))
 
 
 def test_a_file_of_another_kind_is_not_served(server: Server) -> None:
-    for path in ("/page/", "/page/none.js", "/page/../nginx.conf", "/page/%2e%2e/serve", "/examples/none"):
+    for path in (
+        "/page/",
+        "/page/none.js",
+        "/page/../nginx.conf",
+        "/page/%2e%2e/serve",
+        "/examples/none",
+    ):
         assert server.get(path).status_code in (404, 503), path
     assert server.post("/", data="x").status_code == 405

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.stack
 
 
 def free_range(count: int, lowest: int) -> range:
-    """Ports in a row that are free now, below those that the system gives away; another run of these tests at the
-    same time begins elsewhere."""
+    """Ports in a row that are free now, below those that the system gives away; another run of
+    these tests at the same time begins elsewhere."""
     for low in range(lowest + os.getpid() % 300 * 20, 32000 - count, 20):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(low, low + count):
@@ -58,31 +58,45 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
     first = Server(one, one / "models", **allowed)
     second = Server(other, other / "models", **allowed, **exposed)
     second.wait_ready()  # in mode live, so its model may still be loading
-    wait_until(lambda: triton.InferenceServerClient(f"127.0.0.1:{low + 8}").is_model_ready("scale"), "it is loaded")
+    wait_until(
+        lambda: triton.InferenceServerClient(f"127.0.0.1:{low + 8}").is_model_ready("scale"),
+        "it is loaded",
+    )
     yield first.wait_ready(), second, range(low, low + 10)
     assert (first.stop(), second.stop()) == (0, 0)
 
 
-def test_two_containers_with_one_range_serve_side_by_side(pair: tuple[Server, Server, range]) -> None:
+def test_two_containers_with_one_range_serve_side_by_side(
+    pair: tuple[Server, Server, range],
+) -> None:
     values = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [2]}]}
     for server in pair[:2]:
         assert server.post(json=values).json()["outputs"][0]["data"] == [6]
 
 
-def test_nothing_listens_but_nginx_on_what_serve_opened_for_it(pair: tuple[Server, Server, range]) -> None:
+def test_nothing_listens_but_nginx_on_what_serve_opened_for_it(
+    pair: tuple[Server, Server, range],
+) -> None:
     for server in pair[:2]:
         owners = {pid for pid in server.processes() if psutil.Process(pid).net_connections("inet")}
         assert owners <= {server.pid("nginx"), server.process.pid}
 
 
-def test_grpc_and_metrics_answer_on_their_ports_when_they_are_allowed(pair: tuple[Server, Server, range]) -> None:
+def test_grpc_and_metrics_answer_on_their_ports_when_they_are_allowed(
+    pair: tuple[Server, Server, range],
+) -> None:
     low = pair[2][0]
     assert triton.InferenceServerClient(f"127.0.0.1:{low + 8}").is_model_ready("scale")
-    assert "nv_inference_request_success" in requests.get(f"http://127.0.0.1:{low + 9}/metrics", timeout=PATIENCE).text
+    assert (
+        "nv_inference_request_success"
+        in requests.get(f"http://127.0.0.1:{low + 9}/metrics", timeout=PATIENCE).text
+    )
     assert "nv_inference_request_success" in pair[1].get("/metrics").text
 
 
-def test_a_grpc_that_others_reach_infers_and_manages_nothing(pair: tuple[Server, Server, range]) -> None:
+def test_a_grpc_that_others_reach_infers_and_manages_nothing(
+    pair: tuple[Server, Server, range],
+) -> None:
     client = triton.InferenceServerClient(f"127.0.0.1:{pair[2][8]}")
     tensor = triton.InferInput("x", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.array([[2]], np.float32))
@@ -99,7 +113,9 @@ def test_a_grpc_that_others_reach_infers_and_manages_nothing(pair: tuple[Server,
             call()
 
 
-def test_a_grpc_that_others_reach_says_that_triton_is_down(pair: tuple[Server, Server, range]) -> None:
+def test_a_grpc_that_others_reach_says_that_triton_is_down(
+    pair: tuple[Server, Server, range],
+) -> None:
     client, server = triton.InferenceServerClient(f"127.0.0.1:{pair[2][8]}"), pair[1]
     with server.unattended():
         server.kill(server.pid("tritonserver"))

@@ -70,7 +70,10 @@ def messages(data: bytes) -> list[str]:
         (GLOG, ("error", 'it failed: "x"\n\nAt:\n  model.py(14)', "pb_stub.cc:714")),
         ('I1122 10:26:32.510791 216 a.cc:1] "ready"', ("info", "ready", "a.cc:1")),
         ("2026-01-31T12:00:00Z W 216 a.cc:1] not quoted", ("warning", "not quoted", "a.cc:1")),
-        ("2026/01/31 12:00:00 [crit] 7#7: *1 open() failed", ("critical", "*1 open() failed", None)),
+        (
+            "2026/01/31 12:00:00 [crit] 7#7: *1 open() failed",
+            ("critical", "*1 open() failed", None),
+        ),
         ("nginx: [emerg] no such file", ("critical", "no such file", None)),
         ("WARNING: 'a' is unloaded", ("warning", "'a' is unloaded", None)),
         ("a model prints this", ("info", "a model prints this", None)),
@@ -78,7 +81,9 @@ def messages(data: bytes) -> list[str]:
         ('{"two": 1} {"objects": 2}', ("info", '{"two": 1} {"objects": 2}', None)),
     ],
 )
-def test_a_line_becomes_an_object_with_level_and_message(line: str, expected: tuple[str, str, str | None]) -> None:
+def test_a_line_becomes_an_object_with_level_and_message(
+    line: str, expected: tuple[str, str, str | None]
+) -> None:
     [entry] = objects(f"{line}\n".encode())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", entry["time"])
     assert entry["process"] == "triton"
@@ -109,7 +114,12 @@ def test_a_terminal_gets_text() -> None:
     output = Output(theirs)
     output.write("nginx", json.dumps(REQUEST))
     output.write("tritonserver", GLOG)
-    entry = {"level": "error", "message": "\x1b[31m\nserve | ready", "request_id": "471", "trace": "KeyError\n  a.py:1"}
+    entry = {
+        "level": "error",
+        "message": "\x1b[31m\nserve | ready",
+        "request_id": "471",
+        "trace": "KeyError\n  a.py:1",
+    }
     output.write("gunicorn", json.dumps(entry))
     output.write("serve", "plain")
     written = b""
@@ -118,7 +128,10 @@ def test_a_terminal_gets_text() -> None:
     lines = written.decode().split("\r\n")
     os.close(theirs)
     os.close(ours)
-    assert re.fullmatch(r"[\d-]{10} [\d:]{8} nginx \| POST /invocations 404 model_not_found 0.031 s, .* 471", lines[0])
+    assert re.fullmatch(
+        r"[\d-]{10} [\d:]{8} nginx \| POST /invocations 404 model_not_found 0.031 s, .* 471",
+        lines[0],
+    )
     assert lines[1].endswith(' tritonserver | ERROR: it failed: "x"')
     assert lines[3:5] == ["    At:", "      model.py(14)"]
     assert lines[5].endswith(r" gunicorn | ERROR: \u001b[31m")
@@ -132,13 +145,24 @@ def test_a_terminal_gets_text() -> None:
         (TRITON_NOISE, ""),
         (TRITON_NOISE, "+-------+---------+--------+"),
         (TRITON_NOISE, "Memory/Device Management:"),
-        (TRITON_NOISE, "\t--load-model argument will result in error. Note that this option will only"),
+        (
+            TRITON_NOISE,
+            "\t--load-model argument will result in error. Note that this option will only",
+        ),
         (TRITON_NOISE, 'I1122 10:26:32.510791 216 server.cc:305] "Timeout 5: Found 0 live models"'),
-        (TRITON_NOISE, "[\x1b[1;33mWARN\x1b[0;39m]  \x1b[33mevhtp.c:4050     \x1b[39m\x1b[94mNODELAY NOT SUPPORTED"),
-        (NO_GPU_NOISE, 'W1122 10:26:32.510791 216 x.cc:1] "Unable to allocate pinned system memory, pinned"'),
+        (
+            TRITON_NOISE,
+            "[\x1b[1;33mWARN\x1b[0;39m]  \x1b[33mevhtp.c:4050     \x1b[39m\x1b[94mNODELAY "
+            "NOT SUPPORTED",
+        ),
+        (
+            NO_GPU_NOISE,
+            'W1122 10:26:32.510791 216 x.cc:1] "Unable to allocate pinned system memory, pinned"',
+        ),
         (
             NGINX_NOISE,
-            "2026/01/31 12:00:00 [crit] 7#7: *1 connect() to unix:/run/g.sock failed (2: No such file or directory) "
+            "2026/01/31 12:00:00 [crit] 7#7: *1 connect() to unix:/run/g.sock failed (2: No "
+            "such file or directory) "
             'while connecting to upstream, client: 127.0.0.1, request: "GET /ping HTTP/1.1"',
         ),
     ],
@@ -165,7 +189,8 @@ def test_a_real_error_is_never_dropped(line: str) -> None:
 
 def test_no_query_string_is_in_nginx_s_error_log() -> None:
     line = (
-        b'2026/01/31 12:00:00 [error] 7#7: *1 it failed, request: "POST /invocations?text=secret HTTP/1.1", host: "x"\n'
+        b'2026/01/31 12:00:00 [error] 7#7: *1 it failed, request: "POST '
+        b'/invocations?text=secret HTTP/1.1", host: "x"\n'
     )
     assert 'request: \\"POST /invocations HTTP/1.1\\", host' in pump(line, omitted=QUERY)[0]
 
@@ -184,8 +209,14 @@ def test_undecodable_bytes_are_replaced() -> None:
     [
         (b"start\nnginx: [emerg] bind() failed\nbye\n", "nginx: [emerg] bind() failed"),
         (b'E1121 03:10:42 1 server.cc:1] "no"\nI1121 done\n', 'E1121 03:10:42 1 server.cc:1] "no"'),
-        (b"Traceback\n  File x\nModuleNotFoundError: No module 'y'\n\n", "ModuleNotFoundError: No module 'y'"),
-        (b'nginx: [emerg] no\n{"level":"error","status":500,"code":"internal_error"}\n', "nginx: [emerg] no"),
+        (
+            b"Traceback\n  File x\nModuleNotFoundError: No module 'y'\n\n",
+            "ModuleNotFoundError: No module 'y'",
+        ),
+        (
+            b'nginx: [emerg] no\n{"level":"error","status":500,"code":"internal_error"}\n',
+            "nginx: [emerg] no",
+        ),
         (b"", ""),
     ],
 )

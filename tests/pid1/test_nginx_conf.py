@@ -1,4 +1,5 @@
-"""nginx.conf, rendered by `serve` and run by the real nginx before a tiny upstream on a unix socket."""
+"""nginx.conf, rendered by `serve` and run by the real nginx before a tiny upstream on a unix
+socket."""
 
 import contextlib
 import json
@@ -31,7 +32,8 @@ MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 
 class Upstream(BaseHTTPRequestHandler):
-    """Answers with what it received: after SECONDS at `/invocations?SECONDS`, once `go_on` is set at `?hold`."""
+    """Answers with what it received: after SECONDS at `/invocations?SECONDS`, once `go_on` is set
+    at `?hold`."""
 
     protocol_version = "HTTP/1.1"
     at_work: ClassVar[set[int]] = set()
@@ -47,9 +49,14 @@ class Upstream(BaseHTTPRequestHandler):
             time.sleep(float(query or 0))
         self.at_work.discard(threading.get_ident())
         status = {"/busy": 503, "/ping": 503}.get(path, 200)
-        reply = json.dumps({"path": self.path, "bytes": len(body), "headers": dict(self.headers)}).encode()
+        reply = json.dumps(
+            {"path": self.path, "bytes": len(body), "headers": dict(self.headers)}
+        ).encode()
         self.send_response(status)
-        for name, value in {"X-Request-Id": self.headers["X-Request-Id"], "X-Model-Name": "echo"}.items():
+        for name, value in {
+            "X-Request-Id": self.headers["X-Request-Id"],
+            "X-Model-Name": "echo",
+        }.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(reply)))
         self.end_headers()
@@ -90,9 +97,12 @@ class Edge:
         return True
 
     def lines(self, until: str) -> list[dict[str, object]]:
-        """The access log, as soon as the request `until` is in it: nginx logs after it has answered."""
+        """The access log, as soon as the request `until` is in it: nginx logs after it has
+        answered."""
         wait_until(lambda: f'"request_id":"{until}"' in self.log.read_text(), self.log.read_text)
-        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [
+            json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")
+        ]
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGQUIT)
@@ -149,7 +159,10 @@ def check_error(response: requests.Response, status: int, code: str) -> str:
 
 
 def wait_until_at_work(count: int) -> None:
-    wait_until(lambda: len(Upstream.at_work) == count, lambda: f"{count} are at work; there are {Upstream.at_work}")
+    wait_until(
+        lambda: len(Upstream.at_work) == count,
+        lambda: f"{count} are at work; there are {Upstream.at_work}",
+    )
 
 
 @contextlib.contextmanager
@@ -169,7 +182,11 @@ def held() -> Iterator[None]:
         {"SERVE_HOST": "::1", "SERVE_LOG_LEVEL": "debug", "SERVE_STOP_TIMEOUT": "0"},
         {"SERVE_MAX_BODY_MB": "0", "SERVE_REQUEST_TIMEOUT": "3600", "SERVE_LOG_LEVEL": "critical"},
         {"SERVE_MAX_CONCURRENCY": "4096", "SERVE_LOG_LEVEL": "error"},
-        {"SERVE_MAX_BODY_MB": "0.001", "SERVE_REQUEST_TIMEOUT": "1.5", "SERVE_LOG_LEVEL": "warning"},
+        {
+            "SERVE_MAX_BODY_MB": "0.001",
+            "SERVE_REQUEST_TIMEOUT": "1.5",
+            "SERVE_LOG_LEVEL": "warning",
+        },
     ],
 )
 def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str]) -> None:
@@ -186,12 +203,17 @@ def test_everything_that_nginx_writes_lies_in_the_run_folder(edge: Edge) -> None
     opened = {str(path.readlink()) for path in Path(f"/proc/{edge.process.pid}/fd").iterdir()}
     files = {name for name in opened if name.startswith("/") and not name.startswith("/dev/null")}
     assert files == {str(edge.log)}
-    assert {path.name for path in edge.settings.run_dir.iterdir()} > {"nginx.pid", "nginx-client-body"}
+    assert {path.name for path in edge.settings.run_dir.iterdir()} > {
+        "nginx.pid",
+        "nginx-client-body",
+    }
 
 
 def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
     headers = {"SCRIPT_NAME": "/invocations", "X-Amzn-SageMaker-Custom-Attributes": "a" * 1024}
-    response = requests.post(f"{edge.url}/invocations?0", data=b"x" * 1_500_000, headers=headers, timeout=PATIENCE)
+    response = requests.post(
+        f"{edge.url}/invocations?0", data=b"x" * 1_500_000, headers=headers, timeout=PATIENCE
+    )
     seen = response.json()
     assert response.status_code == 200
     assert (seen["path"], seen["bytes"]) == ("/invocations?0", 1_500_000)
@@ -203,10 +225,20 @@ def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
 def test_a_question_takes_nothing_of_the_callers_to_triton_but_its_path(edge: Edge) -> None:
     edge.settings.triton_folder.mkdir()
     edge.settings.triton_http.symlink_to(edge.settings.gunicorn_socket)
-    headers = {"Inference-Header-Content-Length": "x", "Content-Encoding": "gzip", "Triton-Key": "forged"}
-    response = requests.get(f"{edge.url}/v2/models/m/config?q=1", data=b"12345", headers=headers, timeout=PATIENCE)
+    headers = {
+        "Inference-Header-Content-Length": "x",
+        "Content-Encoding": "gzip",
+        "Triton-Key": "forged",
+    }
+    response = requests.get(
+        f"{edge.url}/v2/models/m/config?q=1", data=b"12345", headers=headers, timeout=PATIENCE
+    )
     seen = response.json()
-    assert (seen["path"], seen["bytes"], set(seen["headers"])) == ("/v2/models/m/config", 0, {"Host"})
+    assert (seen["path"], seen["bytes"], set(seen["headers"])) == (
+        "/v2/models/m/config",
+        0,
+        {"Host"},
+    )
 
 
 @pytest.mark.parametrize("sent_id", ["order-7", "a.b_c:D-9", "x" * 64])
@@ -217,23 +249,33 @@ def test_the_callers_id_is_the_request_id_once(edge: Edge, sent_id: str) -> None
     assert response.headers["X-Request-Id"] == sent_id  # requests would join two with a comma
 
 
-@pytest.mark.parametrize("sent_id", ["", "x" * 65, "two words", 'quote"', "semi;colon", "ü".encode().decode("latin-1")])
+@pytest.mark.parametrize(
+    "sent_id", ["", "x" * 65, "two words", 'quote"', "semi;colon", "ü".encode().decode("latin-1")]
+)
 def test_an_id_that_is_none_is_replaced(edge: Edge, sent_id: str) -> None:
-    response = requests.post(f"{edge.url}/x", headers={"X-Amzn-SageMaker-Inference-Id": sent_id}, timeout=PATIENCE)
+    response = requests.post(
+        f"{edge.url}/x", headers={"X-Amzn-SageMaker-Inference-Id": sent_id}, timeout=PATIENCE
+    )
     assert len(response.headers["X-Request-Id"]) == 32
     assert response.json()["headers"]["X-Request-Id"] == response.headers["X-Request-Id"]
 
 
 @pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
-@pytest.mark.parametrize("path", ["/invocations", "/invocations?0", "/models/a%2Fb/invoke", "/v2/models/x/infer"])
-def test_only_nginx_tells_gunicorn_when_a_request_started(edge: Edge, path: str, accept: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/invocations", "/invocations?0", "/models/a%2Fb/invoke", "/v2/models/x/infer"]
+)
+def test_only_nginx_tells_gunicorn_when_a_request_started(
+    edge: Edge, path: str, accept: str
+) -> None:
     headers, begun = {"X-Request-Start": "99999999999", "Accept": accept}, time.time()
     seen = requests.post(edge.url + path, headers=headers, timeout=PATIENCE).json()
     assert begun - 1 < float(seen["headers"]["X-Request-Start"]) < time.time() + 1
     assert seen["path"] == path
 
 
-@pytest.mark.parametrize("accept", ["text/event-stream", "application/json, Application/JsonLines;q=0.1"])
+@pytest.mark.parametrize(
+    "accept", ["text/event-stream", "application/json, Application/JsonLines;q=0.1"]
+)
 def test_what_may_be_a_stream_has_a_longer_time(impatient_edge: Edge, accept: str) -> None:
     url = f"{impatient_edge.url}/invocations"
     response = requests.post(f"{url}?1.5", headers={"Accept": accept}, timeout=PATIENCE)
@@ -248,41 +290,67 @@ def test_a_body_over_the_limit_is_413_and_names_the_setting(edge: Edge, chunked:
     headers = {"X-Amzn-SageMaker-Inference-Id": "big-1"}
     body = bytes(2 * 1024**2)
     data = iter([body, b"1"]) if chunked else body + b"1"
-    response = requests.post(f"{edge.url}/invocations", data=data, headers=headers, timeout=PATIENCE)
+    response = requests.post(
+        f"{edge.url}/invocations", data=data, headers=headers, timeout=PATIENCE
+    )
     assert "SERVE_MAX_BODY_MB" in check_error(response, 413, "payload_too_large")
     assert response.headers["X-Request-Id"] == "big-1"
-    assert requests.post(f"{edge.url}/invocations", data=body, timeout=PATIENCE).json()["bytes"] == len(body)
+    assert requests.post(f"{edge.url}/invocations", data=body, timeout=PATIENCE).json()[
+        "bytes"
+    ] == len(body)
 
 
 def test_no_answer_in_time_is_504(impatient_edge: Edge) -> None:
     begin = time.monotonic()
     with held():
-        error = check_error(requests.post(f"{impatient_edge.url}/slow?hold", timeout=PATIENCE), 504, "timeout")
+        error = check_error(
+            requests.post(f"{impatient_edge.url}/slow?hold", timeout=PATIENCE), 504, "timeout"
+        )
     assert time.monotonic() - begin > 0.9
     assert "SERVE_REQUEST_TIMEOUT" in error
     wait_until_at_work(0)
 
 
 def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge: Edge) -> None:
-    for path, name in (("/ping", ""), ("/metrics", ""), ("/ping:x/invocations", "not-hidden"), ("/a%22b?0", "log-me")):
-        requests.get(edge.url + path, headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=PATIENCE)
+    for path, name in (
+        ("/ping", ""),
+        ("/metrics", ""),
+        ("/ping:x/invocations", "not-hidden"),
+        ("/a%22b?0", "log-me"),
+    ):
+        requests.get(
+            edge.url + path, headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=PATIENCE
+        )
     by_id = {str(line["request_id"]): line for line in edge.lines(until="log-me")}
     line = by_id["log-me"]
-    assert (line["method"], line["path"], line["status"], line["model"]) == ("GET", "/a%22b", 200, "echo")
+    assert (line["method"], line["path"], line["status"], line["model"]) == (
+        "GET",
+        "/a%22b",
+        200,
+        "echo",
+    )
     assert {"time", "bytes_in", "bytes_out", "seconds", "upstream_seconds"} < set(line)
     assert by_id["not-hidden"]["path"] == "/ping:x/invocations"
     assert not {"/ping", "/metrics"} & {each["path"] for each in by_id.values()}
 
 
-def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(edge_alone: Edge) -> None:
+def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(
+    edge_alone: Edge,
+) -> None:
     requests.get(f"{edge_alone.url}/ping", timeout=PATIENCE)
     name = requests.get(f"{edge_alone.url}/models", timeout=PATIENCE).headers["X-Request-Id"]
-    assert [(line["path"], line["status"]) for line in edge_alone.lines(until=name)] == [("/models", 503)]
+    assert [(line["path"], line["status"]) for line in edge_alone.lines(until=name)] == [
+        ("/models", 503)
+    ]
 
 
-def test_slow_bodies_are_cut_off(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_bodies_are_cut_off(
+    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     template = tmp_path / "nginx.conf"
-    template.write_text(processes.TEMPLATE.read_text().replace("client_body_timeout 10s", "client_body_timeout 1s"))
+    template.write_text(
+        processes.TEMPLATE.read_text().replace("client_body_timeout 10s", "client_body_timeout 1s")
+    )
     monkeypatch.setattr(processes, "TEMPLATE", template)
     edge = Edge(behind(upstream, tmp_path))
     with connected(edge) as connection:
@@ -292,18 +360,23 @@ def test_slow_bodies_are_cut_off(upstream: Path, tmp_path: Path, monkeypatch: py
     assert edge.stop() == 0
 
 
-def test_requests_beyond_the_limit_are_refused(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_beyond_the_limit_are_refused(
+    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes, "FEWEST_REQUESTS", 8)
     edge = Edge(behind(upstream, tmp_path), SERVE_MAX_CONCURRENCY="2")
     with contextlib.ExitStack() as uploads:
 
         def is_full() -> bool:
-            """Begin another upload, because a request may have taken the place of the one before."""
+            """Begin another upload, because a request may have taken the place of the one
+            before."""
             uploads.enter_context(connected(edge)).sendall(HALF_A_BODY)
             return ask(edge).status_code == 503
 
         wait_until(is_full, "a request is refused")
-        others = [requests.get(edge.url + path, timeout=PATIENCE) for path in ("/models", "/nothing")]
+        others = [
+            requests.get(edge.url + path, timeout=PATIENCE) for path in ("/models", "/nothing")
+        ]
         for reply in (ask(edge), *others):
             check_error(reply, 503, "too_many_connections")
             assert reply.headers["Retry-After"] == "1"
@@ -322,17 +395,32 @@ def ask(edge: Edge) -> requests.Response:
 
 
 @pytest.mark.parametrize("kserve", ["trusted", "true"])
-def test_trusted_kserve_hands_infer_calls_to_triton_as_they_came(upstream: Path, tmp_path: Path, kserve: str) -> None:
+def test_trusted_kserve_hands_infer_calls_to_triton_as_they_came(
+    upstream: Path, tmp_path: Path, kserve: str
+) -> None:
     edge = Edge(behind(upstream, tmp_path), SERVE_KSERVE=kserve)
     edge.settings.triton_folder.mkdir()
     edge.settings.triton_http.symlink_to(upstream / "gunicorn.sock")
     reached = {}
-    for path in ("/v2/models/m/infer", "/v2/models/m/versions/2/infer?0", "/invocations", "/v2/models/a%2Fb/infer"):
+    for path in (
+        "/v2/models/m/infer",
+        "/v2/models/m/versions/2/infer?0",
+        "/invocations",
+        "/v2/models/a%2Fb/infer",
+    ):
         headers = {"Inference-Header-Content-Length": "3", "Accept": "text/event-stream"}
-        seen = requests.post(edge.url + path, data=bytes(2_000_000), headers=headers, timeout=PATIENCE).json()
-        assert (seen["bytes"], seen["headers"]["Inference-Header-Content-Length"]) == (2_000_000, "3")
+        seen = requests.post(
+            edge.url + path, data=bytes(2_000_000), headers=headers, timeout=PATIENCE
+        ).json()
+        assert (seen["bytes"], seen["headers"]["Inference-Header-Content-Length"]) == (
+            2_000_000,
+            "3",
+        )
         reached[seen["path"]] = "X-Request-Start" not in seen["headers"]
     direct = kserve == "trusted"
-    infer = {"/v2/models/m/infer": direct, f"/v2/models/m/versions/2/infer{'' if direct else '?0'}": direct}
+    infer = {
+        "/v2/models/m/infer": direct,
+        f"/v2/models/m/versions/2/infer{'' if direct else '?0'}": direct,
+    }
     assert reached == infer | {"/invocations": False, "/v2/models/a%2Fb/infer": False}
     assert edge.stop() == 0

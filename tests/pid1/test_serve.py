@@ -29,7 +29,9 @@ MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 def load_serve() -> ModuleType:
     loader = SourceFileLoader("serve_script", str(ROOT / "serve"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("serve_script", loader))  # type: ignore[arg-type]
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader("serve_script", loader)  # type: ignore[arg-type]
+    )
     loader.exec_module(module)
     return module
 
@@ -38,9 +40,20 @@ serve = load_serve()
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SERVE_", "SAGEMAKER_"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SERVE_", "SAGEMAKER_"))
+    }
     command = [sys.executable, str(ROOT / "serve"), *arguments]
-    return subprocess.run(command, env=clean | variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        command,
+        env=clean | variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 def table(folder: Path, **variables: str) -> dict[str, Process]:
@@ -68,7 +81,11 @@ def test_every_wrong_setting_is_told_at_once(arguments: tuple[str, ...]) -> None
     done = run(*arguments, PORT="no", SERVE_WORKERS="-1", SERVE_DEVICE="tpu")
     assert done.returncode == 2
     messages = [json.loads(line)["message"] for line in done.stderr.splitlines()]
-    assert [message.partition("=")[0] for message in messages] == ["PORT", "SERVE_DEVICE", "SERVE_WORKERS"]
+    assert [message.partition("=")[0] for message in messages] == [
+        "PORT",
+        "SERVE_DEVICE",
+        "SERVE_WORKERS",
+    ]
 
 
 def test_a_port_in_use_is_told_before_anything_starts() -> None:
@@ -79,7 +96,9 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
 
 
 def test_a_survey_that_fails_is_told_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "Traceback (most recent call last):\nImportError: no protobuf\n")
+    failed = subprocess.CompletedProcess(
+        [], 1, "", "Traceback (most recent call last):\nImportError: no protobuf\n"
+    )
     monkeypatch.setattr(serve, "prepare", lambda *_: failed)
     with pytest.raises(LayoutError, match="ImportError"):
         serve.surveyed(Settings())
@@ -93,18 +112,29 @@ def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
 def test_a_run_folder_that_another_serve_uses_or_did_not_make_is_refused(tmp_path: Path) -> None:
     (tmp_path / "models/net").mkdir(parents=True)
     done = run(SERVE_RUN_DIR=str(tmp_path), SERVE_HOST="127.0.0.1", PORT=str(free_port()))
-    assert (done.returncode, "did not make" in done.stderr) == (2, True) and (tmp_path / "models/net").is_dir()
+    assert (done.returncode, "did not make" in done.stderr) == (2, True) and (
+        tmp_path / "models/net"
+    ).is_dir()
     settings = replace(Settings(), run_dir=tmp_path / "run")
-    with serve.run_folder(settings), pytest.raises(SettingsError, match="another serve"), serve.run_folder(settings):
+    with (
+        serve.run_folder(settings),
+        pytest.raises(SettingsError, match="another serve"),
+        serve.run_folder(settings),
+    ):
         pass
     (tmp_path / "serve.lock").touch()  # as a start that was killed leaves it
     with serve.run_folder(replace(settings, run_dir=tmp_path)):
         assert (tmp_path / "models/net").is_dir()
-    with pytest.raises(SettingsError, match="space"), serve.run_folder(replace(settings, run_dir=tmp_path / "a b")):
+    with (
+        pytest.raises(SettingsError, match="space"),
+        serve.run_folder(replace(settings, run_dir=tmp_path / "a b")),
+    ):
         pass
 
 
-def test_a_start_without_nginx_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_without_nginx_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("serving.pid1.processes.shutil.which", lambda *_, **__: None)
     with pytest.raises(FileNotFoundError, match="nginx-light"):
         table(tmp_path)
@@ -128,15 +158,27 @@ def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:
 
 def test_triton_listens_on_sockets_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
     command = table(tmp_path)["tritonserver"].command
-    addresses = {word.partition("=")[2] for word in command if re.match("--(http|grpc|metrics)-address=", word)}
-    assert {Path(address).parent for address in addresses} == {Path(f"unix:{tmp_path}/triton")} and len(addresses) == 3
+    addresses = {
+        word.partition("=")[2]
+        for word in command
+        if re.match("--(http|grpc|metrics)-address=", word)
+    }
+    assert {Path(address).parent for address in addresses} == {
+        Path(f"unix:{tmp_path}/triton")
+    } and len(addresses) == 3
     assert (tmp_path / "triton").stat().st_mode & 0o777 == 0o700
 
 
-def test_triton_reads_what_is_staged_in_every_mode_and_loads_it_when_it_starts(tmp_path: Path) -> None:
+def test_triton_reads_what_is_staged_in_every_mode_and_loads_it_when_it_starts(
+    tmp_path: Path,
+) -> None:
     for mode in ({}, {"SERVE_RELOAD": "true"}, {"SAGEMAKER_MULTI_MODEL": "true"}):
         command = table(tmp_path, **mode)["tritonserver"].command
-        assert {f"--model-repository={tmp_path}/models", "--model-control-mode=explicit", "--load-model=*"} < {*command}
+        assert {
+            f"--model-repository={tmp_path}/models",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+        } < {*command}
 
 
 def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -> None:
@@ -150,7 +192,9 @@ def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -
 
 def test_gunicorn_accepts_no_more_than_it_has_threads(tmp_path: Path) -> None:
     command = table(tmp_path, SERVE_WORKERS="2", SERVE_MAX_CONCURRENCY="12")["gunicorn"].command
-    assert {"--threads=7", "--worker-connections=7", "--keep-alive=0", "--no-control-socket"} < set(command)
+    assert {"--threads=7", "--worker-connections=7", "--keep-alive=0", "--no-control-socket"} < set(
+        command
+    )
     assert f"--bind=unix:{tmp_path}/gunicorn.sock" in command
 
 
@@ -169,7 +213,8 @@ def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("host", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "10.0.0.1")]
+    ("host", "asked"),
+    [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "10.0.0.1")],
 )
 def test_ping_is_asked_where_nginx_listens(host: str, asked: str) -> None:
     assert serve.ping_address(replace(Settings(), host=host, port=1)) == (asked, 1)
@@ -177,14 +222,19 @@ def test_ping_is_asked_where_nginx_listens(host: str, asked: str) -> None:
 
 def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
     path = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
-    done = subprocess.run([ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "bert, efficientnet, resnet, yolov4_tiny, yolov5" in done.stdout
 
 
 def test_the_threads_of_numpy_and_pytorch_in_a_model_hardly_spin(tmp_path: Path) -> None:
     environment = table(tmp_path)["tritonserver"].environment
-    assert (environment["OPENBLAS_THREAD_TIMEOUT"], environment["GOMP_SPINCOUNT"]) == ("16", "10000")
+    assert (environment["OPENBLAS_THREAD_TIMEOUT"], environment["GOMP_SPINCOUNT"]) == (
+        "16",
+        "10000",
+    )
 
 
 def test_the_manager_is_asked_whether_it_lives(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ SETTINGS = Settings(start_timeout=30.0, stop_timeout=25.0, hang_timeout=15.0)
 
 
 class FakeSystem(System):
-    """Events happen at their time, and end a wait if they give a signal; processes end when told, and 0.1 s after their
-    stop signal."""
+    """Events happen at their time, and end a wait if they give a signal; processes end when told,
+    and 0.1 s after their stop signal."""
 
     def __init__(self) -> None:
         self.clock = 0.0
@@ -57,7 +57,11 @@ class FakeSystem(System):
 
     def wait(self, timeout: float) -> int | None:
         end = self.clock + timeout
-        while due := min((each for each in self._events if each[0] <= end), key=lambda each: each[0], default=None):
+        while due := min(
+            (each for each in self._events if each[0] <= end),
+            key=lambda each: each[0],
+            default=None,
+        ):
             self._events.remove(due)
             self.clock = max(self.clock, due[0])
             if (number := due[1]()) is not None:
@@ -168,14 +172,26 @@ def run_until(when: float, supervisor: Supervisor, system: FakeSystem) -> None:
 IN_ORDER = [("SIGQUIT", "nginx"), ("SIGTERM", "gunicorn"), ("SIGTERM", "tritonserver")]
 
 
-def test_starts_all_in_the_order_of_the_table_and_says_when_ready(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_starts_all_in_the_order_of_the_table_and_says_when_ready(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.down = lambda: "/ping: 503 loading" if system.clock < 2 else ""
     run_until(5, supervisor, system)
-    assert [who for _, what, who in system.history if what == "start"] == ["tritonserver", "gunicorn", "nginx"]
-    assert len(system.logged) == 3 and "2.0 s" in system.logged[0] and system.logged[1:] == ["(drained)", "stopped"]
+    assert [who for _, what, who in system.history if what == "start"] == [
+        "tritonserver",
+        "gunicorn",
+        "nginx",
+    ]
+    assert (
+        len(system.logged) == 3
+        and "2.0 s" in system.logged[0]
+        and system.logged[1:] == ["(drained)", "stopped"]
+    )
 
 
-def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_process_that_dies_is_started_again_after_a_growing_pause(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     for when in (10, 20, 30, 40):
         system.at(when, system.die("gunicorn", 3))
     run_until(60, supervisor, system)
@@ -185,29 +201,39 @@ def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: 
     assert len(system.starts("tritonserver")) == len(system.starts("nginx")) == 1
 
 
-def test_the_pause_is_short_again_after_a_minute_of_peace(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_the_pause_is_short_again_after_a_minute_of_peace(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     for when in (10, 20, 100):
         system.at(when, system.die("nginx", 1))
     run_until(110, supervisor, system)
     assert "0.25 s" in system.logged[-4]
 
 
-def test_the_sixth_death_in_a_minute_ends_everything(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_the_sixth_death_in_a_minute_ends_everything(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     for when in (10, 15, 20, 25, 30, 35):
         system.at(when, system.die("tritonserver", -SIGKILL))
     assert supervisor.run() == 1
     assert system.stops() == IN_ORDER[:2]
-    assert system.last_message_has("tritonserver", "6 times", "SIGKILL", "tritonserver's last words")
+    assert system.last_message_has(
+        "tritonserver", "6 times", "SIGKILL", "tritonserver's last words"
+    )
 
 
-def test_a_process_that_runs_out_of_memory_is_always_restarted(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_process_that_runs_out_of_memory_is_always_restarted(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     for when in range(10, 50, 2):
         system.at(when, system.run_out_of_memory("tritonserver"))
     run_until(60, supervisor, system)
     assert len(system.starts("tritonserver")) == 21
 
 
-def test_deaths_of_different_processes_are_counted_apart(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_deaths_of_different_processes_are_counted_apart(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     for when in range(10, 20):
         system.at(when, system.die(("nginx", "gunicorn")[when % 2], 1))
     run_until(50, supervisor, system)
@@ -220,7 +246,9 @@ def test_a_slow_crash_loop_goes_on(supervisor: Supervisor, system: FakeSystem) -
     assert len(system.starts("tritonserver")) == 16
 
 
-def test_a_start_that_is_not_ready_in_time_ends_everything(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_start_that_is_not_ready_in_time_ends_everything(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.down = lambda: "/ping: 503 model 'resnet' is not ready"
     assert supervisor.run() == 1
     assert 30 < system.clock < 31
@@ -228,27 +256,37 @@ def test_a_start_that_is_not_ready_in_time_ends_everything(supervisor: Superviso
     assert system.last_message_has("30 s", "503 model 'resnet'")
 
 
-def test_a_start_that_failed_for_good_ends_everything_at_once(supervisor: Supervisor, system: FakeSystem) -> None:
-    system.down = lambda: PermanentFailure("/ping: 503 a damaged model") if system.clock > 5 else "/ping: 503 loading"
+def test_a_start_that_failed_for_good_ends_everything_at_once(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
+    system.down = lambda: (
+        PermanentFailure("/ping: 503 a damaged model") if system.clock > 5 else "/ping: 503 loading"
+    )
     assert supervisor.run() == 1
     assert 5 < system.clock < 6
     assert system.last_message_has("503 a damaged model")
 
 
-def test_a_restart_is_given_its_time_even_if_ping_reports_a_failure(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_restart_is_given_its_time_even_if_ping_reports_a_failure(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.down = lambda: PermanentFailure("/ping: 503") if 50 < system.clock < 70 else ""
     system.at(60, system.die("tritonserver", -SIGSEGV))
     run_until(90, supervisor, system)
 
 
-def test_a_restart_that_is_not_ready_in_time_ends_everything_too(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_restart_that_is_not_ready_in_time_ends_everything_too(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.down = lambda: "/ping: 503" if system.clock > 50 else ""
     system.at(60, system.die("tritonserver", -SIGSEGV))
     assert supervisor.run() == 1
     assert 90 < system.clock < 91
 
 
-def test_deaths_while_starting_do_not_extend_the_time_of_the_start(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_deaths_while_starting_do_not_extend_the_time_of_the_start(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.down = lambda: "/ping: 503"
     for when in (12, 24, 29.95):
         system.at(when, system.die("tritonserver", 1))
@@ -259,7 +297,9 @@ def test_deaths_while_starting_do_not_extend_the_time_of_the_start(supervisor: S
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGQUIT])
 @pytest.mark.parametrize("stage", ["starting", "ready"])
-def test_a_signal_stops_all_in_order(supervisor: Supervisor, system: FakeSystem, number: Signals, stage: str) -> None:
+def test_a_signal_stops_all_in_order(
+    supervisor: Supervisor, system: FakeSystem, number: Signals, stage: str
+) -> None:
     system.down = lambda: "/ping: 503" if stage == "starting" else ""
     system.at(5, system.send(number))
     assert supervisor.run() == 0
@@ -268,7 +308,9 @@ def test_a_signal_stops_all_in_order(supervisor: Supervisor, system: FakeSystem,
     assert system.clock < 6
 
 
-def test_a_stop_while_one_is_backing_off_does_not_start_it_again(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_stop_while_one_is_backing_off_does_not_start_it_again(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.at(5, system.die("gunicorn", 1))
     system.at(5.1, system.send(SIGTERM))
     assert supervisor.run() == 0
@@ -276,14 +318,18 @@ def test_a_stop_while_one_is_backing_off_does_not_start_it_again(supervisor: Sup
     assert len(system.starts("gunicorn")) == 1
 
 
-def test_a_second_signal_while_stopping_changes_nothing(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_second_signal_while_stopping_changes_nothing(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     for when in (5, 5.05, 5.15, 5.25):
         system.at(when, system.send(SIGINT))
     assert supervisor.run() == 0
     assert system.stops() == IN_ORDER
 
 
-def test_a_deaf_process_is_killed_soon_before_anything_was_ready(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_deaf_process_is_killed_soon_before_anything_was_ready(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.deaf = {"tritonserver"}
     system.down = lambda: "/ping: 503"
     system.at(1, system.send(SIGINT))
@@ -301,14 +347,18 @@ def test_all_share_one_deadline(supervisor: Supervisor, system: FakeSystem) -> N
     }
 
 
-def test_a_program_that_is_not_there_ends_everything(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_program_that_is_not_there_ends_everything(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.missing = {"nginx"}
     assert supervisor.run() == 1
     assert system.stops() == IN_ORDER[1:]
     assert system.last_message_has("nginx", "[Errno 2]")
 
 
-def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeSystem, status_file: Path) -> None:
+def test_the_status_file_tells_every_stage(
+    supervisor: Supervisor, system: FakeSystem, status_file: Path
+) -> None:
     seen: list[dict[str, Any]] = []
 
     def look() -> int:
@@ -322,14 +372,28 @@ def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeS
     run_until(8, supervisor, system)
     look()
     triton = [status["processes"]["tritonserver"] for status in seen]
-    assert [status["stage"] for status in seen] == ["starting", "ready", "starting", "ready", "stopping"]
-    assert [each["state"] for each in triton] == ["running", "running", "backing off", "running", "stopped"]
+    assert [status["stage"] for status in seen] == [
+        "starting",
+        "ready",
+        "starting",
+        "ready",
+        "stopping",
+    ]
+    assert [each["state"] for each in triton] == [
+        "running",
+        "running",
+        "backing off",
+        "running",
+        "stopped",
+    ]
     assert [each["starts"] for each in triton] == [1, 1, 1, 2, 2]
     assert "SIGKILL" in triton[2]["last_exit"]
     assert triton[0]["pid"] == 101 and triton[2]["pid"] is None
 
 
-def test_an_unwritable_status_file_is_ignored(supervisor: Supervisor, system: FakeSystem, status_file: Path) -> None:
+def test_an_unwritable_status_file_is_ignored(
+    supervisor: Supervisor, system: FakeSystem, status_file: Path
+) -> None:
     status_file.mkdir()
     run_until(5, supervisor, system)
     assert system.stops() == IN_ORDER
@@ -338,16 +402,26 @@ def test_an_unwritable_status_file_is_ignored(supervisor: Supervisor, system: Fa
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(0, "status 0"), (3, "status 3"), (-9, "SIGKILL"), (-11, "native code"), (-15, "SIGTERM"), (-99, "signal 99")],
+    [
+        (0, "status 0"),
+        (3, "status 3"),
+        (-9, "SIGKILL"),
+        (-11, "native code"),
+        (-15, "SIGTERM"),
+        (-99, "signal 99"),
+    ],
 )
 def test_exit_codes_are_told_in_words(code: int, words: str) -> None:
     assert words in describe_exit(code)
 
 
 @pytest.mark.parametrize(
-    ("kills", "words"), [(4, "out of memory"), (3, "not out of memory"), (None, "perhaps out of memory")]
+    ("kills", "words"),
+    [(4, "out of memory"), (3, "not out of memory"), (None, "perhaps out of memory")],
 )
-def test_blame_memory_for_a_sigkill(supervisor: Supervisor, system: FakeSystem, kills: int | None, words: str) -> None:
+def test_blame_memory_for_a_sigkill(
+    supervisor: Supervisor, system: FakeSystem, kills: int | None, words: str
+) -> None:
     def killed() -> int:
         system.killed_for_memory = kills
         return system.die("gunicorn", -SIGKILL)()
@@ -357,7 +431,9 @@ def test_blame_memory_for_a_sigkill(supervisor: Supervisor, system: FakeSystem, 
     assert system.has_message("gunicorn", f"SIGKILL ({words})")
 
 
-def test_a_process_that_hangs_is_killed_after_its_time(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_process_that_hangs_is_killed_after_its_time(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     system.at(100.25, system.hang("tritonserver"))
     run_until(130, supervisor, system)
     assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
@@ -365,7 +441,9 @@ def test_a_process_that_hangs_is_killed_after_its_time(supervisor: Supervisor, s
     assert system.has_message("tritonserver", "15 s", "0.25 s")
 
 
-def test_an_answer_between_two_silences_restarts_the_count(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_an_answer_between_two_silences_restarts_the_count(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
     for when in range(100, 160, 14):
         system.at(when, system.hang("tritonserver"))
         system.at(when + 12, system.answer("tritonserver"))
@@ -375,24 +453,35 @@ def test_an_answer_between_two_silences_restarts_the_count(supervisor: Superviso
 
 @pytest.fixture
 def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
-    table = [Process("nginx", ("nginx",), {}, Path("/")), Process("agent", ("agent",), {}, Path("/"), optional=True)]
-    return Supervisor(table, system, replace(SETTINGS, run_dir=status_file.parent, hang_timeout=0.0))
+    table = [
+        Process("nginx", ("nginx",), {}, Path("/")),
+        Process("agent", ("agent",), {}, Path("/"), optional=True),
+    ]
+    return Supervisor(
+        table, system, replace(SETTINGS, run_dir=status_file.parent, hang_timeout=0.0)
+    )
 
 
-def test_without_a_hang_timeout_nothing_is_killed(with_agent: Supervisor, system: FakeSystem) -> None:
+def test_without_a_hang_timeout_nothing_is_killed(
+    with_agent: Supervisor, system: FakeSystem
+) -> None:
     system.at(10, system.hang("nginx"))
     run_until(1000, with_agent, system)
     assert len(system.starts("nginx")) == 1
 
 
-def test_an_optional_process_is_restarted_and_not_waited_for(with_agent: Supervisor, system: FakeSystem) -> None:
+def test_an_optional_process_is_restarted_and_not_waited_for(
+    with_agent: Supervisor, system: FakeSystem
+) -> None:
     system.at(50, system.die("agent", 1))
     run_until(100, with_agent, system)
     assert system.starts("agent")[1] == pytest.approx(50.25, abs=0.11)
     assert len([line for line in system.logged if line.startswith("ready")]) == 1
 
 
-def test_an_optional_process_that_cannot_start_is_no_failure(with_agent: Supervisor, system: FakeSystem) -> None:
+def test_an_optional_process_that_cannot_start_is_no_failure(
+    with_agent: Supervisor, system: FakeSystem
+) -> None:
     system.missing = {"agent"}
     run_until(10, with_agent, system)
     assert "agent" in system.logged[0]

@@ -1,4 +1,5 @@
-"""The supervisor's hands on real processes. What reaps runs in a process of its own: it reaps all there are."""
+"""The supervisor's hands on real processes. What reaps runs in a process of its own: it reaps all
+there are."""
 
 import contextlib
 import json
@@ -23,8 +24,8 @@ from tests.support.started import ends_with, kill
 
 pytestmark = pytest.mark.unit
 
-# Supervises `sh -c` commands, {name: command} in argv[1], with status.json in argv[2]; /ping at port argv[3].
-# As a subreaper it inherits orphans as PID 1 does.
+# Supervises `sh -c` commands, {name: command} in argv[1], with status.json in argv[2]; /ping at
+# port argv[3]. As a subreaper it inherits orphans as PID 1 does.
 SUPERVISE = """
 import ctypes, json, os, sys
 from pathlib import Path
@@ -84,12 +85,16 @@ class Supervised:
     def number(self, process: str, text: str) -> int:
         """Wait for the number that the process prints behind that text."""
         self.says(text, process=process)
-        return next(int(message.partition(text)[2]) for message in self.entries(process) if text in message)
+        return next(
+            int(message.partition(text)[2]) for message in self.entries(process) if text in message
+        )
 
     def pid(self, name: str) -> int:
         """Return the process id, 0 if the process does not run."""
         wait_until((self.folder / "status.json").exists, "the supervisor has told its processes")
-        return int(json.loads((self.folder / "status.json").read_text())["processes"][name]["pid"] or 0)
+        return int(
+            json.loads((self.folder / "status.json").read_text())["processes"][name]["pid"] or 0
+        )
 
     def stop(self) -> int:
         self.process.terminate()
@@ -102,7 +107,8 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def answering(status: int = 200, body: bytes = b"") -> Iterator[int]:
-    """Answer each GET of /ping with this status and body, and other paths with 404; yield the port."""
+    """Answer each GET of /ping with this status and body, and other paths with 404; yield the
+    port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -158,7 +164,9 @@ def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise
     assert running.stop() == 0
 
 
-def test_what_a_killed_process_left_is_removed_but_no_older_folder(supervise: Start, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_but_no_older_folder(
+    supervise: Start, tmp_path: Path
+) -> None:
     (tmp_path / "made-before").mkdir()
     os.utime(tmp_path / "made-before", (0, 0))
     running = supervise({"one": "touch left-$$; mkdir made-$$; touch made-$$/file; exec sleep 100"})
@@ -171,7 +179,9 @@ def test_what_a_killed_process_left_is_removed_but_no_older_folder(supervise: St
     assert not list(tmp_path.glob("left-*")) and (tmp_path / "made-before").is_dir()
 
 
-def test_no_folder_is_removed_while_another_process_of_that_name_runs(supervise: Start, tmp_path: Path) -> None:
+def test_no_folder_is_removed_while_another_process_of_that_name_runs(
+    supervise: Start, tmp_path: Path
+) -> None:
     """A tritonserver of another `serve` may have made it a moment ago."""
     name = f"one{os.getpid()}"  # that no other run of the tests meets
     shutil.copy("/bin/sleep", tmp_path / name)
@@ -188,7 +198,9 @@ def test_no_folder_is_removed_while_another_process_of_that_name_runs(supervise:
 
 
 def test_all_end_with_a_supervisor_that_is_killed(supervise: Start) -> None:
-    running = supervise({"one": "exec sleep 100", "two": "trap 'kill $!; exit' TERM; sleep 100 & wait"})
+    running = supervise(
+        {"one": "exec sleep 100", "two": "trap 'kill $!; exit' TERM; sleep 100 & wait"}
+    )
     running.says("ready")
     pids = [running.pid("one"), running.pid("two")]
     running.process.kill()
@@ -204,7 +216,9 @@ def test_an_orphan_is_reaped(supervise: Start) -> None:
 
 
 def test_one_that_ignores_sigterm_is_killed_with_its_group(supervise: Start) -> None:
-    running = supervise({"deaf": "trap '' TERM; sleep 100 & echo rest=$!; while :; do sleep 1; done"})
+    running = supervise(
+        {"deaf": "trap '' TERM; sleep 100 & echo rest=$!; while :; do sleep 1; done"}
+    )
     rest = running.number("deaf", "rest=")
     running.says("ready")
     assert running.stop() == 0
@@ -216,8 +230,16 @@ def test_one_that_ignores_sigterm_is_killed_with_its_group(supervise: Start) -> 
     ("status", "body", "reason"),
     [
         (200, b"", ""),
-        (503, b'{"error": "resnet is loading", "code": "model_not_ready"}', "/ping: 503 resnet is loading"),
-        (503, b'{"error": "resnet is damaged", "code": "model_failed"}', "/ping: 503 resnet is damaged"),
+        (
+            503,
+            b'{"error": "resnet is loading", "code": "model_not_ready"}',
+            "/ping: 503 resnet is loading",
+        ),
+        (
+            503,
+            b'{"error": "resnet is damaged", "code": "model_failed"}',
+            "/ping: 503 resnet is damaged",
+        ),
         (502, b"<html>", "/ping: 502 <html>"),
     ],
 )
@@ -234,7 +256,9 @@ def test_ping_without_a_listener_tells_so() -> None:
     assert "[Errno 111]" in answer
 
 
-def test_a_health_check_counts_no_time_in_which_the_container_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_health_check_counts_no_time_in_which_the_container_was_paused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = 0.0
 
     def pause(*_: object) -> tuple[int, bytes]:

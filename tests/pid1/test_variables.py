@@ -1,4 +1,5 @@
-"""Every variable of NVIDIA's image reaches tritonserver, ports lie where they must, mistakes stop the start."""
+"""Every variable of NVIDIA's image reaches tritonserver, ports lie where they must, mistakes stop
+the start."""
 
 import shlex
 from pathlib import Path
@@ -30,7 +31,10 @@ RENDERED: dict[str, tuple[str, tuple[str, ...]]] = {
         "16777216",
         tuple(f"--backend-config={b},shm-default-byte-size=16777216" for b in BACKENDS),
     ),
-    "SHM_GROWTH_BYTE_SIZE": ("4194304", tuple(f"--backend-config={b},shm-growth-byte-size=4194304" for b in BACKENDS)),
+    "SHM_GROWTH_BYTE_SIZE": (
+        "4194304",
+        tuple(f"--backend-config={b},shm-growth-byte-size=4194304" for b in BACKENDS),
+    ),
     "ADDITIONAL_ARGS": (
         "--model-load-thread-count=2 --trace-config 'level=OFF' ",
         ("--model-load-thread-count=2", "--trace-config", "level=OFF"),
@@ -51,17 +55,28 @@ def test_each_variable_reaches_the_command_line(tmp_path: Path, name: str) -> No
 
 def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) -> None:
     quiet = command(tmp_path, SERVE_LOG_LEVEL="error", SAGEMAKER_TRITON_LOG_WARNING="true")
-    assert {"--log-verbose=0", "--log-info=false", "--log-warning=true", "--log-error=true"} <= set(quiet)
+    assert {"--log-verbose=0", "--log-info=false", "--log-warning=true", "--log-error=true"} <= set(
+        quiet
+    )
     assert {"--log-info=true", "--log-warning=true"} <= set(command(tmp_path))
 
 
-def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_gpu_memory_counts_for_each_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def limits(device: str, **variables: str) -> list[str]:
-        return [option for option in command(tmp_path, SERVE_DEVICE=device, **variables) if "gpu-limit" in option]
+        return [
+            option
+            for option in command(tmp_path, SERVE_DEVICE=device, **variables)
+            if "gpu-limit" in option
+        ]
 
     monkeypatch.setattr("serving.pid1.processes.gpu_count", lambda: 2)
     limit = {f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.75"}
-    assert limits("gpu", **limit) == ["--model-load-gpu-limit=0:0.75", "--model-load-gpu-limit=1:0.75"]
+    assert limits("gpu", **limit) == [
+        "--model-load-gpu-limit=0:0.75",
+        "--model-load-gpu-limit=1:0.75",
+    ]
     assert limits("gpu") == limits("cpu", **limit) == []
 
 
@@ -85,14 +100,20 @@ def test_tensorflow_gets_its_version_where_there_is_its_own_backend(tmp_path: Pa
 
 
 def test_the_user_s_own_options_come_last_for_the_last_one_counts(tmp_path: Path) -> None:
-    assert command(tmp_path, SAGEMAKER_TRITON_ADDITIONAL_ARGS="--exit-on-error=true")[-1] == "--exit-on-error=true"
+    assert (
+        command(tmp_path, SAGEMAKER_TRITON_ADDITIONAL_ARGS="--exit-on-error=true")[-1]
+        == "--exit-on-error=true"
+    )
 
 
 @pytest.mark.parametrize(
     ("environ", "names"),
     [
         ({f"{NATIVE}ALLOW_GRPC": "true"}, (f"{NATIVE}GRPC_PORT=8001", "SAGEMAKER_SAFE_PORT_RANGE")),
-        ({f"{NATIVE}ALLOW_METRICS": "true"}, (f"{NATIVE}METRICS_PORT=8002", "SAGEMAKER_SAFE_PORT_RANGE")),
+        (
+            {f"{NATIVE}ALLOW_METRICS": "true"},
+            (f"{NATIVE}METRICS_PORT=8002", "SAGEMAKER_SAFE_PORT_RANGE"),
+        ),
         (
             {"PORT": "23001", f"{NATIVE}ALLOW_GRPC": "1", f"{NATIVE}GRPC_PORT": "23001"},
             ("SAGEMAKER_BIND_TO_PORT", f"{NATIVE}GRPC_PORT", "23001"),
@@ -101,7 +122,9 @@ def test_the_user_s_own_options_come_last_for_the_last_one_counts(tmp_path: Path
         ({f"{NATIVE}ADDITIONAL_ARGS": "--load-model=a"}, ("--load-model", "SERVE_LOAD_MODELS")),
     ],
 )
-def test_values_that_contradict_each_other_are_named(environ: dict[str, str], names: tuple[str, ...]) -> None:
+def test_values_that_contradict_each_other_are_named(
+    environ: dict[str, str], names: tuple[str, ...]
+) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_env(environ | {"SAGEMAKER_SAFE_PORT_RANGE": "23000-23999"}, MACHINE)
     (mistake,) = caught.value.mistakes
@@ -109,7 +132,9 @@ def test_values_that_contradict_each_other_are_named(environ: dict[str, str], na
 
 
 def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
-    lines = unknown_variables(["SAGEMAKER_TRITON_THREADCOUNT", "SERVE_WORKER", "SAGEMAKER_REGION", "SERVER", "PORT"])
+    lines = unknown_variables(
+        ["SAGEMAKER_TRITON_THREADCOUNT", "SERVE_WORKER", "SAGEMAKER_REGION", "SERVER", "PORT"]
+    )
     assert [(line.split()[0], line.split()[-1]) for line in lines] == [
         ("SAGEMAKER_TRITON_THREADCOUNT", "SAGEMAKER_TRITON_THREAD_COUNT?"),
         ("SERVE_WORKER", "SERVE_WORKERS?"),
@@ -147,5 +172,8 @@ def test_print_config_exits_without_starting_anything() -> None:
 
 
 def test_a_worker_of_nginx_never_waits_for_a_connection_that_another_one_took() -> None:
-    with listening(Settings(host="127.0.0.1", port=free_port())) as (listener,), pytest.raises(BlockingIOError):
+    with (
+        listening(Settings(host="127.0.0.1", port=free_port())) as (listener,),
+        pytest.raises(BlockingIOError),
+    ):
         listener.accept()

@@ -1,4 +1,5 @@
-"""`serve --check` prints a line for each mistake, and a start ends with the mistakes that Triton finds."""
+"""`serve --check` prints a line for each mistake, and a start ends with the mistakes that Triton
+finds."""
 
 import os
 import signal
@@ -12,7 +13,15 @@ from serving.preparation.check import check_models, failures
 from serving.settings.table import Settings
 from tests.pid1.test_serve import run
 from tests.repository.test_repositories import make_ensemble
-from tests.support.harness import PATIENCE, ROOT, Server, link_model, make_scale, make_sleeper, wait_until
+from tests.support.harness import (
+    PATIENCE,
+    ROOT,
+    Server,
+    link_model,
+    make_scale,
+    make_sleeper,
+    wait_until,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -50,9 +59,13 @@ def test_models_without_mistakes_pass(repository: Path) -> None:
 
 
 def test_every_model_fails_if_tritonserver_does_not_start(repository: Path) -> None:
-    settings = Settings.from_env({"SERVE_DEVICE": "cpu", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=wrong"})
+    settings = Settings.from_env(
+        {"SERVE_DEVICE": "cpu", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=wrong"}
+    )
     names = ["scale", "sleeper"]
-    assert [name for name, _ in failures(settings, {name: repository / name for name in names}, names)] == names
+    assert [
+        name for name, _ in failures(settings, {name: repository / name for name in names}, names)
+    ] == names
 
 
 def test_each_finding_is_a_line_and_the_exit_code_is_1(repository: Path) -> None:
@@ -84,11 +97,18 @@ def test_settings_and_layout_are_checked_too(variables: dict[str, str], name: st
 
 def test_warnings_of_a_start_are_shown_and_are_not_mistakes(repository: Path) -> None:
     (repository / "notes").mkdir()
-    done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_WORKERZ="3", SERVE_CPU_ENGINE="openvino")
+    done = run(
+        "--check",
+        SERVE_MODEL_REPOSITORY=str(repository),
+        SERVE_WORKERZ="3",
+        SERVE_CPU_ENGINE="openvino",
+    )
     assert done.returncode == 0
     warned = [line for line in done.stdout.splitlines() if line.startswith("WARNING: ")]
     assert [word for word in ("notes", "SERVE_WORKERZ") if any(word in line for line in warned)]
-    assert any("resnet" in line and "OpenVINO" in line for line in done.stdout.splitlines()), "the chosen engine"
+    assert any("resnet" in line and "OpenVINO" in line for line in done.stdout.splitlines()), (
+        "the chosen engine"
+    )
 
 
 def test_the_configuration_of_the_other_device_is_read_too(repository: Path) -> None:
@@ -124,9 +144,13 @@ def test_a_client_that_does_not_work(repository: Path, old: str, new: str, name:
         ("labels.txt", "0\n", "", "labels"),
     ],
 )
-def test_settings_of_a_client_are_checked(repository: Path, file: str, old: str, new: str, name: str) -> None:
+def test_settings_of_a_client_are_checked(
+    repository: Path, file: str, old: str, new: str, name: str
+) -> None:
     change(repository / "resnet" / file, old, new)
-    assert all(name in line for line in findings(repository, "resnet")) and findings(repository, "resnet")
+    assert all(name in line for line in findings(repository, "resnet")) and findings(
+        repository, "resnet"
+    )
 
 
 def test_a_model_without_a_configuration_is_left_to_triton(repository: Path) -> None:
@@ -134,12 +158,16 @@ def test_a_model_without_a_configuration_is_left_to_triton(repository: Path) -> 
     assert findings(repository, "scale") == []
 
 
-def test_a_model_that_triton_refuses_or_that_fails_on_its_example_is_found(repository: Path) -> None:
+def test_a_model_that_triton_refuses_or_that_fails_on_its_example_is_found(
+    repository: Path,
+) -> None:
     change(repository / "scale" / CONFIG, "TYPE_FP32", "TYPE_FP64")
     head = "def execute(self, requests):"
     change(repository / "sleeper/1/model.py", head, f"{head}\n        1 / 0")
     with tempfile.TemporaryDirectory() as scratch:  # a short path, which a socket's must be
-        done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu", TMPDIR=scratch)
+        done = run(
+            "--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu", TMPDIR=scratch
+        )
         assert not list(Path(scratch).glob("serve-check-*"))
     verdicts = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert done.returncode == 1 and verdicts["resnet"] == "loads and answers"
@@ -148,9 +176,15 @@ def test_a_model_that_triton_refuses_or_that_fails_on_its_example_is_found(repos
 
 def test_a_check_that_is_stopped_has_no_verdict_and_leaves_nothing(repository: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        variables = {"SERVE_MODEL_REPOSITORY": str(repository), "SERVE_DEVICE": "cpu", "TMPDIR": scratch}
+        variables = {
+            "SERVE_MODEL_REPOSITORY": str(repository),
+            "SERVE_DEVICE": "cpu",
+            "TMPDIR": scratch,
+        }
         check = subprocess.Popen([ROOT / "serve", "--check"], env=os.environ | variables)
-        wait_until(lambda: list(Path(scratch).glob("serve-check-*/*")), "the models are being loaded")
+        wait_until(
+            lambda: list(Path(scratch).glob("serve-check-*/*")), "the models are being loaded"
+        )
         check.terminate()
         assert check.wait(PATIENCE) == 128 + signal.SIGTERM
         assert not list(Path(scratch).iterdir())
@@ -164,14 +198,17 @@ def test_archives_of_multi_model_mode_are_not_checked() -> None:
     ("file", "old", "new"),
     [
         ("scale/config.pbtxt", "TYPE_FP32", "TYPE_FP64"),  # has a reason in Triton's index
-        ("scale/config.pbtxt", "onnxruntime_onnx", "onnx"),  # has none: Triton refuses the configuration
+        # has none: Triton refuses the configuration
+        ("scale/config.pbtxt", "onnxruntime_onnx", "onnx"),
         ("sixfold/config.pbtxt", 'key: "x" value: "between"', 'key: "z" value: "between"'),
         ("sixfold/config.pbtxt", 'model_name: "scale"', 'model_name: "sixfold"'),
         ("sleeper/1/model.py", "import time", "import a_module_that_is_missing"),
         ("sleeper/client.py", "import numpy", "import a_library_that_is_missing"),
     ],
 )
-def test_a_start_names_a_model_that_cannot_be_loaded(tmp_path: Path, file: str, old: str, new: str) -> None:
+def test_a_start_names_a_model_that_cannot_be_loaded(
+    tmp_path: Path, file: str, old: str, new: str
+) -> None:
     make_scale(tmp_path / "models")
     make_ensemble(tmp_path / "models")
     make_sleeper(tmp_path / "models")

@@ -42,29 +42,48 @@ def test_it_says_which_engine_is_chosen_and_stages_what_is_loaded(tmp_path: Path
     write(tmp_path / "models/plain", f"{ONNX} {X} {Y}")
     write(tmp_path / "models/other", f"{ONNX} {X} {Y}")
     (tmp_path / "run").mkdir()
-    variables = {"SERVE_LOAD_MODELS": "plain", "SERVE_CPU_ENGINE": "openvino", "SERVE_RUN_DIR": str(tmp_path / "run")}
+    variables = {
+        "SERVE_LOAD_MODELS": "plain",
+        "SERVE_CPU_ENGINE": "openvino",
+        "SERVE_RUN_DIR": str(tmp_path / "run"),
+    }
     report = look(tmp_path / "models", stages=True, **variables)
     assert [line.partition(":")[0] for line in report.engines] == ["plain"]
     assert json.dumps(asdict(Survey(**json.loads(text := json.dumps(asdict(report)))))) == text
     assert [path.name for path in (tmp_path / "run/models").iterdir()] == ["plain"]
     assert 'backend: "openvino"' in (tmp_path / "run/models/plain/config.pbtxt").read_text()
     (entry,) = Table(tmp_path / "run/models.json").look().entries.values()
-    assert (entry.name, entry.folder, entry.state) == ("plain", str(tmp_path / "models/plain"), LOADING)
+    assert (entry.name, entry.folder, entry.state) == (
+        "plain",
+        str(tmp_path / "models/plain"),
+        LOADING,
+    )
 
 
 def test_a_start_that_watches_folders_skips_an_unreadable_model(tmp_path: Path) -> None:
     write(tmp_path / "models/net", f"{ONNX} {X} {Y}")
     write(tmp_path / "models/bad", "no protobuf")
     (tmp_path / "run").mkdir()
-    report = look(tmp_path / "models", stages=True, SERVE_RUN_DIR=str(tmp_path / "run"), SERVE_RELOAD="true")
-    assert report.unreadable == [] and any(str(tmp_path / "models/bad") in line for line in report.warnings)
+    report = look(
+        tmp_path / "models", stages=True, SERVE_RUN_DIR=str(tmp_path / "run"), SERVE_RELOAD="true"
+    )
+    assert report.unreadable == [] and any(
+        str(tmp_path / "models/bad") in line for line in report.warnings
+    )
     table = Table(tmp_path / "run/models.json").look()
-    assert list(table.entries) == ["net"] and Path(table.entries["net"].folder).is_relative_to(tmp_path / "run/copies")
+    assert list(table.entries) == ["net"] and Path(table.entries["net"].folder).is_relative_to(
+        tmp_path / "run/copies"
+    )
     assert [list(rejection.folders) for rejection in table.rejected] == [["bad"]]
 
 
-def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(tmp_path: Path) -> None:
+def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(
+    tmp_path: Path,
+) -> None:
     write(tmp_path / "net", f"{ONNX} {X} {Y}")
-    write(tmp_path / "bad", f"{ONNX} parameters {{ key: 'cpu_engine' value {{ string_value: 'fast' }} }}")
+    write(
+        tmp_path / "bad",
+        f"{ONNX} parameters {{ key: 'cpu_engine' value {{ string_value: 'fast' }} }}",
+    )
     assert "cpu_engine" in look(tmp_path).unreadable[0]
     assert look(tmp_path, SERVE_LOAD_MODELS="net").unreadable == []

@@ -18,7 +18,8 @@ ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling { step { model_name: "part
 
 
 def lay_out(root: Path, **files: str) -> str:
-    """An archive with these files (NAME__config is NAME/config.pbtxt, NAME__1 is a version); its URL."""
+    """An archive with these files (NAME__config is NAME/config.pbtxt, NAME__1 is a version); its
+    URL."""
     url = root / "abc" / "model"
     url.mkdir(parents=True)
     for name, text in files.items():
@@ -35,10 +36,19 @@ def lay_out(root: Path, **files: str) -> str:
         ({"net__config": MODEL}, "net"),
         ({"net__1__model.onnx": "x"}, "net"),
         ({"all__config": ENSEMBLE, "part__config": MODEL, "zz__config": MODEL}, "all"),
-        ({"in__config": ENSEMBLE, "out__config": ENSEMBLE.replace("part", "in"), "part__config": MODEL}, "out"),
+        (
+            {
+                "in__config": ENSEMBLE,
+                "out__config": ENSEMBLE.replace("part", "in"),
+                "part__config": MODEL,
+            },
+            "out",
+        ),
     ],
 )
-def test_the_model_is_the_root_the_folder_or_outer_ensemble(tmp_path: Path, files: dict[str, str], name: str) -> None:
+def test_the_model_is_the_root_the_folder_or_outer_ensemble(
+    tmp_path: Path, files: dict[str, str], name: str
+) -> None:
     archive = locate(lay_out(tmp_path, **files), tmp_path)
     assert archive.folder.name == name
     folders = {file.partition("__")[0] for file in files} if name != "model" else {"model"}
@@ -52,13 +62,21 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_not_models_are_not_staged(tmp_path: Path) -> None:
-    url = lay_out(tmp_path, net__config=MODEL, __MACOSX__x="", **{".git__x": "", "docs__readme": ""})
+    url = lay_out(
+        tmp_path, net__config=MODEL, __MACOSX__x="", **{".git__x": "", "docs__readme": ""}
+    )
     archive = locate(url, tmp_path)
-    assert [folder.name for folder in archive.parts] == ["net"] and archive.folder == archive.parts[0]
+    assert [folder.name for folder in archive.parts] == ["net"] and archive.folder == archive.parts[
+        0
+    ]
 
 
 def test_the_weight_is_that_of_the_largest_version_and_of_the_other_files(tmp_path: Path) -> None:
-    url = lay_out(tmp_path, net__config="12345", **{"net__1__model.onnx": "x" * 100, "net__2__model.onnx": "x" * 30})
+    url = lay_out(
+        tmp_path,
+        net__config="12345",
+        **{"net__1__model.onnx": "x" * 100, "net__2__model.onnx": "x" * 30},
+    )
     assert locate(url, tmp_path).weight() == 105
 
 
@@ -73,12 +91,16 @@ def test_the_weight_is_that_of_the_largest_version_and_of_the_other_files(tmp_pa
         ({"export__net__config": MODEL}, "export/net/config.pbtxt"),
     ],
 )
-def test_an_archive_without_one_model_names_its_files(tmp_path: Path, files: dict[str, str], name: str) -> None:
+def test_an_archive_without_one_model_names_its_files(
+    tmp_path: Path, files: dict[str, str], name: str
+) -> None:
     with pytest.raises((ConfigError, InvalidRequest), match=name):
         locate(lay_out(tmp_path, **files), tmp_path)
 
 
-@pytest.mark.parametrize("url", ["", "/etc", "{root}/abc/model/a/b", "{root}/a-b/model", "{root}/../x/model"])
+@pytest.mark.parametrize(
+    "url", ["", "/etc", "{root}/abc/model/a/b", "{root}/a-b/model", "{root}/../x/model"]
+)
 def test_urls_outside_of_the_platform_s_folder_are_refused(tmp_path: Path, url: str) -> None:
     """tests/conformance asks for others over HTTP."""
     lay_out(tmp_path, config=MODEL)
@@ -91,7 +113,9 @@ OUT = ["/proc/self", "/etc/passwd", "../../../../../../outside"]
 
 @pytest.mark.parametrize("name", ["1", "1/model.onnx", "deep/er/labels.txt"])
 @pytest.mark.parametrize("target", OUT)
-def test_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, name: str, target: str) -> None:
+def test_a_link_out_of_the_platforms_folder_is_refused(
+    tmp_path: Path, name: str, target: str
+) -> None:
     root = tmp_path / "root"
     link = Path(lay_out(root, config=MODEL)) / name
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +125,9 @@ def test_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", ["abc", "abc/model"])
-def test_a_folder_that_is_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_that_is_a_link_out_of_the_platforms_folder_is_refused(
+    tmp_path: Path, name: str
+) -> None:
     root = tmp_path / "root"
     lay_out(tmp_path / "outside", config=MODEL)
     (root / name).parent.mkdir(parents=True)

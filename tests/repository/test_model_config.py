@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from serving.repository.model_config import Unreadable, backend_of, is_complete, parse_config, read_config
+from serving.repository.model_config import (
+    Unreadable,
+    backend_of,
+    is_complete,
+    parse_config,
+    read_config,
+)
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
@@ -40,8 +46,12 @@ def test_the_backend_is_told_by_platform_backend_or_steps(config: str, backend: 
 
 
 @pytest.mark.parametrize("file", ["config.pbtxt", "configs/cpu.pbtxt"])
-@pytest.mark.parametrize(("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2"), (b"\xff", "utf-8")])
-def test_unreadable_configurations_are_named_with_a_line(file: str, text: bytes, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2"), (b"\xff", "utf-8")]
+)
+def test_unreadable_configurations_are_named_with_a_line(
+    file: str, text: bytes, reason: str, tmp_path: Path
+) -> None:
     (tmp_path / "configs").mkdir()
     for each in ("config.pbtxt", "configs/cpu.pbtxt"):
         (tmp_path / each).write_bytes(text if each == file else b"max_batch_size: 4")
@@ -55,7 +65,8 @@ def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second()
         "import sys, serving.repository.model_config\n"
         "assert 'grpc' not in sys.modules\n"
         "import tritonclient.grpc\n"
-        "assert tritonclient.grpc.model_config_pb2.ModelConfig is serving.repository.model_config.ModelConfig"
+        "assert tritonclient.grpc.model_config_pb2.ModelConfig is "
+        "serving.repository.model_config.ModelConfig"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
@@ -76,34 +87,46 @@ def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second()
         (f"ensemble_scheduling {{ step {{ }} }} {X} {Y}", False),
     ],
 )
-def test_complete_is_a_backend_with_inputs_and_outputs(config: str | None, complete: bool, tmp_path: Path) -> None:
+def test_complete_is_a_backend_with_inputs_and_outputs(
+    config: str | None, complete: bool, tmp_path: Path
+) -> None:
     model = write(tmp_path / "net", config)
     assert is_complete(model, read_config(model, "cpu")) == complete
 
 
 def test_a_model_that_completes_its_configuration_itself_is_never_complete(tmp_path: Path) -> None:
-    code = "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): ...\n"
+    code = (
+        "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): ...\n"
+    )
     model = write(tmp_path / "net", f'backend: "python" {X} {Y}', code)
     assert not is_complete(model, read_config(model, "cpu"))
 
 
 MERGED = [
-    ("instance_group { kind: KIND_GPU } instance_group { }", "instance_group { kind: KIND_CPU }", None),
+    (
+        "instance_group { kind: KIND_GPU } instance_group { }",
+        "instance_group { kind: KIND_CPU }",
+        None,
+    ),
     ("max_batch_size: 8", "max_batch_size: 0", ""),
     ("dynamic_batching { preferred_batch_size: 4 }", "dynamic_batching { }", None),
     ("sequence_batching { }", "dynamic_batching { }", None),
     ('default_model_filename: "a.onnx"', 'backend: "openvino"', f'backend: "openvino" {X} {Y}'),
     ("", "max_batch_size: 4", "max_batch_size: 4"),
     (
-        "parameters { key: 'a' value { string_value: '1' } } parameters { key: 'b' value { string_value: '2' } }",
+        "parameters { key: 'a' value { string_value: '1' } } parameters { key: 'b' value { "
+        "string_value: '2' } }",
         "parameters { key: 'b' value { string_value: '3' } }",
-        "parameters { key: 'a' value { string_value: '1' } } parameters { key: 'b' value { string_value: '3' } }",
+        "parameters { key: 'a' value { string_value: '1' } } parameters { key: 'b' value { "
+        "string_value: '3' } }",
     ),
 ]
 
 
 @pytest.mark.parametrize(("base", "own", "expected"), MERGED)
-def test_the_second_file_overrides_the_first(base: str, own: str, expected: str | None, tmp_path: Path) -> None:
+def test_the_second_file_overrides_the_first(
+    base: str, own: str, expected: str | None, tmp_path: Path
+) -> None:
     """`expected` is what is there beside backend, input and output; None: `own`."""
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} {base}")
     (model / "configs").mkdir()
@@ -114,7 +137,9 @@ def test_the_second_file_overrides_the_first(base: str, own: str, expected: str 
     assert read_config(model, "gpu") == parse_config(f"{ONNX} {X} {Y} {base}")
 
 
-def test_a_second_file_with_tensors_is_whole_and_takes_nothing_from_the_first(tmp_path: Path) -> None:
+def test_a_second_file_with_tensors_is_whole_and_takes_nothing_from_the_first(
+    tmp_path: Path,
+) -> None:
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} dynamic_batching {{ }} max_batch_size: 8")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(f'backend: "python" {X} {Y}')

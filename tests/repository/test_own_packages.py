@@ -1,4 +1,5 @@
-"""A Python model that brings its packages along: EXECUTION_ENV_PATH in real servers, and its mistakes."""
+"""A Python model that brings its packages along: EXECUTION_ENV_PATH in real servers, and its
+mistakes."""
 
 import io
 import os
@@ -35,14 +36,18 @@ backend: "python"
 input {{ name: "x" data_type: TYPE_INT32 dims: [1] }}
 output {{ name: "answer" data_type: TYPE_STRING dims: [2] }}
 {ONE_INSTANCE}"""
-OWN = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }\n'
+OWN = (
+    'parameters { key: "EXECUTION_ENV_PATH" value { string_value: '
+    '"$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }\n'
+)
 CALL = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT32", "data": [21]}]}
 GOOD = {"bin/activate": "", f"lib/python{PYTHON}/site-packages/numpy-1.26.4.dist-info/METADATA": ""}
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with this one's NumPy and a `packaging` of another version, packed by venv-pack."""
+    """A virtual environment with this one's NumPy and a `packaging` of another version, packed by
+    venv-pack."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
     packages = folder / f"env/lib/python{PYTHON}/site-packages"
@@ -52,7 +57,15 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(numpy, packages / "numpy", ignore=shutil.ignore_patterns("tests", "*.h", "*.a"))
     (packages / "packaging").mkdir()
     (packages / "packaging/__init__.py").write_text('__version__ = "0.1"\n')
-    pack = [sys.executable, "-m", "venv_pack", "--prefix", folder / "env", "--output", folder / "env.tar.gz"]
+    pack = [
+        sys.executable,
+        "-m",
+        "venv_pack",
+        "--prefix",
+        folder / "env",
+        "--output",
+        folder / "env.tar.gz",
+    ]
     subprocess.run([*map(str, pack), "--compress-level", "1", "--quiet"], check=True)
     return folder / "env.tar.gz"
 
@@ -93,7 +106,9 @@ def archive(model: Path, links: dict[str, str]) -> None:
     with tarfile.open(model / "env.tar.gz", "w:gz") as tar:
         for name, target in links.items():
             member = tarfile.TarInfo(name)
-            member.type, member.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+            member.type, member.linkname = (
+                (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+            )
             tar.addfile(member, io.BytesIO())
 
 
@@ -122,13 +137,24 @@ def test_an_unpacked_environment_is_checked_too(tmp_path: Path) -> None:
         (None, "EXECUTION_ENV_PATH"),
         ({"numpy/__init__.py": ""}, "bin/activate"),
         ({"bin/activate": ""}, f"no Python .* {PYTHON}"),
-        ({"bin/activate": "", "lib/python3.8/site-packages/numpy-1.24.4.dist-info": ""}, f"3.8.* {PYTHON}"),
+        (
+            {"bin/activate": "", "lib/python3.8/site-packages/numpy-1.24.4.dist-info": ""},
+            f"3.8.* {PYTHON}",
+        ),
         ({"bin/activate": "", f"lib/python{PYTHON}/os.py": ""}, "numpy<2"),
-        ({"bin/activate": "", f"lib/python{PYTHON}/site-packages/numpy-2.1.0.dist-info": ""}, "numpy<2"),
-        (GOOD | {"bin/python3": "python3.11", "bin/python3.11": "/absent/python3.11"}, "bin/python3.11"),
+        (
+            {"bin/activate": "", f"lib/python{PYTHON}/site-packages/numpy-2.1.0.dist-info": ""},
+            "numpy<2",
+        ),
+        (
+            GOOD | {"bin/python3": "python3.11", "bin/python3.11": "/absent/python3.11"},
+            "bin/python3.11",
+        ),
     ],
 )
-def test_packages_that_the_stub_cannot_use_are_named(entries: dict[str, str], named: str, tmp_path: Path) -> None:
+def test_packages_that_the_stub_cannot_use_are_named(
+    entries: dict[str, str], named: str, tmp_path: Path
+) -> None:
     if entries:
         archive(tmp_path, entries)
     assert re.search(named, mistake_of_packages(tmp_path, parse_config(OWN)))
@@ -136,7 +162,9 @@ def test_packages_that_the_stub_cannot_use_are_named(entries: dict[str, str], na
 
 @pytest.mark.unit
 def test_another_python_is_no_mistake_if_the_model_brings_its_stub(tmp_path: Path) -> None:
-    archive(tmp_path, {"bin/activate": "", "lib/python3.8/site-packages/numpy-1.24.4.dist-info": ""})
+    archive(
+        tmp_path, {"bin/activate": "", "lib/python3.8/site-packages/numpy-1.24.4.dist-info": ""}
+    )
     (tmp_path / STUB).touch()
     assert mistake_of_packages(tmp_path, parse_config(OWN)) == ""
 

@@ -64,7 +64,9 @@ def names(line: str, *words: object) -> bool:
 
 def test_the_parts_of_an_ensemble_are_loaded_with_it_however_deep(repository: Path) -> None:
     for name, part in (("outer", "inner"), ("inner", "scale")):
-        make_model(repository, name, f'ensemble_scheduling {{ step [ {{ model_name: "{part}" }} ] }}')
+        make_model(
+            repository, name, f'ensemble_scheduling {{ step [ {{ model_name: "{part}" }} ] }}'
+        )
     make_model(repository, "scale")
     assert loaded(served([repository], "outer")) == ("outer", "inner", "scale")
 
@@ -72,7 +74,9 @@ def test_the_parts_of_an_ensemble_are_loaded_with_it_however_deep(repository: Pa
 def test_the_configuration_of_this_machine_decides_on_the_parts(repository: Path) -> None:
     make_model(repository, "ensemble", 'ensemble_scheduling { step [ { model_name: "a" } ] }')
     (repository / "ensemble/configs").mkdir()
-    (repository / "ensemble/configs/cpu.pbtxt").write_text('ensemble_scheduling { step [ { model_name: "b" } ] }')
+    (repository / "ensemble/configs/cpu.pbtxt").write_text(
+        'ensemble_scheduling { step [ { model_name: "b" } ] }'
+    )
     assert loaded(served([repository], "ensemble", device="cpu")) == ("ensemble", "b")
     assert loaded(served([repository], "ensemble")) == ("ensemble", "a")
 
@@ -86,10 +90,15 @@ def test_models_can_be_chosen_by_name_besides_the_default(repository: Path) -> N
 def test_comments_are_not_read_and_parts_are_named_once() -> None:
     assert parts_of(parse_config(ENSEMBLE)) == ["scale"]
     assert parts_of(parse_config('ensemble_scheduling { step { model_name: "a#b" } }')) == ["a#b"]
-    assert parts_of(parse_config("# ensemble_scheduling\nparameters { key: \"model_name: 'x'\" }")) == []
+    assert (
+        parts_of(parse_config("# ensemble_scheduling\nparameters { key: \"model_name: 'x'\" }"))
+        == []
+    )
 
 
-def test_one_folder_around_the_models_is_entered_and_the_log_says_so(tmp_path: Path, repository: Path) -> None:
+def test_one_folder_around_the_models_is_entered_and_the_log_says_so(
+    tmp_path: Path, repository: Path
+) -> None:
     result = served([tmp_path])
     assert (result.folders, loaded(result)) == ((repository,), ("a", "b"))
     assert names(*result.warnings, tmp_path, "'models'")
@@ -117,7 +126,12 @@ def test_a_model_at_the_root_is_a_mistake_with_the_commands_that_mend_it(tmp_pat
 
 
 def test_a_variable_that_names_a_missing_model_is_a_mistake(repository: Path) -> None:
-    assert names(mistake(repository, default="resnet"), "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "'resnet'", "a, b")
+    assert names(
+        mistake(repository, default="resnet"),
+        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
+        "'resnet'",
+        "a, b",
+    )
     assert names(mistake(repository, load=("x",)), "SERVE_LOAD_MODELS", "'x'")
 
 
@@ -152,7 +166,9 @@ def test_an_ensemble_without_a_version_or_without_a_part_is_a_mistake(repository
 @pytest.mark.parametrize(
     "name", ["a/config.pbtxt", "a/1/model.onnx", "config.pbtxt", "model.onnx", "top/a/config.pbtxt"]
 )
-def test_what_was_meant_for_triton_is_not_passed_over_for_the_built_in_models(tmp_path: Path, name: str) -> None:
+def test_what_was_meant_for_triton_is_not_passed_over_for_the_built_in_models(
+    tmp_path: Path, name: str
+) -> None:
     """Else a model.tar.gz with a mistake would start other models than the user's."""
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
@@ -166,10 +182,15 @@ def test_other_files_are_ignored_and_a_named_repository_is_used(tmp_path: Path) 
     assert not holds_models(tmp_path)
     for folder in (tmp_path, tmp_path / "absent"):
         assert final_folders([AUTO], folder) == (BUILT_IN_MODELS,)
-        assert final_folders([tmp_path / "named", AUTO], folder) == (tmp_path / "named", BUILT_IN_MODELS)
+        assert final_folders([tmp_path / "named", AUTO], folder) == (
+            tmp_path / "named",
+            BUILT_IN_MODELS,
+        )
 
 
-def test_a_configuration_that_cannot_be_read_stops_the_start_with_its_place(repository: Path) -> None:
+def test_a_configuration_that_cannot_be_read_stops_the_start_with_its_place(
+    repository: Path,
+) -> None:
     (repository / "a/config.pbtxt").write_text('backend: "python"\nmax_batchsize: 3')
     done = run(SERVE_MODEL_REPOSITORY=str(repository), SERVE_HOST="127.0.0.1")
     assert (done.returncode, done.stdout) == (2, "")

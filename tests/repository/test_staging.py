@@ -1,4 +1,5 @@
-"""Stage model folders for Triton: with the engine for the processor, and a fingerprint that shows changes."""
+"""Stage model folders for Triton: with the engine for the processor, and a fingerprint that shows
+changes."""
 
 import os
 import sys
@@ -35,19 +36,29 @@ RESNET = ROOT / "model_repository/resnet"
 
 
 def store(folder: Path, **variables: str) -> Store:
-    return Store(folder / "staged", Settings.from_env({"SERVE_DEVICE": "cpu"} | variables), backend_directory())
+    return Store(
+        folder / "staged",
+        Settings.from_env({"SERVE_DEVICE": "cpu"} | variables),
+        backend_directory(),
+    )
 
 
 @pytest.mark.parametrize(
-    ("engine", "backend"), [("openvino", ("", "openvino")), ("onnxruntime", ("onnxruntime_onnx", ""))]
+    ("engine", "backend"),
+    [("openvino", ("", "openvino")), ("onnxruntime", ("onnxruntime_onnx", ""))],
 )
-def test_a_model_is_staged_with_this_machine_s_engine(engine: str, backend: tuple[str, str], tmp_path: Path) -> None:
+def test_a_model_is_staged_with_this_machine_s_engine(
+    engine: str, backend: tuple[str, str], tmp_path: Path
+) -> None:
     models = store(tmp_path, SERVE_CPU_ENGINE=engine)
     choice = models.stage(RESNET, "net")
     assert choice and choice.engine == engine and "SERVE_CPU_ENGINE" in choice.reason
     config = read_file(tmp_path / "staged/net/config.pbtxt")
     assert (config.platform, config.backend) == backend
-    assert (config.input, config.parameters["client"].string_value) == (read_config(RESNET, "gpu").input, "resnet")
+    assert (config.input, config.parameters["client"].string_value) == (
+        read_config(RESNET, "gpu").input,
+        "resnet",
+    )
     assert (tmp_path / "staged/net/1").resolve() == RESNET / "1"
     models.remove("net")
     assert not list((tmp_path / "staged").iterdir())
@@ -82,7 +93,9 @@ def test_the_parts_of_an_ensemble_get_the_names_that_triton_knows_them_by(tmp_pa
         ("net", "1/Model.py", "has no model.py"),
     ],
 )
-def test_what_would_end_tritonserver_or_hang_it_is_refused(name: str, file: str, word: str, tmp_path: Path) -> None:
+def test_what_would_end_tritonserver_or_hang_it_is_refused(
+    name: str, file: str, word: str, tmp_path: Path
+) -> None:
     folder = write(tmp_path / "net", f'backend: "python" {X} {Y}')
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).touch()
@@ -125,7 +138,9 @@ def test_a_signature_tells_a_change(tmp_path: Path, change: Callable[[Path], Non
     assert signature(tmp_path / "model") != before
 
 
-def test_what_no_model_reads_is_no_change_and_a_link_to_its_own_folder_is_no_end(tmp_path: Path) -> None:
+def test_what_no_model_reads_is_no_change_and_a_link_to_its_own_folder_is_no_end(
+    tmp_path: Path,
+) -> None:
     before = signature(make(tmp_path / "model"))
     (tmp_path / "model/.config.pbtxt.swp").touch()
     (tmp_path / "model/__pycache__").mkdir()
@@ -134,7 +149,9 @@ def test_what_no_model_reads_is_no_change_and_a_link_to_its_own_folder_is_no_end
     assert signature(tmp_path / "nowhere") == ""
 
 
-def test_a_copy_stays_and_a_large_file_of_it_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_stays_and_a_large_file_of_it_is_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staging, "LARGEST_COPY", 20)
     model = make(tmp_path / "model")
     (model / "1/large").write_text("x" * 21)
@@ -145,10 +162,16 @@ def test_a_copy_stays_and_a_large_file_of_it_is_a_link(tmp_path: Path, monkeypat
     (model / "new").write_text("another large one")
     (model / "new").replace(model / "1/large")
     assert (tmp_path / "copy/config.pbtxt").read_text() == "as it lies"
-    assert (tmp_path / "copy/1/large").read_text() == (tmp_path / "copy/2/large").read_text() == "x" * 21
+    assert (
+        (tmp_path / "copy/1/large").read_text()
+        == (tmp_path / "copy/2/large").read_text()
+        == "x" * 21
+    )
 
 
-SAPPHIRE_RAPIDS = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"]))
+SAPPHIRE_RAPIDS = Processor(
+    frozenset(["avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"])
+)
 ZEN_4 = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni"]))
 CASCADE_LAKE = Processor(frozenset(["avx512f", "avx512_vnni"]))
 GRAVITON_3 = Processor(frozenset(["asimd", "sve", "bf16", "i8mm"]))
@@ -157,7 +180,9 @@ NVIDIAS = replace(SAPPHIRE_RAPIDS, has_own_backend=False)
 SETTINGS = {"SERVE_DEVICE": "cpu"}
 
 
-def fit(model: Path, processor: Processor = CASCADE_LAKE, config: Any = None, **more: str) -> tuple[Any, Choice | None]:
+def fit(
+    model: Path, processor: Processor = CASCADE_LAKE, config: Any = None, **more: str
+) -> tuple[Any, Choice | None]:
     return fitted(model, Settings.from_env(SETTINGS | more), processor, config)
 
 
@@ -176,13 +201,17 @@ def parameter(value: str, name: str = "cpu_engine") -> str:
         (NVIDIAS, "onnxruntime", "NVIDIA"),
     ],
 )
-def test_a_model_that_leaves_it_open_gets_what_fits_the_processor(processor: Processor, engine: str, why: str) -> None:
+def test_a_model_that_leaves_it_open_gets_what_fits_the_processor(
+    processor: Processor, engine: str, why: str
+) -> None:
     choice = choose("auto", "auto", processor)
     assert choice and choice.engine == engine and why in choice.reason
 
 
 @pytest.mark.parametrize("processor", [SAPPHIRE_RAPIDS, CASCADE_LAKE, NVIDIAS])
-def test_either_is_forced_by_the_setting_and_before_it_by_the_configuration(processor: Processor) -> None:
+def test_either_is_forced_by_the_setting_and_before_it_by_the_configuration(
+    processor: Processor,
+) -> None:
     for engine, other in (("openvino", "onnxruntime"), ("onnxruntime", "openvino")):
         for asked in ("", "auto"):
             choice = choose(asked, engine, processor)
@@ -196,8 +225,13 @@ def test_a_model_that_says_nothing_is_left_to_onnx_runtime_on_every_processor() 
 
 
 def test_the_log_has_a_line_for_each_choice_and_not_for_each_model() -> None:
-    choices = {name: choose("auto", "auto", cpu) for name, cpu in (("b", ZEN_4), ("a", ZEN_4), ("c", CASCADE_LAKE))}
-    lines = choice_lines({name: choice for name, choice in choices.items() if choice}, refused=False)
+    choices = {
+        name: choose("auto", "auto", cpu)
+        for name, cpu in (("b", ZEN_4), ("a", ZEN_4), ("c", CASCADE_LAKE))
+    }
+    lines = choice_lines(
+        {name: choice for name, choice in choices.items() if choice}, refused=False
+    )
     assert [line.partition(":")[0] for line in lines] == ["a, b", "c"]
     refused = {"a": choose("openvino", "auto", BARE), "b": choose("", "openvino", BARE)}
     lines = choice_lines({name: choice for name, choice in refused.items() if choice}, refused=True)
@@ -207,7 +241,11 @@ def test_the_log_has_a_line_for_each_choice_and_not_for_each_model() -> None:
 def test_openvino_gets_the_same_file_and_the_same_threads(tmp_path: Path) -> None:
     config = f"{ONNX} {X} {Y} {parameter('auto')} {parameter('3', 'intra_op_thread_count')}"
     adapted, _ = fit(write(tmp_path / "net", config), SAPPHIRE_RAPIDS)
-    assert (adapted.platform, adapted.backend, adapted.default_model_filename) == ("", "openvino", "model.onnx")
+    assert (adapted.platform, adapted.backend, adapted.default_model_filename) == (
+        "",
+        "openvino",
+        "model.onnx",
+    )
     assert adapted.parameters["INFERENCE_NUM_THREADS"].string_value == "3"
     assert adapted.parameters["cpu_engine_reason"].string_value.endswith("(AMX)")
     original = parse_config(config)
@@ -222,7 +260,9 @@ def test_a_file_of_another_name_stays_and_so_do_openvinos_own_threads(tmp_path: 
     assert adapted.parameters["INFERENCE_NUM_THREADS"].string_value == "2"
 
 
-@pytest.mark.parametrize("backend", ['backend: "python"', 'platform: "pytorch_libtorch"', 'backend: "openvino"', ""])
+@pytest.mark.parametrize(
+    "backend", ['backend: "python"', 'platform: "pytorch_libtorch"', 'backend: "openvino"', ""]
+)
 def test_models_of_other_backends_stay_as_they_are(backend: str, tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{backend} {X} {Y} {parameter('auto')}")
     assert fit(model, SERVE_CPU_ENGINE="openvino") == (read_config(model, "cpu"), None)
@@ -230,7 +270,10 @@ def test_models_of_other_backends_stay_as_they_are(backend: str, tmp_path: Path)
 
 def test_on_a_gpu_nothing_is_chosen(tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} {parameter('auto')}")
-    assert fit(model, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino") == (read_config(model, "gpu"), None)
+    assert fit(model, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino") == (
+        read_config(model, "gpu"),
+        None,
+    )
 
 
 def test_a_word_that_names_no_engine_is_told_with_its_file(tmp_path: Path) -> None:
@@ -245,7 +288,9 @@ def test_this_machine_says_what_it_can_without_openvino_being_imported() -> None
     assert processor.features
 
 
-def test_a_missing_backend_or_package_is_an_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_backend_or_package_is_an_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "openvino" in this_processor(tmp_path).obstacle
     monkeypatch.setattr("sys.path", [])
     monkeypatch.delitem(sys.modules, "openvino", raising=False)  # of another test

@@ -13,9 +13,16 @@ pytestmark = pytest.mark.stack
 
 
 def recipe(*arguments: str, **variables: str) -> str:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SERVE_", "MAKE"))}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SERVE_", "MAKE"))
+    }
     done = subprocess.run(
-        ["make", "--dry-run", *arguments], cwd=ROOT, env=environ | variables, capture_output=True, text=True, check=True
+        ["make", "--dry-run", *arguments],
+        cwd=ROOT,
+        env=environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
@@ -69,7 +76,9 @@ def test_the_gpu_image_s_lock_file_lacks_onnx_runtime_and_what_only_it_needs() -
     serving, gpu = locked("serving.lock"), locked("gpu.lock")
     text = (ROOT / "requirements/serving.lock").read_text()
     # uv writes below a package, after the file with its version, which packages need it.
-    block = r"^(\S+)==.*\n(?:    --hash=.*\n)+    # via\n    #   -c .*\n    #   onnxruntime\n(?!    #)"
+    block = (
+        r"^(\S+)==.*\n(?:    --hash=.*\n)+    # via\n    #   -c .*\n    #   onnxruntime\n(?!    #)"
+    )
     only = re.findall(block, text, re.MULTILINE)
     assert only
     assert gpu.items() < serving.items()
@@ -77,7 +86,8 @@ def test_the_gpu_image_s_lock_file_lacks_onnx_runtime_and_what_only_it_needs() -
 
 
 def install(folder: Path, **commands: str) -> list[str]:
-    """Install a lock file into a folder's .venv whose commands are stand-ins, and return their calls."""
+    """Install a lock file into a folder's .venv whose commands are stand-ins, and return their
+    calls."""
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / "requirements").symlink_to(ROOT / "requirements")
     for name, last in commands.items():
@@ -96,7 +106,10 @@ def test_pip_installs_what_uv_cannot(tmp_path: Path) -> None:
 
 
 def test_pip_installs_uv_alone_with_its_hash_before_everything_else(tmp_path: Path) -> None:
-    script = "cp .venv/uv.txt installed; printf '#!/bin/sh\\necho uv >> calls' > .venv/bin/uv; chmod +x .venv/bin/uv"
+    script = (
+        "cp .venv/uv.txt installed; printf '#!/bin/sh\\necho uv >> calls' > .venv/bin/uv; "
+        "chmod +x .venv/bin/uv"
+    )
     calls = install(tmp_path, pip=script)
     assert [call.split()[0] for call in calls] == ["pip", "uv"]
     assert calls[0].endswith("--require-hashes -r .venv/uv.txt")

@@ -1,4 +1,5 @@
-"""A release, in a repository of its own; and what scripts/image/build.py asks of an engine, a stand-in."""
+"""A release, in a repository of its own; and what scripts/image/build.py asks of an engine, a
+stand-in."""
 
 import os
 import re
@@ -14,12 +15,17 @@ from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
 
-CHANGES = "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A page.\n\n## [0.0.1] - 2026-01-01\n\n- All.\n"
+CHANGES = (
+    "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A page.\n\n## [0.0.1] - 2026-01-01\n\n- "
+    "All.\n"
+)
 WHO = ("-c", "user.name=me", "-c", "user.email=me@example.com")
 
 
 def git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *WHO, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *WHO, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def release(folder: Path, version: str) -> "subprocess.CompletedProcess[str]":
@@ -30,7 +36,9 @@ def release(folder: Path, version: str) -> "subprocess.CompletedProcess[str]":
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     (tmp_path / "serving").mkdir()
-    (tmp_path / "serving/__init__.py").write_text('"""Serves."""\n\nVERSION = "0.1.0"  # of everything\n')
+    (tmp_path / "serving/__init__.py").write_text(
+        '"""Serves."""\n\nVERSION = "0.1.0"  # of everything\n'
+    )
     (tmp_path / "CHANGELOG.md").write_text(CHANGES)
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     git(tmp_path, "config", "user.name", "me")
@@ -44,7 +52,10 @@ def test_the_version_goes_into_the_code_the_changelog_and_a_tag(clone: Path) -> 
     assert release(clone, "0.2.0").returncode == 0
     assert 'VERSION = "0.2.0"  # of everything' in (clone / "serving/__init__.py").read_text()
     changes = (clone / "CHANGELOG.md").read_text()
-    assert re.search(r"## \[Unreleased\]\n\n## \[0\.2\.0\] - 20\d\d-\d\d-\d\d\n\n### Added\n\n- A page\.", changes)
+    assert re.search(
+        r"## \[Unreleased\]\n\n## \[0\.2\.0\] - 20\d\d-\d\d-\d\d\n\n### Added\n\n- A page\.",
+        changes,
+    )
     assert git(clone, "describe").strip() == "v0.2.0"
     assert git(clone, "status", "--porcelain") == ""
 
@@ -96,13 +107,21 @@ TRITON = "nvcr.io/nvidia/tritonserver:26.05-py3"
     ("image", "known", "base", "digest"),
     [("", KNOWN, TRITON, KNOWN), ("", "", TRITON, ""), (f"triton@{GIVEN}", KNOWN, "triton", GIVEN)],
 )
-def test_labels_name_the_base_and_its_digest(tmp_path: Path, image: str, known: str, base: str, digest: str) -> None:
+def test_labels_name_the_base_and_its_digest(
+    tmp_path: Path, image: str, known: str, base: str, digest: str
+) -> None:
     engine = tmp_path / "podman"
     engine.write_text(ENGINE)
     engine.chmod(0o755)
-    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ENGINE": "podman", "KNOWN": known}
+    environ = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "ENGINE": "podman",
+        "KNOWN": known,
+    }
     command = [sys.executable, str(ROOT / "scripts/image/build.py"), "gpu"]
-    done = subprocess.run(command, env=environ | {"TRITON_IMAGE": image}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=environ | {"TRITON_IMAGE": image}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     arguments = done.stdout.splitlines()
     labels = [f"--label=org.opencontainers.image.base.name={base}"]

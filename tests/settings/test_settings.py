@@ -1,4 +1,5 @@
-"""The settings: every row, every mistake, that a child reads what its parent had, and what follows SageMaker's."""
+"""The settings: every row, every mistake, that a child reads what its parent had, and what follows
+SageMaker's."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from serving.settings.table import AT_START, ON_CHANGE, ON_POST, TABLE, Settings
 pytestmark = pytest.mark.unit
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
-CONTRADICT = ("port", "grpc_port", "batch_payload_mb", "batch_concurrency")  # where the most is set for all of them
+# where the most is set for all of them
+CONTRADICT = ("port", "grpc_port", "batch_payload_mb", "batch_concurrency")
 # For each setting that has a form of its own a text, its value, and a text that is wrong.
 FORMS: dict[str, tuple[str, Any, str]] = {
     "safe_port_range": ("23000-23999", (23000, 23999), "23000"),
@@ -106,8 +108,16 @@ def test_the_first_variable_that_is_not_empty_counts() -> None:
     [
         {},
         {row.variables[-1]: FORMS[row.name][0] for row in TABLE if row.name in FORMS},
-        {row.variables[-1]: samples(row)[0] for row in TABLE if row.name not in (*FORMS, *CONTRADICT)},
-        {"SERVE_REQUEST_TIMEOUT": "0.1e1", "SERVE_MAX_BODY_MB": "5.7220458984375", "SERVE_START_TIMEOUT": "33.3"},
+        {
+            row.variables[-1]: samples(row)[0]
+            for row in TABLE
+            if row.name not in (*FORMS, *CONTRADICT)
+        },
+        {
+            "SERVE_REQUEST_TIMEOUT": "0.1e1",
+            "SERVE_MAX_BODY_MB": "5.7220458984375",
+            "SERVE_START_TIMEOUT": "33.3",
+        },
     ],
 )
 def test_a_child_reads_the_same_settings(environ: dict[str, str]) -> None:
@@ -125,9 +135,19 @@ def test_nginx_outlasts_gunicorn_and_gunicorn_outlasts_grpc(seconds: str) -> Non
 
 @pytest.mark.parametrize(
     ("cpus", "memory", "workers"),
-    [(0.5, 16, 1), (1.0, 16, 1), (1.5, 16, 2), (8.0, 16, 8), (8.0, 1, 2), (8.0, 0.25, 1), (64.0, 512, 16)],
+    [
+        (0.5, 16, 1),
+        (1.0, 16, 1),
+        (1.5, 16, 2),
+        (8.0, 16, 8),
+        (8.0, 1, 2),
+        (8.0, 0.25, 1),
+        (64.0, 512, 16),
+    ],
 )
-def test_workers_follow_processors_and_memory_in_gib(cpus: float, memory: float, workers: int) -> None:
+def test_workers_follow_processors_and_memory_in_gib(
+    cpus: float, memory: float, workers: int
+) -> None:
     assert read(Machine(cpus, int(memory * 1024**3), gpu=False)).workers == workers
 
 
@@ -138,8 +158,12 @@ def test_a_thread_of_each_worker_is_always_free_for_ping(workers: str, concurren
     assert settings.workers * (settings.threads - 1) >= settings.max_concurrency >= 1
 
 
-@pytest.mark.parametrize(("workers", "concurrency"), [("1", 128), ("2", 128), ("8", 512), ("16", 1024), ("64", 1024)])
-def test_as_many_requests_are_in_work_as_the_workers_answer_in_bounded_time(workers: str, concurrency: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "concurrency"), [("1", 128), ("2", 128), ("8", 512), ("16", 1024), ("64", 1024)]
+)
+def test_as_many_requests_are_in_work_as_the_workers_answer_in_bounded_time(
+    workers: str, concurrency: int
+) -> None:
     assert read(SERVE_WORKERS=workers).max_concurrency == concurrency
 
 
@@ -150,11 +174,16 @@ def test_a_model_s_threads_follow_the_processors(cpus: float, threads: int) -> N
 
 def test_the_device_is_the_gpu_where_there_is_one() -> None:
     gpu = Machine(cpus=1.0, memory=1024**3, gpu=True)
-    assert (read().device, read(gpu).device, read(gpu, SERVE_DEVICE="cpu").device) == ("cpu", "gpu", "cpu")
+    assert (read().device, read(gpu).device, read(gpu, SERVE_DEVICE="cpu").device) == (
+        "cpu",
+        "gpu",
+        "cpu",
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "level"), [("20", "info"), ("0", "debug"), ("25", "warning"), ("50", "critical"), ("Debug", "debug")]
+    ("text", "level"),
+    [("20", "info"), ("0", "debug"), ("25", "warning"), ("50", "critical"), ("Debug", "debug")],
 )
 def test_the_log_level_may_be_a_number(text: str, level: str) -> None:
     assert read(SAGEMAKER_CONTAINER_LOG_LEVEL=text).log_level == level
@@ -182,22 +211,39 @@ def test_a_relative_repository_is_made_absolute() -> None:
         ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "100"}, 1, "MULTI_RECORD", 100),
         ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "0"}, 8, "MULTI_RECORD", 0),
         ({"SAGEMAKER_BATCH_STRATEGY": "SINGLE_RECORD"}, 8, "SINGLE_RECORD", 6),
-        ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "25", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "4"}, 4, "MULTI_RECORD", 25),
+        (
+            {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "25", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "4"},
+            4,
+            "MULTI_RECORD",
+            25,
+        ),
     ],
 )
-def test_defaults_follow_other_limits(variables: dict[str, str], concurrency: int, strategy: str, payload: int) -> None:
+def test_defaults_follow_other_limits(
+    variables: dict[str, str], concurrency: int, strategy: str, payload: int
+) -> None:
     settings = Settings.from_env(variables, Machine(cpus=4.0, memory=16 * 1024**3, gpu=False))
     parameters = settings.execution_parameters
-    assert parameters == {"MaxConcurrentTransforms": concurrency, "BatchStrategy": strategy, "MaxPayloadInMB": payload}
+    assert parameters == {
+        "MaxConcurrentTransforms": concurrency,
+        "BatchStrategy": strategy,
+        "MaxPayloadInMB": payload,
+    }
     assert concurrency * payload <= 100
     assert settings.max_body_mb >= payload or settings.max_body_mb < 1
 
 
 @pytest.mark.parametrize(
     ("variables", "seconds"),
-    [({}, 60), ({"SAGEMAKER_BATCH": "true"}, 600), ({"SAGEMAKER_BATCH": "true", "MODEL_SERVER_TIMEOUT": "90"}, 90)],
+    [
+        ({}, 60),
+        ({"SAGEMAKER_BATCH": "true"}, 600),
+        ({"SAGEMAKER_BATCH": "true", "MODEL_SERVER_TIMEOUT": "90"}, 90),
+    ],
 )
-def test_a_batch_transform_job_may_take_as_long_as_it_waits(variables: dict[str, str], seconds: float) -> None:
+def test_a_batch_transform_job_may_take_as_long_as_it_waits(
+    variables: dict[str, str], seconds: float
+) -> None:
     settings = Settings.from_env(variables)
     assert settings.request_timeout == seconds
     assert Settings.from_env(settings.environment()).request_timeout == seconds
@@ -210,7 +256,9 @@ def test_the_payload_that_is_told_is_let_in(payload: str, limit: float) -> None:
 
 def test_more_than_100_mb_at_once_is_refused_at_the_start() -> None:
     with pytest.raises(SettingsError) as caught:
-        Settings.from_env({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "20", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "6"})
+        Settings.from_env(
+            {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "20", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "6"}
+        )
     assert "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS=6" in str(caught.value)
     assert "SAGEMAKER_MAX_PAYLOAD_IN_MB=20" in str(caught.value)
 
@@ -227,7 +275,9 @@ def test_more_than_100_mb_at_once_is_refused_at_the_start() -> None:
         ({"SERVE_KSERVE": "false"}, False),
     ],
 )
-def test_it_is_on_unless_a_variable_of_sagemaker_is_set(variables: dict[str, Any], open_: bool) -> None:
+def test_it_is_on_unless_a_variable_of_sagemaker_is_set(
+    variables: dict[str, Any], open_: bool
+) -> None:
     settings = Settings.from_env(variables)
     assert settings.kserve == str(open_).lower()
     assert Settings.from_env(settings.environment()).kserve == settings.kserve

@@ -18,12 +18,26 @@ class Command:
     """A running `python -m simulate` on a free port; its temporary files are below `folder`."""
 
     def __init__(
-        self, folder: Path, *arguments: str, sudo: Sequence[str] = (), environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        *arguments: str,
+        sudo: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.log, self.temporary = folder / "log", folder / "tmp"
         self.temporary.mkdir()
         self.mark = f"MARK={uuid.uuid4()}"
-        command = [*sudo, sys.executable, "-m", "simulate", "--port", "0", "--env", self.mark, *arguments]
+        command = [
+            *sudo,
+            sys.executable,
+            "-m",
+            "simulate",
+            "--port",
+            "0",
+            "--env",
+            self.mark,
+            *arguments,
+        ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -41,7 +55,9 @@ class Command:
     def wait_ready(self) -> str:
         def ready() -> re.Match[str] | None:
             if self.process.poll() is not None:
-                raise AssertionError(f"it has ended with {self.process.returncode}:\n{self.output()[-3000:]}")
+                raise AssertionError(
+                    f"it has ended with {self.process.returncode}:\n{self.output()[-3000:]}"
+                )
             return re.search(r"^in service: (\S+)", self.output(), re.M)
 
         return str(wait_until(ready, f"it is in service:\n{self.output()[-3000:]}")[1])
@@ -58,4 +74,8 @@ class Command:
                 os.kill(pid, signal.SIGKILL)
 
     def left(self) -> list[int]:
-        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if has_variable(entry, self.mark.encode())]
+        return [
+            int(entry.name)
+            for entry in Path("/proc").glob("[0-9]*")
+            if has_variable(entry, self.mark.encode())
+        ]

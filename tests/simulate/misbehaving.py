@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A container that breaks the platform's rules: a stand-in for those that people write. Standard library only.
+"""A container that breaks the platform's rules: a stand-in for those that people write. Standard
+library only.
 
-BREAKS names the rule (simulate/rules.py) that it breaks; without it, it behaves, and answers with what it was sent.
-CAPACITY is how many models it can hold at once in multi-model mode, HOLDS how many MB each of them takes. What is late
-is late by SLOW seconds.
+BREAKS names the rule (simulate/rules.py) that it breaks; without it, it behaves, and answers with
+what it was sent. CAPACITY is how many models it can hold at once in multi-model mode, HOLDS how
+many MB each of them takes. What is late is late by SLOW seconds.
 """
 
 import json
@@ -68,7 +69,9 @@ class Handler(BaseHTTPRequestHandler):
             if BREAKS != "load-status" and not full:
                 loaded[document["model_name"]] = self.headers["X-Amzn-SageMaker-Target-Model"]
                 memory[document["model_name"]] = bytearray(os.urandom(1)) * (HOLDS * 2**20)
-        self.answer(500 if BREAKS == "load-status" else 507 if full else 200, b"no room" if full else b"")
+        self.answer(
+            500 if BREAKS == "load-status" else 507 if full else 200, b"no room" if full else b""
+        )
 
     def invoke_model(self, name: str) -> None:
         if BREAKS == "lost-model" and "lost" not in seen:
@@ -76,7 +79,10 @@ class Handler(BaseHTTPRequestHandler):
             loaded.pop(name)
         if name not in loaded:
             return self.answer(404)
-        if "No-Room" in self.headers.get("X-Amzn-SageMaker-Custom-Attributes", "") and len(loaded) > 1:
+        if (
+            "No-Room" in self.headers.get("X-Amzn-SageMaker-Custom-Attributes", "")
+            and len(loaded) > 1
+        ):
             return self.answer(507, b"out of memory")
         return self.answer(200, loaded[name].encode(), **{"Content-Type": "text/plain"})
 
@@ -94,9 +100,13 @@ class Handler(BaseHTTPRequestHandler):
         if attributes := self.headers.get("X-Amzn-SageMaker-Custom-Attributes"):
             headers["X-Amzn-SageMaker-Custom-Attributes"] = attributes
         if self.headers.get("X-Amzn-SageMaker-Session-Id") == "NEW_SESSION":
-            headers["X-Amzn-SageMaker-Session-Id"] = f"s{time.monotonic_ns()}; Expires=2099-01-01T00:00:00Z"
+            headers["X-Amzn-SageMaker-Session-Id"] = (
+                f"s{time.monotonic_ns()}; Expires=2099-01-01T00:00:00Z"
+            )
         if self.body == b"close":
-            headers["X-Amzn-SageMaker-Closed-Session-Id"] = self.headers["X-Amzn-SageMaker-Session-Id"]
+            headers["X-Amzn-SageMaker-Closed-Session-Id"] = self.headers[
+                "X-Amzn-SageMaker-Session-Id"
+            ]
         while self.body == b"wait" and not GO.exists():
             time.sleep(0.02)
         self.answer(200, json.dumps(document).encode(), **headers)

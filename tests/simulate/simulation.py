@@ -19,10 +19,13 @@ from simulate.rules import RULES, Journal, with_limits
 from tests.support.harness import PATIENCE, wait_until
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
-# ping-time: how long a busy machine takes is not what these tests ask; tests/simulate/test_rules.py breaks that rule
+# ping-time: how long a busy machine takes is not what these tests ask; tests/simulate/test_rules.py
+# breaks that rule
 QUICK = {"ping-interval": 0.2, "ping-time": 30, "start-up": PATIENCE}
-PLATFORMS_PINGS = {"ping-interval": RULES["ping-interval"].limit}  # where a late answer to one fails the test
-# Seconds for a container to answer with what is wrong, before it is given up: a busy machine needs the longer ones.
+# where a late answer to one fails the test
+PLATFORMS_PINGS = {"ping-interval": RULES["ping-interval"].limit}
+# Seconds for a container to answer with what is wrong, before it is given up: a busy machine needs
+# the longer ones.
 ENOUGH_TO_ANSWER = (2, 8, 32, 120)
 
 
@@ -93,10 +96,14 @@ class Simulation:
 
     def complained(self, rule: str) -> bool:
         """Whether the simulator has named the rule, in words too."""
-        return self.journal.complaints[rule] > 0 and any(line.startswith(f"rule {rule}: ") for line in self.lines)
+        return self.journal.complaints[rule] > 0 and any(
+            line.startswith(f"rule {rule}: ") for line in self.lines
+        )
 
     def wait_complaint(self, rule: str) -> None:
-        wait_until(lambda: self.complained(rule), f"a complaint of {rule}; it has said {self.lines[-10:]}")
+        wait_until(
+            lambda: self.complained(rule), f"a complaint of {rule}; it has said {self.lines[-10:]}"
+        )
 
 
 def make_tar(path: Path, files: Mapping[str, str]) -> Path:

@@ -35,7 +35,11 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]
 
 def invoke(simulation: Simulation, model: str, body: bytes, kind: str, **arguments: Any) -> Any:
     return simulation.client.invoke_endpoint(
-        EndpointName="desk", Body=body, ContentType=kind, CustomAttributes=f"model_name={model}", **arguments
+        EndpointName="desk",
+        Body=body,
+        ContentType=kind,
+        CustomAttributes=f"model_name={model}",
+        **arguments,
     )
 
 
@@ -50,7 +54,8 @@ def predictions(body: bytes) -> Any:
 
 def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulation) -> None:
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["one two three"]}
-    pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [2]}  # seconds between two words
+    # seconds between two words
+    pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [2]}
     reply = simulation.client.invoke_endpoint_with_response_stream(
         EndpointName="desk",
         Body=json.dumps({"inputs": [text, pause]}),
@@ -66,12 +71,16 @@ def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulatio
 
 
 @pytest.mark.parametrize("model", BUNDLED)
-def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(simulation: Simulation, model: str) -> None:
+def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(
+    simulation: Simulation, model: str
+) -> None:
     body, kind = example(model)
     reply = invoke(simulation, model, body, kind, InferenceId="mine")
     whole = predictions(reply["Body"].read())
     assert len(whole) == 1
-    fields = [reply[name] for name in ("ContentType", "InvokedProductionVariant", "CustomAttributes")]
+    fields = [
+        reply[name] for name in ("ContentType", "InvokedProductionVariant", "CustomAttributes")
+    ]
     assert fields == ["application/json", "AllTraffic", f"model_name={model}"]
 
     named = {"EndpointName": "desk", "ContentType": kind, "CustomAttributes": f"model_name={model}"}
@@ -84,7 +93,9 @@ def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(simulation
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_bytes(body)
     location = f"s3://bucket/in/{model}"
-    accepted = simulation.client.invoke_endpoint_async(InputLocation=location, InferenceId=f"id-{model}", **named)
+    accepted = simulation.client.invoke_endpoint_async(
+        InputLocation=location, InferenceId=f"id-{model}", **named
+    )
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
     assert accepted["InferenceId"] == f"id-{model}"
     output = simulation.s3 / accepted["OutputLocation"].removeprefix("s3://")
@@ -93,12 +104,17 @@ def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(simulation
 
 
 def test_an_asynchronous_call_that_fails_leaves_the_reason(simulation: Simulation) -> None:
-    accepted = simulation.client.invoke_endpoint_async(EndpointName="desk", InputLocation="s3://bucket/absent")
+    accepted = simulation.client.invoke_endpoint_async(
+        EndpointName="desk", InputLocation="s3://bucket/absent"
+    )
     failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
     wait_until(failure.exists, "a failure in S3")
     assert "s3://bucket/absent" in failure.read_text()
     accepted = simulation.client.invoke_endpoint_async(
-        EndpointName="desk", Body=b"text", ContentType="text/plain", CustomAttributes="model_name=no-such"
+        EndpointName="desk",
+        Body=b"text",
+        ContentType="text/plain",
+        CustomAttributes="model_name=no-such",
     )
     failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
     wait_until(failure.exists, "a failure in S3")

@@ -26,7 +26,9 @@ SERVE = ("--serve", str(MISBEHAVING))
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("is_ready", [True, False])
-def test_a_signal_ends_it_and_nothing_is_left(tmp_path: Path, number: signal.Signals, is_ready: bool) -> None:
+def test_a_signal_ends_it_and_nothing_is_left(
+    tmp_path: Path, number: signal.Signals, is_ready: bool
+) -> None:
     model = make_tar(tmp_path / "model.tar.gz", {"a/config.pbtxt": "x"})
     broken = () if is_ready else ("--env", "BREAKS=start-up")
     command = Command(tmp_path, *SERVE, "--model-data", str(model), *broken)
@@ -65,7 +67,9 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
         ["--limit", "time=0"],
     ],
 )
-def test_wrong_arguments_are_exit_code_2_and_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_exit_code_2_and_named(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         parser().parse_args(arguments)
     assert caught.value.code == 2
@@ -76,7 +80,8 @@ def test_what_cannot_be_started_is_one_line_and_exit_code_1(tmp_path: Path) -> N
     broken = tmp_path / "model.tar.gz"
     broken.write_bytes(b"no archive")
     engine = tmp_path / "podman"
-    engine.write_text("#!/bin/sh\necho no such image >&2\nexit 125\n")  # a stand-in for an engine that has no image
+    # a stand-in for an engine that has no image
+    engine.write_text("#!/bin/sh\necho no such image >&2\nexit 125\n")
     engine.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -87,7 +92,9 @@ def test_what_cannot_be_started_is_one_line_and_exit_code_1(tmp_path: Path) -> N
             (["--image", "no-such"], f"{tmp_path}:", "no-such"),
             (["--image", "no-such"], "/nowhere", "podman"),
         ]:
-            done = run(*arguments, PATH="/nowhere" if path == "/nowhere" else path + os.environ["PATH"])
+            done = run(
+                *arguments, PATH="/nowhere" if path == "/nowhere" else path + os.environ["PATH"]
+            )
             assert done.returncode == 1, done
             assert done.stdout.splitlines()[-1].startswith("error: ")
             assert named in done.stdout.splitlines()[-1]
@@ -113,8 +120,12 @@ def test_strict_says_by_the_exit_code_that_a_rule_was_broken(tmp_path: Path) -> 
     assert "rules broken: ping-body 1" in command.output()
 
 
-@pytest.mark.parametrize(("port", "network"), [(0, "--network none"), (12345, "-p 127.0.0.1:12345:8080")])
-def test_an_image_has_few_rights_and_what_the_platform_gives_it(tmp_path: Path, port: int, network: str) -> None:
+@pytest.mark.parametrize(
+    ("port", "network"), [(0, "--network none"), (12345, "-p 127.0.0.1:12345:8080")]
+)
+def test_an_image_has_few_rights_and_what_the_platform_gives_it(
+    tmp_path: Path, port: int, network: str
+) -> None:
     model, models = tmp_path / "model", tmp_path / "models"
     launch = Launch(tmp_path, {"A": "b c"}, 2**30, tmp_path, "docker", "mine:1", model, models)
     text = " ".join(image_command(launch, "sim-1", port))
@@ -137,7 +148,10 @@ def test_an_image_has_few_rights_and_what_the_platform_gives_it(tmp_path: Path, 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter another network")
 def test_a_connection_reaches_a_container_without_a_network() -> None:
-    code = "from http.server import *; HTTPServer(('127.0.0.1', 8080), SimpleHTTPRequestHandler).serve_forever()"
+    code = (
+        "from http.server import *; HTTPServer(('127.0.0.1', 8080), "
+        "SimpleHTTPRequestHandler).serve_forever()"
+    )
     start = f"ip link set lo up && exec {sys.executable} -c {shlex.quote(code)}"
     alone = subprocess.Popen(["unshare", "--net", "sh", "-c", start], stderr=subprocess.DEVNULL)
     ends_with(alone.kill)

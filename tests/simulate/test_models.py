@@ -1,4 +1,5 @@
-"""Multi-model endpoints: archives in a folder that stands for S3, loaded at their first call, evicted for others."""
+"""Multi-model endpoints: archives in a folder that stands for S3, loaded at their first call,
+evicted for others."""
 
 import json
 import random
@@ -54,7 +55,9 @@ def called() -> list[int]:
 
 def test_30_archives_are_answered_though_the_container_holds_half_of_them(store: Path) -> None:
     own = {"SERVE_MODEL_MEMORY_SHARE": str(share_for(15)), "SERVE_LOG_LEVEL": "warning"}
-    with Simulation(ROOT / "serve", models=store, limits=PLATFORMS_PINGS, environment=own) as simulation:
+    with Simulation(
+        ROOT / "serve", models=store, limits=PLATFORMS_PINGS, environment=own
+    ) as simulation:
         assert wrong_answers(simulation, called()) == []
         counts = simulation.journal.counts
         assert counts["answers of 507"] > 0
@@ -64,16 +67,20 @@ def test_30_archives_are_answered_though_the_container_holds_half_of_them(store:
 
 
 def plain(simulation: Simulation, target: str, **arguments: Any) -> str:
-    """What the stand-in for a container answers: the archive's name that it was given with the load."""
+    """What the stand-in for a container answers: the archive's name that it was given with the
+    load."""
     return str(simulation.invoke(TargetModel=target, **arguments)["Body"].read().decode())
 
 
 def test_the_platform_evicts_for_its_own_share_of_the_memory(store: Path) -> None:
-    with Simulation(models=store, memory=1000 * MEGABYTE, limits={"memory-share": 0.2}, HOLDS="30") as simulation:
+    with Simulation(
+        models=store, memory=1000 * MEGABYTE, limits={"memory-share": 0.2}, HOLDS="30"
+    ) as simulation:
         for number in [*range(12), 11, 10, 9]:
             assert plain(simulation, archive(number)) == archive(number)
         counts = simulation.journal.counts
-        assert 4 <= counts["evictions for the memory share"] <= 8  # 200 MB hold about 6 of them, and Python
+        # 200 MB hold about 6 of them, and Python
+        assert 4 <= counts["evictions for the memory share"] <= 8
         assert (counts["loads"], counts["answers of 507"]) == (12, 0)
 
 

@@ -1,5 +1,5 @@
-"""Each rule of the platform is kept: a container, or a caller, that breaks it is stopped, and told of. And what of a
-call reaches the container."""
+"""Each rule of the platform is kept: a container, or a caller, that breaks it is stopped, and told
+of. And what of a call reaches the container."""
 
 import contextlib
 import json
@@ -36,7 +36,10 @@ def test_every_rule_is_broken_by_a_test() -> None:
 
 
 def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
-    rows = [f"| `{rule.id}` | {str(rule).removesuffix(f' ({rule.source})')} | {rule.source} |" for rule in TABLE]
+    rows = [
+        f"| `{rule.id}` | {str(rule).removesuffix(f' ({rule.source})')} | {rule.source} |"
+        for rule in TABLE
+    ]
     assert "\n".join(rows) in (ROOT / "docs/simulate.md").read_text()
 
 
@@ -66,15 +69,21 @@ def test_a_container_that_ends_at_once_fails_the_endpoint_at_once() -> None:
         ("memory", {}, set()),
     ],
 )
-def test_a_container_that_falls_ill_or_dies_is_replaced(rule: str, limits: dict[str, float], others: set[str]) -> None:
-    with Simulation(limits=limits, memory=100 * 2**20 if rule == "memory" else 0, BREAKS=rule) as simulation:
+def test_a_container_that_falls_ill_or_dies_is_replaced(
+    rule: str, limits: dict[str, float], others: set[str]
+) -> None:
+    with Simulation(
+        limits=limits, memory=100 * 2**20 if rule == "memory" else 0, BREAKS=rule
+    ) as simulation:
         if rule == "exit":
             fails("InternalFailure", simulation.invoke)
         else:
             with contextlib.suppress(ClientError):
                 simulation.invoke()  # from then on it is ill
         simulation.wait_complaint(rule)
-        wait_until(lambda: str(simulation.lines).count("in service after") >= 2, "a new one is in service")
+        wait_until(
+            lambda: str(simulation.lines).count("in service after") >= 2, "a new one is in service"
+        )
     complaints = simulation.journal.complaints
     assert {name for name, count in complaints.items() if count} <= {rule, *others}
     assert complaints["ping-status"] >= 3 or not rule.startswith("ping")
@@ -83,7 +92,9 @@ def test_a_container_that_falls_ill_or_dies_is_replaced(rule: str, limits: dict[
 def test_a_ping_with_a_body_is_told_of_once() -> None:
     with Simulation(BREAKS="ping-body") as simulation:
         simulation.wait_complaint("ping-body")
-        wait_until(lambda: json.loads(simulation.invoke()["Body"].read())["pings"] > 3, "some pings more")
+        wait_until(
+            lambda: json.loads(simulation.invoke()["Body"].read())["pings"] > 3, "some pings more"
+        )
         assert simulation.journal.complaints["ping-body"] == 1
 
 
@@ -100,7 +111,9 @@ def test_a_container_that_takes_no_connection_is_no_service() -> None:
         simulation.wait_complaint("listening")
 
 
-def test_a_killed_container_is_not_told_of_for_refusing_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_container_is_not_told_of_for_refusing_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Even if it is killed, and called, while the simulator looks at it."""
     looks, called = threading.Event(), threading.Event()
 
@@ -121,7 +134,10 @@ def test_a_killed_container_is_not_told_of_for_refusing_calls(monkeypatch: pytes
 
 def test_writing_to_opt_ml_model_is_reported(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("1")
-    with Simulation(model=tmp_path, BREAKS="model-read-only") as simulation, contextlib.suppress(ClientError):
+    with (
+        Simulation(model=tmp_path, BREAKS="model-read-only") as simulation,
+        contextlib.suppress(ClientError),
+    ):
         simulation.invoke()
     assert simulation.complained("model-read-only") or "denied" in str(simulation.lines)
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
@@ -146,17 +162,22 @@ def test_errors_of_the_container_reach_the_caller_as_model_errors(status: int, k
 
 def test_a_stream_that_takes_too_long_ends_with_an_error() -> None:
     with Simulation(limits={"stream-time": 3}, BREAKS="stream-time") as simulation:
-        body = simulation.client.invoke_endpoint_with_response_stream(EndpointName="any", Body=b"{}")["Body"]
+        body = simulation.client.invoke_endpoint_with_response_stream(
+            EndpointName="any", Body=b"{}"
+        )["Body"]
         received = []
         with pytest.raises(ClientError) as caught:
-            received += [event["PayloadPart"]["Bytes"] for event in body]  # the list is lost with the exception
+            # the list is lost with the exception
+            received += [event["PayloadPart"]["Bytes"] for event in body]
         assert caught.value.response["Error"]["Code"] == "ModelStreamError"
         assert simulation.complained("stream-time")
 
 
 def test_a_stream_that_is_cut_gives_its_parts_and_then_an_error() -> None:
     with Simulation(BREAKS="stream") as simulation:
-        body = simulation.client.invoke_endpoint_with_response_stream(EndpointName="any", Body=b"{}")["Body"]
+        body = simulation.client.invoke_endpoint_with_response_stream(
+            EndpointName="any", Body=b"{}"
+        )["Body"]
         received = []
         with pytest.raises(ClientError) as caught:
             for event in body:
@@ -178,7 +199,10 @@ def test_what_callers_send_too_much_of_is_refused_or_dropped(tmp_path: Path) -> 
     """body, async-inline, async-body, headers, query, attributes."""
     limits = {"body": 1000, "async-inline": 100, "async-body": 1000}
     with Simulation(limits=limits) as simulation:
-        assert "at 'body'" in fails("ValidationError", lambda: simulation.invoke(bytes(1001)))["Error"]["Message"]
+        assert (
+            "at 'body'"
+            in fails("ValidationError", lambda: simulation.invoke(bytes(1001)))["Error"]["Message"]
+        )
         call = simulation.client.invoke_endpoint_async
         fails("ValidationError", lambda: call(EndpointName="any", Body=bytes(101)))
         large = simulation.s3 / "bucket/large"
@@ -202,7 +226,12 @@ def raw(simulation: Simulation, attributes: str) -> None:
     import http.client
 
     connection = http.client.HTTPConnection(simulation.url.removeprefix("http://"))
-    connection.request("POST", "/endpoints/any/invocations", b"{}", {"X-Amzn-SageMaker-Custom-Attributes": attributes})
+    connection.request(
+        "POST",
+        "/endpoints/any/invocations",
+        b"{}",
+        {"X-Amzn-SageMaker-Custom-Attributes": attributes},
+    )
     reply = connection.getresponse()
     assert reply.status == 400
     raise ClientError({"Error": {"Code": reply.headers["x-amzn-ErrorType"]}}, "InvokeEndpoint")
@@ -239,7 +268,9 @@ def test_an_archive_that_leaves_its_folder_or_is_none_is_refused(store: Path, na
         assert not list(simulation.endpoint.launch.folder.rglob("escaped"))
 
 
-def test_a_load_whose_container_ends_is_an_internal_failure(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_whose_container_ends_is_an_internal_failure(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, removed = threading.Event(), threading.Event()
 
     def unpack_too_late(archive: Path, _: Path) -> None:
@@ -253,7 +284,9 @@ def test_a_load_whose_container_ends_is_an_internal_failure(store: Path, monkeyp
         begun.wait(PATIENCE)
         simulation.kill()
         wait_until(lambda: "the container was killed" in str(simulation.lines), "its end is seen")
-        wait_until(lambda: str(simulation.lines).count("in service after") >= 2, "another is started")
+        wait_until(
+            lambda: str(simulation.lines).count("in service after") >= 2, "another is started"
+        )
         removed.set()
         fails("InternalFailure", call.result)
         assert simulation.journal.complaints.total() == 0
@@ -269,9 +302,13 @@ def test_a_load_whose_container_ends_is_an_internal_failure(store: Path, monkeyp
         ("load-time", 0.4, 0),
     ],
 )
-def test_an_answer_that_breaks_a_rule_is_an_error(rule: str, limit: float | None, status: int, store: Path) -> None:
+def test_an_answer_that_breaks_a_rule_is_an_error(
+    rule: str, limit: float | None, status: int, store: Path
+) -> None:
     models = store if rule.startswith("load") else None
-    with Simulation(models=models, limits={rule: limit} if limit else {}, BREAKS=rule) as simulation:
+    with Simulation(
+        models=models, limits={rule: limit} if limit else {}, BREAKS=rule
+    ) as simulation:
         arguments = {"TargetModel": "a.tar.gz"} if models else {}
         response = fails("ModelError", lambda: simulation.invoke(b"{}", **arguments))
         assert response["OriginalStatusCode"] == status
@@ -280,14 +317,18 @@ def test_an_answer_that_breaks_a_rule_is_an_error(rule: str, limit: float | None
 
 def test_a_load_that_is_slower_than_a_call_may_be_goes_on_and_is_found_done(store: Path) -> None:
     with Simulation(models=store, limits={"time": 4}, BREAKS="load-time", SLOW="8") as simulation:
-        response = fails("ModelNotReadyException", lambda: simulation.invoke(TargetModel="a.tar.gz"))
+        response = fails(
+            "ModelNotReadyException", lambda: simulation.invoke(TargetModel="a.tar.gz")
+        )
         assert response["ResponseMetadata"]["HTTPStatusCode"] == 429
         wait_until(lambda: simulation.journal.counts["loads"] == 1, "the load ends")
         assert simulation.invoke(TargetModel="a.tar.gz")["Body"].read() == b"a.tar.gz"
 
 
 @pytest.mark.parametrize("rule", ["unload-status", "unload-time"])
-def test_an_unload_that_fails_or_is_late_is_told_of_and_the_calls_go_on(store: Path, rule: str) -> None:
+def test_an_unload_that_fails_or_is_late_is_told_of_and_the_calls_go_on(
+    store: Path, rule: str
+) -> None:
     limits = {rule: 3} if rule == "unload-time" else {}
     with Simulation(models=store, limits=limits, BREAKS=rule, CAPACITY="1") as simulation:
         simulation.invoke(TargetModel="a.tar.gz")
@@ -334,9 +375,13 @@ def test_every_header_of_the_api_arrives_and_no_other(simulation: Simulation) ->
     assert [arrived[name] for name in names] == ["text/x", "text/y", "NEW_SESSION"]
 
 
-def test_a_stream_s_accept_and_content_type_have_headers_of_their_own(simulation: Simulation) -> None:
+def test_a_stream_s_accept_and_content_type_have_headers_of_their_own(
+    simulation: Simulation,
+) -> None:
     types = {"ContentType": "text/x", "Accept": "text/y"}
-    reply = simulation.client.invoke_endpoint_with_response_stream(EndpointName="any", Body=b"x", **types)
+    reply = simulation.client.invoke_endpoint_with_response_stream(
+        EndpointName="any", Body=b"x", **types
+    )
     seen = json.loads(b"".join(event["PayloadPart"]["Bytes"] for event in reply["Body"]))
     assert reply["ContentType"] == "application/json"
     headers = {name.lower(): value for name, value in seen["headers"].items()}
@@ -355,7 +400,9 @@ def test_a_stream_s_accept_and_content_type_have_headers_of_their_own(simulation
         ({"EndpointName": "any", "TargetModel": "a"}, "any"),
     ],
 )
-def test_callers_mistakes_are_validation_errors(simulation: Simulation, arguments: dict[str, str], named: str) -> None:
+def test_callers_mistakes_are_validation_errors(
+    simulation: Simulation, arguments: dict[str, str], named: str
+) -> None:
     with pytest.raises(ClientError) as caught:
         simulation.client.invoke_endpoint(**{"EndpointName": "any", "Body": b"", **arguments})
     assert caught.value.response["Error"]["Code"] == "ValidationError"
@@ -363,14 +410,20 @@ def test_callers_mistakes_are_validation_errors(simulation: Simulation, argument
 
 
 def test_a_session_lives_until_it_is_closed_or_its_container_ends(simulation: Simulation) -> None:
-    first, second = (simulation.invoke(SessionId="NEW_SESSION")["NewSessionId"].partition(";")[0] for _ in range(2))
+    first, second = (
+        simulation.invoke(SessionId="NEW_SESSION")["NewSessionId"].partition(";")[0]
+        for _ in range(2)
+    )
     for session in (first, second):
         simulation.invoke(SessionId=session)
     assert simulation.invoke(b"close", SessionId=first)["ClosedSessionId"] == first
     with pytest.raises(simulation.client.exceptions.ValidationError):
         simulation.invoke(SessionId=first)
     simulation.kill()
-    wait_until(lambda: str(simulation.lines).count("in service after") == 2, "another container is in service")
+    wait_until(
+        lambda: str(simulation.lines).count("in service after") == 2,
+        "another container is in service",
+    )
     with pytest.raises(simulation.client.exceptions.ValidationError):
         simulation.invoke(SessionId=second)
     assert simulation.journal.complaints.total() == 0, simulation.lines

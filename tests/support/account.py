@@ -19,12 +19,16 @@ Call = tuple[str, str, dict[str, Any]]
 
 
 class Account:
-    """`calls` are those that `deploy` has made; `scripted` has replies by operation that come before moto's."""
+    """`calls` are those that `deploy` has made; `scripted` has replies by operation that come
+    before moto's."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.scripted: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        self._own, self._session = boto3.Session(region_name=REGION), boto3.Session(region_name=REGION)
+        self._own, self._session = (
+            boto3.Session(region_name=REGION),
+            boto3.Session(region_name=REGION),
+        )
         self._session.events.register("before-parameter-build.*.*", self._note)
         self._session.events.register("before-call.*.*", self._answer)  # type: ignore[arg-type]
 
@@ -43,11 +47,21 @@ class Account:
         sagemaker, scaling = self.client("sagemaker"), self.client("application-autoscaling")
         return {
             "endpoints": {each["EndpointName"] for each in sagemaker.list_endpoints()["Endpoints"]},
-            "configs": {each["EndpointConfigName"] for each in sagemaker.list_endpoint_configs()["EndpointConfigs"]},
+            "configs": {
+                each["EndpointConfigName"]
+                for each in sagemaker.list_endpoint_configs()["EndpointConfigs"]
+            },
             "models": {each["ModelName"] for each in sagemaker.list_models()["Models"]},
-            "targets": scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"],
-            "policies": scaling.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"],
-            "repositories": {r["repositoryName"] for r in self.client("ecr").describe_repositories()["repositories"]},
+            "targets": scaling.describe_scalable_targets(ServiceNamespace="sagemaker")[
+                "ScalableTargets"
+            ],
+            "policies": scaling.describe_scaling_policies(ServiceNamespace="sagemaker")[
+                "ScalingPolicies"
+            ],
+            "repositories": {
+                r["repositoryName"]
+                for r in self.client("ecr").describe_repositories()["repositories"]
+            },
         }
 
     def described(self, name: str = "triton-multi-model") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -55,25 +69,37 @@ class Account:
         sagemaker = self.client("sagemaker")
         config = sagemaker.describe_endpoint(EndpointName=name)["EndpointConfigName"]
         document = sagemaker.describe_endpoint_config(EndpointConfigName=config)
-        return document, sagemaker.describe_model(ModelName=document["ProductionVariants"][0]["ModelName"])
+        return document, sagemaker.describe_model(
+            ModelName=document["ProductionVariants"][0]["ModelName"]
+        )
 
     def _note(self, params: dict[str, Any], model: Any, **_: Any) -> None:
         self.calls.append((model.service_model.service_name, model.name, dict(params)))
 
-    def _answer(self, model: Any, params: dict[str, Any], **_: Any) -> tuple[AWSResponse, dict[str, Any]] | None:
-        """botocore takes this in place of a reply, as from its Stubber; None leaves the call to moto."""
+    def _answer(
+        self, model: Any, params: dict[str, Any], **_: Any
+    ) -> tuple[AWSResponse, dict[str, Any]] | None:
+        """botocore takes this in place of a reply, as from its Stubber; None leaves the call to
+        moto."""
         if self.scripted[model.name]:
             reply = self.scripted[model.name].pop(0)
             return _response(400 if "Error" in reply else 200), reply
-        return (_response(200), self._update(json.loads(params["body"]))) if model.name == "UpdateEndpoint" else None
+        return (
+            (_response(200), self._update(json.loads(params["body"])))
+            if model.name == "UpdateEndpoint"
+            else None
+        )
 
     def _update(self, request: dict[str, Any]) -> dict[str, Any]:
-        """UpdateEndpoint, which moto lacks: the endpoint is created again with the new configuration."""
+        """UpdateEndpoint, which moto lacks: the endpoint is created again with the new
+        configuration."""
         sagemaker, name = self.client("sagemaker"), request["EndpointName"]
         arn = sagemaker.describe_endpoint(EndpointName=name)["EndpointArn"]
         tags = sagemaker.list_tags(ResourceArn=arn)["Tags"]
         sagemaker.delete_endpoint(EndpointName=name)
-        new = sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=request["EndpointConfigName"], Tags=tags)
+        new = sagemaker.create_endpoint(
+            EndpointName=name, EndpointConfigName=request["EndpointConfigName"], Tags=tags
+        )
         return {"EndpointArn": new["EndpointArn"]}
 
 

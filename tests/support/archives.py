@@ -1,4 +1,5 @@
-"""Archives of tiny models, loaded and unloaded as SageMaker does; and what a `serve` uses meanwhile."""
+"""Archives of tiny models, loaded and unloaded as SageMaker does; and what a `serve` uses
+meanwhile."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,14 +84,19 @@ class Loader:
         unloaded = self.unload(number)
         assert unloaded.status_code == 200, unloaded.text
 
-    def _ask(self, method: str, path: str, number: int, document: object = None) -> requests.Response:
+    def _ask(
+        self, method: str, path: str, number: int, document: object = None
+    ) -> requests.Response:
         headers = {"X-Amzn-SageMaker-Target-Model": f"multiply-{number}.tar.gz"}
-        return requests.request(method, self.url + path, json=document, headers=headers, timeout=4 * PATIENCE)
+        return requests.request(
+            method, self.url + path, json=document, headers=headers, timeout=4 * PATIENCE
+        )
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of memory, processes, threads, open files, files for archives and in shared memory, bytes of the latter."""
+    """Bytes of memory, processes, threads, open files, files for archives and in shared memory,
+    bytes of the latter."""
 
     memory: int
     processes: int
@@ -118,6 +124,8 @@ def usage(pid: int, run_dir: Path) -> Usage:
 def _shared(process: psutil.Process) -> list[Path]:
     """Return the files of shared memory that a process maps."""
     try:
-        return [Path(each.path) for each in process.memory_maps() if each.path.startswith("/dev/shm/")]
+        return [
+            Path(each.path) for each in process.memory_maps() if each.path.startswith("/dev/shm/")
+        ]
     except psutil.Error:
         return []

@@ -1,7 +1,8 @@
-"""Pictures and pages of handwritten digits with their labels, for the bundled `resnet` and `yolov5`.
+"""Pictures and pages of handwritten digits with their labels, for the bundled `resnet` and
+`yolov5`.
 
-The digits are scikit-learn's scans of 8×8 pixels. A fifth of them, which neither network was trained on, is used here.
-The same seed gives the same pictures.
+The digits are scikit-learn's scans of 8×8 pixels. A fifth of them, which neither network was
+trained on, is used here. The same seed gives the same pictures.
 """
 
 from collections.abc import Iterator
@@ -38,13 +39,19 @@ def held_out(count: int | None = None) -> list[tuple[Image.Image, int]]:
     """Return the first `count` held-out digits, all by default, each as a photo with its label."""
     images, labels = scans()
     pairs = zip(images[:count], labels[:count], strict=True)
-    return [(photo(scan, np.random.default_rng((1, i))), int(label)) for i, (scan, label) in enumerate(pairs)]
+    return [
+        (photo(scan, np.random.default_rng((1, i))), int(label))
+        for i, (scan, label) in enumerate(pairs)
+    ]
 
 
 def photo(scan: NDArray[np.uint8], rng: Rng) -> Image.Image:
-    """Return a digit on a sheet of its own: dark on light or light on dark, anywhere, turned, blurred and noisy."""
+    """Return a digit on a sheet of its own: dark on light or light on dark, anywhere, turned,
+    blurred and noisy."""
     side = np.exp(rng.uniform(np.log(28), np.log(600)))
-    width, height = (int(each) for each in np.clip(side * np.exp(rng.uniform(-0.3, 0.3, 2)), 28, 600))
+    width, height = (
+        int(each) for each in np.clip(side * np.exp(rng.uniform(-0.3, 0.3, 2)), 28, 600)
+    )
     glyph = _glyph(scan, rng.uniform(0.5, 1.0) * min(width, height), rng)
     ink = Image.new("L", (width, height))
     ink.paste(glyph, (_free(width - glyph.width, rng), _free(height - glyph.height, rng)))
@@ -74,7 +81,12 @@ def _page(rng: Rng, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Pag
         y = rng.uniform(0, height)
         drawing.line([(0, y), (width, y + rng.normal(0, 10))], tone, 1 + max(width, height) // 400)
         word = "".join(rng.choice(list("aehkmnrtvwxAEHKMNRTVWX"), 6))
-        drawing.text((rng.uniform(0, width), rng.uniform(0, height)), word, tone, font_size=max(width, height) // 25)
+        drawing.text(
+            (rng.uniform(0, width), rng.uniform(0, height)),
+            word,
+            tone,
+            font_size=max(width, height) // 25,
+        )
     size = max(width, height) / 640 * rng.uniform(35, 100)
     cell = size * 1.8
     boxes: list[NDArray[np.float64]] = []
@@ -89,7 +101,9 @@ def _page(rng: Rng, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Pag
                 page.paste((235, 230, 220) if dark else (25, 30, 60), (left, top), glyph)
                 boxes.append(np.add(_ink_box(glyph), (left, top, left, top)))
                 chosen.append(labels[index])
-    return Page(_exposed(page, rng), np.array(boxes, np.float32).reshape(-1, 4), np.array(chosen, np.int64))
+    return Page(
+        _exposed(page, rng), np.array(boxes, np.float32).reshape(-1, 4), np.array(chosen, np.int64)
+    )
 
 
 def _glyph(scan: NDArray[np.uint8], height: float, rng: Rng) -> Image.Image:

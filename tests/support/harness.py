@@ -1,4 +1,5 @@
-"""Starts the whole container's software on free loopback ports, and the models that the tests serve."""
+"""Starts the whole container's software on free loopback ports, and the models that the tests
+serve."""
 
 import base64
 import contextlib
@@ -32,7 +33,8 @@ from simulate.ports import PortPicker
 from tests.support.started import ends_with
 
 ROOT = Path(__file__).resolve().parents[2]
-IDENTITY_VALUES: dict[str, list[Any]] = {  # two of each datatype, for the model that make_identity writes
+# two of each datatype, for the model that make_identity writes
+IDENTITY_VALUES: dict[str, list[Any]] = {
     "FP32": [1.5, -2.25],
     "FP64": [1e300, -0.1],
     "FP16": [0.5, -65504.0],
@@ -47,15 +49,19 @@ IDENTITY_VALUES: dict[str, list[Any]] = {  # two of each datatype, for the model
     "BOOL": [True, False],
     "BYTES": ["digit", "Ziffer ✓"],
 }
-DATATYPES = {name: helper.np_dtype_to_tensor_dtype(np.dtype(numpy_dtype(name))) for name in IDENTITY_VALUES}
-# Where the processor has BF16, `auto` takes OpenVINO, whose answers differ from ONNX Runtime's by some thousandths.
+DATATYPES = {
+    name: helper.np_dtype_to_tensor_dtype(np.dtype(numpy_dtype(name))) for name in IDENTITY_VALUES
+}
+# Where the processor has BF16, `auto` takes OpenVINO, whose answers differ from ONNX Runtime's by
+# some thousandths.
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}
 PATIENCE = 120.0  # seconds: what has not happened by then will not, however slow the machine is
 _PORTS = PortPicker(range(10000, 12000))
 
 
 def free_port() -> int:
-    """A free port that no other test gets, even in another run; below the ports that the kernel uses itself."""
+    """A free port that no other test gets, even in another run; below the ports that the kernel
+    uses itself."""
     return _PORTS.pick(1)[0]
 
 
@@ -85,20 +91,27 @@ def png_that_claims(width: int, height: int) -> bytes:
 
 
 def wait_until(
-    condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = PATIENCE, pause: float = 0.02
+    condition: Callable[[], Any],
+    what: str | Callable[[], str],
+    seconds: float = PATIENCE,
+    pause: float = 0.02,
 ) -> Any:
-    """Waits for the condition's first true value and returns it; fails with `what` when there is none in time. `pause`
-    is the time between two looks, longer where a look costs the server work."""
+    """Waits for the condition's first true value and returns it; fails with `what` when there is
+    none in time. `pause` is the time between two looks, longer where a look costs the server
+    work."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what if isinstance(what, str) else what()}")
+            raise AssertionError(
+                f"not within {seconds} s: {what if isinstance(what, str) else what()}"
+            )
         time.sleep(pause)
     return value
 
 
 class Server:
-    """One `serve` with its three processes; `log` is the file of its output. `prefix` is a command that becomes it."""
+    """One `serve` with its three processes; `log` is the file of its output. `prefix` is a command
+    that becomes it."""
 
     prefix: tuple[str, ...] = ()
 
@@ -106,7 +119,9 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log, self.run_dir = folder / "serve.log", folder / "run"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))}
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))
+        }
         ours = {
             "PORT": str(self.port),
             "SERVE_HOST": "127.0.0.1",
@@ -127,7 +142,9 @@ class Server:
 
         def ready() -> bool:
             if self.process.poll() is not None:
-                raise AssertionError(f"serve has ended with {self.process.returncode}:\n{self.output()[-3000:]}")
+                raise AssertionError(
+                    f"serve has ended with {self.process.returncode}:\n{self.output()[-3000:]}"
+                )
             return self.ping() == 200
 
         try:
@@ -138,7 +155,8 @@ class Server:
         return self
 
     def ping(self) -> int:
-        """The status of /ping, 0 when there is no answer; asked often by those that wait, so without `requests`."""
+        """The status of /ping, 0 when there is no answer; asked often by those that wait, so
+        without `requests`."""
         asked = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             asked.request("GET", "/ping")
@@ -170,10 +188,14 @@ class Server:
 
     def says(self, *words: str, process: str = "serve") -> bool:
         """Return whether the log has a message of the process with all of the words."""
-        return any(all(word in entry.get("message", "") for word in words) for entry in self.entries(process))
+        return any(
+            all(word in entry.get("message", "") for word in words)
+            for entry in self.entries(process)
+        )
 
     def process_of(self, name: str) -> dict[str, Any]:
-        """One process in the supervisor's status: its pid (None while there is none) and how often it started."""
+        """One process in the supervisor's status: its pid (None while there is none) and how often
+        it started."""
         process: dict[str, Any] = self.status()["processes"][name]
         return process
 
@@ -186,7 +208,8 @@ class Server:
         return pid
 
     def replace(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Kills one process, waits until the supervisor has started another, and returns the pid of the killed one."""
+        """Kills one process, waits until the supervisor has started another, and returns the pid of
+        the killed one."""
         killed = self.pid(name)
         self.kill(killed, number)
         self.wait_replaced(name, killed)
@@ -208,17 +231,24 @@ class Server:
             self.process.send_signal(signal.SIGCONT)
 
     def in_work(self) -> int:
-        return int(float(re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]))
+        return int(
+            float(
+                re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]
+            )
+        )
 
     def triton(self) -> httpx.Client:
-        """Triton's own HTTP endpoint; the certificates, which a socket does not need, take 40 ms to read."""
+        """Triton's own HTTP endpoint; the certificates, which a socket does not need, take 40 ms to
+        read."""
         transport = httpx.HTTPTransport(uds=str(self.run_dir / "triton/http.sock"), verify=False)
         return httpx.Client(transport=transport, base_url="http://triton", timeout=PATIENCE)
 
     def processes(self) -> list[int]:
         """All processes of this server, found by its run folder in their environment."""
         marker = f"SERVE_RUN_DIR={self.run_dir}".encode()
-        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if has_variable(entry, marker)]
+        return [
+            int(entry.name) for entry in Path("/proc").glob("[0-9]*") if has_variable(entry, marker)
+        ]
 
     def wait_gone(self) -> None:
         """Waits until it has left no process: one that was killed may take a moment to end."""
@@ -248,8 +278,8 @@ class Server:
 
 
 def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
-    """Return a fixture: one container for the tests of a module, which serves what the makers write into its folder
-    `models`."""
+    """Return a fixture: one container for the tests of a module, which serves what the makers write
+    into its folder `models`."""
 
     @pytest.fixture(scope="module")
     def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -280,12 +310,14 @@ def memory(pid: int, field: str) -> int:
 
 
 def config_for_cpu(model: Path) -> str:
-    """The whole config.pbtxt with which `serve` serves a model's folder on a machine without a GPU."""
+    """The whole config.pbtxt with which `serve` serves a model's folder on a machine without a
+    GPU."""
     return str(MessageToString(read_config(model, "cpu")))
 
 
 def link_model(source: Path, repository: Path) -> None:
-    """Puts a model folder into another repository; links its large files instead of copying them."""
+    """Puts a model folder into another repository; links its large files instead of copying
+    them."""
     for file in source.rglob("*"):
         if file.is_file():
             target = repository / source.name / file.relative_to(source)
@@ -296,7 +328,9 @@ def link_model(source: Path, repository: Path) -> None:
 
 def _save(graph: onnx.GraphProto, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    )
 
 
 def _config(folder: Path, text: str) -> None:
@@ -311,15 +345,22 @@ def make_identity(repository: Path, datatypes: Iterable[str] = DATATYPES) -> Non
         [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name, _ in ports],
         "identity",
         [helper.make_tensor_value_info(f"in_{name}", kind, ["batch", "n"]) for name, kind in ports],
-        [helper.make_tensor_value_info(f"out_{name}", kind, ["batch", "n"]) for name, kind in ports],
+        [
+            helper.make_tensor_value_info(f"out_{name}", kind, ["batch", "n"])
+            for name, kind in ports
+        ],
     )
     _save(graph, repository / "identity/1/model.onnx")
     tensors = "".join(
-        f'{way}put {{ name: "{way}_{name}" data_type: TYPE_{name.replace("BYTES", "STRING")} dims: [-1] }}\n'
+        f'{way}put {{ name: "{way}_{name}" data_type: '
+        f"TYPE_{name.replace('BYTES', 'STRING')} dims: [-1] }}\n"
         for name, _ in ports
         for way in ("in", "out")
     )
-    _config(repository / "identity", f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{tensors}{ONE_INSTANCE}')
+    _config(
+        repository / "identity",
+        f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{tensors}{ONE_INSTANCE}',
+    )
 
 
 ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
@@ -339,7 +380,8 @@ def make_scale(repository: Path) -> None:
     _config(
         repository / "scale",
         'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
-        'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "y" data_type: TYPE_FP32 dims: [-1] }\n'
+        'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "y" data_type: '
+        "TYPE_FP32 dims: [-1] }\n"
         f"version_policy {{ all {{}} }}\n{ONE_INSTANCE}",
     )
 
@@ -426,7 +468,9 @@ class Client(ModelClient):
 '''
 
 
-def make_sleeper(repository: Path, name: str = "sleeper", code: str = SLEEPER, client: str = SLEEPER_CLIENT) -> None:
+def make_sleeper(
+    repository: Path, name: str = "sleeper", code: str = SLEEPER, client: str = SLEEPER_CLIENT
+) -> None:
     """A model on Triton's python backend, without a batch dimension, with its own client.py."""
     config = (
         'input { name: "seconds" data_type: TYPE_FP32 dims: [1] }\n'
@@ -436,7 +480,8 @@ def make_sleeper(repository: Path, name: str = "sleeper", code: str = SLEEPER, c
 
 
 def make_python_model(folder: Path, config: str, code: str, client: str = "") -> None:
-    """Write a model of Triton's python backend; `config` is what config.pbtxt says of it besides."""
+    """Write a model of Triton's python backend; `config` is what config.pbtxt says of it
+    besides."""
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.py").write_text(code)
     (folder / "config.pbtxt").write_text(f'backend: "python"\n{config}{ONE_INSTANCE}')

@@ -1,4 +1,5 @@
-"""Image files that would take memory or work, each made from what it does; and the largest that are allowed."""
+"""Image files that would take memory or work, each made from what it does; and the largest that are
+allowed."""
 
 import struct
 import zlib
@@ -14,14 +15,25 @@ Maker = Callable[[], bytes]
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def png(colour: int, row: int, between: bytes = b"", depth: int = 8, side: int = SIDE) -> bytes:
     """Zeros; `row` bytes are a line of them."""
     header = struct.pack(">IIBBBBB", side, side, depth, colour, 0, 0, 0)
     pixels = zlib.compress(bytes((1 + row) * side))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + between + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + between
+        + chunk(b"IDAT", pixels)
+        + chunk(b"IEND", b"")
+    )
 
 
 def jpeg_with(segments: bytes) -> bytes:
@@ -37,7 +49,9 @@ def jpeg_of_scans(count: int) -> bytes:
 def run_length_bmp() -> bytes:
     lines = b"\0\2\0\xff" * SIDE
     header = struct.pack("<IiiHHIIiiII", 40, SIDE, SIDE, 1, 8, 1, len(lines), 1, 1, 256, 0)
-    return b"BM" + struct.pack("<IHHI", 1078 + len(lines), 0, 0, 1078) + header + bytes(1024) + lines
+    return (
+        b"BM" + struct.pack("<IHHI", 1078 + len(lines), 0, 0, 1078) + header + bytes(1024) + lines
+    )
 
 
 def tiff(tags: list[tuple[int, int, int, int]], behind: bytes = b"", directories: int = 1) -> bytes:
@@ -45,15 +59,35 @@ def tiff(tags: list[tuple[int, int, int, int]], behind: bytes = b"", directories
     size = 2 + 12 * len(tags) + 4
     entries = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
     starts = [8 + size * at for at in range(1, directories)] + [0]
-    return b"II*\0" + struct.pack("<I", 8) + b"".join(entries + struct.pack("<I", at) for at in starts) + behind
+    return (
+        b"II*\0"
+        + struct.pack("<I", 8)
+        + b"".join(entries + struct.pack("<I", at) for at in starts)
+        + behind
+    )
 
 
-SMALL = [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8), (277, 3, 1, 1)]
+SMALL = [
+    (256, 3, 1, 8),
+    (257, 3, 1, 8),
+    (258, 3, 1, 8),
+    (259, 3, 1, 1),
+    (262, 3, 1, 1),
+    (273, 4, 1, 8),
+    (277, 3, 1, 1),
+]
 
 
 def tiff_of_a_huge_tile() -> bytes:
     tile = zlib.compress(bytes(2**26))
-    tags = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (277, 3, 1, 1)]
+    tags = [
+        (256, 4, 1, 16),
+        (257, 4, 1, 16),
+        (258, 3, 1, 8),
+        (259, 3, 1, 8),
+        (262, 3, 1, 1),
+        (277, 3, 1, 1),
+    ]
     tile_tags = [(322, 4, 1, 2**13), (323, 4, 1, 2**13), (324, 4, 1, 134), (325, 4, 1, len(tile))]
     return tiff(tags + tile_tags, tile)
 
@@ -81,15 +115,29 @@ REFUSED: dict[str, tuple[Maker, str]] = {
     "PostScript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "known format"),
     "a run-length encoded BMP": (run_length_bmp, "run-length"),
     "a WebP of 9 million pixels in 34 bytes": (
-        lambda: encoded(Image.new("RGBA", (SIDE, SIDE)), "WEBP", lossless=True, method=0, quality=0),
+        lambda: encoded(
+            Image.new("RGBA", (SIDE, SIDE)), "WEBP", lossless=True, method=0, quality=0
+        ),
         "180000000",
     ),
     "a progressive JPEG with a thousand scans": (lambda: jpeg_of_scans(1000), "1010"),
     "a JPEG of comments": (lambda: jpeg_with(b"\xff\xfe\0\2" * 100_000), "metadata"),
-    "a JPEG of small EXIF parts": (lambda: jpeg_with(b"\xff\xe1\0\x09Exif\0\0X" * 100_000), "metadata"),
-    "a JPEG of large EXIF parts": (lambda: jpeg_with((b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 200), "metadata"),
-    "a JPEG with a megabyte of junk": (lambda: jpeg_with(b"\xff\xfe\0\2" + b"a" * 2**20), "metadata"),
-    "a PNG of empty chunks": (lambda: png(2, 24, chunk(b"abCd", b"") * 100_000, side=8), "metadata"),
+    "a JPEG of small EXIF parts": (
+        lambda: jpeg_with(b"\xff\xe1\0\x09Exif\0\0X" * 100_000),
+        "metadata",
+    ),
+    "a JPEG of large EXIF parts": (
+        lambda: jpeg_with((b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 200),
+        "metadata",
+    ),
+    "a JPEG with a megabyte of junk": (
+        lambda: jpeg_with(b"\xff\xfe\0\2" + b"a" * 2**20),
+        "metadata",
+    ),
+    "a PNG of empty chunks": (
+        lambda: png(2, 24, chunk(b"abCd", b"") * 100_000, side=8),
+        "metadata",
+    ),
     "a PNG with 64 MB of text": (
         lambda: png(2, 24, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(2**20 - 1))) * 64, side=8),
         "text",
@@ -115,14 +163,22 @@ LARGEST: dict[str, Maker] = {
     "grey with alpha": lambda: png(4, 2 * SIDE),
     "16-bit grey": lambda: png(0, 2 * SIDE, depth=16),
     "16-bit RGBA": lambda: png(6, 8 * SIDE, depth=16),
-    "a palette with transparency": lambda: png(3, SIDE, chunk(b"PLTE", bytes(6)) + chunk(b"tRNS", b"\0\xff")),
-    "floats": lambda: encoded(Image.new("F", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate"),
-    "CMYK": lambda: encoded(Image.new("CMYK", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate"),
+    "a palette with transparency": lambda: png(
+        3, SIDE, chunk(b"PLTE", bytes(6)) + chunk(b"tRNS", b"\0\xff")
+    ),
+    "floats": lambda: encoded(
+        Image.new("F", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate"
+    ),
+    "CMYK": lambda: encoded(
+        Image.new("CMYK", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate"
+    ),
     "one strip": lambda: encoded(
         Image.new("RGB", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate", strip_size=2**26
     ),
     "a turned JPEG": lambda: encoded(Image.new("RGB", (SIDE, SIDE)), "JPEG", exif=turned()),
-    "a progressive JPEG": lambda: encoded(Image.new("RGB", (2600, 2600)), "JPEG", progressive=True, subsampling=0),
+    "a progressive JPEG": lambda: encoded(
+        Image.new("RGB", (2600, 2600)), "JPEG", progressive=True, subsampling=0
+    ),
     "a WebP": lambda: encoded(Image.new("RGBA", (1890, 1890), (1, 2, 3, 4)), "WEBP", method=0),
     "a GIF": lambda: encoded(Image.new("P", (SIDE, SIDE)), "GIF"),
 }

@@ -11,13 +11,16 @@ import requests
 
 
 class Threads:
-    """`callers` threads, each in `_call` from the begin of the context until `_stop` is set at its end."""
+    """`callers` threads, each in `_call` from the begin of the context until `_stop` is set at its
+    end."""
 
     callers: int
 
     def __enter__(self) -> Self:
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._call, args=(n,), daemon=True) for n in range(self.callers)]
+        self._threads = [
+            threading.Thread(target=self._call, args=(n,), daemon=True) for n in range(self.callers)
+        ]
         for thread in self._threads:
             thread.start()
         return self
@@ -35,8 +38,8 @@ class Threads:
 class Load(Threads):
     """Threads that call `request`, each time on a new connection.
 
-    `answers` counts "STATUS code" of every reply; `refused` counts connections that were refused or closed before the
-    first byte of a reply; `cut` counts replies that ended too early.
+    `answers` counts "STATUS code" of every reply; `refused` counts connections that were refused or
+    closed before the first byte of a reply; `cut` counts replies that ended too early.
     """
 
     request: Callable[[int], requests.Response]

@@ -1,5 +1,5 @@
-"""Follows README.md or a page of docs/ as a reader would: writes its files, runs its commands and its Python, in a
-fresh checkout.
+"""Follows README.md or a page of docs/ as a reader would: writes its files, runs its commands and
+its Python, in a fresh checkout.
 
 A block of commands is run unchanged unless the line above it says otherwise:
 
@@ -69,7 +69,9 @@ def read_blocks(page: str) -> Iterator[Block]:
         if part["section"]:
             section = part["section"]
         else:
-            yield Block(section, part["language"], part["text"], part["marker"] or "", part["file"] or "")
+            yield Block(
+                section, part["language"], part["text"], part["marker"] or "", part["file"] or ""
+            )
 
 
 def blocks(page: str = README) -> list[Block]:
@@ -82,12 +84,15 @@ def shell(page: str = README) -> list[Block]:
 
 def commands(section: str, page: str = README) -> list[str]:
     """The commands of a section, for a test that its blocks name with "executed by"."""
-    return [command for block in shell(page) if block.section == section for command in block.commands]
+    return [
+        command for block in shell(page) if block.section == section for command in block.commands
+    ]
 
 
 @dataclass
 class Reader:
-    """Follows a page in a fresh checkout whose environment is set up already; only the ports are other ones.
+    """Follows a page in a fresh checkout whose environment is set up already; only the ports are
+    other ones.
 
     `blocks` are the page's; `files` is the folder of the checkout that its files are written to.
     """
@@ -121,16 +126,23 @@ class Reader:
                 compare(output, replace(shown, text=self._on_free_ports(shown.text)))
 
     def _on_free_ports(self, text: str) -> str:
-        return re.sub(rf"\b({'|'.join(self.ports)})\b", lambda match: str(self.ports[match[0]]), text)
+        return re.sub(
+            rf"\b({'|'.join(self.ports)})\b", lambda match: str(self.ports[match[0]]), text
+        )
 
     def _run(self, command: str) -> str:
         if command == SERVE or command.endswith(f" {SERVE_ALONE}"):
-            self._start(SERVE, command.replace(SERVE, f"make -o setup -o models run PORT={self.ports['8080']}"))
+            self._start(
+                SERVE,
+                command.replace(SERVE, f"make -o setup -o models run PORT={self.ports['8080']}"),
+            )
             wait_until(self._serves, self._log(SERVE))
             return ""
         if command.startswith(SIMULATE):
             self._start(SIMULATE, f"{command} --port {self.ports['8081']} {ENGINE}")
-            wait_until(lambda: "\nin service: " in self._log(SIMULATE), "the simulator is in service")
+            wait_until(
+                lambda: "\nin service: " in self._log(SIMULATE), "the simulator is in service"
+            )
             return ""
         done = subprocess.run(
             ["bash", "-ec", command],
@@ -144,7 +156,8 @@ class Reader:
         return done.stdout
 
     def _start(self, name: str, command: str) -> None:
-        """Starts a server; first stops the one that the same line started, as a reader would with Ctrl-C."""
+        """Starts a server; first stops the one that the same line started, as a reader would with
+        Ctrl-C."""
         self._stop(name)
         with self._log_file(name).open("wb") as log:
             self.running[name] = process = subprocess.Popen(
@@ -159,7 +172,12 @@ class Reader:
 
     def _serves(self) -> bool:
         try:
-            return requests.get(f"http://127.0.0.1:{self.ports['8080']}/ping", timeout=PATIENCE).status_code == 200
+            return (
+                requests.get(
+                    f"http://127.0.0.1:{self.ports['8080']}/ping", timeout=PATIENCE
+                ).status_code
+                == 200
+            )
         except requests.RequestException:
             return False
 
@@ -181,16 +199,24 @@ class Reader:
 
 
 def fresh_checkout(folder: Path) -> Path:
-    """What a clone has after `make setup models`: the files, and an environment, which is this one's."""
+    """What a clone has after `make setup models`: the files, and an environment, which is this
+    one's."""
     checkout = folder / "checkout"
-    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".*", "__pycache__", "tests", "iris"))
+    shutil.copytree(
+        ROOT, checkout, ignore=shutil.ignore_patterns(".*", "__pycache__", "tests", "iris")
+    )
     (checkout / ".venv").symlink_to(ROOT / ".venv")
     return checkout
 
 
 def environment() -> dict[str, str]:
-    """A reader's: no variable of ours, but the loopback's address and the engine whose answers are shown."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_", "AWS_", "PYTEST"))}
+    """A reader's: no variable of ours, but the loopback's address and the engine whose answers are
+    shown."""
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("SERVE_", "SAGEMAKER_", "AWS_", "PYTEST"))
+    }
     return inherited | FP32 | {"SERVE_HOST": "127.0.0.1"}
 
 
@@ -207,7 +233,8 @@ def _number(word: str) -> str | float:
 
 
 def assert_alike(got: object, shown: object) -> None:
-    """Equal except for the last digits of numbers; of a list that ends with CUT, only the shown items count."""
+    """Equal except for the last digits of numbers; of a list that ends with CUT, only the shown
+    items count."""
     if isinstance(shown, dict):
         assert isinstance(got, dict)
         assert got.keys() == shown.keys()

@@ -1,4 +1,5 @@
-"""Ends what the tests started: when their fixture or test fails, and at the latest at the end of the run."""
+"""Ends what the tests started: when their fixture or test fails, and at the latest at the end of
+the run."""
 
 import contextlib
 import subprocess
@@ -11,12 +12,14 @@ _ends: list[Callable[[], object]] = []
 
 
 def ends_with(end: Callable[[], object]) -> None:
-    """Registers `end`, which is called after a failure and at the end of the run, even if nothing runs any more."""
+    """Registers `end`, which is called after a failure and at the end of the run, even if nothing
+    runs any more."""
     _ends.append(end)
 
 
 def kill(process: subprocess.Popen[Any]) -> None:
-    """The process and those that it has started. Nobody where it has ended: another may have its number by then."""
+    """The process and those that it has started. Nobody where it has ended: another may have its
+    number by then."""
     if process.poll() is not None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -86,7 +86,9 @@ TENSORS = (
 def make_teller(repository: Path) -> None:
     """`teller`: decoupled, without a batch dimension, without a client: one response per word."""
     model = TELLER.replace("SHAPE", "[said.encode()]").replace("ABOUT", "[len(said), seconds]")
-    make_python_model(repository / "teller", f"{TENSORS}model_transaction_policy {{ decoupled: true }}\n", model)
+    make_python_model(
+        repository / "teller", f"{TENSORS}model_transaction_policy {{ decoupled: true }}\n", model
+    )
 
 
 def make_reader(repository: Path) -> None:
@@ -167,17 +169,21 @@ SUMMER_CLIENT = NUMBER_CLIENT.replace("INPUT", "number").replace(
 
 
 def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str:
-    control = f'control_input {{ name: "CORRID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {id_type} }} }}\n'
+    control = (
+        f'control_input {{ name: "CORRID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: '
+        f"{id_type} }} }}\n"
+    )
     flags = "".join(
-        f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{name} int32_false_true: [0, 1] }} }}\n'
+        f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{name} '
+        f"int32_false_true: [0, 1] }} }}\n"
         for name in ("START", "END", "READY")
     )
     return (
         'max_batch_size: 8\ninput { name: "number" data_type: TYPE_FP32 dims: [1] }\n'
         'output { name: "total" data_type: TYPE_FP32 dims: [1] }\n'
         'output { name: "count" data_type: TYPE_INT32 dims: [1] }\n'
-        f"sequence_batching {{\nmax_sequence_idle_microseconds: {round(idle_seconds * 1e6)}\n{strategy}\n{flags}"
-        f"{control if id_type else ''}}}\n"
+        f"sequence_batching {{\nmax_sequence_idle_microseconds: "
+        f"{round(idle_seconds * 1e6)}\n{strategy}\n{flags}{control if id_type else ''}}}\n"
     )
 
 
@@ -188,11 +194,15 @@ def make_summer(repository: Path, idle_seconds: float = 30) -> None:
 
 
 def make_direct_summer(repository: Path) -> None:
-    """`direct_summer`: the same of the direct strategy, with 32-bit numbers as ids, without a client."""
-    make_python_model(repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER)
+    """`direct_summer`: the same of the direct strategy, with 32-bit numbers as ids, without a
+    client."""
+    make_python_model(
+        repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER
+    )
 
 
 def make_brief_summer(repository: Path, idle_seconds: float = 4) -> None:
-    """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a client."""
+    """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a
+    client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
     make_python_model(repository / "brief_summer", config, SUMMER)

@@ -11,7 +11,11 @@ pytestmark = pytest.mark.unit
 
 
 def test_files_with_the_mark_unit_import_no_torch() -> None:
-    files = [file for file in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.unit" in file.read_text()]
+    files = [
+        file
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if "pytest.mark.unit" in file.read_text()
+    ]
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
     code = f"import {', '.join(names)}, sys; sys.exit('torch' in sys.modules)"
     assert len(names) > 50

@@ -32,7 +32,9 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
         return self._details
 
 
-@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+@pytest.mark.parametrize(
+    "code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+)
 def test_every_grpc_code_has_an_error(code: grpc.StatusCode) -> None:
     assert type(translated(Failure(code, "the reason"))) is ERRORS.get(code, InferenceFailed)
 
@@ -47,15 +49,19 @@ def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code
 @pytest.mark.parametrize(
     "message",
     [
-        "Add node. Name:'Add_5' Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/math/element_wise_ops"
-        ".h:583 void onnxruntime::BroadcastIterator::Append(ptrdiff_t, ptrdiff_t) axis == largest was false. "
-        "Attempting to broadcast an axis by a dimension other than 1. 512 by 600\n",
-        "Reshape node. Name:'r' Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/tensor/reshape_helper"
-        ".h:45 the input tensor cannot be reshaped to the requested shape. Input shape:{1,0}\n",
+        "Add node. Name:'Add_5' Status Message: "
+        "/onnxruntime_src/onnxruntime/core/providers/cpu/math/element_wise_ops.h:583 void "
+        "onnxruntime::BroadcastIterator::Append(ptrdiff_t, ptrdiff_t) axis == largest was "
+        "false. Attempting to broadcast an axis by a dimension other than 1. 512 by 600\n",
+        "Reshape node. Name:'r' Status Message: "
+        "/onnxruntime_src/onnxruntime/core/providers/cpu/tensor/reshape_helper.h:45 the "
+        "input tensor cannot be reshaped to the requested shape. Input shape:{1,0}\n",
     ],
 )
 @pytest.mark.parametrize("before", ["onnx runtime error 1: ", "[ONNXRuntimeError] : 1 : FAIL : "])
-def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str, message: str) -> None:
+def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(
+    before: str, message: str
+) -> None:
     text = f"{before}Non-zero status code returned while running {message}"
     assert type(translated(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
     assert type(translated_text(text)) is InvalidRequest
@@ -69,24 +75,38 @@ def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str
         "shape '[-1, 7]' is invalid for input of size 6",
         "mat1 and mat2 shapes cannot be multiplied (1x6 and 4x2)",
         "Calculated padded input size per channel: (2 x 2). Kernel size: (3 x 3).",
-        "Given groups=1, weight of size [2, 3, 3, 3], expected input[1, 4, 9, 9] to have 3 channels, but got 4",
+        "Given groups=1, weight of size [2, 3, 3, 3], expected input[1, 4, 9, 9] to have 3 "
+        "channels, but got 4",
     ],
 )
 def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(message: str) -> None:
-    torch = "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript\n    x.view(7)\n"
+    torch = (
+        "The following operation failed in the TorchScript interpreter.\nTraceback of "
+        "TorchScript\n    x.view(7)\n"
+    )
     error = translated(Failure(grpc.StatusCode.INTERNAL, f"{torch}RuntimeError: {message}\n"))
     assert type(error) is InvalidRequest
-    assert type(translated(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {message}\n"))) is InferenceFailed
+    assert (
+        type(translated(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {message}\n")))
+        is InferenceFailed
+    )
 
 
-@pytest.mark.parametrize("reason", ["CUDA failure 700: an illegal memory access", "CUDNN_STATUS_EXECUTION_FAILED"])
+@pytest.mark.parametrize(
+    "reason", ["CUDA failure 700: an illegal memory access", "CUDNN_STATUS_EXECUTION_FAILED"]
+)
 def test_a_network_that_fails_by_itself_is_not_the_callers_mistake(reason: str) -> None:
     for error, number in ((InferenceFailed, 1), (InvalidRequest, 2)):
-        text = f"onnx runtime error {number}: Non-zero status code returned while running Conv node. {reason}"
+        text = (
+            f"onnx runtime error {number}: Non-zero status code returned while running Conv "
+            f"node. {reason}"
+        )
         assert type(translated(Failure(grpc.StatusCode.INTERNAL, text))) is error
 
 
-@pytest.mark.parametrize("message", ["Stub process is not healthy.", "Failed to obtain the health mutex."])
+@pytest.mark.parametrize(
+    "message", ["Stub process is not healthy.", "Failed to obtain the health mutex."]
+)
 def test_a_process_that_died_with_a_lock_is_dead_too(message: str) -> None:
     error = translated(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {message}"))
     assert isinstance(error, BackendDied)
@@ -94,7 +114,11 @@ def test_a_process_that_died_with_a_lock_is_dead_too(message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Server not ready", "Server is stopping, scheduler for model has stopped accepting new inference requests"]
+    "text",
+    [
+        "Server not ready",
+        "Server is stopping, scheduler for model has stopped accepting new inference requests",
+    ],
 )
 def test_a_stream_that_meets_a_server_that_is_stopped_may_come_again(text: str) -> None:
     for whole in (text, f"[request id: 7] in ensemble 'chain', {text}"):
@@ -115,7 +139,10 @@ def test_a_server_that_is_not_there_is_unavailable_at_once() -> None:
             call()
         assert isinstance(caught.value, ServingError)
     with pytest.raises(TritonUnavailable):
-        gateway.repeat(Failure(grpc.StatusCode.UNAVAILABLE, "the model failed to connect to a database"), pytest.fail)
+        gateway.repeat(
+            Failure(grpc.StatusCode.UNAVAILABLE, "the model failed to connect to a database"),
+            pytest.fail,
+        )
     inference = gateway.infer(asked)
     with pytest.raises(TritonUnavailable):
         inference.result()
@@ -135,4 +162,7 @@ def test_bfloat16_rounds_to_the_nearest_and_to_even() -> None:
     exact = np.array([1.0, -2.5, 0.0, 3.3895314e38], np.float32)
     assert Tensor.of("x", exact, "BF16").array().tolist() == exact.tolist()
     halfway = np.array([0x3F808000, 0x3F818000], np.uint32).view(np.float32)
-    assert Tensor.of("x", halfway, "BF16").array().view(np.uint32).tolist() == [0x3F800000, 0x3F820000]
+    assert Tensor.of("x", halfway, "BF16").array().view(np.uint32).tolist() == [
+        0x3F800000,
+        0x3F820000,
+    ]

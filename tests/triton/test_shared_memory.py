@@ -30,7 +30,9 @@ class Regions:
     def __init__(self, limit: int) -> None:
         self.prefix = f"test-{secrets.token_hex(6)}"
         self.registered: list[tuple[str, int]] = []
-        self.memory = SharedMemory(self.prefix, limit, lambda *region: self.registered.append(region))
+        self.memory = SharedMemory(
+            self.prefix, limit, lambda *region: self.registered.append(region)
+        )
 
     def files(self) -> list[Path]:
         return sorted(FOLDER.glob(f"{self.prefix}-*"))
@@ -66,7 +68,9 @@ def test_small_arrays_are_left_to_grpc(regions: Regions) -> None:
         assert len(regions.files()) == files
 
 
-def test_a_region_that_was_given_back_is_lent_again_and_one_that_is_lent_is_not(regions: Regions) -> None:
+def test_a_region_that_was_given_back_is_lent_again_and_one_that_is_lent_is_not(
+    regions: Regions,
+) -> None:
     first = regions.memory.write([Tensor.of("x", numbers(2))])
     second = regions.memory.write([Tensor.of("x", numbers(2))])
     assert first["x"] is not second["x"]
@@ -82,7 +86,9 @@ def test_beyond_the_limit_arrays_are_left_to_grpc(regions: Regions) -> None:
     assert regions.memory.write([Tensor.of("x", numbers(9))]) == {}
 
 
-def test_with_a_full_dev_shm_arrays_go_by_grpc(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_full_dev_shm_arrays_go_by_grpc(
+    regions: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -100,8 +106,12 @@ def test_without_triton_arrays_are_left_to_grpc_and_no_file_is_left() -> None:
     assert list(FOLDER.glob(f"{prefix}-*")) == []
 
 
-def test_idle_regions_are_emptied_but_for_those_that_a_call_may_still_read(regions: Regions) -> None:
-    answered, given_up, lent = (regions.memory.write([Tensor.of("x", numbers(2))]) for _ in range(3))
+def test_idle_regions_are_emptied_but_for_those_that_a_call_may_still_read(
+    regions: Regions,
+) -> None:
+    answered, given_up, lent = (
+        regions.memory.write([Tensor.of("x", numbers(2))]) for _ in range(3)
+    )
     regions.memory.give_back(answered.values())
     regions.memory.give_back(given_up.values(), late=True)
     regions.memory.trim()

@@ -1,4 +1,5 @@
-"""INT8 for a CPU: size, accuracy, operators that Triton 24.10 knows, and a damaged engine that `verify` rejects."""
+"""INT8 for a CPU: size, accuracy, operators that Triton 24.10 knows, and a damaged engine that
+`verify` rejects."""
 
 import shutil
 from pathlib import Path
@@ -37,7 +38,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("BUILD_ENGINES_CACHE", str(folder / "cache"))
         samples = {"resnet": save_digits(folder), "yolov5": save_pages(folder), "bert": None}
         for name in MODELS:
-            build(Request(name, precision="int8", calibration=samples[name], repository=folder / "models"))
+            build(
+                Request(
+                    name, precision="int8", calibration=samples[name], repository=folder / "models"
+                )
+            )
     return folder / "models"
 
 
@@ -55,7 +60,8 @@ def size(stored: StoredModel) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "samples", "megabytes"), [("resnet", "digits", 1), ("yolov5", "pages", 4), ("bert", "", 25)]
+    ("name", "samples", "megabytes"),
+    [("resnet", "digits", 1), ("yolov5", "pages", 4), ("bert", "", 25)],
 )
 def test_bundled_models_answer_alike(
     name: str, samples: str, megabytes: int, repository: Path, references: None
@@ -67,7 +73,16 @@ def test_bundled_models_answer_alike(
 
 def test_a_model_that_takes_no_batches_is_calibrated_and_verified_too(tmp_path: Path) -> None:
     samples, models = save_digits(tmp_path, 20), tmp_path / "models"
-    build(Request("resnet", name="alone", precision="int8", calibration=samples, max_batch_size=0, repository=models))
+    build(
+        Request(
+            "resnet",
+            name="alone",
+            precision="int8",
+            calibration=samples,
+            max_batch_size=0,
+            repository=models,
+        )
+    )
     assert all(score.passed for score in scores(models, "alone", samples).values())
 
 
@@ -91,7 +106,11 @@ def test_an_engine_for_a_cpu_is_for_a_cpu_on_every_machine(repository: Path) -> 
 def test_a_detectors_last_convolutions_stay_in_fp32(repository: Path) -> None:
     model = onnx.load(open_model("yolov5_int8", repository).file)
     weights = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    heads = [n for n in model.graph.node if n.op_type == "Conv" and weights.get(n.input[1]) == onnx.TensorProto.FLOAT]
+    heads = [
+        n
+        for n in model.graph.node
+        if n.op_type == "Conv" and weights.get(n.input[1]) == onnx.TensorProto.FLOAT
+    ]
     assert len(heads) == 3
     assert sum(node.op_type == "Conv" for node in model.graph.node) == 60
 
@@ -104,7 +123,9 @@ def test_verify_ends_with_1_where_an_engine_is_not_what_it_was(
     model = onnx.load(file)
     for tensor in model.graph.initializer:
         if tensor.name.endswith("weight_quantized"):
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[::-1].copy(), tensor.name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(numpy_helper.to_array(tensor)[::-1].copy(), tensor.name)
+            )
     onnx.save(model, file)
     arguments = ["verify", "resnet_int8", "--repository"]
     assert main([*arguments, str(tmp_path)]) == 1
@@ -120,12 +141,19 @@ def test_verify_says_what_to_do_without_the_reference(repository: Path) -> None:
 
 def test_a_language_models_last_matrix_may_be_its_word_embeddings(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", *"abcdefgh."]
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **sizes)
     torch.manual_seed(1)  # with some random weights INT8 loses more than with trained ones
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "checkpoint/vocab.txt").write_text("\n".join(words))
-    request = Request("words", str(tmp_path / "checkpoint"), precision="int8", repository=tmp_path / "models")
+    request = Request(
+        "words", str(tmp_path / "checkpoint"), precision="int8", repository=tmp_path / "models"
+    )
     folder, _ = build(request)
     stored = open_model(folder.name, tmp_path / "models")
     reference = onnx_runner(reference_folder(stored.record["source_sha256"]) / "model.onnx")
@@ -140,7 +168,18 @@ def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
     images.mkdir()
     shutil.copy(ROOT / "model_repository/resnet/example.png", images / "one.png")
     file = save_classifier(tmp_path / "c.onnx")
-    words = ["build", "own", "--weights", str(file), "--client", "resnet", "--precision", "int8", "--for", "cpu"]
+    words = [
+        "build",
+        "own",
+        "--weights",
+        str(file),
+        "--client",
+        "resnet",
+        "--precision",
+        "int8",
+        "--for",
+        "cpu",
+    ]
     words += ["--calibration", str(images), "--out", str(tmp_path / "models"), "--no-load"]
     assert main(words) == 2  # one image is too few to calibrate on and to compare
     assert not (tmp_path / "models").exists()
@@ -160,8 +199,29 @@ def test_int8_that_differs_on_other_samples_is_not_built(tmp_path: Path) -> None
         shade = color if number % 4 == 3 else color // 64
         Image.new("RGB", (16, 16), tuple(shade.tolist())).save(images / f"{number:02}.png")
     file = save_classifier(tmp_path / "c.onnx", classes=20)
-    words = ["build", "own", "--weights", str(file), "--client", "resnet", "--set", "mean=0", "--set", "std=1"]
-    words += ["--precision", "int8", "--for", "cpu", "--calibration", str(images), "--out", str(models), "--no-load"]
+    words = [
+        "build",
+        "own",
+        "--weights",
+        str(file),
+        "--client",
+        "resnet",
+        "--set",
+        "mean=0",
+        "--set",
+        "std=1",
+    ]
+    words += [
+        "--precision",
+        "int8",
+        "--for",
+        "cpu",
+        "--calibration",
+        str(images),
+        "--out",
+        str(models),
+        "--no-load",
+    ]
     assert main(words) == 1
     assert not models.exists()
     assert main([*words, "--no-compare"]) == 0  # calibrated on all of them
@@ -172,7 +232,9 @@ def test_int8_that_differs_on_other_samples_is_not_built(tmp_path: Path) -> None
     assert score.passed
 
 
-def test_a_detector_that_finds_nothing_needs_no_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_detector_that_finds_nothing_needs_no_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     images = tmp_path / "images"
     images.mkdir()
     for number in range(8):
@@ -187,6 +249,18 @@ def test_calibration_without_images_is_refused(kind: str, tmp_path: Path) -> Non
     folder = tmp_path / "images"
     if kind == "empty":
         folder.mkdir()
-    file, images = str(save_classifier(tmp_path / "c.onnx")), None if kind == "no folder" else folder
+    file, images = (
+        str(save_classifier(tmp_path / "c.onnx")),
+        None if kind == "no folder" else folder,
+    )
     with pytest.raises(UsageError):
-        build(Request("own", file, precision="int8", client="resnet", calibration=images, repository=tmp_path))
+        build(
+            Request(
+                "own",
+                file,
+                precision="int8",
+                client="resnet",
+                calibration=images,
+                repository=tmp_path,
+            )
+        )

@@ -19,23 +19,47 @@ pytestmark = pytest.mark.full
 CALIBRATION = {"resnet": save_digits, "bert": save_texts}
 
 
-@pytest.mark.parametrize(("name", "kind", "count"), [("resnet", "Conv", 200), ("bert", "MatMul", 16)])
-def test_round_the_inputs_of_products_and_keep_the_answers(name: str, kind: str, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "count"), [("resnet", "Conv", 200), ("bert", "MatMul", 16)]
+)
+def test_round_the_inputs_of_products_and_keep_the_answers(
+    name: str, kind: str, count: int, tmp_path: Path
+) -> None:
     samples = CALIBRATION[name](tmp_path)
-    words = ["--for", "openvino", "--precision", "int8", "--calibration", str(samples), "--out", str(tmp_path)]
+    words = [
+        "--for",
+        "openvino",
+        "--precision",
+        "int8",
+        "--calibration",
+        str(samples),
+        "--out",
+        str(tmp_path),
+    ]
     assert main(["build", name, *words]) == 0
     folder = tmp_path / f"{name}_int8"
     assert read_config(folder, "cpu").parameters["cpu_engine"].string_value == "openvino"
     graph = onnx.load(folder / "1/model.onnx").graph
     makers = {name: node.op_type for node in graph.node for name in node.output}
-    takers = [makers.get(name, "") for node in graph.node if node.op_type == kind for name in node.input]
+    takers = [
+        makers.get(name, "") for node in graph.node if node.op_type == kind for name in node.input
+    ]
     assert takers.count("DequantizeLinear") > 10
-    assert kind not in {makers.get(node.input[0]) for node in graph.node if node.op_type == "QuantizeLinear"}
-    scores = verify(open_model(f"{name}_int8", tmp_path, "cpu"), None, samples if name == "resnet" else None, count)
+    assert kind not in {
+        makers.get(node.input[0]) for node in graph.node if node.op_type == "QuantizeLinear"
+    }
+    scores = verify(
+        open_model(f"{name}_int8", tmp_path, "cpu"),
+        None,
+        samples if name == "resnet" else None,
+        count,
+    )
     assert all(score.passed for score in scores), scores
 
 
-@pytest.mark.parametrize(("target", "precision"), [("openvino", "fp16"), ("openvino", "int8"), ("cpu", "fp16")])
+@pytest.mark.parametrize(
+    ("target", "precision"), [("openvino", "fp16"), ("openvino", "int8"), ("cpu", "fp16")]
+)
 def test_what_it_does_not_make_is_refused(target: str, precision: str, tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     out = ["--for", target, "--out", str(tmp_path / "models")]
@@ -46,10 +70,14 @@ def test_what_it_does_not_make_is_refused(target: str, precision: str, tmp_path:
 def test_a_model_for_openvino_is_verified_by_openvino(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     models = tmp_path / "models"
-    assert main(["build", "scale", "--weights", str(file), "--out", str(models), "--for", "openvino"]) == 0
+    assert (
+        main(["build", "scale", "--weights", str(file), "--out", str(models), "--for", "openvino"])
+        == 0
+    )
     parameters = read_config(models / "scale", "cpu").parameters
     assert parameters["cpu_engine"].string_value == "openvino"
-    assert parameters["INFERENCE_PRECISION_HINT"].string_value == "f32"  # nothing says that BF16 answers as well
+    # nothing says that BF16 answers as well
+    assert parameters["INFERENCE_PRECISION_HINT"].string_value == "f32"
     assert all(score.passed for score in verify(open_model("scale", models, "cpu"), file, None, 0))
 
 

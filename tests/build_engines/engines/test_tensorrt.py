@@ -1,5 +1,5 @@
-"""`build --for tensorrt` from the command line. trtexec and nvidia-smi are stand-ins (tests/support/stand_ins), but for
-one test, which runs the real trtexec where there is one."""
+"""`build --for tensorrt` from the command line. trtexec and nvidia-smi are stand-ins
+(tests/support/stand_ins), but for one test, which runs the real trtexec where there is one."""
 
 import io
 import json
@@ -59,7 +59,9 @@ def nvidia(tmp_path: Path) -> Nvidia:
     return Nvidia(tmp_path / "nvidia")
 
 
-def test_the_folder_has_the_plan_the_onnx_file_and_both_configurations(tmp_path: Path, nvidia: Nvidia) -> None:
+def test_the_folder_has_the_plan_the_onnx_file_and_both_configurations(
+    tmp_path: Path, nvidia: Nvidia
+) -> None:
     done = build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "fp16")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "models/resnet"
@@ -67,7 +69,11 @@ def test_the_folder_has_the_plan_the_onnx_file_and_both_configurations(tmp_path:
     (run,) = nvidia.runs()
     assert (run["optShapes"], "fp16" in run) == ("input:16x3x64x64", True)
     gpu, cpu = ((folder / name).read_text() for name in ("config.pbtxt", "configs/cpu.pbtxt"))
-    assert 'platform: "tensorrt_plan"' in gpu and "KIND_GPU" in gpu and "preferred_batch_size: [16, 32]" in gpu
+    assert (
+        'platform: "tensorrt_plan"' in gpu
+        and "KIND_GPU" in gpu
+        and "preferred_batch_size: [16, 32]" in gpu
+    )
     assert 'platform: "onnxruntime_onnx"' in cpu and "KIND_CPU" in cpu and "input" not in cpu
     assert read_config(folder, "cpu").input == read_config(folder, "gpu").input
     assert json.loads((folder / "build.json").read_text())["engine"] == {
@@ -79,7 +85,21 @@ def test_the_folder_has_the_plan_the_onnx_file_and_both_configurations(tmp_path:
 
 
 def test_for_gpu_the_tensorrt_provider_serves_the_onnx_file(tmp_path: Path) -> None:
-    assert main(["build", "resnet", "--for", "gpu", "--precision", "fp16", "--out", str(tmp_path / "models")]) == 0
+    assert (
+        main(
+            [
+                "build",
+                "resnet",
+                "--for",
+                "gpu",
+                "--precision",
+                "fp16",
+                "--out",
+                str(tmp_path / "models"),
+            ]
+        )
+        == 0
+    )
     folder = tmp_path / "models/resnet"
     assert [path.name for path in (folder / "1").iterdir()] == ["model.onnx"]
     gpu, cpu = read_config(folder, "gpu"), read_config(folder, "cpu")
@@ -105,7 +125,9 @@ def test_a_build_is_up_to_date_on_its_own_gpu_only(tmp_path: Path, nvidia: Nvidi
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_verify_runs_what_is_served(tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+def test_verify_runs_what_is_served(
+    tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
     """The plan where there is a GPU, the ONNX file where there is none."""
     assert build(tmp_path / "models", nvidia.environ, "resnet").returncode == 0
     for name, value in nvidia.environ.items() if gpu else ():
@@ -134,7 +156,9 @@ def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> No
     assert "verify resnet" in done.stdout  # a plan is not compared
     few = ["--calibration", str(ROOT / "model_repository/resnet"), "--force"]
     for more, code in (((), 2), (("--no-compare",), 0)):
-        done = build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "int8", *few, *more)
+        done = build(
+            tmp_path / "models", nvidia.environ, "resnet", "--precision", "int8", *few, *more
+        )
         assert done.returncode == code
     first, *ranges = (tmp_path / "models/resnet/1/calibration.cache").read_text().splitlines()
     assert first == "TRT-100800-EntropyCalibration2"
@@ -154,11 +178,21 @@ def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> No
         ("fp32", {}, "nvidia-smi: exit 9", "docker run"),
         ("fp32", {}, "trtexec: exit 127", "127"),
         ("fp32", {}, "trtexec: echo hello", "hello"),
-        ("fp32", {}, "trtexec: echo libnvinfer.so.10: cannot open >&2; exit 127", "libnvinfer.so.10"),
+        (
+            "fp32",
+            {},
+            "trtexec: echo libnvinfer.so.10: cannot open >&2; exit 127",
+            "libnvinfer.so.10",
+        ),
     ],
 )
 def test_a_build_that_fails_says_why_and_leaves_nothing(
-    tmp_path: Path, nvidia: Nvidia, precision: str, environ: dict[str, str], program: str, named: str
+    tmp_path: Path,
+    nvidia: Nvidia,
+    precision: str,
+    environ: dict[str, str],
+    program: str,
+    named: str,
 ) -> None:
     if program:
         name, _, text = program.partition(": ")
@@ -169,16 +203,26 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     assert not (tmp_path / "models").exists()
 
 
-def test_names_with_colons_are_quoted(tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_with_colons_are_quoted(
+    tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in nvidia.environ.items():
         monkeypatch.setenv(name, value)
     model = parsed("g (float[n] a) => (float[n] y) { y = Identity (a) }")
     model.graph.input[0].name = model.graph.node[0].input[0] = "a:0"
     onnx.save(model, tmp_path / "model.onnx")
-    Trtexec.find().build(tmp_path / "model.onnx", "fp16", {"a:0": ((1,), (2,), (4,))}, tmp_path / "timing", None)
+    Trtexec.find().build(
+        tmp_path / "model.onnx", "fp16", {"a:0": ((1,), (2,), (4,))}, tmp_path / "timing", None
+    )
     (run,) = nvidia.runs()
-    assert (run["minShapes"], run["optShapes"], run["maxShapes"]) == ("'a:0':1", "'a:0':2", "'a:0':4")
-    assert {"fp16", "skipInference", "timingCacheFile"} < run.keys() and run["memPoolSize"] == "workspace:4096"
+    assert (run["minShapes"], run["optShapes"], run["maxShapes"]) == (
+        "'a:0':1",
+        "'a:0':2",
+        "'a:0':4",
+    )
+    assert {"fp16", "skipInference", "timingCacheFile"} < run.keys() and run[
+        "memPoolSize"
+    ] == "workspace:4096"
 
 
 KILLED = """
@@ -213,7 +257,9 @@ def test_the_real_trtexec_builds_or_its_absence_is_explained(tmp_path: Path) -> 
     if program and this_gpu():
         assert done.returncode == 0, done.stderr
         plan = tmp_path / "models/resnet/1/model.plan"
-        loaded = subprocess.run([program, f"--loadEngine={plan}", "--shapes=input:4x3x64x64"], check=False)
+        loaded = subprocess.run(
+            [program, f"--loadEngine={plan}", "--shapes=input:4x3x64x64"], check=False
+        )
         assert loaded.returncode == 0
     else:
         assert done.returncode == 1
@@ -229,16 +275,24 @@ def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) ->
     }""")
     onnx.save(model, tmp_path / "small.onnx")
     rng = np.random.default_rng(0)
-    batches: list[dict[str, Any]] = [{"x": rng.normal(0, 5, (2, 4)).astype(np.float32)} for _ in range(5)]
+    batches: list[dict[str, Any]] = [
+        {"x": rng.normal(0, 5, (2, 4)).astype(np.float32)} for _ in range(5)
+    ]
     ranges = activation_ranges(tmp_path / "small.onnx", Batches(batches))
     for name in ("shifted", "positive"):
-        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        model.graph.output.append(
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4])
+        )
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     names = [output.name for output in session.get_outputs()]
     for name in names:
         largest = max(float(np.abs(session.run([name], batch)[0]).max()) for batch in batches)
         assert ranges[name] == pytest.approx(largest, rel=1e-6), name
-    assert ranges["x"] == pytest.approx(max(float(np.abs(batch["x"]).max()) for batch in batches), rel=1e-6)
+    assert ranges["x"] == pytest.approx(
+        max(float(np.abs(batch["x"]).max()) for batch in batches), rel=1e-6
+    )
 
 
 def test_a_scale_is_written_as_the_bytes_of_its_float() -> None:

@@ -33,7 +33,9 @@ POOLED = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transfo
 def random_model(**changes: Any) -> Any:
     """Return a small transformers model; biases and norms are random too."""
     torch.manual_seed(0)
-    model = transformers.BertModel(transformers.BertConfig(vocab_size=WORDS, **SMALL, **changes)).eval()
+    model = transformers.BertModel(
+        transformers.BertConfig(vocab_size=WORDS, **SMALL, **changes)
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -42,7 +44,8 @@ def random_model(**changes: Any) -> Any:
 
 
 def build_checkpoint(checkpoint: Path, task: str, folder: Path) -> ModelSpec:
-    """Write the files that Triton needs, without the configuration; the checkpoint gets a tokenizer."""
+    """Write the files that Triton needs, without the configuration; the checkpoint gets a
+    tokenizer."""
     save_tokenizer(checkpoint, "pieces")
     return export(Request("own", client="bert", task=task), checkpoint, folder)
 
@@ -59,7 +62,9 @@ def batch(length: int = 11) -> Arrays:
 def difference(folder: Path, model: Any, inputs: Arrays) -> float:
     """Return the largest difference of the states, padding aside."""
     with torch.no_grad():
-        theirs = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})["last_hidden_state"].numpy()
+        theirs = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})[
+            "last_hidden_state"
+        ].numpy()
     ours, kept = session(folder / "1/model.onnx").run(None, inputs)[0], inputs["attention_mask"] > 0
     assert ours.shape == theirs.shape
     return float(np.abs(ours[kept] - theirs[kept]).max())
@@ -79,7 +84,9 @@ def test_half_precision_and_old_names_are_read(dtype: torch.dtype, tmp_path: Pat
     model = random_model().to(dtype)
     model.save_pretrained(tmp_path / "checkpoint", max_shard_size="20KB")
     for file in (tmp_path / "checkpoint").glob("*.safetensors"):
-        old = {f"bert.{k}".replace("Norm.weight", "Norm.gamma"): v for k, v in load_file(file).items()}
+        old = {
+            f"bert.{k}".replace("Norm.weight", "Norm.gamma"): v for k, v in load_file(file).items()
+        }
         save_file({k.replace("Norm.bias", "Norm.beta"): v for k, v in old.items()}, file)
     build_checkpoint(tmp_path / "checkpoint", "embedding", tmp_path)
     assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 1
@@ -87,7 +94,9 @@ def test_half_precision_and_old_names_are_read(dtype: torch.dtype, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5"])
-def test_building_a_bundled_model_imports_neither_torch_nor_transformers(name: str, tmp_path: Path) -> None:
+def test_building_a_bundled_model_imports_neither_torch_nor_transformers(
+    name: str, tmp_path: Path
+) -> None:
     code = """
 import sys
 class Blocker:
@@ -114,12 +123,15 @@ sys.exit(code or "torch" in sys.modules)
     [
         ("fill-mask", {}, r"cls\.predictions"),
         ("embedding", {"model_type": "no-such"}, "embedding"),
-        ("embedding", {"num_hidden_layers": 1}, r"encoder\.layer\.1\."),  # weights that the graph does not use
+        # weights that the graph does not use
+        ("embedding", {"num_hidden_layers": 1}, r"encoder\.layer\.1\."),
         ("embedding", {"num_hidden_layers": 3}, r"encoder\.layer\.2\."),
         ("translation", {}, "fill-mask"),
     ],
 )
-def test_another_checkpoint_or_task_is_refused(task: str, change: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_another_checkpoint_or_task_is_refused(
+    task: str, change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
     random_model().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
@@ -138,11 +150,16 @@ def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
     [
         ({}, {}),
         ({"1_Pooling/config.json": {"pooling_mode_cls_token": True}}, {}),  # the network's
-        ({"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}, "modules.json": POOLED}, {"normalize": "false"}),
+        (
+            {"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}, "modules.json": POOLED},
+            {"normalize": "false"},
+        ),
         ({"modules.json": [*POOLED, {"type": "sentence_transformers.models.Normalize"}]}, {}),
     ],
 )
-def test_the_client_does_what_follows_pooling(files: dict[str, Any], settings: dict[str, str], tmp_path: Path) -> None:
+def test_the_client_does_what_follows_pooling(
+    files: dict[str, Any], settings: dict[str, str], tmp_path: Path
+) -> None:
     random_model().save_pretrained(tmp_path / "checkpoint")
     for name, content in files.items():
         (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
@@ -152,12 +169,17 @@ def test_the_client_does_what_follows_pooling(files: dict[str, Any], settings: d
 
 
 def test_what_the_network_does_itself_is_no_setting(tmp_path: Path) -> None:
-    for request in (Request("resnet", settings={"mean": "0.1"}, repository=tmp_path), Request("yolov5", size=320)):
+    for request in (
+        Request("resnet", settings={"mean": "0.1"}, repository=tmp_path),
+        Request("yolov5", size=320),
+    ):
         with pytest.raises(UsageError):
             build(request)
 
 
-def test_another_network_is_not_taken_for_the_committed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_network_is_not_taken_for_the_committed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "resnet/1").mkdir(parents=True)
     (tmp_path / "resnet/1/model.onnx").write_bytes(b"another")
     monkeypatch.setattr(bundled, "REPOSITORY", tmp_path)

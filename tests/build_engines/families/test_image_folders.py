@@ -32,17 +32,25 @@ def build_own(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClie
     return client, built
 
 
-def answers(client: ModelClient, folder: Path, pictures: list[Image.Image]) -> list[dict[str, float]]:
+def answers(
+    client: ModelClient, folder: Path, pictures: list[Image.Image]
+) -> list[dict[str, float]]:
     inputs = client.preprocess(pictures)
     (logits,) = session(folder / "1/model.onnx").run(["logits"], inputs)
-    predictions = client.postprocess({"logits": logits}, inputs, pictures, client.read_parameters({}))
+    predictions = client.postprocess(
+        {"logits": logits}, inputs, pictures, client.read_parameters({})
+    )
     return [{each["label"]: each["score"] for each in one["classes"]} for one in predictions]
 
 
-def of_the_pipeline(checkpoint: Path, processor: str, pictures: list[Image.Image]) -> list[dict[str, float]]:
+def of_the_pipeline(
+    checkpoint: Path, processor: str, pictures: list[Image.Image]
+) -> list[dict[str, float]]:
     network = transformers.AutoModelForImageClassification.from_pretrained(checkpoint)
     pipeline: Any = transformers.pipeline(
-        "image-classification", model=network, image_processor=image_processor_of(processor).from_pretrained(checkpoint)
+        "image-classification",
+        model=network,
+        image_processor=image_processor_of(processor).from_pretrained(checkpoint),
     )
     return [{each["label"]: each["score"] for each in pipeline(picture)} for picture in pictures]
 
@@ -51,7 +59,10 @@ def of_the_pipeline(checkpoint: Path, processor: str, pictures: list[Image.Image
 def test_a_folder_answers_as_transformers_pipeline(name: str, tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", name)
     client, folder = build_own(tmp_path, checkpoint)
-    ours, wanted = answers(client, folder, images()), of_the_pipeline(checkpoint, CLASSIFIERS[name][1], images())
+    ours, wanted = (
+        answers(client, folder, images()),
+        of_the_pipeline(checkpoint, CLASSIFIERS[name][1], images()),
+    )
     assert len({round(each["cat"], 4) for each in wanted}) > 1  # the network tells the images apart
     for one, other in zip(ours, wanted, strict=True):
         assert set(one) == set(LABELS.values())
@@ -59,9 +70,14 @@ def test_a_folder_answers_as_transformers_pipeline(name: str, tmp_path: Path) ->
 
 
 def test_classes_that_do_not_exclude_each_other_have_scores_of_their_own(tmp_path: Path) -> None:
-    checkpoint = save_vision(tmp_path / "checkpoint", "vit", problem_type="multi_label_classification")
+    checkpoint = save_vision(
+        tmp_path / "checkpoint", "vit", problem_type="multi_label_classification"
+    )
     client, folder = build_own(tmp_path, checkpoint, client="resnet")
-    (ours,), (wanted,) = (answers(client, folder, images()[:1]), of_the_pipeline(checkpoint, "ViT", images()[:1]))
+    (ours,), (wanted,) = (
+        answers(client, folder, images()[:1]),
+        of_the_pipeline(checkpoint, "ViT", images()[:1]),
+    )
     assert ours == pytest.approx(wanted, abs=1e-4)
     assert sum(ours.values()) != pytest.approx(1, abs=0.01)
 
@@ -86,14 +102,35 @@ def other_weights(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
 nothing = changed("config")
 PROCESSOR = "preprocessor_config"
 TEXTS = changed("config", architectures=["RobertaForMaskedLM"])
-REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [  # folder, change, options, name
+# folder, change, options, name
+REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [
     ("mobilevit", changed(PROCESSOR, size={"shortest_edge": 20}), {}, "MobileViT"),
     ("vit", changed(PROCESSOR, size={"shortest_edge": 32}), {}, "ViTImageProcessor"),
     ("vit", changed(PROCESSOR, do_resize=False), {}, "ViTImageProcessor"),
-    ("vit", changed(PROCESSOR, image_processor_type="NobodysImageProcessor"), {}, "image processor"),
-    ("vit", lambda folder: (folder / f"{PROCESSOR}.json").unlink(), {"client": "resnet"}, PROCESSOR),
-    ("vit", changed("config", architectures=["Mask2FormerForUniversalSegmentation"]), {}, "Mask2FormerForUniversal"),
-    ("vit", changed("config", architectures=["ViTForMaskedImageModeling"]), {}, "ViTForMaskedImageModeling"),
+    (
+        "vit",
+        changed(PROCESSOR, image_processor_type="NobodysImageProcessor"),
+        {},
+        "image processor",
+    ),
+    (
+        "vit",
+        lambda folder: (folder / f"{PROCESSOR}.json").unlink(),
+        {"client": "resnet"},
+        PROCESSOR,
+    ),
+    (
+        "vit",
+        changed("config", architectures=["Mask2FormerForUniversalSegmentation"]),
+        {},
+        "Mask2FormerForUniversal",
+    ),
+    (
+        "vit",
+        changed("config", architectures=["ViTForMaskedImageModeling"]),
+        {},
+        "ViTForMaskedImageModeling",
+    ),
     ("vit", changed("config", architectures=[]), {}, '"architectures"'),
     ("vit", TEXTS, {"client": "resnet"}, "RobertaForMaskedLM"),
     ("vit", nothing, {"client": "yolov5"}, "best.pt"),
@@ -103,7 +140,12 @@ REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [  # fol
     ("segformer", nothing, {"client": "detr"}, "semantic_segmentation"),
     ("deformable-detr", nothing, {}, PROCESSOR),
     ("deformable-detr", nothing, {"max_batch_size": 4}, "--max-batch-size 4"),
-    ("resnet", other_weights(lambda tensors: tensors.pop("classifier.1.bias")), {}, "classifier.1.bias"),
+    (
+        "resnet",
+        other_weights(lambda tensors: tensors.pop("classifier.1.bias")),
+        {},
+        "classifier.1.bias",
+    ),
     ("resnet", other_weights(lambda tensors: tensors.update(more=torch.zeros(1))), {}, "more"),
 ]
 
@@ -121,7 +163,10 @@ def test_refuse_other_folders(
 
 def test_boxes_are_compared_as_sets() -> None:
     rng = np.random.default_rng(0)
-    scores, boxes = rng.normal(size=(2, 40, 6)).astype(np.float32), rng.random((2, 40, 4)).astype(np.float32)
+    scores, boxes = (
+        rng.normal(size=(2, 40, 6)).astype(np.float32),
+        rng.random((2, 40, 4)).astype(np.float32),
+    )
     same = HEADS["detr"].same
     assert same((scores[:, ::-1], boxes[:, ::-1]), (scores, boxes))
     assert not same((scores, boxes[:, ::-1]), (scores, boxes))
@@ -130,7 +175,9 @@ def test_boxes_are_compared_as_sets() -> None:
     assert same((other, boxes), (scores, boxes))
 
 
-def test_a_network_of_any_size_is_timed_at_its_shorter_side_and_runs_on_openvino(tmp_path: Path) -> None:
+def test_a_network_of_any_size_is_timed_at_its_shorter_side_and_runs_on_openvino(
+    tmp_path: Path,
+) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", "detr")
     _, folder = build_own(tmp_path, checkpoint)
     feed = example_feed(open_model("own", folder.parent).model, 1)

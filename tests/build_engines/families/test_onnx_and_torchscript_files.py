@@ -42,7 +42,9 @@ def test_a_free_first_dimension_makes_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shape", "dims"), [((1, 4), (1, 4)), ((3, "n"), (3, -1)), ((2,), (2,))])
-def test_a_fixed_first_dimension_makes_none(shape: Any, dims: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_fixed_first_dimension_makes_none(
+    shape: Any, dims: tuple[int, ...], tmp_path: Path
+) -> None:
     stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", shape))
     assert stored.model.max_batch_size == 0
     assert stored.model.inputs == (TensorSpec("x", "FP32", dims),)
@@ -52,12 +54,16 @@ def test_a_fixed_first_dimension_makes_none(shape: Any, dims: tuple[int, ...], t
 def test_the_batch_size_is_the_flags(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     assert build_own(tmp_path, file, max_batch_size=64).model.max_batch_size == 64
-    assert build_own(tmp_path, file, max_batch_size=0).model.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
+    assert build_own(tmp_path, file, max_batch_size=0).model.inputs == (
+        TensorSpec("x", "FP32", (-1, 4)),
+    )
     with pytest.raises(UsageError, match="--max-batch-size 2"):
         build_own(tmp_path, save_scale(tmp_path / "fixed.onnx", (1, 4)), max_batch_size=2)
 
 
-@pytest.mark.parametrize("kind", [k for k in DATATYPES if k not in (TensorProto.STRING, TensorProto.BOOL)])
+@pytest.mark.parametrize(
+    "kind", [k for k in DATATYPES if k not in (TensorProto.STRING, TensorProto.BOOL)]
+)
 def test_every_datatype_is_tritons(kind: int, tmp_path: Path) -> None:
     stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", kind=kind))
     assert stored.model.inputs[0].datatype == DATATYPES[kind]
@@ -137,7 +143,9 @@ HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
 
 
 @pytest.mark.parametrize(("outputs", "names", "message"), HEADS)
-def test_a_head_of_no_client_is_named(outputs: dict[str, Any], names: str, message: str, tmp_path: Path) -> None:
+def test_a_head_of_no_client_is_named(
+    outputs: dict[str, Any], names: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(BuildError, match=message):
         build_own(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
 
@@ -154,7 +162,9 @@ def test_a_head_of_no_client_is_named(outputs: dict[str, Any], names: str, messa
         ({"output0": (300, 38), "output1": (32, 160, 160)}, COCO, 80),
     ],
 )
-def test_a_head_gets_its_file_s_labels(outputs: dict[str, Any], names: str, classes: int, tmp_path: Path) -> None:
+def test_a_head_gets_its_file_s_labels(
+    outputs: dict[str, Any], names: str, classes: int, tmp_path: Path
+) -> None:
     stored = build_own(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
     client = stored.client()
     assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]
@@ -162,7 +172,9 @@ def test_a_head_gets_its_file_s_labels(outputs: dict[str, Any], names: str, clas
 
 @pytest.mark.parametrize("shape", [(3549, 6), (84, 8400)])
 @pytest.mark.parametrize(("largest", "is_built"), [(1.0, False), (8.0, False), (60000.0, True)])
-def test_refuse_boxes_not_in_pixels(shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path) -> None:
+def test_refuse_boxes_not_in_pixels(
+    shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path
+) -> None:
     values = np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)
     file = save_constants(tmp_path / "net.onnx", {"output0": values})
     if is_built:
@@ -203,7 +215,9 @@ def save_free_detector(path: Path, metadata: dict[str, str]) -> Path:
 def test_a_detector_of_a_free_size_gets_the_size_of_its_file_or_of_the_flag(
     metadata: dict[str, str], options: dict[str, int], side: int, tmp_path: Path
 ) -> None:
-    stored = build_own(tmp_path, save_free_detector(tmp_path / "d.onnx", metadata), client="yolov5", **options)
+    stored = build_own(
+        tmp_path, save_free_detector(tmp_path / "d.onnx", metadata), client="yolov5", **options
+    )
     client = stored.client()
     assert client
     (images,) = client.preprocess([picture().resize((800, 800))]).values()
@@ -231,13 +245,19 @@ def scores_of(stored: StoredModel) -> dict[int, float]:
     client = stored.client()
     assert client
     inputs = client.preprocess([picture()])
-    (prediction,) = client.postprocess(runner_of(stored)(inputs), inputs, [picture()], client.read_parameters({}))
+    (prediction,) = client.postprocess(
+        runner_of(stored)(inputs), inputs, [picture()], client.read_parameters({})
+    )
     return {each["class_id"]: each["score"] for each in prediction["classes"]}
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("behind", [(), ("Identity",), ("Reshape",), ("Identity", "Reshape", "Flatten")])
-def test_scores_of_the_file_are_not_computed_again(function: str, behind: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "behind", [(), ("Identity",), ("Reshape",), ("Identity", "Reshape", "Flatten")]
+)
+def test_scores_of_the_file_are_not_computed_again(
+    function: str, behind: tuple[str, ...], tmp_path: Path
+) -> None:
     file = save_with_ending(tmp_path / "c.onnx", function.capitalize(), *behind)
     stored = build_own(tmp_path, file, client="resnet")
     client = stored.client()
@@ -263,30 +283,45 @@ def test_powers_divided_by_their_sum_are_a_softmax(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "named", "activation"), [("HardSigmoid", "", "none"), ("Softmax", "sigmoid", "sigmoid")]
 )
-def test_scores_get_no_activation_unless_it_is_named(end: str, named: str, activation: str, tmp_path: Path) -> None:
+def test_scores_get_no_activation_unless_it_is_named(
+    end: str, named: str, activation: str, tmp_path: Path
+) -> None:
     settings = {"activation": named} if named else {}
-    stored = build_own(tmp_path, save_with_ending(tmp_path / "c.onnx", end), client="resnet", settings=settings)
+    stored = build_own(
+        tmp_path, save_with_ending(tmp_path / "c.onnx", end), client="resnet", settings=settings
+    )
     assert stored.model.parameters["activation"] == activation
 
 
 def save_two_outputs(path: Path, second: str = "logits") -> Path:
-    """Write the classifier with its eight features as a first output; they are larger than any of its scores."""
+    """Write the classifier with its eight features as a first output; they are larger than any of
+    its scores."""
     model = onnx.load(save_classifier(path))
     model.graph.node[-1].output[0] = model.graph.output[0].name = second
     model.graph.initializer.append(numpy_helper.from_array(np.full(1, 100, np.float32), "much"))
     model.graph.node.append(helper.make_node("Add", ["e", "much"], ["features"]))
-    model.graph.output.insert(0, helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", 8]))
+    model.graph.output.insert(
+        0, helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", 8])
+    )
     onnx.save(model, path)
     return path
 
 
-@pytest.mark.parametrize(("second", "labels"), [("logits", ""), ("probabilities", ""), ("y", "cat\ndog\nfox\n")])
-def test_of_two_outputs_the_one_with_the_classes_is_read(second: str, labels: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("second", "labels"), [("logits", ""), ("probabilities", ""), ("y", "cat\ndog\nfox\n")]
+)
+def test_of_two_outputs_the_one_with_the_classes_is_read(
+    second: str, labels: str, tmp_path: Path
+) -> None:
     file = save_two_outputs(tmp_path / "two.onnx", second)
     (tmp_path / "names").write_text(labels)
-    stored = build_own(tmp_path, file, client="resnet", **({"labels": tmp_path / "names"} if labels else {}))
+    stored = build_own(
+        tmp_path, file, client="resnet", **({"labels": tmp_path / "names"} if labels else {})
+    )
     assert stored.config.output[0].name == second
-    assert scores_of(stored) == scores_of(build_own(tmp_path, save_classifier(tmp_path / "c.onnx"), client="resnet"))
+    assert scores_of(stored) == scores_of(
+        build_own(tmp_path, save_classifier(tmp_path / "c.onnx"), client="resnet")
+    )
 
 
 def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: Path) -> None:
@@ -300,13 +335,20 @@ def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: P
         ("float[n, 2] x) => (float[n, 2] y) { y = Relu (x)", True),
         ("float[batch, samples] x) => (float[time, batch] y) { y = Transpose (x)", False),
         (
-            "float[time, 2] x) => (float[time, 2] y) { zero = Constant <value = int64 {0}> () y = CumSum (x, zero)",
+            "float[time, 2] x) => (float[time, 2] y) { zero = Constant <value = int64 {0}> "
+            "() y = CumSum (x, zero)",
             False,
         ),
-        ("float[a, 4] x) => (float[b, 4] y) { two = Constant <value = int64[2] {2, 1}> () y = Tile (x, two)", False),
+        (
+            "float[a, 4] x) => (float[b, 4] y) { two = Constant <value = int64[2] {2, 1}> "
+            "() y = Tile (x, two)",
+            False,
+        ),
     ],
 )
-def test_a_first_dimension_that_is_no_batch_is_not_batched(text: str, is_batch: bool, tmp_path: Path) -> None:
+def test_a_first_dimension_that_is_no_batch_is_not_batched(
+    text: str, is_batch: bool, tmp_path: Path
+) -> None:
     file = save(parsed(f"net ({text} }}").graph, tmp_path / "net.onnx")
     assert build_own(tmp_path, file).model.max_batch_size == (8 if is_batch else 0)
     if not is_batch:
@@ -329,9 +371,16 @@ def script(path: Path) -> Path:
 def test_torchscripts_outputs_are_found_by_running_it(tmp_path: Path) -> None:
     stored = build_own(tmp_path, script(tmp_path / "twice.pt"), inputs=("FP32:-1", "FP32:3"))
     assert stored.config.platform == "pytorch_libtorch"
-    assert stored.model.inputs == (TensorSpec("INPUT__0", "FP32", (-1,)), TensorSpec("INPUT__1", "FP32", (3,)))
-    assert stored.model.outputs == (TensorSpec("OUTPUT__0", "FP32", (-1,)), TensorSpec("OUTPUT__1", "FP32", (1,)))
-    assert [output.HasField("reshape") for output in stored.config.output] == [False, True]  # a scalar is [1] outside
+    assert stored.model.inputs == (
+        TensorSpec("INPUT__0", "FP32", (-1,)),
+        TensorSpec("INPUT__1", "FP32", (3,)),
+    )
+    assert stored.model.outputs == (
+        TensorSpec("OUTPUT__0", "FP32", (-1,)),
+        TensorSpec("OUTPUT__1", "FP32", (1,)),
+    )
+    # a scalar is [1] outside
+    assert [output.HasField("reshape") for output in stored.config.output] == [False, True]
 
 
 def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
@@ -352,9 +401,12 @@ class Summed(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("last", "activation"), [(torch.nn.Softmax(1), "none"), (torch.nn.Sigmoid(), "none"), (torch.nn.Identity(), None)]
+    ("last", "activation"),
+    [(torch.nn.Softmax(1), "none"), (torch.nn.Sigmoid(), "none"), (torch.nn.Identity(), None)],
 )
-def test_torchscript_s_own_scores_are_kept(last: torch.nn.Module, activation: str | None, tmp_path: Path) -> None:
+def test_torchscript_s_own_scores_are_kept(
+    last: torch.nn.Module, activation: str | None, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4), last)
     torch.jit.script(network).save(str(tmp_path / "c.pt"))
@@ -378,13 +430,17 @@ class Rated(torch.nn.Module):
 
 
 @pytest.mark.parametrize("inputs", [(), ("FP32:8", "INT64:1")])
-def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(inputs: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(
+    inputs: tuple[str, ...], tmp_path: Path
+) -> None:
     torch.jit.script(Rated()).save(str(tmp_path / "rated.jit"))
     with pytest.raises(BuildError, match="'rate'"):
         build_own(tmp_path, tmp_path / "rated.jit", inputs=inputs)
 
 
-@pytest.mark.parametrize("text", ["", "FP32", "FP99:3", "FP32:0", "FP32:3,,4", "FP32:-2", "a:b:c:d"])
+@pytest.mark.parametrize(
+    "text", ["", "FP32", "FP99:3", "FP32:0", "FP32:3,,4", "FP32:-2", "a:b:c:d"]
+)
 def test_an_input_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--input"):
         parse_inputs([text])

@@ -1,4 +1,5 @@
-"""EfficientNet-Lite0 and YOLOv4-tiny as ONNX: equal to the networks of PyTorch and of OpenCV with the same weights."""
+"""EfficientNet-Lite0 and YOLOv4-tiny as ONNX: equal to the networks of PyTorch and of OpenCV with
+the same weights."""
 
 import importlib
 from importlib import metadata
@@ -21,16 +22,22 @@ from tests.support.harness import ROOT
 pytestmark = pytest.mark.full
 
 MODELS = ROOT / "model_repository"
-CFG, WEIGHTS = (file_of(yolov4_tiny.PACKAGE, f"yolov4-tiny.{suffix}") for suffix in ("cfg", "weights"))
+CFG, WEIGHTS = (
+    file_of(yolov4_tiny.PACKAGE, f"yolov4-tiny.{suffix}") for suffix in ("cfg", "weights")
+)
 
 
 def photo(name: str) -> Image.Image:
     """Return a photo of scikit-image, which is installed without what it imports."""
-    return Image.open(str(metadata.distribution("scikit-image").locate_file(f"skimage/data/{name}.png"))).convert("RGB")
+    return Image.open(
+        str(metadata.distribution("scikit-image").locate_file(f"skimage/data/{name}.png"))
+    ).convert("RGB")
 
 
 def pixels(side: int) -> NDArray[np.uint8]:
-    photos = [photo(name).resize((side, side)) for name in ("coffee", "chelsea", "astronaut", "camera")]
+    photos = [
+        photo(name).resize((side, side)) for name in ("coffee", "chelsea", "astronaut", "camera")
+    ]
     return np.stack([np.asarray(image).transpose(2, 0, 1) for image in photos])
 
 
@@ -39,7 +46,11 @@ def onnx_output(model: str, images: NDArray[np.uint8]) -> Any:
 
 
 def test_efficientnet_gives_the_logits_of_pytorch() -> None:
-    network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0").eval()
+    network = (
+        importlib.import_module("efficientnet_lite_pytorch")
+        .EfficientNet.from_name("efficientnet-lite0")
+        .eval()
+    )
     network.load_state_dict(torch.load(file_of(*efficientnet.WEIGHTS), weights_only=True))
     images = pixels(224)
     with torch.no_grad():
@@ -51,7 +62,9 @@ def test_yolov4_tiny_gives_the_boxes_of_opencv() -> None:
     network = cv2.dnn.readNetFromDarknet(str(CFG), str(WEIGHTS))
     for image in pixels(416):
         network.setInput(image[None].astype(np.float32) / 255)
-        expected = np.concatenate([rows(head) for head in network.forward(network.getUnconnectedOutLayersNames())])
+        expected = np.concatenate(
+            [rows(head) for head in network.forward(network.getUnconnectedOutLayersNames())]
+        )
         output = onnx_output("yolov4_tiny", image[None])[0]
         assert np.abs(output[:, :4] / 416 - expected[:, :4]).max() < 1e-4
         assert np.abs(output[:, 4] - expected[:, 4]).max() < 1e-3
@@ -61,7 +74,8 @@ def test_yolov4_tiny_gives_the_boxes_of_opencv() -> None:
 
 
 def rows(head: NDArray[np.float32]) -> NDArray[np.float32]:
-    """OpenCV goes through the cells, and in each through its anchors; the ONNX file the other way round."""
+    """OpenCV goes through the cells, and in each through its anchors; the ONNX file the other way
+    round."""
     side = int((len(head) / 3) ** 0.5)
     return head.reshape(side, side, 3, -1).transpose(2, 0, 1, 3).reshape(len(head), -1)
 

@@ -32,7 +32,13 @@ from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    KBinsDiscretizer,
+    OneHotEncoder,
+    OrdinalEncoder,
+    StandardScaler,
+)
 from sklearn.svm import LinearSVC
 
 from build_engines.__main__ import main
@@ -58,12 +64,25 @@ def columns(stored: StoredModel) -> tuple[str, ...]:
 
 def test_a_pipeline_has_an_input_for_each_column_that_it_uses(tmp_path: Path) -> None:
     stored = build_own(tmp_path, trained.mixed(tmp_path).file)
-    assert [spec.datatype for spec in stored.model.inputs] == ["FP32", "BYTES", "FP32", "BYTES", "INT64"]
+    assert [spec.datatype for spec in stored.model.inputs] == [
+        "FP32",
+        "BYTES",
+        "FP32",
+        "BYTES",
+        "INT64",
+    ]
     assert {spec.shape for spec in stored.model.inputs} == {(1,)}
     assert columns(stored) == ("age", "job", "fare (EUR)", "city", "grade")
     assert (stored.folder / "labels.txt").read_text() == "no\nyes\n"
-    assert json.loads((stored.folder / "categories.json").read_text()) == [None, None, None, None, [0, 1, 2, 3]]
-    assert stored.model.parameters["missing"] == "1,3"  # its OneHotEncoder ignores what it does not know
+    assert json.loads((stored.folder / "categories.json").read_text()) == [
+        None,
+        None,
+        None,
+        None,
+        [0, 1, 2, 3],
+    ]
+    # its OneHotEncoder ignores what it does not know
+    assert stored.model.parameters["missing"] == "1,3"
     assert stored.config.instance_group[0].kind == stored.config.instance_group[0].KIND_CPU
     assert not (stored.folder / "configs").exists()
 
@@ -90,7 +109,9 @@ def test_models_that_were_trained_with_empty_cells_take_them(tmp_path: Path) -> 
     assert columns(stored)[0] == "sepal length (cm)"
 
 
-def test_a_pickle_is_read_only_where_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_is_read_only_where_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     joblib.dump(trained.Code(), tmp_path / "model.joblib")
     with pytest.raises(UsageError, match="--allow-pickle"):
@@ -101,7 +122,9 @@ def test_a_pickle_is_read_only_where_it_is_allowed(tmp_path: Path, monkeypatch: 
     assert Path(trained.CODE).exists()
 
 
-def test_a_model_of_another_scikit_learn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_another_scikit_learn_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = trained.ridge(tmp_path)
     with warnings.catch_warnings(), monkeypatch.context() as patched:
         patched.setattr("sklearn.base.__version__", "1.0")
@@ -119,7 +142,9 @@ def test_a_model_of_another_scikit_learn_is_refused(tmp_path: Path, monkeypatch:
         (None, "model.json", "model.json"),
     ],
 )
-def test_what_is_no_trained_model_is_refused(content: Any, name: str, message: str, tmp_path: Path) -> None:
+def test_what_is_no_trained_model_is_refused(
+    content: Any, name: str, message: str, tmp_path: Path
+) -> None:
     if content is None:
         (tmp_path / name).write_bytes(b"{}")
     else:
@@ -132,16 +157,26 @@ def export(tmp_path: Path, batch: int | None = None, **options: Any) -> Path:
     """The ONNX file as a user makes it, by default with the ZipMap that Triton refuses."""
     model = trained.odd_classes(tmp_path)
     types = [("X", FloatTensorType([batch, 4]))]
-    onnx.save(to_onnx(model.model, initial_types=types, target_opset={"": 17, "ai.onnx.ml": 3}, **options), model.file)
+    onnx.save(
+        to_onnx(
+            model.model, initial_types=types, target_opset={"": 17, "ai.onnx.ml": 3}, **options
+        ),
+        model.file,
+    )
     return model.file.rename(tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("options", [{}, {"options": {"zipmap": False}}, {"batch": 1}])
-def test_an_onnx_file_of_scikit_learn_needs_no_flag_and_loses_its_zipmap(options: Any, tmp_path: Path) -> None:
+def test_an_onnx_file_of_scikit_learn_needs_no_flag_and_loses_its_zipmap(
+    options: Any, tmp_path: Path
+) -> None:
     stored = build_own(tmp_path, export(tmp_path, **options))
     nodes = onnx.load(stored.file).graph.node
     assert "ZipMap" not in {node.op_type for node in nodes}
-    assert [(spec.datatype, spec.shape) for spec in stored.model.outputs] == [("INT64", (1,)), ("FP32", (3,))]
+    assert [(spec.datatype, spec.shape) for spec in stored.model.outputs] == [
+        ("INT64", (1,)),
+        ("FP32", (3,)),
+    ]
     assert stored.model.max_batch_size == 1024
     assert stored.model.parameters["client"] == "table"
 
@@ -160,7 +195,9 @@ def test_an_onnx_file_without_these_operators_stays_one_of_tensors(tmp_path: Pat
 
 
 def test_outputs_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
-    model = parsed("sequence (float[batch, 4] x) => (seq(float[batch, 4]) y) { y = SequenceConstruct (x) }")
+    model = parsed(
+        "sequence (float[batch, 4] x) => (seq(float[batch, 4]) y) { y = SequenceConstruct (x) }"
+    )
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(BuildError, match="'y'"):
         build_own(tmp_path, tmp_path / "model.onnx", client="table")
@@ -176,7 +213,9 @@ GAPS = np.where(RNG.random((60, 3)) < 0.2, np.nan, NUMBERS)
 KIND = np.array(["a", "b", "c"])[np.digitize(NUMBERS[:, 0], [-0.5, 0.5])]
 SECONDS = pd.DataFrame({"time": 1.7e9 + RNG.uniform(0, 3600, 200), "v": RNG.normal(size=200)})
 LATE = (SECONDS.time > 1.7e9 + 1800).to_numpy()
-VOTE = VotingClassifier([("a", LogisticRegression()), ("b", RandomForestClassifier(5))], voting="soft")
+VOTE = VotingClassifier(
+    [("a", LogisticRegression()), ("b", RandomForestClassifier(5))], voting="soft"
+)
 ZEROS = lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1)
 FILLING = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
 AROUND = pd.DataFrame({"a": 1e9 + 10 * RNG.normal(size=200), "b": RNG.normal(size=200)})
@@ -200,9 +239,13 @@ def answered(stored: StoredModel, rows: list[Any]) -> list[Any]:
     session = onnxruntime.InferenceSession(stored.file)
     names = [output.name for output in session.get_outputs()]
     outputs = {
-        name: np.array([text.encode() for text in array.ravel()], object) if array.dtype.kind in "OU" else array
+        name: np.array([text.encode() for text in array.ravel()], object)
+        if array.dtype.kind in "OU"
+        else array
         for name, array in zip(
-            names, session.run(None, {key: _strings(value) for key, value in tensors.items()}), strict=True
+            names,
+            session.run(None, {key: _strings(value) for key, value in tensors.items()}),
+            strict=True,
         )
     }
     return client.postprocess(outputs, tensors, rows, {})
@@ -225,16 +268,34 @@ def as_json(rows: Any) -> list[list[Any]]:
         (encoded(OneHotEncoder(), LogisticRegression()), LETTERS, LETTER),
         (encoded(OrdinalEncoder(), RandomForestClassifier(5)), FILLED, LETTER),
         (make_pipeline(SimpleImputer(), StandardScaler(), LogisticRegression()), GAPS, KIND),
-        (make_pipeline(SimpleImputer(strategy="constant", fill_value=0), LogisticRegression()), GAPS, KIND),
+        (
+            make_pipeline(SimpleImputer(strategy="constant", fill_value=0), LogisticRegression()),
+            GAPS,
+            KIND,
+        ),
         (make_pipeline(KBinsDiscretizer(), LogisticRegression()), NUMBERS, KIND),
         (make_pipeline(StandardScaler(), LogisticRegression()), SECONDS, LATE),
         (VOTE, NUMBERS, KIND),
         (RandomForestClassifier(5), NUMBERS, KIND == "a"),
         (QuadraticDiscriminantAnalysis(), NUMBERS, KIND),
     ],
-    ids=["missing", "nan", "known", "ordinal", "imputer", "zeros", "bins", "seconds", "vote", "booleans", "quadratic"],
+    ids=[
+        "missing",
+        "nan",
+        "known",
+        "ordinal",
+        "imputer",
+        "zeros",
+        "bins",
+        "seconds",
+        "vote",
+        "booleans",
+        "quadratic",
+    ],
 )
-def test_a_classifier_answers_as_scikit_learn_does(model: Any, rows: Any, classes: Any, tmp_path: Path) -> None:
+def test_a_classifier_answers_as_scikit_learn_does(
+    model: Any, rows: Any, classes: Any, tmp_path: Path
+) -> None:
     model.fit(rows, classes)
     predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(rows))
     assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
@@ -248,7 +309,9 @@ def test_a_category_that_the_encoder_refuses_is_named(encoder: Any, tmp_path: Pa
     model = encoded(encoder, RandomForestClassifier(5)).fit(FILLED, LETTER)
     stored = build_own(tmp_path, dumped(tmp_path, model))
     for cell in ("", "P"):
-        with pytest.raises(DecodingError, match=f"instance 1, field 'c': the string '{cell}' is not"):
+        with pytest.raises(
+            DecodingError, match=f"instance 1, field 'c': the string '{cell}' is not"
+        ):
             answered(stored, [["p", 1.0], [cell, 1.0]])
 
 
@@ -257,7 +320,9 @@ def test_a_category_that_the_encoder_refuses_is_named(encoder: Any, tmp_path: Pa
     [(make_pipeline(StandardScaler(), LinearRegression()), AROUND), (LinearRegression(), AROUND)],
     ids=["scaled", "as it is"],
 )
-def test_a_column_that_fp32_cannot_hold_is_served_in_fp64(model: Any, rows: Any, tmp_path: Path) -> None:
+def test_a_column_that_fp32_cannot_hold_is_served_in_fp64(
+    model: Any, rows: Any, tmp_path: Path
+) -> None:
     model.fit(rows, (rows.a - 1e9) / 10 + rows.b)
     stored = build_own(tmp_path, dumped(tmp_path, model))
     assert stored.model.inputs[0].datatype == "FP64"
@@ -274,7 +339,9 @@ def test_a_column_that_fp32_cannot_hold_is_served_in_fp64(model: Any, rows: Any,
     ],
     ids=["svc", "svc in a pipeline", "votes"],
 )
-def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: Any, tmp_path: Path) -> None:
+def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(
+    model: Any, tmp_path: Path
+) -> None:
     model.fit(NUMBERS, KIND)
     predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
     assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
@@ -283,22 +350,51 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
 @pytest.mark.parametrize(
     ("model", "rows", "answers", "name"),
     [
-        (MultiOutputClassifier(LogisticRegression()), NUMBERS, NUMBERS > 0, "MultiOutputClassifier"),
+        (
+            MultiOutputClassifier(LogisticRegression()),
+            NUMBERS,
+            NUMBERS > 0,
+            "MultiOutputClassifier",
+        ),
         (RandomForestClassifier(5), NUMBERS, NUMBERS > 0, "RandomForestClassifier"),
         (MLPClassifier((4,), max_iter=20), NUMBERS, NUMBERS > 0, "MLPClassifier"),
         (make_pipeline(StandardScaler(), NearestCentroid()), NUMBERS, KIND, "know NearestCentroid"),
-        (make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()), np.exp(NUMBERS), KIND, "log1p"),
+        (
+            make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()),
+            np.exp(NUMBERS),
+            KIND,
+            "log1p",
+        ),
         (LogisticRegression(), NUMBERS, np.char.add(KIND, "\n"), r"'a\\n'"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (ZEROS, NUMBERS.round(), KIND, "0 as missing"),
         (HistGradientBoostingRegressor(max_iter=20), AROUND, (AROUND.a - 1e9) / 10, "FP32"),
-        (make_pipeline(SimpleImputer(add_indicator=True), LogisticRegression()), GAPS, KIND, "add_indicator"),
+        (
+            make_pipeline(SimpleImputer(add_indicator=True), LogisticRegression()),
+            GAPS,
+            KIND,
+            "add_indicator",
+        ),
         (encoded(FILLING, LogisticRegression()), WITH_NAN, LETTER, "SimpleImputer"),
     ],
-    ids=["outputs", "forest", "network", "unknown", "function", "name", "operator", "zeros", "1e9", "gaps", "texts"],
+    ids=[
+        "outputs",
+        "forest",
+        "network",
+        "unknown",
+        "function",
+        "name",
+        "operator",
+        "zeros",
+        "1e9",
+        "gaps",
+        "texts",
+    ],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_refuse_other_models_in_a_short_line(model: Any, rows: Any, answers: Any, name: str, tmp_path: Path) -> None:
+def test_refuse_other_models_in_a_short_line(
+    model: Any, rows: Any, answers: Any, name: str, tmp_path: Path
+) -> None:
     with pytest.raises(BuildError, match=name) as caught:
         build_own(tmp_path, dumped(tmp_path, model.fit(rows, answers)))
     assert len(str(caught.value)) < 300
@@ -320,7 +416,10 @@ def test_an_example_is_a_row_that_the_model_knows(tmp_path: Path) -> None:
     model = encoded(OneHotEncoder(), LogisticRegression()).fit(FILLED, LETTER)
     stored = build_own(tmp_path, dumped(tmp_path, model))
     row = json.loads((stored.folder / "example.json").read_text())
-    assert answered(stored, [row])[0]["prediction"] == model.predict(pd.DataFrame([row], columns=["c", "v"]))[0]
+    assert (
+        answered(stored, [row])[0]["prediction"]
+        == model.predict(pd.DataFrame([row], columns=["c", "v"]))[0]
+    )
 
 
 class Numpy2(pickle.Pickler):
@@ -333,7 +432,9 @@ class Numpy2(pickle.Pickler):
 
 
 def test_a_model_that_was_saved_under_numpy_2_is_read(tmp_path: Path) -> None:
-    model = GradientBoostingClassifier(n_estimators=3, random_state=np.random.RandomState(0)).fit(NUMBERS, KIND)
+    model = GradientBoostingClassifier(n_estimators=3, random_state=np.random.RandomState(0)).fit(
+        NUMBERS, KIND
+    )
     buffer = BytesIO()
     Numpy2(buffer).dump(model)
     file = tmp_path / "model.pkl"
@@ -342,7 +443,9 @@ def test_a_model_that_was_saved_under_numpy_2_is_read(tmp_path: Path) -> None:
     assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
 
 
-def test_rows_of_a_file_are_compared_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rows_of_a_file_are_compared_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     model = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(FILLED[["c"]], LETTER)
     (tmp_path / "rows.csv").write_text("c\np\nq\n")
     build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")

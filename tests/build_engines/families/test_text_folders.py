@@ -1,4 +1,5 @@
-"""Folders of transformers and sentence-transformers: their task, modules and tokenizer, and what is refused."""
+"""Folders of transformers and sentence-transformers: their task, modules and tokenizer, and what is
+refused."""
 
 import json
 import shutil
@@ -20,7 +21,15 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder import ModelSpec, read_config
 from build_engines.request import Request
 from clients.bert import TASKS
-from tests.clients.text_models import FAMILIES, FROM_PADDING, LIMIT, SMALL, TEXTS, Served, save_checkpoint
+from tests.clients.text_models import (
+    FAMILIES,
+    FROM_PADDING,
+    LIMIT,
+    SMALL,
+    TEXTS,
+    Served,
+    save_checkpoint,
+)
 
 pytestmark = pytest.mark.full
 
@@ -33,7 +42,9 @@ def change(path: Path, **values: Any) -> None:
 
 def modules(*kinds: str) -> Callable[[Path], Any]:
     """Return a function that writes modules.json, with a folder for each module but the first."""
-    listed = [{"type": f"x.{kind}", "path": f"{at}_{kind}" if at else ""} for at, kind in enumerate(kinds)]
+    listed = [
+        {"type": f"x.{kind}", "path": f"{at}_{kind}" if at else ""} for at, kind in enumerate(kinds)
+    ]
     return lambda folder: (folder / "modules.json").write_text(json.dumps(listed))
 
 
@@ -53,29 +64,47 @@ def built(checkpoint: Path, folder: Path, **options: Any) -> ModelSpec:
     ],
 )
 def test_config_or_flag_decides(
-    task: str, family: str, changes: dict[str, Any], asked: str, settings: dict[str, str], tmp_path: Path
+    task: str,
+    family: str,
+    changes: dict[str, Any],
+    asked: str,
+    settings: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", task, family, **changes)
-    assert built(checkpoint, tmp_path / "model", task=asked).settings == settings | {"pad_to_multiple_of": "8"}
+    assert built(checkpoint, tmp_path / "model", task=asked).settings == settings | {
+        "pad_to_multiple_of": "8"
+    }
 
 
 def test_a_cross_encoder_of_sentence_transformers_ranks(tmp_path: Path) -> None:
     label: dict[str, Any] = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     checkpoint = save_checkpoint(tmp_path, "text-ranking", num_labels=1, **label)
-    change(tmp_path / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
+    change(
+        tmp_path / "config.json",
+        sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"},
+    )
     change(tmp_path / "config.json", id2label={"0": "LABEL_0"})
     model_spec = built(checkpoint, tmp_path / "model")
     assert model_spec.settings["task"] == "text-ranking"
     served = Served(tmp_path / "model", **model_spec.settings)
     (prediction,) = served.predict([{"query": "a", "documents": ["the cat"]}])
     network = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
-    encoded = transformers.AutoTokenizer.from_pretrained(checkpoint)("a", "the cat", return_tensors="pt")
-    assert prediction["ranking"][0]["score"] == pytest.approx(network(**encoded).logits.item(), abs=1e-4)
+    encoded = transformers.AutoTokenizer.from_pretrained(checkpoint)(
+        "a", "the cat", return_tensors="pt"
+    )
+    assert prediction["ranking"][0]["score"] == pytest.approx(
+        network(**encoded).logits.item(), abs=1e-4
+    )
 
 
 def drop(folder: Path, name: str) -> None:
     file = folder / "model.safetensors"
-    save_file({key: value for key, value in load_file(file).items() if name not in key}, file, {"format": "pt"})
+    save_file(
+        {key: value for key, value in load_file(file).items() if name not in key},
+        file,
+        {"format": "pt"},
+    )
 
 
 def add(folder: Path, name: str) -> None:
@@ -89,22 +118,31 @@ def architecture(*names: str, **values: Any) -> Callable[[Path], None]:
 
 def save_longformer(folder: Path) -> None:
     """Save a network whose attention the tracer fixes to the length that it saw."""
-    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {"num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.LongformerConfig(vocab_size=99, attention_window=[8], max_position_embeddings=64, **shape)
+    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = transformers.LongformerConfig(
+        vocab_size=99, attention_window=[8], max_position_embeddings=64, **shape
+    )
     transformers.LongformerModel(config).save_pretrained(folder)
 
 
 def save_convbert(folder: Path) -> None:
     """Save a network that convolves over the texts' ends."""
     shape = dict.fromkeys(("hidden_size", "embedding_size", "intermediate_size"), 16)
-    config = transformers.ConvBertConfig(vocab_size=99, num_hidden_layers=1, num_attention_heads=2, **shape)
+    config = transformers.ConvBertConfig(
+        vocab_size=99, num_hidden_layers=1, num_attention_heads=2, **shape
+    )
     transformers.ConvBertModel(config).save_pretrained(folder)
 
 
 def test_the_encoder_of_t5_is_built(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
     size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
-    config = transformers.T5Config(vocab_size=size, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    config = transformers.T5Config(
+        vocab_size=size, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2
+    )
     transformers.T5EncoderModel(config).save_pretrained(checkpoint)
     assert built(checkpoint, tmp_path / "model").settings["task"] == "embedding"
 
@@ -115,7 +153,12 @@ TOKENS, WEIGHTED = "token-classification", {"pooling_mode_weightedmean_tokens": 
 @pytest.mark.parametrize(
     ("task", "spoil", "asked", "message"),
     [
-        ("text-classification", lambda folder: drop(folder, "layer.1.output.dense.weight"), "", "layer.1.output"),
+        (
+            "text-classification",
+            lambda folder: drop(folder, "layer.1.output.dense.weight"),
+            "",
+            "layer.1.output",
+        ),
         ("text-classification", lambda folder: drop(folder, "classifier"), "", "classifier"),
         (TOKENS, lambda folder: add(folder, "roberta.encoder.layer.2.x"), "", "roberta.encoder"),
         (TOKENS, lambda folder: None, "embedding", "classifier"),
@@ -127,11 +170,31 @@ TOKENS, WEIGHTED = "token-classification", {"pooling_mode_weightedmean_tokens": 
         ("embedding", architecture(), "", "--task"),
         ("embedding", save_longformer, "", "LongformerModel"),
         ("embedding", save_convbert, "", "padding"),
-        ("embedding", lambda folder: change(folder / "config.json", vocab_size=999), "", "word_embeddings"),
+        (
+            "embedding",
+            lambda folder: change(folder / "config.json", vocab_size=999),
+            "",
+            "word_embeddings",
+        ),
         ("embedding", modules("Transformer", "SpladePooling"), "", "SpladePooling"),
-        ("embedding", modules("Transformer", "Pooling", "Normalize", "Dense"), "", "Pooling, Normalize, Dense"),
-        ("embedding", modules("Transformer", "Dense", "Pooling"), "", "Transformer, Dense, Pooling"),
-        ("embedding", lambda folder: change(folder / "1_Pooling/config.json", **WEIGHTED), "", "weightedmean_tokens"),
+        (
+            "embedding",
+            modules("Transformer", "Pooling", "Normalize", "Dense"),
+            "",
+            "Pooling, Normalize, Dense",
+        ),
+        (
+            "embedding",
+            modules("Transformer", "Dense", "Pooling"),
+            "",
+            "Transformer, Dense, Pooling",
+        ),
+        (
+            "embedding",
+            lambda folder: change(folder / "1_Pooling/config.json", **WEIGHTED),
+            "",
+            "weightedmean_tokens",
+        ),
     ],
 )
 def test_refuse_incomplete_folders(
@@ -162,15 +225,32 @@ def test_a_vocabulary_in_another_form_becomes_a_tokenizer_json(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
-def test_a_folder_of_sentence_transformers_is_built_with_all_its_modules(kind: str, tmp_path: Path) -> None:
+def test_a_folder_of_sentence_transformers_is_built_with_all_its_modules(
+    kind: str, tmp_path: Path
+) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
     modules("Transformer", "Pooling", "Dense", "Normalize")(checkpoint)
-    change(checkpoint / "1_Pooling/config.json", pooling_mode_cls_token=False, pooling_mode_mean_tokens=True)
-    change(checkpoint / "2_Dense/config.json", in_features=32, out_features=8, activation_function="torch.nn.Tanh")
-    change(checkpoint / "config_sentence_transformers.json", prompts={"query": "the cat "}, default_prompt_name="query")
+    change(
+        checkpoint / "1_Pooling/config.json",
+        pooling_mode_cls_token=False,
+        pooling_mode_mean_tokens=True,
+    )
+    change(
+        checkpoint / "2_Dense/config.json",
+        in_features=32,
+        out_features=8,
+        activation_function="torch.nn.Tanh",
+    )
+    change(
+        checkpoint / "config_sentence_transformers.json",
+        prompts={"query": "the cat "},
+        default_prompt_name="query",
+    )
     change(checkpoint / f"sentence_{kind}_config.json", max_seq_length=12, do_lower_case=False)
     matrix, bias = torch.randn(8, 32), torch.randn(8)
-    save_file({"linear.weight": matrix, "linear.bias": bias}, checkpoint / "2_Dense/model.safetensors")
+    save_file(
+        {"linear.weight": matrix, "linear.bias": bias}, checkpoint / "2_Dense/model.safetensors"
+    )
     model_spec = built(checkpoint, tmp_path / "model")
     network = transformers.AutoModel.from_pretrained(checkpoint).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
@@ -186,11 +266,18 @@ def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
     file = tmp_path / "whole" / "1" / "model.onnx"
-    options: dict[str, Any] = {"weights": str(file), "client": "bert", "task": "text-classification"}
+    options: dict[str, Any] = {
+        "weights": str(file),
+        "client": "bert",
+        "task": "text-classification",
+    }
     options["repository"] = tmp_path / "repository"
     folder, _ = build(Request("own", **options, tokenizer=checkpoint))
     assert (folder / "tokenizer" / "tokenizer.json").is_file()
-    ours, wanted = Served(folder, task="text-classification"), Served(tmp_path / "whole", **whole.settings)
+    ours, wanted = (
+        Served(folder, task="text-classification"),
+        Served(tmp_path / "whole", **whole.settings),
+    )
     assert ours.predict(TEXTS[:1]) == wanted.predict(TEXTS[:1])
     with pytest.raises(UsageError, match="--tokenizer"):
         build(Request("own", **options))
@@ -212,17 +299,23 @@ def file_with_scores(checkpoint: Path, folder: Path, operator: str) -> Path:
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])
-def test_scores_of_texts_that_the_file_computes_are_not_computed_again(function: str, tmp_path: Path) -> None:
+def test_scores_of_texts_that_the_file_computes_are_not_computed_again(
+    function: str, tmp_path: Path
+) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     file = file_with_scores(checkpoint, tmp_path / "whole", function.capitalize())
     task = "text-classification"
     options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
     folder, _ = build(Request("own", **options, task=task, repository=tmp_path / "repository"))
     parameters = read_config(folder).parameters
-    ours = Served(folder, **{name: value.string_value for name, value in parameters.items()}).predict(TEXTS)
+    ours = Served(
+        folder, **{name: value.string_value for name, value in parameters.items()}
+    ).predict(TEXTS)
     pipeline = transformers.pipeline(task, str(checkpoint), top_k=3, function_to_apply=function)
     for prediction, wanted in zip(ours, pipeline(TEXTS), strict=True):
-        assert [each["label"] for each in prediction["classes"]] == [each["label"] for each in wanted]
+        assert [each["label"] for each in prediction["classes"]] == [
+            each["label"] for each in wanted
+        ]
         scores = [each["score"] for each in prediction["classes"]]
         assert scores == pytest.approx([each["score"] for each in wanted], abs=1e-4)
 
@@ -232,11 +325,17 @@ def test_a_task_that_needs_logits_takes_no_file_that_ends_in_softmax(tmp_path: P
     file = file_with_scores(checkpoint, tmp_path / "whole", "Softmax")
     options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
     with pytest.raises(BuildError, match="Softmax"):
-        build(Request("own", **options, task="token-classification", repository=tmp_path / "repository"))
+        build(
+            Request(
+                "own", **options, task="token-classification", repository=tmp_path / "repository"
+            )
+        )
 
 
 @pytest.mark.parametrize("family", ["MPNet", "XLMRobertaXL", "Xmod", "IBert", "Luke", "Esm"])
-def test_positions_after_padding_shorten_texts(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_after_padding_shorten_texts(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = {"type_vocab_size": 1, "languages": ["en_XX"], "default_language": "en_XX"}
     monkeypatch.setitem(FAMILIES, family, (family, "bytes", SMALL | FROM_PADDING | own))
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", family)
@@ -245,21 +344,28 @@ def test_positions_after_padding_shorten_texts(family: str, tmp_path: Path, monk
     (prediction,) = served.predict(["the cat " * 40])
     assert (prediction["truncated"], len(prediction["embedding"])) == (True, 32)
     assert served.client.tokenizer.max_length == LIMIT
-    change(tmp_path / "model/tokenizer/config.json", position_embedding_type="rotary")  # without such a table
+    # without such a table
+    change(tmp_path / "model/tokenizer/config.json", position_embedding_type="rotary")
     assert Served(tmp_path / "model").client.tokenizer.max_length == LIMIT + 2
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_engine_of_each_task_is_compared_with_its_reference(task: str, tmp_path: Path) -> None:
     names = {"0": "contradiction", "1": "entailment"}
-    changes = {"num_labels": 1} if task == "text-ranking" else {"id2label": names, "label2id": {"entailment": 1}}
+    changes = (
+        {"num_labels": 1}
+        if task == "text-ranking"
+        else {"id2label": names, "label2id": {"entailment": 1}}
+    )
     checkpoint = save_checkpoint(tmp_path / "checkpoint", task, **changes)
     served = Served(tmp_path / "model", **built(checkpoint, tmp_path / "model", task=task).settings)
     (score,) = compare(served.client.model, served.client, served.infer, served.infer, count=3)
     assert score.value == pytest.approx(1.0)
 
 
-def test_a_network_that_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_one_file_cannot_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "electra")
     monkeypatch.setattr("build_engines.families.text_network.LARGEST", 1000)
     with pytest.raises(BuildError, match="weights"):

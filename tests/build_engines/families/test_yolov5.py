@@ -1,4 +1,5 @@
-"""YOLOv5's checkpoints, by a stand-in for the release, and the network that is exported from them."""
+"""YOLOv5's checkpoints, by a stand-in for the release, and the network that is exported from
+them."""
 
 import os
 from pathlib import Path
@@ -32,17 +33,27 @@ def test_a_checkpoint_answers_as_the_release_does(tmp_path: Path) -> None:
     assert names == tuple(f"thing {number}" for number in range(7))
 
 
-def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(tmp_path: Path) -> None:
+def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(
+    tmp_path: Path,
+) -> None:
     model = random_release(3)
     model.names = {0: "cat", 1: "dog", 2: "fox"}
-    request = Request("pets", str(save(model, tmp_path / "best.pt")), client="yolov5", size=160, repository=tmp_path)
+    request = Request(
+        "pets",
+        str(save(model, tmp_path / "best.pt")),
+        client="yolov5",
+        size=160,
+        repository=tmp_path,
+    )
     folder, _ = build(request)
     assert (folder / "labels.txt").read_text() == "cat\ndog\nfox\n"
     pixels = torch.randint(0, 256, (3, 3, 160, 160), dtype=torch.uint8)
     network, _ = read(tmp_path / "best.pt")
     with torch.inference_mode():
         expected = network(pixels)[..., 4].sort().values
-    session = onnxruntime.InferenceSession(str(folder / "1/model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(folder / "1/model.onnx"), providers=["CPUExecutionProvider"]
+    )
     for count in (1, 3):
         (output,) = session.run(["output0"], {"images": pixels[:count].numpy()})
         assert output.shape == (count, 1000, 8)
@@ -60,7 +71,9 @@ def test_the_moving_average_goes_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"model": None}, {"model": nn.Linear(2, 2)}, "cut off"])
 def test_another_checkpoint_is_refused(change: Any, tmp_path: Path) -> None:
-    path = save(random_release(2), tmp_path / "best.pt", **(change if isinstance(change, dict) else {}))
+    path = save(
+        random_release(2), tmp_path / "best.pt", **(change if isinstance(change, dict) else {})
+    )
     if change == "cut off":
         path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(BuildError):
@@ -80,7 +93,9 @@ class Bomb:
 @pytest.mark.parametrize("function", [os.mkdir, os.system, open])
 def test_code_in_a_checkpoint_does_not_run(function: Any, tmp_path: Path) -> None:
     trace = tmp_path / "made"
-    words = {os.mkdir: [str(trace)], os.system: [f"touch {trace}"], open: [str(trace), "w"]}[function]
+    words = {os.mkdir: [str(trace)], os.system: [f"touch {trace}"], open: [str(trace), "w"]}[
+        function
+    ]
     torch.save({"model": Bomb(function, *words)}, tmp_path / "bomb.pt")
     with pytest.raises(BuildError):
         read(tmp_path / "bomb.pt")

@@ -36,16 +36,22 @@ pytestmark = pytest.mark.full
         ("folder/readme.txt", "save_pretrained"),
     ],
 )
-def test_a_file_or_folder_of_another_kind_has_a_remedy(name: str, remedy: str, tmp_path: Path) -> None:
+def test_a_file_or_folder_of_another_kind_has_a_remedy(
+    name: str, remedy: str, tmp_path: Path
+) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"\0")
     with pytest.raises(BuildError, match=remedy):
         sources.kind(tmp_path / "folder" if name.startswith("folder/") else tmp_path / name)
 
 
-def test_a_checkpoint_that_does_not_say_its_inputs_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_does_not_say_its_inputs_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    assert main(["build", "own", "--weights", str(tmp_path), "--out", str(tmp_path / "models")]) == 2
+    assert (
+        main(["build", "own", "--weights", str(tmp_path), "--out", str(tmp_path / "models")]) == 2
+    )
     assert "gpt2" in capsys.readouterr().err
 
 
@@ -56,22 +62,49 @@ def test_a_network_that_torch_saved_whole_has_to_be_exported(
 ) -> None:
     network = torch.nn.Linear(2, 2)
     torch.save(network, tmp_path / "net.pt", _use_new_zipfile_serialization=is_zip)
-    command = ["build", "own", "--weights", str(tmp_path / "net.pt"), "--out", str(tmp_path / "models"), *client]
+    command = [
+        "build",
+        "own",
+        "--weights",
+        str(tmp_path / "net.pt"),
+        "--out",
+        str(tmp_path / "models"),
+        *client,
+    ]
     assert main(command) == 2
     assert "torch.onnx.export" in capsys.readouterr().err
 
 
 def test_without_the_hub_it_says_how_to_bring_the_model(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "build_engines", "build", "words", "--weights", "someone/model"]
-    environ = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    command = [
+        sys.executable,
+        "-m",
+        "build_engines",
+        "build",
+        "words",
+        "--weights",
+        "someone/model",
+    ]
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "HF_HOME": str(tmp_path),
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+    }
     done = subprocess.run(
-        [*command, "--out", str(tmp_path)], capture_output=True, text=True, cwd=ROOT, env=environ, timeout=PATIENCE
+        [*command, "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environ,
+        timeout=PATIENCE,
     )
     assert done.returncode == 1
     assert "hf download someone/model --local-dir FOLDER" in done.stderr
 
 
-def test_a_publisher_s_file_is_fetched_once_and_kept_only_with_the_right_hash(tmp_path: Path) -> None:
+def test_a_publisher_s_file_is_fetched_once_and_kept_only_with_the_right_hash(
+    tmp_path: Path,
+) -> None:
     published = tmp_path / "yolov5s.pt"
     published.write_bytes(b"weights")
     recipe = Recipe("", "yolov5", url=published.as_uri(), sha256=sha256(b"weights").hexdigest())

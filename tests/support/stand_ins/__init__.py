@@ -1,4 +1,5 @@
-"""Stand-ins for NVIDIA's programs, which need a GPU: nvidia-smi, trtexec and Triton's TensorRT backend."""
+"""Stand-ins for NVIDIA's programs, which need a GPU: nvidia-smi, trtexec and Triton's TensorRT
+backend."""
 
 import json
 import os
@@ -14,8 +15,8 @@ GPU, DRIVER, CAPABILITY = "Stand-in T4", "550.54.15", "7.5"
 
 
 class Nvidia:
-    """Makes this machine look like one with a GPU, through programs on PATH: start `serve` and others with `environ`.
-    `code` is the version of TensorRT as NvInferVersion.h packs it."""
+    """Makes this machine look like one with a GPU, through programs on PATH: start `serve` and
+    others with `environ`. `code` is the version of TensorRT as NvInferVersion.h packs it."""
 
     def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800) -> None:
         self.folder, self.log = folder, folder / "trtexec.log"
@@ -40,12 +41,16 @@ class Nvidia:
         path.chmod(0o755)
 
     def runs(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        return (
+            [json.loads(line) for line in self.log.read_text().splitlines()]
+            if self.log.exists()
+            else []
+        )
 
 
 def tensorrt_backend(folder: Path) -> Path:
-    """A backend directory whose `tensorrt` is our ONNX Runtime backend, reading model.plan: the stand-in trtexec's
-    plans are ONNX files."""
+    """A backend directory whose `tensorrt` is our ONNX Runtime backend, reading model.plan: the
+    stand-in trtexec's plans are ONNX files."""
     install(folder)
     shutil.copytree(folder / "onnxruntime", folder / "tensorrt")
     for path in (folder / "tensorrt").rglob("*.py"):

@@ -1,8 +1,9 @@
 """A stand-in for NVIDIA's trtexec, recorded: it cannot run here, for it needs an NVIDIA GPU.
 
-It takes the options that trtexec of that version documents (NVIDIA/TensorRT, samples/common/sampleOptions.cpp), refuses
-others and wrong shapes with trtexec's own messages, and prints in trtexec's form. Its plan is the ONNX file with a mark
-in it, so that a stand-in backend can answer with it. STAND_IN_* variables choose the version and the faults.
+It takes the options that trtexec of that version documents (NVIDIA/TensorRT,
+samples/common/sampleOptions.cpp), refuses others and wrong shapes with trtexec's own messages, and
+prints in trtexec's form. Its plan is the ONNX file with a mark in it, so that a stand-in backend
+can answer with it. STAND_IN_* variables choose the version and the faults.
 """
 
 import json
@@ -13,8 +14,26 @@ from pathlib import Path
 from typing import Any
 
 COMMON = {
-    *("help", "onnx", "saveEngine", "minShapes", "optShapes", "maxShapes", "verbose", "loadEngine", "shapes"),
-    *("loadInputs", "exportOutput", "iterations", "warmUp", "duration", "memPoolSize", "skipInference"),
+    *(
+        "help",
+        "onnx",
+        "saveEngine",
+        "minShapes",
+        "optShapes",
+        "maxShapes",
+        "verbose",
+        "loadEngine",
+        "shapes",
+    ),
+    *(
+        "loadInputs",
+        "exportOutput",
+        "iterations",
+        "warmUp",
+        "duration",
+        "memPoolSize",
+        "skipInference",
+    ),
     "timingCacheFile",
 }
 OPTIONS = {  # by version as NvInferVersion.h packs it
@@ -34,7 +53,10 @@ def main(words: list[str]) -> int:
     line = f"TensorRT.trtexec [TensorRT v{CODE}] # trtexec {' '.join(words)}"
     print(f"&&&& RUNNING {line}", flush=True)
     if "--help" in words:
-        print("=== Build Options ===\n" + "\n".join(f"  --{name}=…   as documented" for name in sorted(OPTIONS[CODE])))
+        print(
+            "=== Build Options ===\n"
+            + "\n".join(f"  --{name}=…   as documented" for name in sorted(OPTIONS[CODE]))
+        )
         return 0
     errors = list(build({word.partition("=")[0][2:]: word.partition("=")[2] for word in words}))
     for error in errors:
@@ -59,7 +81,11 @@ def build(options: dict[str, str]):  # type: ignore[no-untyped-def]
         return
     deadline = time.monotonic() + float(os.environ.get("STAND_IN_SECONDS", "0"))
     while time.monotonic() < deadline:
-        say("I", "[TRT] Local timing cache in use. Profiling results in this builder pass will not be stored.")
+        say(
+            "I",
+            "[TRT] Local timing cache in use. Profiling results in this builder pass will "
+            "not be stored.",
+        )
         time.sleep(0.2)
     if fault := os.environ.get("STAND_IN_FAULT"):
         yield from (fault, "Failed to create engine from model or file.", "Engine set up failed")
@@ -67,7 +93,9 @@ def build(options: dict[str, str]):  # type: ignore[no-untyped-def]
     if timing := options.get("timingCacheFile"):
         Path(timing).write_bytes(b"timing")
     model.metadata_props.add(key="plan", value=MARK)
-    Path(options["saveEngine"]).write_bytes(b"" if os.environ.get("STAND_IN_EMPTY") else model.SerializeToString())
+    Path(options["saveEngine"]).write_bytes(
+        b"" if os.environ.get("STAND_IN_EMPTY") else model.SerializeToString()
+    )
 
 
 def run_plan(options: dict[str, str]) -> None:
@@ -75,8 +103,12 @@ def run_plan(options: dict[str, str]) -> None:
     import numpy as np
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(options["loadEngine"], providers=["CPUExecutionProvider"])
-    shapes = {name: [int(size) for size in shape.split("x")] for name, shape in pairs(options["shapes"])}
+    session = onnxruntime.InferenceSession(
+        options["loadEngine"], providers=["CPUExecutionProvider"]
+    )
+    shapes = {
+        name: [int(size) for size in shape.split("x")] for name, shape in pairs(options["shapes"])
+    }
     files = dict(pairs(options["loadInputs"]))
     kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint8)": np.uint8}
     feed: dict[str, Any] = {}
@@ -98,7 +130,11 @@ def run_plan(options: dict[str, str]) -> None:
 
 def pairs(text: str) -> list[tuple[str, str]]:
     """Of NAME:VALUE,NAME:VALUE."""
-    return [(part.rpartition(":")[0].strip("'"), part.rpartition(":")[2]) for part in text.split(",") if part]
+    return [
+        (part.rpartition(":")[0].strip("'"), part.rpartition(":")[2])
+        for part in text.split(",")
+        if part
+    ]
 
 
 def wrong_shapes(model: Any, options: dict[str, str]) -> str:
@@ -111,7 +147,11 @@ def wrong_shapes(model: Any, options: dict[str, str]) -> str:
     ]
     if any(names) and not varies:
         return "Static model does not take explicit shapes"
-    return "" if all(each == varies for each in names) else f"shapes for {names}, and what varies is {varies}"
+    return (
+        ""
+        if all(each == varies for each in names)
+        else f"shapes for {names}, and what varies is {varies}"
+    )
 
 
 def wrong_calibration(options: dict[str, str]) -> str:

@@ -1,7 +1,8 @@
 """Record which of the project's files gunicorn's threads enter, and when.
 
-Python imports this module at its start if its folder is on PYTHONPATH. It writes WALK_FOLDER/PID.json five times a
-second: {"written": time, "threads": {thread: {file: time of the last call into it}}}, times of time.monotonic().
+Python imports this module at its start if its folder is on PYTHONPATH. It writes
+WALK_FOLDER/PID.json five times a second: {"written": time, "threads": {thread: {file: time of the
+last call into it}}}, times of time.monotonic().
 """
 
 import os
@@ -17,7 +18,8 @@ if any("gunicorn" in argument for argument in sys.orig_argv):
 
     ROOT = f"{Path(__file__).resolve().parents[3]}/"
     PROJECT = tuple(
-        f"{ROOT}{name}" for name in ("predictor.py", "wsgi.py", "serving/", "clients/", "model_repository/")
+        f"{ROOT}{name}"
+        for name in ("predictor.py", "wsgi.py", "serving/", "clients/", "model_repository/")
     )
     threads: dict[str, dict[str, float]] = {}
     writers: set[int] = set()
@@ -25,7 +27,9 @@ if any("gunicorn" in argument for argument in sys.orig_argv):
     def note(frame: FrameType, event: str, _argument: Any) -> None:
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(PROJECT):
-            threads.setdefault(threading.current_thread().name, {})[name.removeprefix(ROOT)] = time.monotonic()
+            threads.setdefault(threading.current_thread().name, {})[name.removeprefix(ROOT)] = (
+                time.monotonic()
+            )
             if os.getpid() not in writers:  # after gunicorn's fork
                 writers.add(os.getpid())
                 threading.Thread(target=write, daemon=True).start()
