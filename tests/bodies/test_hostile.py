@@ -59,7 +59,7 @@ def answer(served: ServedModel, body: Body, request: Request = Request("id")) ->
 
 
 @pytest.mark.parametrize("deep", DEEP, ids=["lists", "deeper lists", "objects", "deeper objects"])
-def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
+def test_refuse_values_nested_1000_deep(deep: bytes) -> None:
     for template in TEMPLATES:
         with pytest.raises(InvalidRequest):
             answer(NUMBERS, read_body(JSON_TYPE, template % deep, generates=True))
@@ -71,7 +71,7 @@ def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
             answer(CLIENT, read_body(JSON_TYPE, text))
 
 
-def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
+def test_accept_a_string_or_integer_as_id_of_generate() -> None:
     for own_id, expected in ((b'"7"', "7"), (b"7", "7"), (b"0", None), (b"null", None)):
         reply = answer(NUMBERS, read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True))
         assert orjson.loads(reply.content).get("id") == expected
@@ -81,12 +81,12 @@ def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x00\xd8\x00\x00", b"\xff\xff\xff\xff"])
-def test_strings_of_an_npy_file_that_are_not_unicode_are_the_callers_mistake(data: bytes) -> None:
+def test_refuse_npy_strings_that_are_not_unicode(data: bytes) -> None:
     with pytest.raises(DecodingError):
         Hostile(NPY, npy_file("<U1", (1, 1), data), TEXTS).ask()
 
 
-def test_an_id_of_a_sequence_that_triton_refuses_is_the_callers_mistake() -> None:
+def test_refuse_a_sequence_id_that_triton_does_not_accept() -> None:
     body = b'{"inputs":[%b],"parameters":{"sequence_id":"%b"}}'
     assert Hostile(JSON_TYPE, body % (ONE, b"a" * 128), NUMBERS).ask().content
     with pytest.raises(InvalidRequest, match="129"):
@@ -122,7 +122,7 @@ def looks(count: int) -> Looks:
         (b"1\n" * 10_000, CLIENT, 50),
     ],
 )
-def test_reading_json_lines_checks_the_deadline(
+def test_check_the_deadline_while_reading_json_lines(
     data: bytes, model: ServedModel, count: int
 ) -> None:
     with pytest.raises(TritonTimeout):
@@ -140,19 +140,19 @@ def test_reading_json_lines_checks_the_deadline(
         (tensor("FP32", b"[" * 20 + b"1" + b"]" * 20, b"1"), 10),
     ],
 )
-def test_reading_tensors_checks_the_deadline(data: bytes, count: int) -> None:
+def test_check_the_deadline_while_reading_tensors(data: bytes, count: int) -> None:
     with pytest.raises(TooLate):
         Hostile(JSON_TYPE, data, NUMBERS).ask(looks(count))
 
 
-def test_lines_of_many_instances_are_not_worked_all_at_once() -> None:
+def test_process_lines_of_many_instances_in_portions() -> None:
     """A batch has eight instances and a group four batches, so each of these lines is a group."""
     line = orjson.dumps({"instances": [1] * 100}) + b"\n"
     with pytest.raises(TritonTimeout, match=r"^[1-9] "):
         Hostile(LINES, line * 1000, CLIENT).ask(looks(100))
 
 
-def test_bodies_within_the_limits_are_answered() -> None:
+def test_answer_bodies_within_the_limits() -> None:
     content_type, data = strings(MOST_STRINGS)
     assert Hostile(content_type, data, TEXTS).ask().content.count(b'""') == MOST_STRINGS
     assert orjson.loads(
@@ -174,7 +174,7 @@ def test_bodies_within_the_limits_are_answered() -> None:
         (JSON_TYPE, tensor("FP32", many(b"1", 1000), b"1,1000"), NUMBERS),
     ],
 )
-def test_an_answer_over_the_limit_is_413_with_the_setting(
+def test_answer_413_naming_the_setting_for_an_answer_over_the_limit(
     content_type: str, data: bytes, model: ServedModel
 ) -> None:
     hostile = Hostile(content_type, data, model)
@@ -183,7 +183,7 @@ def test_an_answer_over_the_limit_is_413_with_the_setting(
         hostile.ask(budget=Budget(body_bytes=100))
 
 
-def test_a_line_whose_answer_is_over_the_limit_is_an_error_in_its_place() -> None:
+def test_answer_an_error_in_the_place_of_a_line_over_the_limit() -> None:
     record = tensor("FP32", many(b"1", 200), b"1,200")
     records = record + b"\n" + record.replace(b"1,200]", b"1,1]")
     reply = Hostile(LINES, records, NUMBERS).ask(budget=Budget(body_bytes=200))
@@ -191,21 +191,21 @@ def test_a_line_whose_answer_is_over_the_limit_is_an_error_in_its_place() -> Non
     assert (first["code"], second["code"]) == ("payload_too_large", "invalid_request")
 
 
-def test_an_output_s_json_is_bounded_before_it_is_written() -> None:
+def test_bound_an_output_s_json_before_writing_it() -> None:
     reply = InferReply("1", (Tensor("y", "FP32", (10**12,), b""),))
     with pytest.raises(PayloadTooLarge):
         write_reply(NUMBERS, reply, Budget())
     assert b'"binary_data_size":0' in write_reply(NUMBERS, reply, Budget(), binary={"y"})
 
 
-def test_strings_of_very_different_lengths_become_no_npy_file() -> None:
+def test_refuse_npy_for_strings_of_very_different_lengths() -> None:
     """Each takes as many bytes as the longest."""
     array = np.array([b"x" * 10**6, *[b""] * 1000], dtype=np.object_)
     with pytest.raises(PayloadTooLarge):
         write_npy(array, Budget())
 
 
-def test_instances_of_earlier_batches_are_let_go() -> None:
+def test_free_the_instances_of_earlier_batches() -> None:
     """All images of a body, decoded, would take a thousand times its length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
     results = body.bind(CLIENT, Request("id")).results(Echo())
@@ -213,7 +213,7 @@ def test_instances_of_earlier_batches_are_let_go() -> None:
 
 
 @pytest.mark.parametrize("datatype", [np.float16, np.float32, np.float64])
-def test_nan_and_infinity_are_null_in_every_json(datatype: Any) -> None:
+def test_write_nan_and_infinity_as_null_in_every_json(datatype: Any) -> None:
     array = np.array([np.nan, np.inf, -np.inf, 1], datatype)
     reply = InferReply("1", (Tensor.of("y", array),))
     assert orjson.loads(write_reply(NUMBERS, reply, Budget()))["outputs"][0]["data"] == [

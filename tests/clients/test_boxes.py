@@ -26,7 +26,7 @@ WORKED = [
 
 
 @pytest.mark.parametrize(("size", "expected"), WORKED)
-def test_letterbox_follows_yolov5s_rule(size: tuple[int, int], expected: tuple[int, ...]) -> None:
+def test_letterbox_as_yolov5_does(size: tuple[int, int], expected: tuple[int, ...]) -> None:
     fit = Letterbox.fit(*size, 640, 640)
     assert (fit.new_width, fit.new_height, fit.left, fit.top) == expected
 
@@ -64,7 +64,7 @@ def random_case(rng: np.random.Generator) -> tuple[Any, Any, Any, float]:
     )
 
 
-def test_nms_keeps_the_boxes_of_onnx_s_operator_in_1000_random_cases() -> None:
+def test_suppress_boxes_as_onnx_s_operator_in_1000_random_cases() -> None:
     rng, session = np.random.default_rng(2), onnx_nms()
     for _ in range(1000):
         boxes, scores, classes, iou = random_case(rng)

@@ -100,9 +100,7 @@ def is_unloaded(server: Server, name: str) -> bool:
     return {entry.reason for entry in new_worker(server).index()[name]} == {"unloaded"}
 
 
-def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(
-    running: Server,
-) -> None:
+def test_reload_a_model_that_ended_its_process_and_no_other(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
         reply = ask(running, "ends", 13)
@@ -118,7 +116,7 @@ def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(
     assert crashes(running) == 1
 
 
-def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
+def test_notice_a_dead_process_without_a_caller(running: Server) -> None:
     killed = stub(running)
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: stub(running) not in (0, killed), "another process")
@@ -126,7 +124,7 @@ def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
     wait_until(lambda: running.says("'ends_0_0'", "SIGKILL", process="manager"), "the log says so")
 
 
-def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -> None:
+def test_answer_each_caller_correctly_after_a_pause(running: Server) -> None:
     paused = psutil.Process(stub(running))
     paused.suspend()
     with ThreadPoolExecutor(4) as pool:
@@ -139,7 +137,7 @@ def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -
     assert stub(running) == paused.pid
 
 
-def test_a_part_of_an_ensemble_s_part_is_started_again(running: Server) -> None:
+def test_reload_a_nested_part_of_an_ensemble(running: Server) -> None:
     reply = ask(running, "outer", 13)
     assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting"), reply.text
     wait_until(
@@ -148,7 +146,7 @@ def test_a_part_of_an_ensemble_s_part_is_started_again(running: Server) -> None:
     )
 
 
-def test_a_model_that_keeps_dying_is_refused_alone_and_tried_later(running: Server) -> None:
+def test_refuse_only_a_model_that_keeps_dying_and_retry_later(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(
             lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused"

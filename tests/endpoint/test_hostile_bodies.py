@@ -122,7 +122,7 @@ def cost(server: Server, worker: tuple[int, int], *statuses: int, **body: Any) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_hostile_body_is_refused_and_takes_little_memory(
+def test_refuse_a_hostile_body_with_little_memory(
     server: Server, worker: tuple[int, int], case: str
 ) -> None:
     hostile = CASES[case]()
@@ -148,7 +148,7 @@ def ask(server: Server, model: str, *inputs: dict[str, Any]) -> requests.Respons
     ("model", "datatype"),
     [("scale", "FP32"), ("numbers", "FP32"), ("texts", "BYTES"), ("chain", "FP32")],
 )
-def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(
+def test_answer_400_for_no_rows_but_accept_empty_rows(
     server: Server, model: str, datatype: str
 ) -> None:
     for shape in ([0, 0], [0, 2]):
@@ -161,7 +161,7 @@ def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(
         assert (output["shape"], output["data"]) == (shape, [])
 
 
-def test_an_npy_file_and_a_line_of_no_rows_are_refused(server: Server) -> None:
+def test_refuse_an_npy_file_and_a_line_without_rows(server: Server) -> None:
     expect(send(server, "numbers", npy_file("<f4", (0, 3)), NPY), 400)
     line = b'{"inputs":[{"name":"x","shape":[0,3],"datatype":"FP32","data":[]}]}'
     assert send(server, "numbers", line, LINES).json()["code"] == "invalid_request"
@@ -173,7 +173,7 @@ def tokens(rows: int, length: int) -> list[dict[str, Any]]:
     return [{"name": name, **data} for name in names]
 
 
-def test_more_tokens_than_the_model_has_positions_are_400(server: Server) -> None:
+def test_answer_400_for_more_tokens_than_positions(server: Server) -> None:
     assert ask(server, "bert", *tokens(1, 512)).status_code == 200
     expect(ask(server, "bert", *tokens(1, 513)), 400)
     expect(ask(server, "bert", *tokens(0, 0)), 400)
@@ -182,7 +182,7 @@ def test_more_tokens_than_the_model_has_positions_are_400(server: Server) -> Non
 @pytest.mark.parametrize(
     ("model", "line"), [("scale", b"{}\n"), ("sleeper", b"0\n"), ("scale", b"\n")]
 )
-def test_millions_of_lines_take_little_memory(
+def test_read_millions_of_lines_with_little_memory(
     server: Server, worker: tuple[int, int], model: str, line: bytes
 ) -> None:
     """orjson keeps 4 kB for each small document that is held."""
@@ -197,13 +197,13 @@ def test_millions_of_lines_take_little_memory(
     assert seconds < 3 * SECONDS
 
 
-def test_a_form_of_many_parts_is_413(server: Server) -> None:
+def test_answer_413_to_a_form_of_too_many_parts(server: Server) -> None:
     files = [("image", (None, b"x"))] * 1001
     expect(server.post(params={"model_name": "sleeper"}, files=files), 413)
 
 
 @pytest.mark.parametrize("value", [b"[[[1],[2]],{}]", b'[["a"]]', b"{}", b"[" * 500 + b"]" * 500])
-def test_data_that_are_nested_wrong_are_400_in_a_stream_too(server: Server, value: bytes) -> None:
+def test_answer_400_for_wrongly_nested_data_in_a_stream_too(server: Server, value: bytes) -> None:
     for accept in ("text/event-stream", "application/jsonlines", "application/json"):
         for data in (
             b'{"x":%b}' % value,
@@ -215,7 +215,7 @@ def test_data_that_are_nested_wrong_are_400_in_a_stream_too(server: Server, valu
             expect(reply, 400)
 
 
-def test_raw_input_is_refused_as_a_stream(server: Server) -> None:
+def test_refuse_raw_input_as_a_stream(server: Server) -> None:
     headers = {"Content-Type": f"{BINARY};json-header-size=0", "Accept": "text/event-stream"}
     expect(server.post(params={"model_name": "numbers"}, data=bytes(4), headers=headers), 400)
 
@@ -235,7 +235,7 @@ def executions(server: Server) -> int:
     return int(stats["model_stats"][0]["execution_count"])
 
 
-def test_requests_whose_deadline_passed_in_the_queue_are_not_executed(server: Server) -> None:
+def test_drop_requests_whose_deadline_passed_in_the_queue(server: Server) -> None:
     before = executions(server)
     with ThreadPoolExecutor(CALLERS) as pool:
         replies = list(pool.map(lambda _: sleep(server, 1), range(CALLERS)))
@@ -246,7 +246,7 @@ def test_requests_whose_deadline_passed_in_the_queue_are_not_executed(server: Se
     assert executions(server) - before <= CALLERS // 2
 
 
-def test_a_call_that_takes_too_long_is_a_504_on_either_path(server: Server) -> None:
+def test_answer_504_to_a_call_that_takes_too_long_on_either_path(server: Server) -> None:
     tensor = {"name": "seconds", "shape": [1], "datatype": "FP32", "data": [SECONDS + 1]}
     with ThreadPoolExecutor(1) as pool:
         by_path = pool.submit(server.post, "/v2/models/sleeper/infer", json={"inputs": [tensor]})
@@ -255,14 +255,14 @@ def test_a_call_that_takes_too_long_is_a_504_on_either_path(server: Server) -> N
             assert "SERVE_REQUEST_TIMEOUT" in reply.json()["error"]
 
 
-def test_the_instances_after_the_deadline_are_not_sent(server: Server) -> None:
+def test_send_no_instances_after_the_deadline(server: Server) -> None:
     before = executions(server)
     reply = sleep(server, *[1] * CALLERS)
     assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
     assert executions(server) - before <= CALLERS // 2
 
 
-def test_a_request_that_the_model_s_queue_policy_refuses_may_be_repeated(server: Server) -> None:
+def test_answer_503_if_the_queue_policy_refuses_a_request(server: Server) -> None:
     with ThreadPoolExecutor(CALLERS) as pool:
         replies = list(pool.map(lambda _: sleep(server, 0.2, model="narrow"), range(CALLERS)))
     refused = [reply for reply in replies if reply.status_code == 503]

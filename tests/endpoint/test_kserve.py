@@ -20,13 +20,13 @@ server = module_server(make_scale, make_teller)
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/scale/ready"])
-def test_health_is_triton_s_and_empty(server: Server, path: str) -> None:
+def test_return_the_empty_health_replies_of_triton(server: Server, path: str) -> None:
     reply = server.get(path)
     assert (reply.status_code, reply.content) == (200, b"")
     assert reply.headers["X-Request-Id"]
 
 
-def test_metadata_configuration_and_statistics_of_a_model_can_be_read(server: Server) -> None:
+def test_return_metadata_configuration_and_statistics_of_a_model(server: Server) -> None:
     assert server.get("/v2").json()["name"] == "triton"
     for path in ("/v2/models/scale", "/v2/models/scale/versions/1"):
         assert server.get(path).json()["inputs"] == [
@@ -42,12 +42,12 @@ def test_metadata_configuration_and_statistics_of_a_model_can_be_read(server: Se
 @pytest.mark.parametrize(
     ("version", "factor"), [("", 3.0), ("/versions/1", 2.0), ("/versions/2", 3.0)]
 )
-def test_infer_answers_as_triton_does(server: Server, version: str, factor: float) -> None:
+def test_answer_infer_as_triton_does(server: Server, version: str, factor: float) -> None:
     reply = server.post(f"/v2/models/scale{version}/infer", json=INFER)
     assert reply.json()["outputs"][0]["data"] == [factor, 2.5 * factor]
 
 
-def test_binary_tensors_pass_both_ways(server: Server) -> None:
+def test_pass_binary_tensors_both_ways(server: Server) -> None:
     values = np.arange(1000, dtype=np.float32)
     document = {
         "inputs": [
@@ -67,7 +67,7 @@ def test_binary_tensors_pass_both_ways(server: Server) -> None:
     assert np.array_equal(np.frombuffer(reply.content[start:], dtype=np.float32), 3 * values)
 
 
-def test_generate_and_generate_stream_have_the_caller_s_request_id(server: Server) -> None:
+def test_return_the_caller_s_request_id_from_generate(server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": "my-id"}
     reply = server.post("/v2/models/teller/generate", json={"text_input": "hello"}, headers=headers)
     assert (reply.json()["text_output"], reply.headers["X-Request-Id"]) == ("hello", "my-id")
@@ -78,7 +78,7 @@ def test_generate_and_generate_stream_have_the_caller_s_request_id(server: Serve
     assert reply.headers["Content-Type"].startswith("text/event-stream")
 
 
-def test_errors_have_the_codes_of_invocations(server: Server) -> None:
+def test_use_the_error_codes_of_invocations(server: Server) -> None:
     for model, status, code in (
         ("nobody", 404, "model_not_found"),
         ("scale", 400, "invalid_request"),
@@ -113,7 +113,7 @@ http://x//v2/repository/index
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-def test_only_the_listed_routes_reach_triton(server: Server, method: str) -> None:
+def test_forward_only_the_listed_routes_to_triton(server: Server, method: str) -> None:
     for path in FORBIDDEN + DISGUISES:
         answer = wire.send(server.port, method, path, {"Connection": "close"}, b"{}")
         assert answer.status in (400, 404, 405), (path, answer)
@@ -123,7 +123,7 @@ def test_only_the_listed_routes_reach_triton(server: Server, method: str) -> Non
         )
 
 
-def test_the_names_of_the_attacks_are_real_ones_to_triton(server: Server) -> None:
+def test_use_names_in_attacks_that_are_real_to_triton(server: Server) -> None:
     """Else the tests above would prove nothing."""
     direct = server.triton()
     assert direct.post("/v2/repository/index").status_code == 200
@@ -146,12 +146,12 @@ def test_the_names_of_the_attacks_are_real_ones_to_triton(server: Server) -> Non
         ("PUT", "/v2/models/scale/generate_stream"),
     ],
 )
-def test_another_method_is_a_405(server: Server, method: str, path: str) -> None:
+def test_answer_405_to_another_method(server: Server, method: str, path: str) -> None:
     reply = server.ask(method, path)
     assert (reply.status_code, reply.json()["code"]) == (405, "method_not_allowed")
 
 
-def test_health_is_not_logged_and_a_call_is(server: Server) -> None:
+def test_log_calls_but_not_health_checks(server: Server) -> None:
     server.get("/v2/health/live")
     server.post(
         "/v2/models/scale/infer",
@@ -162,9 +162,7 @@ def test_health_is_not_logged_and_a_call_is(server: Server) -> None:
     assert server.entries(path="/v2/health/live", status=200) == []
 
 
-def test_without_a_process_every_route_is_a_503_that_says_so_and_they_come_back(
-    server: Server,
-) -> None:
+def test_answer_503_on_every_route_while_a_process_is_down(server: Server) -> None:
     with server.unattended():
         os.kill(server.pid("tritonserver"), signal.SIGKILL)
         replies = [

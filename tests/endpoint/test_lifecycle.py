@@ -35,7 +35,7 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
-def test_a_signal_before_anything_is_started_ends_the_start(small: Path, tmp_path: Path) -> None:
+def test_end_the_start_on_an_early_signal(small: Path, tmp_path: Path) -> None:
     server = Server(tmp_path, small)
     pid = server.process.pid
     while not catches(pid, signal.SIGTERM):
@@ -45,14 +45,14 @@ def test_a_signal_before_anything_is_started_ends_the_start(small: Path, tmp_pat
     assert not server.run_dir.exists()
 
 
-def test_sigint_while_starting_stops_everything(small: Path, tmp_path: Path) -> None:
+def test_stop_everything_on_sigint_while_starting(small: Path, tmp_path: Path) -> None:
     server = Server(tmp_path, small)
     wait_until(lambda: (server.run_dir / "status.json").exists(), "a status")
     assert server.stop(signal.SIGINT) == 0
     server.wait_gone()
 
 
-def test_sigterm_finishes_accepted_requests_and_leaves_no_file(small: Path, tmp_path: Path) -> None:
+def test_finish_accepted_requests_on_sigterm_and_leave_no_file(small: Path, tmp_path: Path) -> None:
     before, awaited = time.time(), tmp_path / "go-on"
     link_model(ROOT / "model_repository/resnet", small)
     make_teller(small)

@@ -116,7 +116,7 @@ def with_example(server: Server) -> dict[str, Metric]:
     return metrics if value(metrics, IN_TRITON, model="sleeper") else {}
 
 
-def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -> None:
+def test_count_requests_of_all_workers(server: Server) -> None:
     before = wait_until(lambda: with_example(server), "Triton has counted the example")
     padded = json.dumps(TENSORS | {"model_version": "1"}).ljust(5000).encode()
     replies = [server.post(data=padded), server.post(json=TENSORS | {"model_version": "2"})]
@@ -148,7 +148,7 @@ def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -
         )
 
 
-def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
+def test_measure_triton_s_time_in_the_triton_stage(server: Server) -> None:
     before = scrape(server)
     reply = call(server, 0.4)
     after = scrape(server)
@@ -164,7 +164,7 @@ def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
     }
 
 
-def test_a_name_that_a_caller_made_up_adds_no_series(server: Server) -> None:
+def test_add_no_series_for_an_invented_model_name(server: Server) -> None:
     before = scrape(server)
     for number in range(5):
         assert (
@@ -180,9 +180,7 @@ def test_a_name_that_a_caller_made_up_adds_no_series(server: Server) -> None:
     assert value(after, "serve_requests_total") - value(before, "serve_requests_total") == 6
 
 
-def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work(
-    server: Server,
-) -> None:
+def test_keep_counts_but_nothing_in_flight_with_new_workers(server: Server) -> None:
     before = value(scrape(server), "serve_requests_total", code="200")
     workers = [child.pid for child in psutil.Process(server.pid("gunicorn")).children()]
     assert len(workers) == 3
@@ -200,7 +198,7 @@ def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work
     assert value(after, "serve_in_flight") == 0
 
 
-def test_metrics_of_the_front_are_given_while_triton_is_down(server: Server) -> None:
+def test_return_metrics_of_the_front_while_triton_is_down(server: Server) -> None:
     assert call(server).status_code == 200
     assert value(scrape(server), "serve_triton_up") == 1
     starts = value(scrape(server), "serve_process_starts_total", process="tritonserver")
@@ -216,7 +214,7 @@ def test_metrics_of_the_front_are_given_while_triton_is_down(server: Server) -> 
     assert value(scrape(server), "serve_process_starts_total", process="tritonserver") == starts + 1
 
 
-def test_the_cloudwatch_agent_is_started_with_its_configuration(server: Server) -> None:
+def test_start_the_cloudwatch_agent_with_its_configuration(server: Server) -> None:
     started = server.run_dir / "agent-starts"
     wait_until(started.exists, "the agent has started")
     assert (server.run_dir / "agent-in-container").read_text() == "True"
@@ -236,7 +234,7 @@ def test_the_cloudwatch_agent_is_started_with_its_configuration(server: Server) 
     assert server.ping() == 200
 
 
-def test_models_of_every_repository_are_served_by_name(server: Server) -> None:
+def test_serve_models_of_every_repository_by_name(server: Server) -> None:
     assert server.post(json=TENSORS).json()["outputs"][0]["data"] == [3, 6]
     assert call(server, 0.5).json()["predictions"] == [0.5], (
         "its client.py was found in the second repository"
@@ -245,7 +243,7 @@ def test_models_of_every_repository_are_served_by_name(server: Server) -> None:
     assert server.says("first/code") and server.says("'top'")
 
 
-def test_the_level_warning_logs_refused_requests_only(server: Server) -> None:
+def test_log_only_refused_requests_at_the_level_warning(server: Server) -> None:
     statuses = {}
     for model in ("scale", "nope"):
         headers = {"X-Amzn-SageMaker-Inference-Id": f"asks-{model}"}
@@ -257,7 +255,7 @@ def test_the_level_warning_logs_refused_requests_only(server: Server) -> None:
     assert server.entries(request_id="asks-scale") == []
 
 
-def test_the_app_gives_its_metrics_without_serve_as_well() -> None:
+def test_return_metrics_of_the_app_without_serve() -> None:
     client = create_app(Settings.from_env({})).test_client()
     assert client.post("/invocations", data=b"").status_code == 400
     metrics = parse(client.get("/metrics").text)
@@ -272,7 +270,7 @@ def count(metrics: Metrics, model: str) -> None:
     metrics.count(source, Response(), 0.02)
 
 
-def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:
+def test_report_models_beyond_the_maximum_under_one_name() -> None:
     metrics = Metrics()
     for number in range(MOST_MODELS + 50):
         count(metrics, f"model-{number}")
@@ -283,7 +281,7 @@ def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:
     assert value(shown, "serve_requests_total") == MOST_MODELS + 50
 
 
-def test_any_model_name_gives_valid_metrics() -> None:
+def test_write_valid_metrics_for_any_model_name() -> None:
     metrics = Metrics()
     for name in ('quo"te', "back\\slash", "new\nline", "Zürich", "{}=,"):
         count(metrics, name)

@@ -71,7 +71,7 @@ def described(tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     "variables", [{}, {"SAGEMAKER_MULTI_MODEL": "true"}, {"SERVE_PAGE": "true"}]
 )
-def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_list_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     app = make_app(tmp_path, **variables)
     paths = document(app)["paths"]
     documented = {(path, method.upper()) for path, methods in paths.items() for method in methods}
@@ -84,9 +84,7 @@ def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     assert documented == wanted
 
 
-def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothing(
-    described: Any,
-) -> None:
+def test_describe_140_models_without_calling_them(described: Any) -> None:
     schemas = described["components"]["schemas"]
     assert schemas.keys() == {*families(), "Error", *SHAPES}
     assert schemas["resnet"]["properties"]["parameters"]["properties"]["top_k"]["type"] == "integer"
@@ -148,7 +146,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("shape", "body"), BODIES)
-def test_a_body_is_read_if_its_schema_allows_it(
+def test_accept_bodies_exactly_as_the_schema_says(
     described: Any, shape: str, body: dict[str, Any]
 ) -> None:
     """An independent validator decides by the published schema."""

@@ -64,7 +64,7 @@ STATEFUL = ["summer", "direct_summer", "brief_summer"]
 
 
 @pytest.mark.parametrize("model", STATEFUL)
-def test_a_session_goes_on_until_the_request_that_ends_it(server: Server, model: str) -> None:
+def test_keep_a_session_until_the_request_that_ends_it(server: Server, model: str) -> None:
     first = call(server, model, "NEW_SESSION", tensors(1))
     session = opened(first)
     assert total(first) == 1
@@ -88,14 +88,12 @@ def assert_is_gone(reply: requests.Response, session: str) -> None:
 @pytest.mark.parametrize(
     "session", ["12345", "0", "-1", "99999999999999999999999", "nobody", "new_session"]
 )
-def test_an_unknown_id_is_an_error_and_opens_nothing(
-    server: Server, model: str, session: str
-) -> None:
+def test_refuse_an_unknown_session_and_open_none(server: Server, model: str, session: str) -> None:
     for _ in range(2):
         assert_is_gone(call(server, model, session, tensors(1)), session)
 
 
-def test_a_session_opened_and_ended_at_once_has_both_headers(server: Server) -> None:
+def test_return_both_headers_if_a_session_opens_and_ends_at_once(server: Server) -> None:
     before = datetime.now(UTC)
     reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end=True))
     match = re.fullmatch(r"\d+; Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", reply.headers[SESSION])
@@ -105,7 +103,7 @@ def test_a_session_opened_and_ended_at_once_has_both_headers(server: Server) -> 
     assert reply.headers[CLOSED] == opened(reply)
 
 
-def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
+def test_end_an_idle_session_but_not_a_used_one(server: Server) -> None:
     idle, used = (opened(call(server, "brief_summer", "NEW_SESSION", tensors(1))) for _ in range(2))
     for number in range(2, 8):
         time.sleep(1)  # of the four that the model allows, the rest for a machine that is busy
@@ -113,7 +111,7 @@ def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
     assert_is_gone(call(server, "brief_summer", idle, tensors(1)), idle)
 
 
-def test_the_header_of_the_reply_may_come_back_as_it_was(server: Server) -> None:
+def test_accept_the_session_header_of_the_reply_unchanged(server: Server) -> None:
     reply = call(server, "summer", "NEW_SESSION", tensors(1))
     assert total(call(server, "summer", reply.headers[SESSION], tensors(1))) == 2
 
@@ -127,9 +125,7 @@ ENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("request_", ENDS.values(), ids=ENDS)
-def test_a_session_can_be_ended_in_each_of_these_places(
-    server: Server, request_: dict[str, Any]
-) -> None:
+def test_end_a_session_in_each_of_these_places(server: Server, request_: dict[str, Any]) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", {"instances": [1]}))
     arguments = dict(request_)
     arguments["headers"] = {SESSION: session, **arguments.get("headers", {})}
@@ -140,7 +136,7 @@ def test_a_session_can_be_ended_in_each_of_these_places(
     assert_is_gone(call(server, "summer", session, tensors(1)), session)
 
 
-def test_instances_are_the_steps_of_the_sequence_in_their_order(server: Server) -> None:
+def test_take_instances_as_the_steps_of_a_sequence_in_order(server: Server) -> None:
     first = call(server, "summer", "NEW_SESSION", {"instances": [1, 2, 3]})
     assert first.json()["predictions"] == [
         {"total": t, "count": c} for t, c in ((1, 1), (3, 2), (6, 3))
@@ -152,7 +148,7 @@ def test_instances_are_the_steps_of_the_sequence_in_their_order(server: Server) 
     assert second.headers[CLOSED] == opened(first)
 
 
-def test_instances_without_a_session_are_a_sequence_of_their_own(server: Server) -> None:
+def test_take_instances_without_a_session_as_their_own_sequence(server: Server) -> None:
     for _ in range(2):
         reply = server.post(params={"model_name": "summer"}, json={"instances": [1, 2]})
         assert reply.json()["predictions"][-1] == {"total": 3, "count": 2}
@@ -160,7 +156,7 @@ def test_instances_without_a_session_are_a_sequence_of_their_own(server: Server)
         assert CLOSED not in reply.headers
 
 
-def test_binary_tensors_and_npy_files_belong_to_sessions_too(server: Server) -> None:
+def test_accept_binary_tensors_and_npy_files_in_sessions(server: Server) -> None:
     document, params = tensors(0), {"model_name": "summer"}
     del document["inputs"][0]["data"]
     document["inputs"][0]["parameters"] = {"binary_data_size": 4}
@@ -183,7 +179,7 @@ def test_binary_tensors_and_npy_files_belong_to_sessions_too(server: Server) -> 
     assert (total(reply), reply.headers[CLOSED]) == (101, session)
 
 
-def test_a_stream_belongs_to_a_session_too(server: Server) -> None:
+def test_accept_a_stream_in_a_session(server: Server) -> None:
     lines = {"Accept": "application/jsonlines"}
     first = call(server, "summer", "NEW_SESSION", tensors(1), **lines)
     assert total(first) == 1
@@ -192,14 +188,14 @@ def test_a_stream_belongs_to_a_session_too(server: Server) -> None:
     assert_is_gone(call(server, "summer", opened(first), {"number": 1}, **lines), opened(first))
 
 
-def test_the_header_wins_over_an_id_in_the_body(server: Server) -> None:
+def test_prefer_the_header_to_an_id_in_the_body(server: Server) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
     assert (
         total(call(server, "summer", session, tensors(1, sequence_id=7, sequence_start=True))) == 2
     )
 
 
-def test_sequences_without_the_header_are_triton_s_own(server: Server) -> None:
+def test_pass_sequences_without_the_header_to_triton(server: Server) -> None:
     params = {"model_name": "summer"}
     assert (
         total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_start=True))) == 1
@@ -209,7 +205,7 @@ def test_sequences_without_the_header_are_triton_s_own(server: Server) -> None:
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
 
 
-def test_many_callers_sessions_keep_apart(server: Server) -> None:
+def test_keep_the_sessions_of_many_callers_separate(server: Server) -> None:
     """Each adds its own number, all at once, through all workers."""
 
     def caller(number: int) -> list[float]:
@@ -227,7 +223,7 @@ def test_many_callers_sessions_keep_apart(server: Server) -> None:
 
 
 @pytest.mark.parametrize("session", ["NEW_SESSION", "1234"])
-def test_a_model_without_sequences_serves_and_says_nothing_of_a_session(
+def test_return_no_session_header_from_a_model_without_sequences(
     server: Server, session: str
 ) -> None:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2]}]}
@@ -238,13 +234,13 @@ def test_a_model_without_sequences_serves_and_says_nothing_of_a_session(
 
 
 @pytest.mark.parametrize("body", [{"instances": ["no number"]}, tensors(1, sequence_end="maybe")])
-def test_an_error_opens_no_session(server: Server, body: Any) -> None:
+def test_open_no_session_with_an_error(server: Server, body: Any) -> None:
     reply = call(server, "summer", "NEW_SESSION", body)
     assert reply.status_code == (400 if "inputs" in body else 500)
     assert SESSION not in reply.headers
 
 
-def test_sessions_are_gone_when_triton_was_started_again(server: Server) -> None:
+def test_forget_sessions_when_triton_restarts(server: Server) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
     server.replace("tritonserver")
     server.wait_ready()

@@ -52,7 +52,7 @@ def on_gpu(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_a_start_with_another_gpu_s_plan_names_remedies(
+def test_name_remedies_at_a_start_with_another_gpu_s_plan(
     models: Path, on_gpu: dict[str, str], tmp_path: Path
 ) -> None:
     server = start(tmp_path / "serve", models, **on_gpu)
@@ -61,9 +61,7 @@ def test_a_start_with_another_gpu_s_plan_names_remedies(
     assert all(word in last for word in ("scale", *REMEDIES))
 
 
-def test_an_archive_with_another_gpu_s_plan_is_refused(
-    on_gpu: dict[str, str], tmp_path: Path
-) -> None:
+def test_refuse_an_archive_with_another_gpu_s_plan(on_gpu: dict[str, str], tmp_path: Path) -> None:
     make_foreign(tmp_path / "archives/id", "model")
     variables = {
         "SAGEMAKER_MULTI_MODEL": "true",
@@ -77,7 +75,7 @@ def test_an_archive_with_another_gpu_s_plan_is_refused(
     assert all(word in refused.json()["error"] for word in REMEDIES)
 
 
-def test_without_a_gpu_the_onnx_file_is_served_if_cpu_pbtxt_says_so(
+def test_serve_the_onnx_file_without_a_gpu_if_cpu_pbtxt_says_so(
     models: Path, tmp_path: Path
 ) -> None:
     """The folder as `build --for tensorrt` writes it."""

@@ -46,7 +46,7 @@ def callers(server: Confined) -> Iterator[Callers]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_request_is_answered_despite_a_fault(
+def test_answer_every_request_despite_a_fault(
     fault: Fault, server: Confined, callers: Callers
 ) -> None:
     outcome = trial.run(fault, server, callers)

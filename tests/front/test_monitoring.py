@@ -42,13 +42,13 @@ def monitoring(registry: Served) -> Monitoring:
     return Monitoring(registry, Path("status.json"))  # type: ignore[arg-type]
 
 
-def test_a_slow_answer_comes_before_nginx_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_slow_pings_before_nginx_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monitoring(
         Served(monkeypatch, Entry("m", "m", "", "", 0, READY, answered=True), seconds=PROBE_SECONDS)
     ).check()
 
 
-def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(
+def test_report_that_tritonserver_hangs_if_its_answer_is_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(TritonUnavailable):
@@ -56,7 +56,7 @@ def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["above", "ensemble", "part"])))
-def test_ping_names_the_refused_part_not_its_ensembles(
+def test_name_the_refused_part_in_ping_and_not_its_ensembles(
     monkeypatch: pytest.MonkeyPatch, names: Sequence[str]
 ) -> None:
     calls = {"above": ("ensemble",), "ensemble": ("part",), "part": ()}
@@ -87,7 +87,7 @@ LOADS = Entry("loads", "loads", "", "", 0, LOADING)
         ([ENDED], True, False, ModelRefused),
     ],
 )
-def test_a_model_that_was_refused_is_no_reason_for_503_once_all_were_ready_and_others_serve(
+def test_keep_ping_at_200_if_a_model_is_refused_and_others_serve(
     entries: Sequence[Entry], was_ready: bool, on_demand: bool, error: type[ServingError] | None
 ) -> None:
     unready = Models(

@@ -115,13 +115,13 @@ def contents(image: str) -> Any:
     )
 
 
-def test_the_dockerfile_has_no_finding() -> None:
+def test_lint_the_dockerfile() -> None:
     tool = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([tool, ROOT / "Dockerfile"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_it_holds_what_serves_and_neither_compilers_nor_training_libraries(contents: Any) -> None:
+def test_ship_neither_compilers_nor_training_libraries(contents: Any) -> None:
     assert contents["modules"] == [
         "transformers",
         "safetensors",
@@ -134,12 +134,12 @@ def test_it_holds_what_serves_and_neither_compilers_nor_training_libraries(conte
     assert contents["caches"] == []
 
 
-def test_every_file_of_its_packages_is_there_as_the_wheels_have_it(contents: Any) -> None:
+def test_ship_every_file_of_the_packages_as_in_their_wheels(contents: Any) -> None:
     assert contents["files of packages"] > 5_000
     assert contents["changed"] == []
 
 
-def test_a_vocabulary_without_tokenizer_json_is_read_in_it(image: str) -> None:
+def test_read_a_vocabulary_without_tokenizer_json_in_the_image(image: str) -> None:
     code = (
         "import os, pathlib, shutil; from clients._text.tokenizer import TextTokenizer; "
         "os.mkdir('/tmp/tokenizer')\nfor name in ('vocab.txt', 'config.json'):\n"
@@ -161,20 +161,20 @@ def test_a_vocabulary_without_tokenizer_json_is_read_in_it(image: str) -> None:
     assert podman(*options).strip() == "[[101, 7592, 2088, 102]]"
 
 
-def test_its_user_may_write_nothing_of_it(contents: Any) -> None:
+def test_let_the_user_write_nothing_in_the_image(contents: Any) -> None:
     assert contents["writable"] == []
 
 
-def test_compiled_modules_stay_valid_whatever_their_source_s_time(contents: Any) -> None:
+def test_keep_compiled_modules_valid_whatever_the_source_s_time(contents: Any) -> None:
     assert contents["compiled"] > 1000
     assert contents["by time"] == []
 
 
-def test_it_has_less_than_1250_mb(config: Any) -> None:
+def test_keep_the_image_below_1250_mb(config: Any) -> None:
     assert config["Size"] < 1250e6
 
 
-def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
+def test_start_stop_and_call_the_image_as_platforms_do(config: Any) -> None:
     run = config["Config"]
     assert run["Entrypoint"] == ["/opt/program/serve"]
     assert "Cmd" not in run
@@ -188,7 +188,7 @@ def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
     assert check["Test"] == ["CMD", "/opt/program/serve", "--ping"]
 
 
-def test_its_labels_say_what_sagemaker_may_do_and_what_it_is(config: Any) -> None:
+def test_label_the_image_for_sagemaker_and_with_its_origin(config: Any) -> None:
     labels = config["Labels"]
     assert labels["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
     assert labels["com.amazonaws.sagemaker.capabilities.multi-models"] == "true"
@@ -203,7 +203,7 @@ def test_its_labels_say_what_sagemaker_may_do_and_what_it_is(config: Any) -> Non
     assert re.fullmatch("sha256:[0-9a-f]{64}", oci["base.digest"])
 
 
-def test_the_bill_of_materials_has_every_package_in_the_version_that_is_locked(image: str) -> None:
+def test_list_every_package_as_locked_in_the_bill_of_materials(image: str) -> None:
     bill = json.loads((ROOT / "dist/sbom.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
     listed = {
@@ -293,7 +293,7 @@ def ended(container: Container) -> tuple[int, str]:
     return container.process.wait(BUILD_SECONDS), container.output()
 
 
-def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) -> None:
+def test_serve_the_bundled_models_and_log_calls_that_work(start: Start) -> None:
     container = start().wait_ready()
     examples = list(ROOT.glob("model_repository/*/example.*"))
     wait_until(
@@ -313,7 +313,7 @@ def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) ->
 
 
 @pytest.mark.parametrize("built_by", ["docs/image.md", "README.md"])
-def test_the_image_of_each_page_classifies_a_photo(
+def test_classify_a_photo_with_the_image_of_each_page(
     image: str, start: Start, tmp_path: Path, built_by: str
 ) -> None:
     if built_by == "README.md":
@@ -366,7 +366,7 @@ def built_as_the_readme_says(folder: Path) -> str:
     return name
 
 
-def test_sagemaker_s_argument_serves_too_and_a_killed_tritonserver_comes_back(start: Start) -> None:
+def test_take_sagemaker_s_argument_and_restart_a_killed_tritonserver(start: Start) -> None:
     container = start(arguments=("serve",)).wait_ready()
     before = container.pid("tritonserver")
     container.kill(before)
@@ -377,7 +377,7 @@ def test_sagemaker_s_argument_serves_too_and_a_killed_tritonserver_comes_back(st
     assert container.stop() == 0
 
 
-def test_any_user_will_do(start: Start) -> None:
+def test_run_as_any_user(start: Start) -> None:
     """OpenShift picks a user for each project."""
     container = start("--user", "12345:0").wait_ready()
     assert find(container).status_code == 200
@@ -386,7 +386,7 @@ def test_any_user_will_do(start: Start) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("serve", "fast"), ("bash", "-c", "true")])
-def test_a_wrong_argument_is_told_with_the_right_ones(
+def test_refuse_a_wrong_argument_and_list_the_right_ones(
     start: Start, arguments: tuple[str, ...]
 ) -> None:
     code, output = ended(start(arguments=arguments))
@@ -395,7 +395,7 @@ def test_a_wrong_argument_is_told_with_the_right_ones(
     assert "--check" in output
 
 
-def test_without_a_place_to_write_it_says_what_to_mount(start: Start) -> None:
+def test_say_what_to_mount_if_nothing_is_writable(start: Start) -> None:
     """Kubernetes' readOnlyRootFilesystem, its emptyDir forgotten."""
     code, output = ended(start("--tmpfs", "/opt/nothing", SERVE_RUN_DIR="/run/serve"))
     assert code == 2
@@ -404,7 +404,7 @@ def test_without_a_place_to_write_it_says_what_to_mount(start: Start) -> None:
     assert "Traceback" not in output
 
 
-def test_models_that_its_user_may_not_read_are_named(start: Start, tmp_path: Path) -> None:
+def test_name_models_that_the_user_may_not_read(start: Start, tmp_path: Path) -> None:
     repository = make_hog(tmp_path / "models")
     (repository / "hog/config.pbtxt").chmod(0o600)
     code, output = ended(start("--volume", f"{repository}:/opt/ml/model:ro"))
@@ -414,14 +414,14 @@ def test_models_that_its_user_may_not_read_are_named(start: Start, tmp_path: Pat
     assert "Traceback" not in output
 
 
-def test_settings_follow_the_limits_of_the_control_group(start: Start) -> None:
+def test_derive_settings_from_the_limits_of_the_control_group(start: Start) -> None:
     container = start("--cpus", "1", memory="600m", arguments=("--print-config",))
     assert ended(container)[0] == 0
     shown = dict(re.findall(r"^(SERVE_\w+)=(\S*)", container.output(), re.MULTILINE))
     assert (shown["SERVE_WORKERS"], shown["SERVE_INFERENCE_THREADS"]) == ("1", "1")
 
 
-def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(
+def test_answer_503_beyond_the_memory_limit_and_serve_the_next_call(
     start: Start, tmp_path: Path
 ) -> None:
     repository = make_hog(tmp_path / "models")
@@ -435,7 +435,7 @@ def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(
     assert container.stop() == 0
 
 
-def test_a_small_dev_shm_gets_a_warning_and_a_batch_beyond_it_a_507(start: Start) -> None:
+def test_warn_of_a_small_dev_shm_and_answer_507_beyond_it(start: Start) -> None:
     container = start("--shm-size", "10m", memory="3g").wait_ready()
     assert "/dev/shm has 10 MB" in container.output()
     assert "--shm-size=1g" in container.output()
@@ -457,7 +457,7 @@ def load(container: Container, number: int) -> requests.Response:
     )
 
 
-def test_a_load_beyond_the_memory_limit_is_a_507_until_an_unload(
+def test_answer_507_to_a_load_beyond_the_memory_until_an_unload(
     start: Start, tmp_path: Path
 ) -> None:
     root, archives = tmp_path / "archives", 6
@@ -506,7 +506,9 @@ def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_every_bundled_model_answers(simulate: Simulate, repository: Path, data: bool) -> None:
+def test_get_an_answer_of_every_bundled_model(
+    simulate: Simulate, repository: Path, data: bool
+) -> None:
     repository.chmod(0o755)  # the container's user is not we
     command = simulate("--memory", "3g", *(["--model-data", str(repository)] if data else []))
     client = client_of(command.wait_ready())

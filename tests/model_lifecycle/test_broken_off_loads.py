@@ -54,7 +54,7 @@ def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
     return str(folder)
 
 
-def test_a_load_that_took_too_long_is_ended_soon_after(policy: OnPost) -> None:
+def test_end_a_load_soon_after_its_timeout(policy: OnPost) -> None:
     hold_a_load(policy)
     policy.step()
     assert policy.manager.get("m") is None
@@ -65,9 +65,7 @@ def test_a_load_that_took_too_long_is_ended_soon_after(policy: OnPost) -> None:
 @pytest.mark.parametrize(
     "seconds", [2.0, 0.05], ids=["with its process", "before its process has started"]
 )
-def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(
-    policy: OnPost, seconds: float
-) -> None:
+def test_hold_the_next_load_until_a_timed_out_one_ended(policy: OnPost, seconds: float) -> None:
     url = hold_a_load(policy, seconds)
     policy.load("m", url, "m")
     entry = policy.manager.get("m")
@@ -75,9 +73,7 @@ def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(
     assert policy.manager.gateway.is_model_ready("m")
 
 
-def test_what_the_table_does_not_have_is_unloaded_and_removed(
-    policy: OnPost, tmp_path: Path
-) -> None:
+def test_unload_and_remove_what_the_table_does_not_list(policy: OnPost, tmp_path: Path) -> None:
     manager = policy.manager
     make_model(tmp_path / "net")
     manager.store.stage(tmp_path / "net", "stray")

@@ -65,12 +65,12 @@ def reloads(running: Container, name: str) -> None:
     assert running.server.pid("tritonserver") == triton
 
 
-def test_an_archive_that_hangs_can_be_unloaded_and_loaded_again(running: Container) -> None:
+def test_unload_and_load_an_archive_that_hangs(running: Container) -> None:
     expect(running.invoke("bad", json={"inputs": [tensor(101)]}), 504, "triton_timeout")
     reloads(running, "bad")
 
 
-def test_a_refused_archive_is_served_again_once_it_is_loaded_anew(running: Container) -> None:
+def test_serve_a_refused_archive_after_another_load(running: Container) -> None:
     def refused() -> bool:
         reply = running.invoke("bad", json={"inputs": [tensor(13)]})
         assert reply.json()["code"] in ("model_restarting", "model_refused"), reply.text
@@ -81,7 +81,7 @@ def test_a_refused_archive_is_served_again_once_it_is_loaded_anew(running: Conta
     reloads(running, "bad")
 
 
-def test_calls_that_meet_the_end_of_tritonserver_can_be_repeated(running: Container) -> None:
+def test_answer_503_to_calls_in_flight_when_tritonserver_ends(running: Container) -> None:
     with Load(lambda _: running.invoke("sound", json={"inputs": [tensor(1)]}), callers=8) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
         running.server.replace("tritonserver")

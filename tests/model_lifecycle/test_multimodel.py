@@ -183,7 +183,7 @@ def predictions(reply: requests.Response) -> Any:
     return reply.json()["predictions"]
 
 
-def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Container) -> None:
+def test_list_loaded_models_page_by_page_with_their_urls(running: Container) -> None:
     assert running.listed() == sorted(LOADED)
     assert running.get("/first").json() == {
         "modelName": "first",
@@ -200,7 +200,7 @@ def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Con
     assert names == sorted(LOADED)
 
 
-def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running: Container) -> None:
+def test_give_archives_with_one_model_name_their_own_clients(running: Container) -> None:
     assert predictions(running.invoke("first", 1, 2)) == [{"ten": 10.0}, {"ten": 20.0}]
     assert predictions(running.invoke("sec/ond %20", 1)) == [{"twenty": 20.0}]
 
@@ -209,23 +209,19 @@ def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running:
     ("target", "factor"),
     [("net-1.tar.gz", 10.0), ("team a/net-2.tar.gz", 20.0), ("ensemble-1", 3.0)],
 )
-def test_invocations_find_a_model_by_its_target(
-    running: Container, target: str, factor: float
-) -> None:
+def test_find_a_model_by_its_target(running: Container, target: str, factor: float) -> None:
     reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor(2.0)]})
     assert reply.status_code == 200, reply.text
     assert reply.json()["outputs"][0]["data"] == [2 * factor]
 
 
-def test_neither_triton_nor_the_manager_listens_on_a_port(running: Container) -> None:
+def test_listen_on_no_port_with_triton_and_the_manager(running: Container) -> None:
     for name in ("tritonserver", "manager"):
         assert not psutil.Process(running.server.pid(name)).net_connections("inet")
     assert (running.server.run_dir / "manager.sock").is_socket()
 
 
-def test_invocations_without_a_target_are_a_400_and_with_an_unknown_one_a_404(
-    running: Container,
-) -> None:
+def test_answer_400_without_a_target_and_404_for_an_unknown_one(running: Container) -> None:
     expect(running.server.post(json={"instances": [1]}), 400, "invalid_request", TARGET)
     expect(
         running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}),
@@ -235,7 +231,7 @@ def test_invocations_without_a_target_are_a_400_and_with_an_unknown_one_a_404(
     )
 
 
-def test_a_name_in_the_body_does_not_change_the_model_of_the_path(running: Container) -> None:
+def test_ignore_a_name_in_the_body_beside_the_model_in_the_path(running: Container) -> None:
     body = {"modelname": "resnet", "payload": 7}
     assert running.invoke("first", json=body).json()["result"] == {"ten": 70.0}
 
@@ -243,22 +239,22 @@ def test_a_name_in_the_body_does_not_change_the_model_of_the_path(running: Conta
 @pytest.mark.parametrize(
     "query", [{"limit": "0"}, {"limit": "x"}, {"next_page_token": "a"}, {"next_page_token": "_w=="}]
 )
-def test_a_page_that_makes_no_sense_is_a_400(running: Container, query: dict[str, str]) -> None:
+def test_answer_400_for_a_wrong_page(running: Container, query: dict[str, str]) -> None:
     expect(running.get("", **query), 400, "invalid_request", next(iter(query)))
 
 
-def test_a_version_that_is_not_there_is_no_404(running: Container) -> None:
+def test_answer_400_for_an_unknown_version(running: Container) -> None:
     reply = running.invoke("first", json={"model_version": "9", "instances": [1]})
     expect(reply, 400, "invalid_request", "'9'", "latest")
 
 
-def test_a_call_that_runs_out_of_memory_is_a_507(running: Container) -> None:
+def test_answer_507_to_a_call_that_runs_out_of_memory(running: Container) -> None:
     expect(running.invoke("first", -1), 507, "out_of_memory", "no room for this call")
     expect(running.invoke("first", json={"inputs": [tensor(-1.0)]}), 507, "out_of_memory")
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
 
 
-def test_a_model_for_which_there_is_no_room_is_a_507_before_it_is_tried(running: Container) -> None:
+def test_answer_507_without_trying_if_a_model_does_not_fit(running: Container) -> None:
     make_model(running.path("huge") / "net")
     with (running.path("huge") / "net/1/weights").open("wb") as weights:
         weights.truncate(2**40)
@@ -266,9 +262,7 @@ def test_a_model_for_which_there_is_no_room_is_a_507_before_it_is_tried(running:
     expect(running.get("/huge"), 404, "model_not_loaded")
 
 
-def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended(
-    running: Container,
-) -> None:
+def test_leave_nothing_of_a_failed_load_and_load_it_once_fixed(running: Container) -> None:
     stubs = running.stubs()
     make_ensemble(running.path("broken"), 5, "five", "raise ValueError('bad weights')")
     expect(running.load("broken", "broken"), 400, "load_failed", "bad weights")
@@ -292,7 +286,7 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
     assert running.unload("broken").status_code == 200
 
 
-def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: Container) -> None:
+def test_unload_all_parts_of_an_ensemble_if_one_fails(running: Container) -> None:
     wait_until(lambda: running.stubs() == len(LOADED), "one process for each loaded model")
     archive = running.path("half")
     make_ensemble(
@@ -310,7 +304,7 @@ def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: 
     wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")
 
 
-def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) -> None:
+def test_complete_an_archive_from_its_onnx_file(running: Container) -> None:
     write_model(running.path("bare") / "net", arithmetic(["batch", 3]), None)
     assert running.load("bare", "bare").status_code == 200
     inputs = [
@@ -324,7 +318,7 @@ def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) ->
     assert running.unload("bare").status_code == 200
 
 
-def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None:
+def test_complete_an_archive_from_its_code(running: Container) -> None:
     make_model(running.path("says") / "net", 6)
     code = running.path("says") / "net/1/model.py"
     prints = "import helper, os\nos.system('echo printed')\n"
@@ -340,7 +334,7 @@ def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None
     assert running.unload("says").status_code == 200
 
 
-def test_an_archive_whose_configuration_cannot_be_completed_is_refused(running: Container) -> None:
+def test_refuse_an_archive_that_cannot_be_completed(running: Container) -> None:
     write_model(running.path("torn") / "net", b"this is no ONNX file", None)
     expect(running.load("torn", "torn"), 400, "load_failed", "'net'", "ONNX Runtime")
     make_model(running.path("mute") / "net")
@@ -350,7 +344,7 @@ def test_an_archive_whose_configuration_cannot_be_completed_is_refused(running: 
     expect(running.load("mute", "mute"), 400, "load_failed", "net/config.pbtxt", "1:9")
 
 
-def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> None:
+def test_run_slow_loads_in_parallel_without_delaying_calls(running: Container) -> None:
     names = ["slow_1", "slow_2"]
     for name in names:
         make_model(running.path(name) / "net", initialize="hold()")
@@ -366,7 +360,7 @@ def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> No
         assert [reply.status_code for reply in threads.map(running.unload, names)] == [200] * 2
 
 
-def test_an_unload_waits_for_the_models_calls_and_delays_no_others(running: Container) -> None:
+def test_finish_a_model_s_calls_before_its_unload(running: Container) -> None:
     make_model(running.path("busy") / "net", 2, label="two")
     assert running.load("busy", "busy").status_code == 200
     with ThreadPoolExecutor() as threads:
@@ -383,9 +377,7 @@ def test_an_unload_waits_for_the_models_calls_and_delays_no_others(running: Cont
     assert "busy" not in running.listed()
 
 
-def test_an_archive_that_is_loaded_again_brings_its_new_client_to_all_workers(
-    running: Container,
-) -> None:
+def test_bring_a_new_client_to_all_workers_with_a_new_load(running: Container) -> None:
     for label in ("before", "after"):
         make_model(running.path("again") / "net", label=label)
         assert running.load("again", "again", "again.tar.gz").status_code == 200
@@ -395,7 +387,7 @@ def test_an_archive_that_is_loaded_again_brings_its_new_client_to_all_workers(
         assert running.unload("again").status_code == 200
 
 
-def test_an_archive_may_bring_clients_beside_its_models(running: Container) -> None:
+def test_use_clients_that_an_archive_brings(running: Container) -> None:
     for number in (1, 2):
         archive = running.path("beside")
         make_model(archive / "net")
@@ -409,7 +401,7 @@ def test_an_archive_may_bring_clients_beside_its_models(running: Container) -> N
         assert running.unload("beside").status_code == 200
 
 
-def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Container) -> None:
+def test_leave_no_process_file_or_memory_after_unloads(running: Container) -> None:
     root = running.root
     for number in range(3):
         make_archive(root, number)
@@ -438,7 +430,7 @@ def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Conta
     )
 
 
-def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Container) -> None:
+def test_load_everything_again_after_tritonserver_died(running: Container) -> None:
     listed = running.listed()
     running.server.replace("tritonserver")
     wait_until(
@@ -453,7 +445,7 @@ def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Conta
 
 
 @pytest.mark.parametrize("stopped", [signal.SIGKILL, signal.SIGSTOP])
-def test_loaded_models_answer_while_the_manager_is_gone(
+def test_answer_for_loaded_models_without_the_manager(
     running: Container, stopped: signal.Signals
 ) -> None:
     make_model(running.path("meanwhile") / "net", 3, label="three")
@@ -470,7 +462,7 @@ def test_loaded_models_answer_while_the_manager_is_gone(
     assert running.unload("meanwhile").status_code == 200
 
 
-def test_a_load_waits_for_a_manager_that_is_being_started(running: Container) -> None:
+def test_hold_a_load_until_the_manager_has_started(running: Container) -> None:
     make_model(running.path("early") / "net", 3, label="three")
     killed = running.server.pid("manager")
     os.kill(killed, signal.SIGKILL)
@@ -484,7 +476,7 @@ def test_a_load_waits_for_a_manager_that_is_being_started(running: Container) ->
     assert running.unload("early").status_code == 200
 
 
-def test_a_load_whose_manager_dies_is_undone_and_can_be_sent_again(running: Container) -> None:
+def test_undo_a_load_if_the_manager_dies(running: Container) -> None:
     make_model(running.path("halfway") / "net", 3, initialize="hold()", label="three")
     with ThreadPoolExecutor() as threads:
         load = threads.submit(running.load, "halfway", "halfway")
@@ -497,7 +489,7 @@ def test_a_load_whose_manager_dies_is_undone_and_can_be_sent_again(running: Cont
     assert running.unload("halfway").status_code == 200
 
 
-def test_a_load_whose_tritonserver_dies_is_not_loaded_by_the_next_one(running: Container) -> None:
+def test_forget_a_load_if_tritonserver_dies(running: Container) -> None:
     make_model(running.path("cut") / "net", 3, initialize="hold()", label="three")
     listed = running.listed()
     with ThreadPoolExecutor() as threads:

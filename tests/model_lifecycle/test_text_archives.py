@@ -39,9 +39,7 @@ def bert(archive: Path) -> Path:
     return tokenizer
 
 
-def test_transformers_reads_a_vocabulary_and_is_imported_only_then(
-    server: Server, tmp_path: Path
-) -> None:
+def test_import_transformers_only_to_read_a_vocabulary(server: Server, tmp_path: Path) -> None:
     bert(tmp_path / "whole/model")
     tokenizer = bert(tmp_path / "words/model")
     (tokenizer / "tokenizer.json").unlink()

@@ -51,7 +51,7 @@ def expressions() -> Iterator[str]:
         yield from (target["expr"] for target in panel["targets"])
 
 
-def test_every_metric_that_is_named_exists_after_a_load(server: Server) -> None:
+def test_export_every_metric_that_the_dashboard_names(server: Server) -> None:
     """Some are counted after the reply, and Triton's are left out while it is slow."""
     named = {name for expression in expressions() for name in METRIC.findall(expression)}
 
@@ -68,12 +68,12 @@ def promtool(rules: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_prometheus_takes_the_alerts() -> None:
+def test_load_the_alerts_with_promtool() -> None:
     done = promtool(FOLDER / "alerts.yaml")
     assert done.returncode == 0, done.stderr
 
 
-def test_prometheus_takes_the_dashboard_s_expressions(tmp_path: Path) -> None:
+def test_parse_the_expressions_of_the_dashboard_with_promtool(tmp_path: Path) -> None:
     dashboard = json.loads((FOLDER / "dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     plain = [each.replace("$__rate_interval", "1m").replace("$instance", ".*") for each in queries]

@@ -46,7 +46,7 @@ def lay_out(root: Path, **files: str) -> str:
         ),
     ],
 )
-def test_the_model_is_the_root_the_folder_or_outer_ensemble(
+def test_find_the_model_at_the_root_in_a_folder_or_as_the_outer_ensemble(
     tmp_path: Path, files: dict[str, str], name: str
 ) -> None:
     archive = locate(lay_out(tmp_path, **files), tmp_path)
@@ -55,13 +55,13 @@ def test_the_model_is_the_root_the_folder_or_outer_ensemble(
     assert {part.name for part in archive.parts} == folders
 
 
-def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_name_a_configuration_that_cannot_be_read(tmp_path: Path) -> None:
     url = lay_out(tmp_path, all__config=ENSEMBLE, part__config="backend: python")
     with pytest.raises(ConfigError, match="model/part/config"):
         locate(url, tmp_path)
 
 
-def test_folders_that_are_not_models_are_not_staged(tmp_path: Path) -> None:
+def test_stage_only_folders_that_are_models(tmp_path: Path) -> None:
     url = lay_out(
         tmp_path, net__config=MODEL, __MACOSX__x="", **{".git__x": "", "docs__readme": ""}
     )
@@ -71,7 +71,7 @@ def test_folders_that_are_not_models_are_not_staged(tmp_path: Path) -> None:
     ]
 
 
-def test_the_weight_is_that_of_the_largest_version_and_of_the_other_files(tmp_path: Path) -> None:
+def test_weigh_the_largest_version_and_the_files_beside_it(tmp_path: Path) -> None:
     url = lay_out(
         tmp_path,
         net__config="12345",
@@ -91,7 +91,7 @@ def test_the_weight_is_that_of_the_largest_version_and_of_the_other_files(tmp_pa
         ({"export__net__config": MODEL}, "export/net/config.pbtxt"),
     ],
 )
-def test_an_archive_without_one_model_names_its_files(
+def test_list_the_files_of_an_archive_that_has_no_single_model(
     tmp_path: Path, files: dict[str, str], name: str
 ) -> None:
     with pytest.raises((ConfigError, InvalidRequest), match=name):
@@ -101,7 +101,7 @@ def test_an_archive_without_one_model_names_its_files(
 @pytest.mark.parametrize(
     "url", ["", "/etc", "{root}/abc/model/a/b", "{root}/a-b/model", "{root}/../x/model"]
 )
-def test_urls_outside_of_the_platform_s_folder_are_refused(tmp_path: Path, url: str) -> None:
+def test_refuse_urls_outside_the_platform_s_folder(tmp_path: Path, url: str) -> None:
     """tests/conformance asks for others over HTTP."""
     lay_out(tmp_path, config=MODEL)
     with pytest.raises((ConfigError, InvalidRequest)):
@@ -113,9 +113,7 @@ OUT = ["/proc/self", "/etc/passwd", "../../../../../../outside"]
 
 @pytest.mark.parametrize("name", ["1", "1/model.onnx", "deep/er/labels.txt"])
 @pytest.mark.parametrize("target", OUT)
-def test_a_link_out_of_the_platforms_folder_is_refused(
-    tmp_path: Path, name: str, target: str
-) -> None:
+def test_refuse_a_link_out_of_the_platform_s_folder(tmp_path: Path, name: str, target: str) -> None:
     root = tmp_path / "root"
     link = Path(lay_out(root, config=MODEL)) / name
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +123,7 @@ def test_a_link_out_of_the_platforms_folder_is_refused(
 
 
 @pytest.mark.parametrize("name", ["abc", "abc/model"])
-def test_a_folder_that_is_a_link_out_of_the_platforms_folder_is_refused(
-    tmp_path: Path, name: str
-) -> None:
+def test_refuse_a_folder_that_links_out_of_the_platform_s_folder(tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"
     lay_out(tmp_path / "outside", config=MODEL)
     (root / name).parent.mkdir(parents=True)
@@ -150,7 +146,7 @@ def make_device(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, make_socket, make_device])
 @pytest.mark.parametrize("name", ["1/model.onnx", "pipe"])
-def test_an_archive_with_anything_but_files_and_folders_is_refused(
+def test_refuse_an_archive_with_anything_but_files_and_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], name: str
 ) -> None:
     folder = Path(lay_out(tmp_path, config=MODEL, **{"1__labels.txt": "x"}))
@@ -160,7 +156,7 @@ def test_an_archive_with_anything_but_files_and_folders_is_refused(
         locate(str(folder), tmp_path)
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_end_on_links_in_a_circle(tmp_path: Path) -> None:
     url = lay_out(tmp_path, config=MODEL)
     (Path(url) / "1").symlink_to("2")
     (Path(url) / "2").symlink_to("1")

@@ -86,7 +86,7 @@ def answer(server: Server, path: str) -> list[str]:
 
 
 @pytest.mark.stack
-def test_a_model_archive_may_bring_its_packages(packed: Path, tmp_path: Path) -> None:
+def test_serve_an_archive_with_its_own_packages(packed: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
     write(root / "own/model/own", packed)
     write(root / "plain/model/plain")
@@ -114,14 +114,14 @@ def archive(model: Path, links: dict[str, str]) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("prefix", ["", "./"])
-def test_packages_that_the_stub_can_use_are_no_mistake(prefix: str, tmp_path: Path) -> None:
+def test_accept_packages_that_the_stub_can_use(prefix: str, tmp_path: Path) -> None:
     archive(tmp_path, {prefix + name: target for name, target in GOOD.items()})
     assert mistake_of_packages(tmp_path, parse_config(OWN)) == ""
     assert mistake_of_packages(tmp_path / "absent", parse_config(CONFIG)) == ""
 
 
 @pytest.mark.unit
-def test_an_unpacked_environment_is_checked_too(tmp_path: Path) -> None:
+def test_check_an_unpacked_environment_too(tmp_path: Path) -> None:
     for name in GOOD:
         (tmp_path / "env.tar.gz" / name).parent.mkdir(parents=True)
         (tmp_path / "env.tar.gz" / name).touch()
@@ -152,7 +152,7 @@ def test_an_unpacked_environment_is_checked_too(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_packages_that_the_stub_cannot_use_are_named(
+def test_name_packages_that_the_stub_cannot_use(
     entries: dict[str, str], named: str, tmp_path: Path
 ) -> None:
     if entries:
@@ -161,7 +161,7 @@ def test_packages_that_the_stub_cannot_use_are_named(
 
 
 @pytest.mark.unit
-def test_another_python_is_no_mistake_if_the_model_brings_its_stub(tmp_path: Path) -> None:
+def test_accept_another_python_if_the_model_brings_its_stub(tmp_path: Path) -> None:
     archive(
         tmp_path, {"bin/activate": "", "lib/python3.8/site-packages/numpy-1.24.4.dist-info": ""}
     )
@@ -171,7 +171,7 @@ def test_another_python_is_no_mistake_if_the_model_brings_its_stub(tmp_path: Pat
 
 @pytest.mark.unit
 @pytest.mark.parametrize("keep", [20, 100])
-def test_a_damaged_archive_is_named(keep: int, tmp_path: Path) -> None:
+def test_name_a_damaged_archive(keep: int, tmp_path: Path) -> None:
     archive(tmp_path, {f"lib/{number}": "" for number in range(200)})
     whole = (tmp_path / "env.tar.gz").read_bytes()
     (tmp_path / "env.tar.gz").write_bytes(whole[:keep])

@@ -49,7 +49,7 @@ def regions() -> Iterator[Regions]:
     assert fresh.files() == []
 
 
-def test_a_large_array_lies_in_a_registered_file_that_only_we_can_read(regions: Regions) -> None:
+def test_put_a_large_array_into_a_private_registered_file(regions: Regions) -> None:
     array = np.arange(3 * MEGABYTE // 4, dtype=np.int32).reshape(3, -1)
     written = regions.memory.write([Tensor.of("x", array)])
     (file,) = regions.files()
@@ -59,7 +59,7 @@ def test_a_large_array_lies_in_a_registered_file_that_only_we_can_read(regions: 
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_small_arrays_are_left_to_grpc(regions: Regions) -> None:
+def test_send_small_arrays_over_grpc(regions: Regions) -> None:
     gateway = TritonGateway("unix:/nonexistent", timeout=1.0)
     gateway.shared_memory = regions.memory
     for array, files in ((np.zeros(100, np.float32), 0), (numbers(1), 1)):
@@ -68,9 +68,7 @@ def test_small_arrays_are_left_to_grpc(regions: Regions) -> None:
         assert len(regions.files()) == files
 
 
-def test_a_region_that_was_given_back_is_lent_again_and_one_that_is_lent_is_not(
-    regions: Regions,
-) -> None:
+def test_reuse_a_returned_region_but_never_one_in_use(regions: Regions) -> None:
     first = regions.memory.write([Tensor.of("x", numbers(2))])
     second = regions.memory.write([Tensor.of("x", numbers(2))])
     assert first["x"] is not second["x"]
@@ -79,14 +77,14 @@ def test_a_region_that_was_given_back_is_lent_again_and_one_that_is_lent_is_not(
     assert len(regions.registered) == 2
 
 
-def test_beyond_the_limit_arrays_are_left_to_grpc(regions: Regions) -> None:
+def test_send_arrays_beyond_the_limit_over_grpc(regions: Regions) -> None:
     written = [regions.memory.write([Tensor.of("x", numbers(3))]) for _ in range(3)]
     assert [len(each) for each in written] == [1, 1, 0]
     assert len(regions.files()) == 2
     assert regions.memory.write([Tensor.of("x", numbers(9))]) == {}
 
 
-def test_with_a_full_dev_shm_arrays_go_by_grpc(
+def test_send_arrays_over_grpc_if_dev_shm_is_full(
     regions: Regions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: int) -> None:
@@ -97,7 +95,7 @@ def test_with_a_full_dev_shm_arrays_go_by_grpc(
     assert regions.files() == []
 
 
-def test_without_triton_arrays_are_left_to_grpc_and_no_file_is_left() -> None:
+def test_leave_no_file_if_triton_is_down() -> None:
     def refuse(name: str, size: int) -> None:
         raise TritonUnavailable("it is gone")
 
@@ -106,9 +104,7 @@ def test_without_triton_arrays_are_left_to_grpc_and_no_file_is_left() -> None:
     assert list(FOLDER.glob(f"{prefix}-*")) == []
 
 
-def test_idle_regions_are_emptied_but_for_those_that_a_call_may_still_read(
-    regions: Regions,
-) -> None:
+def test_empty_idle_regions_that_no_call_may_still_read(regions: Regions) -> None:
     answered, given_up, lent = (
         regions.memory.write([Tensor.of("x", numbers(2))]) for _ in range(3)
     )
@@ -121,7 +117,7 @@ def test_idle_regions_are_emptied_but_for_those_that_a_call_may_still_read(
     assert (FOLDER / again.name).read_bytes()[:MEGABYTE] == numbers(1, 5).tobytes()
 
 
-def test_regions_of_a_triton_that_is_gone_are_never_lent_again(regions: Regions) -> None:
+def test_never_reuse_regions_of_a_previous_triton(regions: Regions) -> None:
     free, lent, other = (regions.memory.write([Tensor.of("x", numbers(1))]) for _ in range(3))
     regions.memory.give_back(free.values())
     regions.memory.forget(lent.values())
@@ -133,7 +129,7 @@ def test_regions_of_a_triton_that_is_gone_are_never_lent_again(regions: Regions)
     assert len({name for name, _ in regions.registered}) == 5
 
 
-def test_emptied_regions_whose_files_are_gone_are_replaced(regions: Regions) -> None:
+def test_replace_emptied_regions_whose_files_are_gone(regions: Regions) -> None:
     regions.memory.give_back(regions.memory.write([Tensor.of("x", numbers(2))]).values())
     regions.memory.trim()
     regions.files()[0].unlink()
@@ -141,7 +137,7 @@ def test_emptied_regions_whose_files_are_gone_are_replaced(regions: Regions) -> 
     assert len(regions.memory.write([Tensor.of("x", numbers(2))])) == 1
 
 
-def test_what_a_worker_left_is_removed_and_nothing_of_others(regions: Regions) -> None:
+def test_remove_the_files_of_an_ended_worker_and_no_others(regions: Regions) -> None:
     regions.memory.write([Tensor.of("x", numbers(2))])
     other = FOLDER / f"{regions.prefix}-1-other"
     other.touch()
