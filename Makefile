@@ -52,7 +52,7 @@ bench: setup models dev
 
 # Print whether memory or descriptors grow under an even load of MINUTES (docs/reliability.md).
 soak: setup models dev
-	@$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),60)
+	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),60)
 
 # IMAGE, TAG and ENGINE (docker, podman or buildah) choose the name and the builder, TARGET=gpu the image for NVIDIA GPUs.
 image:

@@ -179,8 +179,8 @@ def test_write_a_flat_reply_with_a_value_or_list_per_output() -> None:
     )
     line = job.line(reply(*outputs, end=False))
     assert (
-        line
-        == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
+        line == b'{"about":[1,2],"end":false,"id":"mine",'
+        b'"model_name":"m","model_version":"3","text":"a"}'
     )
 
 

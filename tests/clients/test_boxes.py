@@ -34,7 +34,8 @@ def test_letterbox_as_yolov5_does(size: tuple[int, int], expected: tuple[int, ..
 def onnx_nms() -> onnxruntime.InferenceSession:
     """Return a session of the one node NonMaxSuppression."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 11]>
-        nms (float[1, n, 4] boxes, float[1, c, n] scores, int64[1] limit, float[1] iou, float[1] score)
+        nms (float[1, n, 4] boxes, float[1, c, n] scores, int64[1] limit, float[1] iou,
+            float[1] score)
         => (int64[m, 3] kept) { kept = NonMaxSuppression (boxes, scores, limit, iou, score) }""")
     return onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]

@@ -31,7 +31,8 @@ import os, sys, traceback
 from serving.codecs import IMAGE, Limits
 from serving.errors import DecodingError
 def memory(name):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 def measure(pixels, side, path):
     data = open(path, "rb").read()
     before = memory("VmRSS")

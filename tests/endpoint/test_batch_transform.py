@@ -36,7 +36,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Sums rows and tells how many came together; a row below 0 spoils all, one over 100 sleeps, one over 1000 dies."""
+    """Sum each row and return how many rows came together.
+
+    A row below 0 fails the whole batch, one over 100 sleeps, one over 1000 ends the process."""
 
     def execute(self, requests):
         replies = []
@@ -46,10 +48,12 @@ class TritonPythonModel:
                 os._exit(1)
             time.sleep(max(0.0, float(rows.max()) - 100))
             if rows.min() < 0:
-                replies.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("a row is below 0")))
+                error = pb_utils.TritonError("a row is below 0")
+                replies.append(pb_utils.InferenceResponse(error=error))
                 continue
             sums = np.stack([rows.sum(axis=1), np.full(len(rows), len(rows))], axis=1)
-            replies.append(pb_utils.InferenceResponse([pb_utils.Tensor("sums", sums.astype(np.float32))]))
+            tensor = pb_utils.Tensor("sums", sums.astype(np.float32))
+            replies.append(pb_utils.InferenceResponse([tensor]))
         return replies
 '''
 
@@ -73,7 +77,8 @@ class Client(ModelClient):
         return {"rows": np.array(instances, dtype=np.float32)}
 
     def postprocess(self, outputs, inputs, instances, parameters):
-        return [{"sum": float(row[0]) * parameters["times"], "together": int(row[1])} for row in outputs["sums"]]
+        times = parameters["times"]
+        return [{"sum": float(a) * times, "together": int(b)} for a, b in outputs["sums"]]
 """
 
 

@@ -19,8 +19,9 @@ class TritonPythonModel:
     """Gives its input back."""
 
     def execute(self, requests):
-        tensors = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("x", tensor.as_numpy())]) for tensor in tensors]
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        outputs = [pb_utils.Tensor("x", tensor.as_numpy()) for tensor in inputs]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in outputs]
 '''
 LABELS = b"zero\none with  spaces \n\nthree\r\nf\xc3\xbcnf"
 

@@ -38,7 +38,9 @@ output { name: "y" data_type: TYPE_FP32 dims: [2] }
 """
 CHAIN = f"""platform: "ensemble"
 {PORTS}ensemble_scheduling {{ step {{
-  model_name: "PART" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+  model_name: "PART" model_version: -1
+  input_map {{ key: "x" value: "x" }}
+  output_map {{ key: "y" value: "y" }}
 }} }}
 """
 

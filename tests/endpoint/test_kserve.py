@@ -89,25 +89,36 @@ def test_use_the_error_codes_of_invocations(server: Server) -> None:
 
 FORBIDDEN = """
 /v2/repository/index /v2/repository/models/scale/load /v2/repository/models/scale/unload
-/v2/systemsharedmemory/status /v2/systemsharedmemory/region/a/register /v2/systemsharedmemory/unregister
-/v2/cudasharedmemory/status /v2/cudasharedmemory/region/a/register /v2/models/scale/systemsharedmemory/status
-/v2/trace/setting /v2/models/scale/trace/setting /v2/logging /v2/models /v2/ /v2/models/ /v1/models/scale:predict
+/v2/systemsharedmemory/status /v2/systemsharedmemory/region/a/register
+/v2/systemsharedmemory/unregister
+/v2/cudasharedmemory/status /v2/cudasharedmemory/region/a/register
+/v2/models/scale/systemsharedmemory/status
+/v2/trace/setting /v2/models/scale/trace/setting /v2/logging /v2/models /v2/ /v2/models/
+/v1/models/scale:predict
 /v2x/health/live
 """.split()  # noqa: SIM905
 DISGUISES = """
 /v2/%72epository/index /v2/repository%2Findex /v2%2Frepository/index /%762/repository/index
-/v2/models/%2e%2e/repository/index /v2/models/../repository/index /v2/models/scale/../../repository/index
+/v2/models/%2e%2e/repository/index /v2/models/../repository/index
+/v2/models/scale/../../repository/index
 /v2/models/scale/%2e%2e/%2e%2e/repository/index /v2/models/..%2frepository/ready
 /v2/models/..%2frepository%2findex/ready /v2/health/live/../../repository/index
-/v2/health/live/%2e%2e/%2e%2e/repository/index /v2/./repository/index /v2//repository/index //v2/repository/index
-/v2/repository;/index /v2/models/scale;x/trace/setting /v2/models/scale/ready;/../../../repository/index
-/v2/models/scale/infer/ /v2/models/scale/infer/../trace/setting /v2/models/scale/INFER /V2/repository/index
+/v2/health/live/%2e%2e/%2e%2e/repository/index /v2/./repository/index /v2//repository/index
+//v2/repository/index
+/v2/repository;/index /v2/models/scale;x/trace/setting
+/v2/models/scale/ready;/../../../repository/index
+/v2/models/scale/infer/ /v2/models/scale/infer/../trace/setting /v2/models/scale/INFER
+/V2/repository/index
 /v2/Repository/index /v2/repository/index/ /v2/repository/index?x=/v2/models/scale/infer
-/v2/repository/index#/v2/health/live /v2/health/live#/../../repository/index /v2/models/scale/trace/setting?/infer
+/v2/repository/index#/v2/health/live /v2/health/live#/../../repository/index
+/v2/models/scale/trace/setting?/infer
 /v2/models/scale%00/trace/setting /v2/models/scale%3f/trace/setting /v2/models/scale%23/infer
-/v2/models/scale%0d%0aX:%20y/ready /v2/models/scale%252e%252e/ready /v2/models/.../ready /v2/models/-scale/ready
-/v2/models/scale/versions/1/../../../../repository/index /v2/models/scale/versions/one/infer /v2\\repository\\index
-/ping/../v2/repository/index http://x/v2/repository/index http://x/v2/models/scale/../../repository/index
+/v2/models/scale%0d%0aX:%20y/ready /v2/models/scale%252e%252e/ready /v2/models/.../ready
+/v2/models/-scale/ready
+/v2/models/scale/versions/1/../../../../repository/index /v2/models/scale/versions/one/infer
+/v2\\repository\\index
+/ping/../v2/repository/index http://x/v2/repository/index
+http://x/v2/models/scale/../../repository/index
 http://x//v2/repository/index
 """.split()  # noqa: SIM905
 

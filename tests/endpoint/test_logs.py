@@ -48,7 +48,8 @@ class TritonPythonModel:
             traceback.print_exc()
         print('{"is": json, "not": this}', file=sys.stderr)
         print("it goes on", file=sys.stderr, flush=True)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", self.x(each))]) for each in requests]
+        tensors = [pb_utils.Tensor("y", self.x(request)) for request in requests]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
 
     def x(self, request):
         return pb_utils.get_input_tensor_by_name(request, "x").as_numpy()

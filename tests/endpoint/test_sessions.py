@@ -161,13 +161,11 @@ def test_accept_binary_tensors_and_npy_files_in_sessions(server: Server) -> None
     del document["inputs"][0]["data"]
     document["inputs"][0]["parameters"] = {"binary_data_size": 4}
     header = json.dumps(document).encode()
-    kind = {
-        "Content-Type": f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
-    }
+    binary = f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
     first = server.post(
         params=params,
         data=header + np.float32(1).tobytes(),
-        headers={SESSION: "NEW_SESSION"} | kind,
+        headers={SESSION: "NEW_SESSION", "Content-Type": binary},
     )
     session = opened(first)
     headers = {

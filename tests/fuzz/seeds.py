@@ -26,10 +26,14 @@ TENSOR = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1
 HEADER = (
     b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}}]}'
 )
-WORDS = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"BYTES","parameters":{"binary_data_size":10}}]}'
+WORDS = (
+    b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"BYTES",'
+    b'"parameters":{"binary_data_size":10}}]}'
+)
 DEEP = b"[" * 1015 + b"]" * 1015  # orjson reads no more
 CONFIG = b"""name: "m" platform: "onnxruntime_onnx" max_batch_size: 8
-input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ] output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 parameters { key: "client" value { string_value: "resnet" } } dynamic_batching { }
 """
 ENSEMBLE = (
@@ -138,7 +142,8 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "file": b"\n\n\n" + part("image", b"GIF89a") + part("top_k", b"2", "") + b"--b--\r\n",
         "query": b"m\nmodel_name=m&top_k=1&model_version=%zz\n" + JSON + TENSOR,
         "harm-parts": b"\n\n\n" + part("a", b"", "") * 60 + b"--b--\r\n",
-        "harm-no-end": b"\n\n\n--b\r\nContent-Disposition: form-data; name*=utf-8''%ff; filename=\r\n\r\n",
+        "harm-no-end": b"\n\n\n--b\r\n"
+        b"Content-Disposition: form-data; name*=utf-8''%ff; filename=\r\n\r\n",
     },
     "config": {
         "onnx": CONFIG,

@@ -71,11 +71,15 @@ LOCKED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
 # Prints what is installed, how modules are compiled, and who may write what.
 LOOK = r"""
 import importlib.metadata, importlib.util, json, os, pathlib, shutil, sys, sysconfig
-compiled = [p for root in ("/opt/program", sysconfig.get_path("stdlib")) for p in pathlib.Path(root).rglob("*.pyc")]
+def below(*roots):
+    return [path for root in roots for path in pathlib.Path(root).rglob("*")]
+compiled = [p for p in below("/opt/program", sysconfig.get_path("stdlib")) if p.suffix == ".pyc"]
 files = [file for package in importlib.metadata.distributions() for file in package.files]
 def is_changed(file):
     path = file.locate()
-    return not path.exists() or (file.suffix != ".pyc" and file.size not in (None, path.stat().st_size))
+    if not path.exists():
+        return True
+    return file.suffix != ".pyc" and file.size not in (None, path.stat().st_size)
 print(json.dumps({
     "modules": [m for m in sys.argv[1].split() if importlib.util.find_spec(m)],
     "commands": [c for c in sys.argv[2].split() if shutil.which(c)],
@@ -83,10 +87,11 @@ print(json.dumps({
     "compiled": len(compiled),
     "files of packages": len(files),
     "changed": [str(file) for file in files if is_changed(file)],
-    "writable": [d for d, _, files in os.walk("/opt") for f in [d, *(os.path.join(d, n) for n in files)]
-                 if os.access(f, os.W_OK)],
-    "caches": [str(p) for r in ("/root", "/var/cache", "/var/lib/apt/lists") for p in pathlib.Path(r).rglob("*")
-               if p.is_file()] if os.access("/root", os.R_OK) else [],
+    "writable": [path for folder, _, names in os.walk("/opt")
+                 for path in [folder, *(os.path.join(folder, name) for name in names)]
+                 if os.access(path, os.W_OK)],
+    "caches": [str(path) for path in below("/root", "/var/cache", "/var/lib/apt/lists")
+               if path.is_file()] if os.access("/root", os.R_OK) else [],
 }))
 """
 
@@ -238,7 +243,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Takes as many megabytes as it is sent, for as long as a call lasts, and its weights' all the time."""
+    """Take the megabytes that it is sent during each call, and those of its weights throughout."""
 
     def initialize(self, args):
         folder = pathlib.Path(args["model_repository"]) / args["model_version"]
@@ -249,7 +254,8 @@ class TritonPythonModel:
 
     def take(self, request):
         megabytes = int(pb_utils.get_input_tensor_by_name(request, "megabytes").as_numpy()[0])
-        return pb_utils.Tensor("taken", np.array([len(np.ones(megabytes * 2**20, np.uint8))], np.int64))
+        taken = len(np.ones(megabytes * 2**20, np.uint8))
+        return pb_utils.Tensor("taken", np.array([taken], np.int64))
 '''
 HOG_CONFIG = """
 backend: "python"

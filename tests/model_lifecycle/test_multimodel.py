@@ -73,7 +73,9 @@ COMPLETES = """
 """
 ENSEMBLE = f"""platform: "ensemble"{PORTS}
 ensemble_scheduling {{ step {{
-  model_name: "part" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+  model_name: "part" model_version: -1
+  input_map {{ key: "x" value: "x" }}
+  output_map {{ key: "y" value: "y" }}
 }} }}
 """
 CLIENT = NUMBER_CLIENT.replace("INPUT", "x").replace(

@@ -62,7 +62,8 @@ ENSEMBLE = (
 def write_weights(folder: Path, factor: float) -> None:
     (folder / "1").mkdir(parents=True, exist_ok=True)
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        product (float[batch, 1] x) => (float[batch, 1] y) <float k = {{{float(factor)}}}> {{ y = Mul (x, k) }}""")
+        product (float[batch, 1] x) => (float[batch, 1] y)
+        <float k = {{{float(factor)}}}> {{ y = Mul (x, k) }}""")
     onnx.save(model, folder / "1/model.onnx")
 
 

@@ -178,7 +178,8 @@ def make_streets(repository: Path) -> None:
 
 def make_looks(repository: Path) -> None:
     """Save `looks`, which answers the mean colour of each row of a picture, less a grey."""
-    model = parsed("""looks (uint8[n, 3, 64, 64] pixels) => (float[n, 192] colours) <float grey = {150.0}> {
+    model = parsed("""looks (uint8[n, 3, 64, 64] pixels) => (float[n, 192] colours)
+        <float grey = {150.0}> {
         floats = Cast <to = 1> (pixels)
         lit = Sub (floats, grey)
         rows = ReduceMean <axes = [3], keepdims = 0> (lit)

@@ -29,7 +29,8 @@ class TritonPythonModel:
 
     def answer(self, request):
         twice = 2 * pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-        return pb_utils.Tensor("answer", np.array([packaging.__version__, str(twice[0])], dtype=object))
+        answer = np.array([packaging.__version__, str(twice[0])], dtype=object)
+        return pb_utils.Tensor("answer", answer)
 """
 CONFIG = f"""
 backend: "python"

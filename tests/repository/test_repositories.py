@@ -22,8 +22,10 @@ input { name: "x" data_type: TYPE_FP32 dims: [-1] }
 output { name: "y" data_type: TYPE_FP32 dims: [-1] }
 ensemble_scheduling {
   step [
-    { model_name: "scale" model_version: 1 input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
-    { model_name: 'scale' model_version: 2 input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
+    { model_name: "scale" model_version: 1
+      input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
+    { model_name: 'scale' model_version: 2
+      input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
   ]
 }
 """

@@ -24,7 +24,8 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([self.multiply(request)]) for request in requests]
 
     def multiply(self, request):
-        return pb_utils.Tensor("y", FACTOR * pb_utils.get_input_tensor_by_name(request, "x").as_numpy())
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        return pb_utils.Tensor("y", FACTOR * x)
 '''
 CONFIG = """
 backend: "python"

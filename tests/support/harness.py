@@ -392,7 +392,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Sleeps for the seconds that it is sent; fails when they are negative, with a text that many times as long."""
+    """Sleep for the seconds that it is sent. Below 0, fail: -n repeats the text n times."""
 
     def execute(self, requests):
         replies = []
@@ -416,7 +416,8 @@ class TritonPythonModel:
     """y = x. Its process exits with status 3 at 13, and hangs at 101."""
 
     def execute(self, requests):
-        return [self.answer(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests]
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        return [self.answer(tensor.as_numpy()) for tensor in inputs]
 
     def answer(self, x):
         if x.max() == 13:
@@ -456,7 +457,9 @@ from serving.codecs import JSON
 class Client(ModelClient):
     codec = JSON
     example = b"0"
-    parameters = (Parameter("mistake", "", "what goes wrong in postprocess", choices=("", "raise", "lose")),)
+    parameters = (
+        Parameter("mistake", "", "what goes wrong in postprocess", choices=("", "raise", "lose")),
+    )
 
     def preprocess(self, instances):
         return {"seconds": np.array([instances], dtype=np.float32)}
@@ -464,7 +467,9 @@ class Client(ModelClient):
     def postprocess(self, outputs, inputs, instances, parameters):
         if parameters["mistake"] == "raise":
             raise KeyError("a secret of the client")
-        return [] if parameters["mistake"] == "lose" else [float(row[0]) for row in outputs["slept"]]
+        if parameters["mistake"] == "lose":
+            return []
+        return [float(row[0]) for row in outputs["slept"]]
 '''
 
 

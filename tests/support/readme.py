@@ -4,7 +4,7 @@ its Python, in a fresh checkout.
 A block of commands is run unchanged unless the line above it says otherwise:
 
     <!-- needs AWS -->, … (NEEDS)    it cannot be run here
-    <!-- executed by tests/… -->     a test of that folder or file runs what commands(SECTION, PAGE) gives it
+    <!-- executed by tests/… -->     a test there runs what commands(SECTION, PAGE) returns
 """
 
 import json

@@ -12,18 +12,22 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Sends its words one by one, `delay` seconds apart. "fail" fails at that word; "cancelled?" sends how many
-    requests were cancelled. A path is sent once the file exists; a path after a > is not sent, but the file is made."""
+    """Send the words of the text one by one, `delay` seconds apart.
+
+    "fail" fails at that word; "cancelled?" sends how many requests were cancelled. A path is sent
+    once the file exists; for a path after a > the file is made and nothing is sent."""
 
     def initialize(self, args):
         self.cancelled = 0
 
     def execute(self, requests):
         for request in requests:
-            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()
+            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()
+            words = text.reshape(-1)[0].decode().split()
             delay = pb_utils.get_input_tensor_by_name(request, "delay")
             seconds = float(delay.as_numpy().reshape(-1)[0]) if delay else 0.0
-            threading.Thread(target=self.tell, args=(request.get_response_sender(), text.split(), seconds)).start()
+            arguments = (request.get_response_sender(), words, seconds)
+            threading.Thread(target=self.tell, args=arguments).start()
 
     def tell(self, sender, words, seconds):
         for word in words:
@@ -33,7 +37,8 @@ class TritonPythonModel:
             if self.is_cancelled_within(sender, seconds, word):
                 break
             if word == "fail":
-                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail")))
+                error = pb_utils.TritonError("it was told to fail")
+                sender.send(pb_utils.InferenceResponse(error=error))
                 break
             said = str(self.cancelled) if word == "cancelled?" else word
             output = pb_utils.Tensor("text_output", np.array(SHAPE, dtype=object))
@@ -106,7 +111,8 @@ class TritonPythonModel:
     """Gives the text back; "fail TEXT" fails with that text."""
 
     def execute(self, requests):
-        return [self.answer(pb_utils.get_input_tensor_by_name(r, "text_input").as_numpy()) for r in requests]
+        texts = [pb_utils.get_input_tensor_by_name(request, "text_input") for request in requests]
+        return [self.answer(text.as_numpy()) for text in texts]
 
     def answer(self, text):
         said = b" ".join(text.reshape(-1)).decode(errors="replace")
