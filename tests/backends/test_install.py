@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from backends.install import OURS, STUB, install, main, own_backends
-from serving.host import tritonserver
 
 pytestmark = pytest.mark.unit
 
@@ -63,12 +62,9 @@ def test_replace_a_backend_that_differs(tmp_path: Path, damage: str) -> None:
     assert not model.is_symlink()
 
 
-def test_name_a_python_without_a_stub_and_the_supported_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tritonserver, "PYTHON", "3.99")
+def test_name_a_python_without_a_stub_and_the_supported_ones(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"3\.99"):
-        install(tmp_path)
+        install(tmp_path, python="3.99")
 
 
 def test_report_what_the_command_did_or_why_it_failed(

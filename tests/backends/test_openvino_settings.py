@@ -79,7 +79,8 @@ def test_put_the_cache_into_the_temporary_folder(
 def compiled(model: str, name: str, size: int = 10) -> Path:
     with openvino_settings.opened(model, "1") as folder:
         path: Path = folder / f"{name}.blob"
-        path.write_bytes(bytes(size))
+        with path.open("wb") as blob:
+            blob.truncate(size)
     return path
 
 
@@ -91,14 +92,12 @@ def test_keep_one_cache_folder_per_name_with_the_latest_model(cache: Path) -> No
     assert len(second.relative_to(cache).parts) == 3
 
 
-def test_remove_the_least_recently_used_beyond_the_limit(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(openvino_settings, "LIMIT_BYTES", 25)
-    first, second = compiled("first", "1"), compiled("second", "1")
+def test_remove_the_least_recently_used_beyond_the_limit(cache: Path) -> None:
+    size = openvino_settings.LIMIT_BYTES // 2
+    first, second = compiled("first", "1", size), compiled("second", "1", size)
     for path, when in ((first, 1), (second, 2)):
         os.utime(path, (when, when))
     with openvino_settings.opened("first", "1"):  # used again
         pass
-    third = compiled("third", "1")
+    third = compiled("third", "1", size)
     assert openvino_settings.blobs(cache) == {first, third}

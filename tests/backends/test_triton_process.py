@@ -85,14 +85,10 @@ def test_wait_for_stubs_only_with_the_verified_version(
     assert tritonserver.with_stub_wait({"A": "b"}) == {"A": "b"}
 
 
-def test_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tritonserver, "PYTHON", "3.99")
+def test_name_what_is_missing() -> None:
     with pytest.raises(FileNotFoundError, match=r"libpython3\.99"):
-        tritonserver.environment({})
-    monkeypatch.setattr(tritonserver, "PACKAGE", "no_such_package")
+        tritonserver.environment({}, python="3.99")
     with pytest.raises(FileNotFoundError, match="'nvidia-pytriton'"):
-        tritonserver.binary()
-    monkeypatch.setattr(sys, "prefix", "/nowhere")
-    monkeypatch.setattr(tritonserver, "version", lambda: STUB_WAIT_VERSION)
+        tritonserver.package("no_such_package")
     with pytest.raises(FileNotFoundError, match=r"stub_wait\.so"):
-        tritonserver.with_stub_wait({})
+        tritonserver.with_stub_wait({}, prefix="/nowhere")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from build_engines import model_folder
 from build_engines.__main__ import main
-from build_engines.model_folder import read_config
+from build_engines.model_folder import load, read_config
 from tests.build_engines.models import save, save_classifier
 
 pytestmark = pytest.mark.stack
@@ -92,21 +91,18 @@ def test_refuse_to_build_a_model_that_fails_on_its_example(
     assert build(tmp_path, file, *words, "--no-load") == 0
 
 
-def test_build_without_tritonserver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing() -> Path:
+def test_build_without_tritonserver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def missing() -> set[str]:
         raise FileNotFoundError("no tritonserver here")
 
-    monkeypatch.setattr(model_folder, "binary", missing)
-    assert build(tmp_path, save_classifier(tmp_path / "own.onnx")) == 0
-    assert "not loaded" in capsys.readouterr().out
+    assert build(tmp_path, save_classifier(tmp_path / "own.onnx"), "--no-load") == 0
+    load(tmp_path / "models/own", tmp_path / "models/own", missing)
+    assert "not loaded: no tritonserver here" in capsys.readouterr().out
 
 
 def test_build_but_do_not_load_for_a_missing_backend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "backends").mkdir()
-    monkeypatch.setattr(model_folder, "backend_directory", lambda: tmp_path / "backends")
-    assert build(tmp_path, save_classifier(tmp_path / "own.onnx")) == 0
+    assert build(tmp_path, save_classifier(tmp_path / "own.onnx"), "--no-load") == 0
+    load(tmp_path / "models/own", tmp_path / "models/own", lambda: {"python"})
     assert "'onnxruntime'" in capsys.readouterr().out

@@ -20,7 +20,8 @@ from tokenizers import processors
 
 from build_engines.build import export
 from build_engines.request import Request
-from clients._text.tokenizer import LONGEST_TOKEN
+from clients._text.fill_mask import FillMask
+from clients._text.tokenizer import LONGEST_TOKEN, PORTION
 from clients.base import Model
 from clients.bert import Client
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, ServingError
@@ -574,17 +575,16 @@ def test_report_a_long_text_as_truncated(tmp_path: Path) -> None:
     assert [(p["tokens"], p["truncated"]) for p in spaces] == [(LIMIT + 1, True), (4, False)]
 
 
-def test_get_the_same_tokens_from_texts_in_portions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_the_same_tokens_from_texts_in_portions(tmp_path: Path) -> None:
     served = serve(tmp_path, "embedding")
-    whole = served.client.preprocess(TEXTS * 3)
-    monkeypatch.setattr("clients._text.tokenizer.PORTION", 20)
-    portions = served.client.preprocess(TEXTS * 3)
-    assert all((whole[name] == portions[name]).all() for name in whole)
+    long = ["the cat " * 100, *TEXTS]
+    times = 2 * PORTION // len("".join(long))
+    whole, portions = served.client.preprocess(long), served.client.preprocess(long * times)
+    for name, rows in whole.items():
+        assert np.array_equal(np.concatenate([rows] * times), portions[name])
 
 
-def test_refuse_more_masks_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuse_more_masks_than_the_limit(tmp_path: Path) -> None:
     """Each mask needs a row of scores for the whole vocabulary, and a sequence for each of its
     tokens."""
     served = serve(tmp_path, "fill-mask")
@@ -594,7 +594,8 @@ def test_refuse_more_masks_than_the_limit(tmp_path: Path, monkeypatch: pytest.Mo
         served.client.postprocess(
             values, tensors, [""], served.client.read_parameters({"top_k": 900})
         )
-    monkeypatch.setattr("clients._text.fill_mask.MOST_MASKS", 3)
+    assert isinstance(served.client.task, FillMask)
+    served.client.task.most_masks = 3
     with pytest.raises(DecodingError, match=r"instance 1: .*4 \[MASK\]"):
         served.client.preprocess(["[MASK] " * 3, "[MASK] " * 4])
 

@@ -10,7 +10,7 @@ import socketserver
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
@@ -19,8 +19,7 @@ import pytest
 import requests
 
 from serving.host.machine import Machine
-from serving.pid1 import processes
-from serving.pid1.processes import nginx
+from serving.pid1.processes import FEWEST_REQUESTS, nginx
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
@@ -74,15 +73,22 @@ class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class Edge:
-    """A running nginx; its access log is `log`."""
+    """A running nginx; its access log is `log`. `changes` are made to its configuration."""
 
-    def __init__(self, folder: Path, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, changes: Mapping[str, str] | None = None, **variables: str
+    ) -> None:
         own = {"SERVE_HOST": "127.0.0.1", "PORT": str(free_port()), "SERVE_RUN_DIR": str(folder)}
         environ = own | variables
         self.settings = Settings.from_env(environ, MACHINE)
         self.url = f"http://127.0.0.1:{self.settings.port}"
         self.log = folder / "log"
         process = nginx(self.settings, os.environ)
+        configuration = folder / "nginx.conf"
+        for old, new in (changes or {}).items():
+            text = configuration.read_text()
+            assert old in text
+            configuration.write_text(text.replace(old, new))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(process.command, cwd=folder, stdout=log, stderr=log)
         ends_with(lambda: kill(self.process))
@@ -342,15 +348,9 @@ def test_log_nginx_s_own_errors_but_no_failing_ping(edge_alone: Edge) -> None:
     ]
 
 
-def test_cut_off_slow_bodies(
-    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template = tmp_path / "nginx.conf"
-    template.write_text(
-        processes.TEMPLATE.read_text().replace("client_body_timeout 10s", "client_body_timeout 1s")
-    )
-    monkeypatch.setattr(processes, "TEMPLATE", template)
-    edge = Edge(behind(upstream, tmp_path))
+def test_cut_off_slow_bodies(upstream: Path, tmp_path: Path) -> None:
+    quick = {"client_body_timeout 10s": "client_body_timeout 1s"}
+    edge = Edge(behind(upstream, tmp_path), quick)
     with connected(edge) as connection:
         connection.sendall(HALF_A_BODY)
         assert connection.recv(1) == b""
@@ -358,11 +358,9 @@ def test_cut_off_slow_bodies(
     assert edge.stop() == 0
 
 
-def test_refuse_requests_beyond_the_limit(
-    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "FEWEST_REQUESTS", 8)
-    edge = Edge(behind(upstream, tmp_path), SERVE_MAX_CONCURRENCY="2")
+def test_refuse_requests_beyond_the_limit(upstream: Path, tmp_path: Path) -> None:
+    few = {f"limit_conn requests {FEWEST_REQUESTS};": "limit_conn requests 8;"}
+    edge = Edge(behind(upstream, tmp_path), few, SERVE_MAX_CONCURRENCY="2")
     with contextlib.ExitStack() as uploads:
 
         def is_full() -> bool:

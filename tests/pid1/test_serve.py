@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 from serving.host.machine import Machine
+from serving.pid1.processes import nginx
 from serving.pid1.system import Process
 from serving.repository.layout import LayoutError
 from serving.settings.setting import SettingsError
@@ -95,12 +96,13 @@ def test_report_a_port_in_use_before_anything_starts() -> None:
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
 
 
-def test_report_the_last_line_of_a_failed_survey(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess(
-        [], 1, "", "Traceback (most recent call last):\nImportError: no protobuf\n"
-    )
-    monkeypatch.setattr(serve, "prepare", lambda *_: failed)
-    with pytest.raises(LayoutError, match="ImportError"):
+def test_report_the_last_line_of_a_failed_survey(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "google").mkdir()
+    (tmp_path / "google/__init__.py").write_text("raise ImportError('no protobuf')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(LayoutError, match=r"read: ImportError: no protobuf$"):
         serve.surveyed(Settings())
 
 
@@ -132,12 +134,10 @@ def test_refuse_a_run_folder_in_use_or_not_made_by_serve(tmp_path: Path) -> None
         pass
 
 
-def test_name_the_package_if_nginx_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.pid1.processes.shutil.which", lambda *_, **__: None)
+def test_name_the_package_if_nginx_is_missing(tmp_path: Path) -> None:
+    settings = replace(Settings(), run_dir=tmp_path)
     with pytest.raises(FileNotFoundError, match="nginx-light"):
-        table(tmp_path)
+        nginx(settings, {"PATH": "/nowhere"}, folders="/nowhere")
 
 
 def test_keep_only_a_run_folder_the_user_named_and_make_it_private(tmp_path: Path) -> None:

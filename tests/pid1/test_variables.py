@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.host.machine import gpu_count
-from serving.pid1.processes import backend_options
+from serving.pid1.processes import backend_options, triton
 from serving.pid1.system import listening
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
@@ -61,15 +61,12 @@ def test_give_triton_our_log_level_by_default(tmp_path: Path) -> None:
     assert {"--log-info=true", "--log-warning=true"} <= set(command(tmp_path))
 
 
-def test_limit_the_memory_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_the_memory_of_each_gpu(tmp_path: Path) -> None:
     def limits(device: str, **variables: str) -> list[str]:
-        return [
-            option
-            for option in command(tmp_path, SERVE_DEVICE=device, **variables)
-            if "gpu-limit" in option
-        ]
+        environ = {"SERVE_RUN_DIR": str(tmp_path), "SERVE_DEVICE": device, **variables}
+        process = triton(Settings.from_env(environ, MACHINE), environ, gpus=lambda: 2)
+        return [option for option in process.command if "gpu-limit" in option]
 
-    monkeypatch.setattr("serving.pid1.processes.gpu_count", lambda: 2)
     limit = {f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.75"}
     assert limits("gpu", **limit) == [
         "--model-load-gpu-limit=0:0.75",

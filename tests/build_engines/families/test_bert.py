@@ -175,11 +175,8 @@ def test_refuse_settings_for_what_the_network_does_itself(tmp_path: Path) -> Non
             build(request)
 
 
-def test_tell_another_network_from_the_committed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tell_another_network_from_the_committed_one(tmp_path: Path) -> None:
     (tmp_path / "resnet/1").mkdir(parents=True)
     (tmp_path / "resnet/1/model.onnx").write_bytes(b"another")
-    monkeypatch.setattr(bundled, "REPOSITORY", tmp_path)
-    with pytest.raises(BuildError, match="resnet"):
-        build(Request("resnet", repository=tmp_path / "models"))
+    with pytest.raises(BuildError, match="not the committed network"):
+        bundled.export(Request("resnet"), tmp_path / "models", tmp_path)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from build_engines.build import build, export
 from build_engines.comparison import compare
 from build_engines.errors import BuildError, UsageError
+from build_engines.families.text_network import load_network
 from build_engines.model_folder import ModelSpec, read_config
 from build_engines.request import Request
 from clients.bert import TASKS
@@ -359,10 +360,7 @@ def test_compare_an_engine_of_each_task_with_its_reference(task: str, tmp_path: 
     assert score.value == pytest.approx(1.0)
 
 
-def test_refuse_a_network_too_large_for_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuse_a_network_too_large_for_one_file(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "electra")
-    monkeypatch.setattr("build_engines.families.text_network.LARGEST", 1000)
     with pytest.raises(BuildError, match="weights"):
-        built(checkpoint, tmp_path / "model")
+        load_network(checkpoint, "embedding", largest=1000)
