@@ -1,4 +1,4 @@
-"""The table: every behaviour observed on both servers, and conformance.md made of it."""
+"""Observe every behaviour on both servers, and write conformance.md."""
 
 import html
 import tempfile
@@ -13,7 +13,7 @@ from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.support.harness import ROOT
 
 PAGE = ROOT / "tests/conformance/conformance.md"
-AT_ONCE = 3  # scenarios
+AT_ONCE = 3  # scenarios that run in parallel
 INTRODUCTION = """\
 # Side by side with native Triton
 
@@ -102,7 +102,7 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Characters that a table's cell would take for its own."""
+    """Escape characters that have a meaning in a table."""
     return (
         html.escape(text, quote=False)
         .replace("|", "&#124;")

@@ -1,5 +1,4 @@
-"""Side by side with native Triton: every difference is explained, and conformance.md is up to
-date."""
+"""Compare with native Triton: every difference is explained, and conformance.md is up to date."""
 
 import pytest
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.model_lifecycle.test_multimodel import Container, make_model, tensor
-from tests.support.harness import ROOT, Server, make_identity, wait_until
+from tests.model_lifecycle.test_multimodel import Container, make_model
+from tests.support.harness import ROOT, Server, make_identity, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 WARM = 50  # calls before the one that is recorded
@@ -94,5 +94,5 @@ def test_trace_a_multi_model_call_through_the_files_of_the_page(tmp_path: Path) 
     make_model(container.path("ten") / "net")
     loaded = container.load("ten", "ten")
     assert loaded.status_code == 200, loaded.text
-    names = entered(tmp_path, lambda: container.invoke("ten", json={"inputs": [tensor(1)]}))
+    names = entered(tmp_path, lambda: container.invoke("ten", json={"inputs": [tensor([1])]}))
     assert names == documented("multi")

@@ -17,6 +17,7 @@ from tests.support.harness import (
     Server,
     b64,
     encoded,
+    expect_error,
     link_model,
     make_python_model,
     make_scale,
@@ -211,7 +212,7 @@ def test_apply_parameters_of_the_request_to_every_line(server: Server) -> None:
 
 def test_answer_400_for_a_wrong_parameter_of_the_request(server: Server) -> None:
     reply = send(server, [[1, 2]], params={"times": "many"})
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    expect_error(reply, 400, "invalid_request")
 
 
 def test_decode_images_line_by_line(server: Server) -> None:
@@ -270,21 +271,20 @@ def test_answer_an_error_to_a_wrong_request(
     server: Server, records: Any, model: str, status: int, code: str
 ) -> None:
     reply = send(server, records, model)
-    assert (reply.status_code, reply.json()["code"]) == (status, code)
+    expect_error(reply, status, code)
 
 
 def test_answer_504_to_lines_that_take_too_long_together(server: Server) -> None:
     """Each group ends in time, all of them do not: our own 504 comes before nginx's."""
     reply = send(server, [[100.2, 0], *[[0, 0]] * (4 * BATCH - 1)] * 45)
-    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
-    assert "SAGEMAKER_MAX_PAYLOAD_IN_MB" in reply.json()["error"]
+    expect_error(reply, 504, "triton_timeout", "SAGEMAKER_MAX_PAYLOAD_IN_MB")
 
 
 def test_answer_503_to_all_lines_if_triton_dies_between(server: Server) -> None:
     with server.unattended():
         os.kill(server.pid("tritonserver"), signal.SIGKILL)
         reply = send(server, [[1, 2]] * 20)
-    assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
+    expect_error(reply, 503, "triton_unavailable")
     assert reply.headers["Retry-After"]
     server.wait_ready()
     assert len(lines(send(server, [[1, 2]] * 20))) == 20

@@ -26,6 +26,7 @@ from tests.support.harness import (
     make_python_model,
     make_scale,
     module_server,
+    tensor,
     wait_until,
 )
 from tests.support.load import Load
@@ -64,8 +65,8 @@ def running(started: Server) -> Iterator[Server]:
 
 
 def ask(server: Server, model: str, x: float = 1) -> requests.Response:
-    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [x, x]}
-    return server.post(f"/v2/models/{model}/infer", json={"inputs": [tensor]})
+    one = tensor([x, x])
+    return server.post(f"/v2/models/{model}/infer", json={"inputs": [one]})
 
 
 def serves(server: Server, model: str) -> bool:

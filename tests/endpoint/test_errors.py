@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import requests
 from PIL import Image
 
 from serving.codecs import encode_image
 from serving.errors import DecodingError
-from tests.support.harness import Server, b64, encoded, npy, png_that_claims
+from tests.support.harness import Server, b64, encoded, expect_error, npy, png_that_claims
 
 pytestmark = pytest.mark.stack
 
@@ -22,19 +21,6 @@ LIMIT = 25 * 2**20
 
 def picture(format: str = "PNG", size: tuple[int, int] = (40, 30), **options: Any) -> bytes:
     return encoded(Image.effect_noise(size, 80).convert("RGB"), format, **options)
-
-
-def expect(reply: requests.Response, status: int, code: str, *names: str) -> None:
-    """Assert the one shape of an error, with each of the names in its text."""
-    assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/json"), (
-        reply.text
-    )
-    body = reply.json()
-    assert set(body) == {"error", "code", "request_id"}
-    assert body["code"] == code
-    assert body["request_id"] == reply.headers["X-Request-Id"] != ""
-    assert "Traceback" not in body["error"]
-    assert not [name for name in names if name not in body["error"]], body["error"]
 
 
 def animation() -> bytes:
@@ -257,7 +243,7 @@ def test_answer_a_mistake_with_its_code_and_helpful_names(server: Server, case: 
     request, error, names = CASES[case]
     status, code = error.split()
     reply = server.post(**request)
-    expect(reply, int(status), code, *names)
+    expect_error(reply, int(status), code, *names)
     assert not re.search(r"model\.py|At:|secret", reply.text)
 
 
@@ -276,7 +262,7 @@ def test_refuse_two_sources(
 ) -> None:
     headers = {ATTRIBUTES: attributes, TARGET: target}
     reply = server.post(params=query, json={"instances": ["x"], **document}, headers=headers)
-    expect(reply, 400, "invalid_request")
+    expect_error(reply, 400, "invalid_request")
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
@@ -285,7 +271,7 @@ def test_answer_400_for_an_image_sent_as_json(server: Server, kind: str) -> None
     reply = server.post(
         params={"model_name": "resnet"}, data=data, headers={"Content-Type": "application/json"}
     )
-    expect(reply, 400, "invalid_request", f"image/{kind}")
+    expect_error(reply, 400, "invalid_request", f"image/{kind}")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +281,7 @@ def test_answer_400_for_an_image_sent_as_json(server: Server, kind: str) -> None
 def test_refuse_json_without_its_content_type_as_text(
     server: Server, kind: str, data: bytes
 ) -> None:
-    expect(server.post(**raw(data, kind, "bert")), 400, "invalid_request")
+    expect_error(server.post(**raw(data, kind, "bert")), 400, "invalid_request")
 
 
 @pytest.mark.parametrize(
@@ -313,18 +299,20 @@ def test_accept_a_text_that_begins_like_json(server: Server, kind: str, data: by
 
 
 def test_suggest_model_name_for_model_in_the_query(server: Server) -> None:
-    expect(server.post(params={"model": "resnet"}, data=b"x"), 400, "invalid_request", "model_name")
+    expect_error(
+        server.post(params={"model": "resnet"}, data=b"x"), 400, "invalid_request", "model_name"
+    )
 
 
 def test_name_the_shape_for_tensors_of_another_rank(server: Server) -> None:
     tensor = {"name": "x", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]}
-    expect(
+    expect_error(
         server.post(params={"model_name": "scale"}, json={"inputs": [tensor]}),
         400,
         "invalid_request",
         "[-1, -1]",
     )
-    expect(
+    expect_error(
         server.post(params={"model_name": "scale"}, json={"inputs": []}),
         400,
         "invalid_request",

@@ -19,12 +19,14 @@ from tests.support.harness import (
     SLEEPER,
     SLEEPER_CLIENT,
     Server,
+    expect_error,
     link_model,
     make_python_model,
     make_scale,
     make_sleeper,
     memory,
     module_server,
+    tensor,
     wait_until,
 )
 
@@ -78,7 +80,7 @@ def unharmed(server: Server) -> Iterator[None]:
 
 
 def scale(server: Server) -> Any:
-    inputs = [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]
+    inputs = [tensor([1.0])]
     return server.post(params={"model_name": "scale"}, json={"inputs": inputs}).json()["outputs"][
         0
     ]["data"]
@@ -251,14 +253,13 @@ def test_answer_504_to_a_call_that_takes_too_long_on_either_path(server: Server)
     with ThreadPoolExecutor(1) as pool:
         by_path = pool.submit(server.post, "/v2/models/sleeper/infer", json={"inputs": [tensor]})
         for reply in (sleep(server, SECONDS + 1), by_path.result()):
-            assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
-            assert "SERVE_REQUEST_TIMEOUT" in reply.json()["error"]
+            expect_error(reply, 504, "triton_timeout", "SERVE_REQUEST_TIMEOUT")
 
 
 def test_send_no_instances_after_the_deadline(server: Server) -> None:
     before = executions(server)
     reply = sleep(server, *[1] * CALLERS)
-    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
+    expect_error(reply, 504, "triton_timeout")
     assert executions(server) - before <= CALLERS // 2
 
 

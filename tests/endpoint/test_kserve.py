@@ -10,12 +10,19 @@ import pytest
 import requests
 
 from tests.conformance import wire
-from tests.support.harness import Server, make_scale, module_server, wait_until
+from tests.support.harness import (
+    Server,
+    expect_error,
+    make_scale,
+    module_server,
+    tensor,
+    wait_until,
+)
 from tests.support.streaming_models import make_teller
 
 pytestmark = pytest.mark.stack
 
-INFER = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.5]}]}
+INFER = {"inputs": [tensor([1.0, 2.5])]}
 server = module_server(make_scale, make_teller)
 
 
@@ -84,7 +91,7 @@ def test_use_the_error_codes_of_invocations(server: Server) -> None:
         ("scale", 400, "invalid_request"),
     ):
         reply = server.post(f"/v2/models/{model}/infer", json={"inputs": []})
-        assert (reply.status_code, reply.json()["code"]) == (status, code)
+        expect_error(reply, status, code)
 
 
 FORBIDDEN = """
@@ -159,7 +166,7 @@ def test_use_names_in_attacks_that_are_real_to_triton(server: Server) -> None:
 )
 def test_answer_405_to_another_method(server: Server, method: str, path: str) -> None:
     reply = server.ask(method, path)
-    assert (reply.status_code, reply.json()["code"]) == (405, "method_not_allowed")
+    expect_error(reply, 405, "method_not_allowed")
 
 
 def test_log_calls_but_not_health_checks(server: Server) -> None:

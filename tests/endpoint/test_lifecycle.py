@@ -11,14 +11,22 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper, wait_until
+from tests.support.harness import (
+    ROOT,
+    Server,
+    link_model,
+    make_scale,
+    make_sleeper,
+    tensor,
+    wait_until,
+)
 from tests.support.load import Load
 from tests.support.streaming_models import make_teller
 
 pytestmark = pytest.mark.stack
 
 EXAMPLE = (ROOT / "model_repository/resnet/example.png").read_bytes()
-SCALE = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+SCALE = {"inputs": [tensor([1, 2])]}
 
 
 @pytest.fixture

@@ -24,13 +24,14 @@ from tests.support.harness import (
     make_scale,
     make_sleeper,
     module_server,
+    tensor,
     wait_until,
 )
 
 pytestmark = pytest.mark.stack
 
 NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
-TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
+TENSORS = {"inputs": [tensor([7])]}
 MARK = "payload-4711-mark"
 DYING_AGENT = "#!/bin/sh\necho 'no credentials'\nexit 3\n"
 PRINTER = """

@@ -10,13 +10,13 @@ import requests
 
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
-from tests.support.harness import PATIENCE, Server, make_scale
+from tests.support.harness import PATIENCE, Server, make_scale, tensor
 from tests.support.streaming_models import make_reader, make_summer
 
 pytestmark = pytest.mark.stack
 
 KEY, SECRET = "X-Management-Key", "open=sesame 42"
-TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
+TENSORS = {"inputs": [tensor([7])]}
 LOADED = ("opaque", "words", "sums")
 CLOSED = [
     ("GET", "/models"),

@@ -21,14 +21,11 @@ from serving.front.incoming import Incoming
 from serving.front.metrics import MOST_MODELS, OTHER, Metrics
 from serving.request import STAGES
 from serving.settings.table import Settings
-from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
+from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
-TENSORS = {
-    "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}],
-    "model_name": "scale",
-}
+TENSORS = {"inputs": [tensor([1, 2])], "model_name": "scale"}
 
 # The parser adds _total to the name of a counter that lacks it, as Triton's do.
 IN_TRITON = "nv_inference_request_success_total"

@@ -16,6 +16,7 @@ from serving.bodies import schemas
 from serving.clients import families
 from serving.errors import InvalidRequest
 from serving.settings.table import Settings
+from tests.support.harness import tensor
 
 pytestmark = pytest.mark.stack
 
@@ -102,7 +103,7 @@ def test_describe_140_models_without_calling_them(described: Any) -> None:
         )
 
 
-TENSOR = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
+TENSOR = tensor([1], [1])
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("Tensors", {"inputs": [TENSOR]}),
     (

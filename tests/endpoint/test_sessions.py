@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.support.harness import Server, make_scale, module_server, npy
+from tests.support.harness import Server, expect_error, make_scale, module_server, npy, tensor
 from tests.support.streaming_models import (
     make_brief_summer,
     make_direct_summer,
@@ -80,8 +80,7 @@ def test_keep_a_session_until_the_request_that_ends_it(server: Server, model: st
 
 
 def assert_is_gone(reply: requests.Response, session: str) -> None:
-    assert (reply.status_code, reply.json()["code"]) == (410, "session_not_found")
-    assert session in reply.json()["error"]
+    expect_error(reply, 410, "session_not_found", session)
 
 
 @pytest.mark.parametrize("model", STATEFUL)
@@ -200,7 +199,7 @@ def test_pass_sequences_without_the_header_to_triton(server: Server) -> None:
     )
     assert total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_end=True))) == 2
     reply = server.post(params=params, json=tensors(1, sequence_id=7))
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    expect_error(reply, 400, "invalid_request")
 
 
 def test_keep_the_sessions_of_many_callers_separate(server: Server) -> None:
@@ -224,7 +223,7 @@ def test_keep_the_sessions_of_many_callers_separate(server: Server) -> None:
 def test_return_no_session_header_from_a_model_without_sequences(
     server: Server, session: str
 ) -> None:
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2]}]}
+    body = {"inputs": [tensor([2])]}
     reply = call(server, "scale", session, body)
     assert reply.json()["outputs"][0]["data"] == [6.0]
     assert SESSION not in reply.headers

@@ -14,7 +14,7 @@ from flask import Flask
 
 from predictor import create_app
 from serving.settings.table import Settings
-from tests.support.harness import Server, module_server, wait_until
+from tests.support.harness import Server, expect_error, module_server, wait_until
 from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
 
 pytestmark = pytest.mark.stack
@@ -204,8 +204,7 @@ def test_answer_an_error_before_the_first_response_normally(
 def test_say_how_to_call_a_decoupled_model(server: Server) -> None:
     for model, body in (("teller", tensors("a")), ("reader", {"instances": ["a"]})):
         reply = ask(server, model, body)
-        assert (reply.status_code, reply.json()["code"]) == (406, "not_acceptable")
-        assert "text/event-stream" in reply.json()["error"]
+        expect_error(reply, 406, "not_acceptable", "text/event-stream")
 
 
 def test_cancel_the_request_if_the_caller_leaves(server: Server, tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_count_streams_among_the_requests_in_flight(server: Server, tmp_path: Pa
     wait_until(lambda: server.in_work() == 0, "all places are free")
     running = [endless(server, tmp_path) for _ in range(8)]  # one model's half of the places
     reply = ask(server, "teller", {"text_input": "a"}, **LINES)
-    assert (reply.status_code, reply.json()["code"]) == (503, "overloaded")
+    expect_error(reply, 503, "overloaded")
     assert server.ping() == 200
     for each in running:
         each.close()

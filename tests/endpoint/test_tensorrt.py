@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import Server, make_scale
+from tests.support.harness import Server, expect_error, make_scale, tensor
 from tests.support.stand_ins import tensorrt_backend
 
 pytestmark = pytest.mark.stack
@@ -17,7 +17,7 @@ CONFIG = (
     'input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: '
     "TYPE_FP32 dims: [-1] }\n"
 )
-TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+TENSORS = {"inputs": [tensor([1, 2])]}
 REMEDIES = ("--for tensorrt", "--for gpu")
 
 
@@ -71,7 +71,7 @@ def test_refuse_an_archive_with_another_gpu_s_plan(on_gpu: dict[str, str], tmp_p
     body = {"model_name": "id", "url": str(tmp_path / "archives/id/model")}
     refused = server.post("/models", json=body, headers={TARGET: "id.tar.gz"})
     server.stop()
-    assert (refused.status_code, refused.json()["code"]) == (400, "load_failed")
+    expect_error(refused, 400, "load_failed")
     assert all(word in refused.json()["error"] for word in REMEDIES)
 
 

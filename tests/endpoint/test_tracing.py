@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.harness import Server, make_scale, wait_until
+from tests.support.harness import Server, make_scale, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
-TENSORS = {
-    "model_name": "scale",
-    "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}],
-}
+TENSORS = {"model_name": "scale", "inputs": [tensor([7])]}
 
 
 class Collector(ThreadingHTTPServer):

@@ -30,7 +30,7 @@ from tests.image.container import (
 )
 from tests.simulate.command import Command
 from tests.simulate.simulation import client_of
-from tests.support.harness import ROOT, b64, wait_until
+from tests.support.harness import ROOT, b64, expect_error, wait_until
 from tests.support.readme import commands
 
 # the first test waits for the build
@@ -434,7 +434,7 @@ def test_answer_503_beyond_the_memory_limit_and_serve_the_next_call(
     container = start("--volume", f"{repository}:/opt/ml/model:ro", memory="500m").wait_ready()
     assert take(container, 50).json()["outputs"][0]["data"] == [50 * 2**20]
     reply = take(container, 600)
-    assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting")
+    expect_error(reply, 503, "model_restarting")
     wait_until(lambda: take(container, 50).status_code == 200, "it serves again")
     assert container.process.poll() is None
     container.wait_ready()
@@ -477,7 +477,7 @@ def test_answer_507_to_a_load_beyond_the_memory_until_an_unload(
         replies.append(load(container, len(replies)))
     refused = len(replies) - 1
     assert 0 < refused < archives
-    assert (replies[-1].status_code, replies[-1].json()["code"]) == (507, "out_of_memory")
+    expect_error(replies[-1], 507, "out_of_memory")
     assert container.ask("DELETE", "/models/m0").status_code == 200
     assert load(container, refused).status_code == 200
     assert take(container, 10, f"/models/m{refused}/invoke").status_code == 200

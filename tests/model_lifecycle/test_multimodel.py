@@ -15,7 +15,7 @@ import requests
 from serving.host.processes import tree
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
-from tests.support.harness import NUMBER_CLIENT, Server, wait_until
+from tests.support.harness import NUMBER_CLIENT, Server, expect_error, tensor, wait_until
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -170,16 +170,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     server.wait_gone()
 
 
-def expect(reply: requests.Response, status: int, code: str, *words: str) -> None:
-    assert (reply.status_code, reply.json()["code"]) == (status, code), reply.text
-    assert set(reply.json()) == {"error", "code", "request_id"}
-    assert not [word for word in words if word not in reply.json()["error"]], reply.text
-
-
-def tensor(x: float) -> dict[str, Any]:
-    return {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-
-
 def predictions(reply: requests.Response) -> Any:
     assert reply.status_code == 200, reply.text
     return reply.json()["predictions"]
@@ -212,7 +202,7 @@ def test_give_archives_with_one_model_name_their_own_clients(running: Container)
     [("net-1.tar.gz", 10.0), ("team a/net-2.tar.gz", 20.0), ("ensemble-1", 3.0)],
 )
 def test_find_a_model_by_its_target(running: Container, target: str, factor: float) -> None:
-    reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor(2.0)]})
+    reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor([2.0])]})
     assert reply.status_code == 200, reply.text
     assert reply.json()["outputs"][0]["data"] == [2 * factor]
 
@@ -224,8 +214,8 @@ def test_listen_on_no_port_with_triton_and_the_manager(running: Container) -> No
 
 
 def test_answer_400_without_a_target_and_404_for_an_unknown_one(running: Container) -> None:
-    expect(running.server.post(json={"instances": [1]}), 400, "invalid_request", TARGET)
-    expect(
+    expect_error(running.server.post(json={"instances": [1]}), 400, "invalid_request", TARGET)
+    expect_error(
         running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}),
         404,
         "model_not_loaded",
@@ -242,17 +232,17 @@ def test_ignore_a_name_in_the_body_beside_the_model_in_the_path(running: Contain
     "query", [{"limit": "0"}, {"limit": "x"}, {"next_page_token": "a"}, {"next_page_token": "_w=="}]
 )
 def test_answer_400_for_a_wrong_page(running: Container, query: dict[str, str]) -> None:
-    expect(running.get("", **query), 400, "invalid_request", next(iter(query)))
+    expect_error(running.get("", **query), 400, "invalid_request", next(iter(query)))
 
 
 def test_answer_400_for_an_unknown_version(running: Container) -> None:
     reply = running.invoke("first", json={"model_version": "9", "instances": [1]})
-    expect(reply, 400, "invalid_request", "'9'", "latest")
+    expect_error(reply, 400, "invalid_request", "'9'", "latest")
 
 
 def test_answer_507_to_a_call_that_runs_out_of_memory(running: Container) -> None:
-    expect(running.invoke("first", -1), 507, "out_of_memory", "no room for this call")
-    expect(running.invoke("first", json={"inputs": [tensor(-1.0)]}), 507, "out_of_memory")
+    expect_error(running.invoke("first", -1), 507, "out_of_memory", "no room for this call")
+    expect_error(running.invoke("first", json={"inputs": [tensor([-1.0])]}), 507, "out_of_memory")
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
 
 
@@ -260,16 +250,16 @@ def test_answer_507_without_trying_if_a_model_does_not_fit(running: Container) -
     make_model(running.path("huge") / "net")
     with (running.path("huge") / "net/1/weights").open("wb") as weights:
         weights.truncate(2**40)
-    expect(running.load("huge", "huge"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
-    expect(running.get("/huge"), 404, "model_not_loaded")
+    expect_error(running.load("huge", "huge"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
+    expect_error(running.get("/huge"), 404, "model_not_loaded")
 
 
 def test_leave_nothing_of_a_failed_load_and_load_it_once_fixed(running: Container) -> None:
     stubs = running.stubs()
     make_ensemble(running.path("broken"), 5, "five", "raise ValueError('bad weights')")
-    expect(running.load("broken", "broken"), 400, "load_failed", "bad weights")
+    expect_error(running.load("broken", "broken"), 400, "load_failed", "bad weights")
     make_model(running.path("broken") / "part", 5, "raise MemoryError('no room for weights')")
-    expect(running.load("broken", "broken"), 507, "out_of_memory", "no room for weights")
+    expect_error(running.load("broken", "broken"), 507, "out_of_memory", "no room for weights")
     assert "broken" not in running.listed()
     wait_until(lambda: running.stubs() <= stubs, f"of {stubs} processes not more are left")
     make_model(running.path("broken") / "part", 5)
@@ -280,7 +270,9 @@ def test_leave_nothing_of_a_failed_load_and_load_it_once_fixed(running: Containe
         "import sys\nsys.exit('a_library_that_is_missing')\n",
     ):
         client.write_text(code)
-        expect(running.load("broken", "broken"), 400, "load_failed", "a_library_that_is_missing")
+        expect_error(
+            running.load("broken", "broken"), 400, "load_failed", "a_library_that_is_missing"
+        )
     assert "broken" not in running.listed()
     client.write_text(sound)
     assert running.load("broken", "broken").status_code == 200
@@ -302,7 +294,7 @@ def test_unload_all_parts_of_an_ensemble_if_one_fails(running: Container) -> Non
         'input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }'
     )
     config.write_text(text.replace("step {", sound, 1))
-    expect(running.load("half", "half"), 400, "load_failed", "part")
+    expect_error(running.load("half", "half"), 400, "load_failed", "part")
     wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")
 
 
@@ -331,19 +323,19 @@ def test_complete_an_archive_from_its_code(running: Container) -> None:
     (running.path("says") / "net/config.pbtxt").write_text('backend: "python"\n')
     reply = running.load("says", "says", "..")  # a Target-Model, and no folder of Triton's
     assert reply.status_code == 200, reply.text
-    reply = running.invoke("says", json={"inputs": [tensor(7)]})
+    reply = running.invoke("says", json={"inputs": [tensor([7])]})
     assert reply.json()["outputs"][0]["data"] == [42.0]
     assert running.unload("says").status_code == 200
 
 
 def test_refuse_an_archive_that_cannot_be_completed(running: Container) -> None:
     write_model(running.path("torn") / "net", b"this is no ONNX file", None)
-    expect(running.load("torn", "torn"), 400, "load_failed", "'net'", "ONNX Runtime")
+    expect_error(running.load("torn", "torn"), 400, "load_failed", "'net'", "ONNX Runtime")
     make_model(running.path("mute") / "net")
     (running.path("mute") / "net/config.pbtxt").write_text(CONFIG.replace("dims: [1]", "", 1))
-    expect(running.load("mute", "mute"), 400, "load_failed", "'net'", "'x'")
+    expect_error(running.load("mute", "mute"), 400, "load_failed", "'net'", "'x'")
     (running.path("mute") / "net/config.pbtxt").write_text("backend = python\n")
-    expect(running.load("mute", "mute"), 400, "load_failed", "net/config.pbtxt", "1:9")
+    expect_error(running.load("mute", "mute"), 400, "load_failed", "net/config.pbtxt", "1:9")
 
 
 def test_run_slow_loads_in_parallel_without_delaying_calls(running: Container) -> None:
@@ -370,7 +362,7 @@ def test_finish_a_model_s_calls_before_its_unload(running: Container) -> None:
         wait_until(lambda: running.is_held("busy"), "it is called")
         unload = threads.submit(running.unload, "busy")
         wait_until(lambda: running.get("/busy").status_code == 404, "it is listed no more")
-        expect(running.invoke("busy", 1), 404, "model_not_loaded")
+        expect_error(running.invoke("busy", 1), 404, "model_not_loaded")
         assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
         assert not call.done() and not unload.done()
         running.go_on("busy")
@@ -440,8 +432,8 @@ def test_load_everything_again_after_tritonserver_died(running: Container) -> No
     )
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
     assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
-    expect(running.load("first", "h1", "net-1.tar.gz"), 409, "model_already_loaded")
-    expect(running.load("net-1.tar.gz", "h1", "another.tar.gz"), 409, "model_already_loaded")
+    expect_error(running.load("first", "h1", "net-1.tar.gz"), 409, "model_already_loaded")
+    expect_error(running.load("net-1.tar.gz", "h1", "another.tar.gz"), 409, "model_already_loaded")
     assert running.unload("first").status_code == 200
     assert running.load("first", "h1", "net-1.tar.gz").status_code == 200
 
@@ -484,7 +476,7 @@ def test_undo_a_load_if_the_manager_dies(running: Container) -> None:
         load = threads.submit(running.load, "halfway", "halfway")
         wait_until(lambda: running.is_held("halfway"), "it is being loaded")
         running.server.replace("manager")
-        expect(load.result(), 503, "model_not_ready")
+        expect_error(load.result(), 503, "model_not_ready")
     running.go_on("halfway")
     wait_until(lambda: running.load("halfway", "halfway").status_code == 200, "it loads")
     assert predictions(running.invoke("halfway", 1)) == [{"three": 3.0}]
@@ -498,7 +490,7 @@ def test_forget_a_load_if_tritonserver_dies(running: Container) -> None:
         load = threads.submit(running.load, "cut", "cut")
         wait_until(lambda: running.is_held("cut"), "it is being loaded")
         running.server.replace("tritonserver")
-        expect(load.result(), 503, "triton_unavailable")
+        expect_error(load.result(), 503, "triton_unavailable")
     wait_until(
         lambda: running.server.ping() == 200 and running.listed() == listed,
         "all others are ready again",

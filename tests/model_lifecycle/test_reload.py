@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from tests.support import harness
-from tests.support.harness import ONE_INSTANCE, Server
+from tests.support.harness import ONE_INSTANCE, Server, expect_error, tensor
 
 pytestmark = pytest.mark.stack
 
@@ -198,8 +198,8 @@ def test_replace_a_changed_model_without_an_error_to_any_caller(
     assert {product for product, _ in answers} == {6.0, 9.0, 12.0}
     assert set(states) == {(200, 200)}
     assert answer(server, "other") == [15.0, "five"]
-    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}
-    reply = server.triton().post("/v2/models/product/infer", json={"inputs": [tensor]})
+    one = tensor([3])
+    reply = server.triton().post("/v2/models/product/infer", json={"inputs": [one]})
     # what Triton has by this name is the new one, too
     assert reply.json()["outputs"][0]["data"] == [12.0]
 
@@ -314,7 +314,7 @@ def test_retry_a_refused_folder_after_a_file_is_touched(server: Server, folder: 
     break_weights(model)
     wait_until(lambda: "again" in refused(server), server.output)
     reply = server.post(params={"model_name": "again"}, json={"instances": [1]})
-    assert (reply.status_code, reply.json()["code"]) == (503, "model_failed")
+    expect_error(reply, 503, "model_failed")
     count = len(wait_until(lambda: errors(server, "^again: "), server.output))
     (model / "config.pbtxt").touch()
     wait_until(lambda: len(errors(server, "^again: ")) > count, server.output)
@@ -343,7 +343,7 @@ def test_start_without_a_model_that_fails_on_its_example(tmp_path: Path) -> None
         wait_until(lambda: "refuses" in refused(server), server.output)
         assert answer(server, "sound") == [6.0, "two"]
         reply = server.post(json={"model_name": "refuses", "instances": [3]})
-        assert (reply.status_code, reply.json()["code"]) == (503, "model_failed")
+        expect_error(reply, 503, "model_failed")
     finally:
         assert server.stop() == 0
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import requests
 
-from tests.support.harness import ROOT, SLEEPER_CLIENT, Server, link_model, make_sleeper
+from tests.support.harness import (
+    ROOT,
+    SLEEPER_CLIENT,
+    Server,
+    expect_error,
+    link_model,
+    make_sleeper,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -67,5 +74,4 @@ def test_import_transformers_only_to_read_a_vocabulary(server: Server, tmp_path:
     assert predictions("words", text) == embedding
     assert predictions("worker", 0) == [True]
     refused = load("pieces")
-    assert (refused.status_code, refused.json()["code"]) == (400, "load_failed")
-    assert "'sentencepiece'" in refused.json()["error"]
+    expect_error(refused, 400, "load_failed", "'sentencepiece'")

@@ -12,7 +12,15 @@ import pytest
 import yaml
 
 from tests.faults.calls import IMAGE, make_exiter
-from tests.support.harness import ROOT, Server, link_model, make_scale, module_server, wait_until
+from tests.support.harness import (
+    ROOT,
+    Server,
+    link_model,
+    make_scale,
+    module_server,
+    tensor,
+    wait_until,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -37,10 +45,8 @@ def server(started: Server) -> Server:
         started.post(params={"model_name": "resnet"}, data=b"no image", headers=headers).status_code
         == 400
     )
-    tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [13]}
-    assert (
-        started.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code == 503
-    )
+    one = tensor([13], [1])
+    assert started.post(params={"model_name": "exiter"}, json={"inputs": [one]}).status_code == 503
     return started
 
 

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from serving.pid1.system import SHARED_MEMORY
 from tests.pid1.test_variables import NATIVE
-from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
+from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -67,7 +67,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
 
 
 def test_run_two_containers_with_the_same_port_range(pair: tuple[Server, Server, range]) -> None:
-    values = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [2]}]}
+    values = {"inputs": [tensor([2])]}
     for server in pair[:2]:
         assert server.post(json=values).json()["outputs"][0]["data"] == [6]
 

@@ -15,7 +15,7 @@ import pytest
 
 from serving.host.tritonserver import PYTHON
 from serving.repository.model_config import STUB, mistake_of_packages, parse_config
-from tests.support.harness import ONE_INSTANCE, Server
+from tests.support.harness import ONE_INSTANCE, Server, tensor
 
 MODEL = """
 import numpy as np
@@ -41,7 +41,7 @@ OWN = (
     'parameters { key: "EXECUTION_ENV_PATH" value { string_value: '
     '"$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }\n'
 )
-CALL = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT32", "data": [21]}]}
+CALL = {"inputs": [tensor([21], [1], datatype="INT32")]}
 GOOD = {"bin/activate": "", f"lib/python{PYTHON}/site-packages/numpy-1.26.4.dist-info/METADATA": ""}
 
 

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from tests.simulate.simulation import PLATFORMS_PINGS, Simulation, make_tar
 from tests.support.archives import files_of, share_for
-from tests.support.harness import ROOT
+from tests.support.harness import ROOT, tensor
 
 pytestmark = pytest.mark.stack
 
@@ -35,8 +35,8 @@ def archive(number: int) -> str:
 
 
 def multiply(simulation: Simulation, number: int, x: float) -> float:
-    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-    body = json.dumps({"inputs": [tensor]}).encode()
+    one = tensor([x])
+    body = json.dumps({"inputs": [one]}).encode()
     reply = simulation.invoke(body, TargetModel=archive(number), ContentType="application/json")
     return float(json.loads(reply["Body"].read())["outputs"][0]["data"][0])
 

@@ -1,4 +1,4 @@
-"""The models of the streaming and the session tests, on Triton's python backend."""
+"""Make the models of the streaming and session tests, on Triton's python backend."""
 
 from pathlib import Path
 
@@ -89,7 +89,8 @@ TENSORS = (
 
 
 def make_teller(repository: Path) -> None:
-    """`teller`: decoupled, without a batch dimension, without a client: one response per word."""
+    """Make `teller`, which is decoupled and sends one response per word. It has no batch dimension
+    and no client."""
     model = TELLER.replace("SHAPE", "[said.encode()]").replace("ABOUT", "[len(said), seconds]")
     make_python_model(
         repository / "teller", f"{TENSORS}model_transaction_policy {{ decoupled: true }}\n", model
@@ -97,7 +98,7 @@ def make_teller(repository: Path) -> None:
 
 
 def make_reader(repository: Path) -> None:
-    """`reader`: the teller with a batch dimension and a client."""
+    """Make `reader`, the teller with a batch dimension and a client."""
     model = TELLER.replace("SHAPE", "[[said.encode()]]").replace("ABOUT", "[[len(said), seconds]]")
     config = f"max_batch_size: 4\n{TENSORS}model_transaction_policy {{ decoupled: true }}\n"
     make_python_model(repository / "reader", config, model, TELLER_CLIENT)
@@ -125,7 +126,7 @@ class TritonPythonModel:
 
 
 def make_echo(repository: Path) -> None:
-    """`echo`: an ordinary model with one text in and one out."""
+    """Make `echo`, an ordinary model with one text in and one out."""
     config = (
         'max_batch_size: 4\ninput { name: "text_input" data_type: TYPE_STRING dims: [-1] }\n'
         'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }\n'
@@ -194,21 +195,20 @@ def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str
 
 
 def make_summer(repository: Path, idle_seconds: float = 30) -> None:
-    """`summer`: a sequence model of Triton's oldest strategy with numbers as ids, and a client."""
+    """Make `summer`, a sequence model with the oldest strategy, numbers as ids, and a client."""
     config = _summer_config("oldest { max_candidate_sequences: 64 }", idle_seconds, "TYPE_UINT64")
     make_python_model(repository / "summer", config, SUMMER, SUMMER_CLIENT)
 
 
 def make_direct_summer(repository: Path) -> None:
-    """`direct_summer`: the same of the direct strategy, with 32-bit numbers as ids, without a
-    client."""
+    """Make `direct_summer`, a summer with the direct strategy and 32-bit ids, without a client."""
     make_python_model(
         repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER
     )
 
 
 def make_brief_summer(repository: Path, idle_seconds: float = 4) -> None:
-    """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a
-    client."""
+    """Make `brief_summer`, a summer with the oldest strategy, ids of any kind and a short idle
+    time, without a client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
     make_python_model(repository / "brief_summer", config, SUMMER)
