@@ -56,7 +56,7 @@ def test_derive_the_default_limits_from_the_default_settings() -> None:
 
 
 def test_list_every_limit_on_the_page_of_limits() -> None:
-    """A row of the table says the figure and its name in serving/budget.py, or its setting."""
+    """A row of the table has the figure and its name in serving/budget.py, or its setting."""
     page = (ROOT / "docs/errors.md").read_text().split("## Limits")[1]
     figures = {
         name: value for name, value in vars(budget).items() if re.match("MOST_|OUTPUT_", name)

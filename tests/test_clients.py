@@ -176,7 +176,7 @@ def test_stage_no_model_with_its_own_client_if_clients_are_off(tmp_path: Path, f
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Two models that share the client `sleeping`, and one with its own."""
+    """Make two models that share the client `sleeping`, and one with its own."""
     folder = tmp_path / "models"
     named = 'parameters { key: "client" value: { string_value: "sleeping" } }\n'
     for name in ("one", "two"):

@@ -163,7 +163,7 @@ def test_get_the_same_from_the_dali_ensemble_and_its_parts(client: Client) -> No
 
 
 def test_get_the_same_from_the_python_and_the_dali_step(client: Client) -> None:
-    """Two decoders and two ways to resize: a grey level apart, as a rule."""
+    """The two decode and resize differently, which usually differs by one grey level."""
     for seed in range(3):
         (ours,) = infer(client, "on_python_decoder", jpeg(seed)[None])
         (theirs,) = infer(client, "on_dali_decoder", jpeg(seed)[None])

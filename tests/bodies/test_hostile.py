@@ -99,7 +99,7 @@ def test_refuse_a_sequence_id_that_triton_does_not_accept() -> None:
 
 @dataclass(frozen=True)
 class Looks(Deadline):
-    """A deadline that passes after a number of looks at it."""
+    """A deadline that passes after it was checked a number of times."""
 
     looks: list[int] = field(default_factory=list)  # those that are left, as the only item
 
@@ -146,7 +146,8 @@ def test_check_the_deadline_while_reading_tensors(data: bytes, count: int) -> No
 
 
 def test_process_lines_of_many_instances_in_portions() -> None:
-    """A batch has eight instances and a group four batches, so each of these lines is a group."""
+    """A batch has eight instances and a group four batches, so each of these lines is a group of
+    its own."""
     line = orjson.dumps({"instances": [1] * 100}) + b"\n"
     with pytest.raises(TritonTimeout, match=r"^[1-9] "):
         Hostile(LINES, line * 1000, CLIENT).ask(looks(100))
@@ -199,14 +200,14 @@ def test_bound_an_output_s_json_before_writing_it() -> None:
 
 
 def test_refuse_npy_for_strings_of_very_different_lengths() -> None:
-    """Each takes as many bytes as the longest."""
+    """In npy each string takes as many bytes as the longest."""
     array = np.array([b"x" * 10**6, *[b""] * 1000], dtype=np.object_)
     with pytest.raises(PayloadTooLarge):
         write_npy(array, Budget())
 
 
 def test_free_the_instances_of_earlier_batches() -> None:
-    """All images of a body, decoded, would take a thousand times its length."""
+    """All images of a body, if decoded at once, would take a thousand times its length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
     results = body.bind(CLIENT, Request("id")).results(Echo())
     assert [list(result.instances) for result in results] == [[]] * 13

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.unit
 
 
 class Brightness(ModelClient):
-    """An image's first pixel, sent to a model that gives back what it gets."""
+    """A client that sends an image's first pixel to a model that returns its input."""
 
     codec = IMAGE
     example = b""
@@ -47,8 +47,7 @@ class Brightness(ModelClient):
 
 
 class Recorder(Echo):
-    """Gives every call's inputs back, and remembers their batch sizes and how many were sent
-    ahead."""
+    """Return every call's inputs, and record batch sizes and the number of batches sent ahead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,8 +111,8 @@ def test_send_a_batch_ahead_only_if_another_follows(echo: Recorder) -> None:
 
 
 def test_make_smaller_batches_of_large_images(echo: Recorder) -> None:
-    """16 pixels each, and 40 are allowed: a batch ends before the image that goes beyond the
-    bound."""
+    """Images have 16 pixels and 40 are allowed, so a batch ends before the image that would exceed
+    the bound."""
     decoder = Decoder(Limits(max_image_pixels=40))
     predictions, _ = predict(echo, client_of(32), [item(n) for n in range(7)], decoder)
     assert echo.batches == [2, 2, 2, 1]
@@ -151,7 +150,7 @@ def test_send_no_more_tensors_to_triton_than_the_model_has(echo: Recorder, what:
 
 
 class Meeting(ImageCodec):
-    """Loads images only two at a time."""
+    """A codec that loads images only two at a time."""
 
     def __init__(self) -> None:
         self._both = threading.Barrier(2, timeout=PATIENCE)
@@ -175,7 +174,7 @@ def test_load_the_images_of_a_request_in_parallel(echo: Recorder) -> None:
 
 @pytest.mark.parametrize("damaged", [{1, 3}, {1, 2}, {3}])
 def test_report_the_first_of_several_wrong_instances(echo: Recorder, damaged: set[int]) -> None:
-    """Some are no images, others end too early, which is found out later."""
+    """Some are not images. Others are truncated, which is noticed later."""
     items = [item(n, side=64) for n in range(5)]
     for number in damaged:
         raw = items[number].raw or b""
@@ -197,7 +196,7 @@ def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
 
 
 class Length(ModelClient):
-    """A text's, sent to the same model."""
+    """A client that sends a text's length to the same model."""
 
     codec: ClassVar[Codec] = TEXT
     example = b""

@@ -135,7 +135,7 @@ LIMIT = len(BODY)
 
 
 def packed(data: bytes) -> bytes:
-    """Pack without the time, which would be in the name of a test."""
+    """Compress without the time, which would become a part of the test's name."""
     return gzip.compress(data, mtime=0)
 
 

@@ -44,7 +44,7 @@ def body(length: int = 100, **tensor: Any) -> Body:
 
 
 def test_send_bf16_as_the_upper_half_of_fp32() -> None:
-    """tests/conformance has the other datatypes; no model on ONNX Runtime has this one."""
+    """tests/conformance covers the other datatypes. No model on ONNX Runtime has this one."""
     assert batch(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
     tensor = Tensor.of("y", np.array([-2.0], np.float32), "BF16")
     job = TensorBody(schemas.Tensors(inputs=[]), memoryview(b""), length=10).bind(MODEL, REQUEST)
@@ -159,7 +159,7 @@ def test_read_or_refuse_a_flat_value_of_very_many_digits(digits: int) -> None:
 
 
 def test_give_a_flat_value_the_declared_shape() -> None:
-    """NVIDIA's own tests ask their large language models like this."""
+    """NVIDIA's own tests call their large language models like this."""
     model = served(TensorSpec("PROMPT", "BYTES", (1, 1)), TensorSpec("STREAM", "BOOL", (1, 1)))
     flat = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}, generates=True), model)
     assert [tensor.shape for tensor in flat.inputs] == [(1, 1), (1, 1)]

@@ -35,8 +35,8 @@ def step(model: str, source: str, target: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """An ensemble `twice` of `scale`, called two times by way of an inner ensemble, and the bundled
-    resnet."""
+    """Make an ensemble `twice`, which calls `scale` twice through an inner ensemble, and the
+    bundled resnet."""
     folder = tmp_path / "models"
     save_scale(folder / "scale/1/model.onnx")
     (folder / "scale/config.pbtxt").write_text(f'name: "scale"\n{MODEL}')

@@ -89,7 +89,7 @@ def test_remove_what_a_killed_build_left_after_a_day(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_leave_nothing_half_made_if_a_build_is_interrupted(number: int, tmp_path: Path) -> None:
-    """Calibrating on 300 images takes long enough."""
+    """Calibrating on 300 images takes long enough to interrupt it."""
     images, repository = tmp_path / "images", tmp_path / "models"
     images.mkdir()
     for each in range(300):
@@ -176,7 +176,7 @@ def test_report_a_mistake_in_one_line(
 
 
 def test_name_a_missing_package(tmp_path: Path) -> None:
-    """torch is hidden, as where only what serves is installed."""
+    """torch is hidden, as on a machine that has only the packages for serving."""
     code = """
 import sys
 class Blocker:

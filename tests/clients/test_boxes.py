@@ -43,8 +43,8 @@ def onnx_nms() -> onnxruntime.InferenceSession:
 
 
 def random_case(rng: np.random.Generator) -> tuple[Any, Any, Any, float]:
-    """Boxes, scores, classes, IoU threshold: crowded, with equal scores, twins, empty boxes and
-    exact IoUs."""
+    """Return boxes, scores, classes and an IoU threshold: crowded, with equal scores, twins, empty
+    boxes and exact IoUs."""
     count, size = int(rng.integers(0, 80)), int(rng.choice([6, 40, 640]))
     low = rng.uniform(0, size, (count, 2))
     boxes = np.concatenate((low, low + rng.uniform(0, size / 2, (count, 2))), 1)

@@ -44,7 +44,7 @@ def client_of(
 
 
 def photo(size: tuple[int, int] = (60, 40), seed: int = 0) -> Image.Image:
-    """A smooth coloured picture with some noise, as a photo has."""
+    """Return a smooth coloured picture with some noise, like a photo."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
     pixels = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), np.int16)
@@ -77,8 +77,8 @@ def ids(prediction: Mapping[str, Any]) -> list[int]:
 def test_resize_the_shortest_side_nearly_as_transformers_does(
     size: tuple[int, int], interpolation: str, side: int, crop_pct: float
 ) -> None:
-    """Only the cut is computed, and Pillow rounds between its two passes, whose order it takes by
-    the size."""
+    """Only the crop is computed. Pillow rounds between its two passes, whose order depends on the
+    size."""
     method = Image.Resampling[interpolation.upper()]
     reference = ConvNextImageProcessorPil(
         size={"shortest_edge": side}, crop_pct=crop_pct, resample=method, **ONLY_CUT
@@ -95,8 +95,8 @@ def test_resize_the_shortest_side_nearly_as_transformers_does(
     "size", [(804, 600), (600, 804), (800, 600), (640, 427), (427, 640), (300, 300)]
 )
 def test_crop_exactly_as_torchvision_or_transformers_does(size: tuple[int, int]) -> None:
-    """torchvision cannot be imported beside a torch for CPUs: these are the formulas of its Resize
-    and CenterCrop."""
+    """torchvision cannot be imported beside a torch for CPUs, so these are the formulas of its
+    Resize and CenterCrop."""
     image = photo(size)
     short, long = min(image.size), max(image.size)
     sides = (
@@ -148,7 +148,7 @@ def test_cover_a_frame_that_is_not_square_and_crop_the_centre() -> None:
 @pytest.mark.parametrize("size", [(1, 50_000), (50_000, 1)])
 @pytest.mark.parametrize("resize", ["shortest", "stretch", "pad"])
 def test_crop_a_ribbon_without_enlarging_it_first(size: tuple[int, int], resize: str) -> None:
-    """Resized first, the shorter side to 256, it would take 10 GB."""
+    """If it were resized first (shorter side to 256), it would take 10 GB."""
     assert client_of(resize=resize).preprocess([Image.new("RGB", size, "red")])["pixels"].shape == (
         1,
         3,

@@ -46,7 +46,7 @@ def client(labelled: Path) -> Client:
 
 
 def rows_of(*rows: tuple[float, ...]) -> NDArray[np.float32]:
-    """A YOLOv5 output of three classes [100,8]: `rows`, the rest without objects."""
+    """Return a YOLOv5 output of three classes [100,8]: `rows`, and rows without objects."""
     table = np.zeros((100, 8), np.float32)
     table[10 : 10 + len(rows)] = rows
     return table

@@ -134,7 +134,7 @@ def test_refuse_six_columns_that_are_not_an_end_to_end_head(last: float, tmp_pat
 
 @pytest.mark.parametrize("layout", ["yolov5u", "yolov5", "end2end"])
 def test_enlarge_masks_as_torch_does(layout: str, tmp_path: Path) -> None:
-    """Ultralytics' process_mask: enlarged bilinearly, above 0, cut at the box."""
+    """Ultralytics' process_mask enlarges bilinearly, keeps what is above 0 and crops at the box."""
     ys, xs = np.mgrid[:80, :80].astype(np.float32)
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 12 - np.hypot(xs - 30, ys - 40)  # a disc
@@ -234,8 +234,8 @@ def unpacked(rle: dict[str, Any]) -> NDArray[np.bool_]:
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (37, 29), (3000, 1500)])
 def test_make_run_lengths_as_large_as_the_image(size: tuple[int, int], tmp_path: Path) -> None:
-    """A mask that is above 0 everywhere is its box; a box beyond the image is cut, and one outside
-    has no mask."""
+    """A mask that is above 0 everywhere equals its box. A box is cut at the image, and one outside
+    it has no mask."""
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 1
     boxes = np.array([[100, 160, 60, 40], [160, 160, 600, 600], [160, 160, 0.01, 0.01]])

@@ -182,7 +182,7 @@ def test_get_the_vectors_of_transformers_from_an_encoder(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_compare_texts_with_images_by_clip_s_two_towers(alone: bool, tmp_path: Path) -> None:
-    """A text tower may be a folder of its own."""
+    """A text tower may be in a folder of its own."""
     checkpoint, client = serve(tmp_path, "clip")
     network = transformers.CLIPModel.from_pretrained(checkpoint)
     folder = checkpoint
@@ -214,7 +214,7 @@ def test_compare_texts_with_images_by_clip_s_two_towers(alone: bool, tmp_path: P
 
 
 def test_refuse_the_text_tower_of_another_network(tmp_path: Path) -> None:
-    """SigLIP's reads texts that are padded to its whole length."""
+    """SigLIP's text tower reads texts that are padded to its full length."""
     folder = save_vision(tmp_path, "siglip")
     save_tokenizer(folder, "bytes")
     with pytest.raises(BuildError, match="SiglipModel"):

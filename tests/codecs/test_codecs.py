@@ -64,7 +64,7 @@ def test_lay_a_palette_s_transparent_colour_on_white() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_apply_the_exif_orientation(orientation: int) -> None:
-    """The picture as it should be seen has a red left upper corner and is 3 wide, 2 high."""
+    """Seen correctly, the picture has a red top left corner and is 3 wide and 2 high."""
     seen = Image.new("RGB", (30, 20), WHITE)
     seen.paste(RED, (0, 0, 10, 10))
     # Pillow's Transpose that undoes each orientation

@@ -125,7 +125,7 @@ def test_convert_deep_grey_images_as_pillow_does(format: str, kind: str) -> None
 
 
 def test_convert_the_pixels_of_every_strip() -> None:
-    """A strip has 2^20 pixels: this image is seven and a bit."""
+    """A strip has 2^20 pixels, so this image has seven and a part of one."""
     image = Image.linear_gradient("L").resize((2700, 2900))
     image.putalpha(255)
     assert (
@@ -142,7 +142,7 @@ def test_count_a_progressive_jpeg_s_coefficients_at_full_size() -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_decode_a_jpeg_between_pillow_s_sizes_without_cropping(mode: str) -> None:
-    """Pillow decodes the modes that libjpeg alone cannot turn into RGB, like CMYK."""
+    """Pillow itself decodes the modes that libjpeg cannot convert to RGB, like CMYK."""
     data = encoded(Image.radial_gradient("L").resize((768, 576)).convert(mode), "JPEG", quality=95)
     whole, reduced = (IMAGE.from_bytes(data, Limits(side=side)) for side in (0, 358))
     assert reduced.size == ((768, 576) if mode == "CMYK" else (480, 360))

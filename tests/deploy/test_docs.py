@@ -86,8 +86,7 @@ def test_validate_the_policies_with_iam(aws: Account, name: str) -> None:
 
 
 def test_restrict_the_execution_role_to_one_account(aws: Account) -> None:
-    """Or another account's SageMaker could be made to assume it (AWS: the confused deputy
-    problem)."""
+    """Otherwise another account's SageMaker could assume it (AWS: the confused deputy problem)."""
     text = (DOCS / "execution-role-trust.json").read_text()
     aws.client("iam").create_role(
         RoleName="another", AssumeRolePolicyDocument=text.replace("ACCOUNT", "123456789012")

@@ -29,7 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def without_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No credentials and no region, as on a machine that has only the simulator."""
+    """Remove credentials and region, as on a machine that has only the simulator."""
     for name in (
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",

@@ -39,7 +39,7 @@ def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def commands(guide: list[Block], marker: str, program: str) -> list[list[str]]:
-    """The arguments of each call of `python -m PROGRAM` below that marker."""
+    """Return the arguments of each call of `python -m PROGRAM` below that marker."""
     lines = chain.from_iterable(
         block.commands for block in guide if block.runs and block.marker == marker
     )

@@ -34,7 +34,7 @@ def start(folder: Path, repository: Path, **variables: str) -> Server:
 
 
 def entered(folder: Path, call: Callable[[], requests.Response]) -> set[str]:
-    """Return the files that the thread which answers a warm call enters, and nginx.conf."""
+    """Return the files that the thread answering a warm call enters, and nginx.conf."""
 
     def recorded() -> set[str]:
         documents = [json.loads(file.read_text()) for file in folder.glob("*.json")]

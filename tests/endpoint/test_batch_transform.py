@@ -117,7 +117,7 @@ def send(
 
 
 def lines(reply: requests.Response) -> list[Any]:
-    """One value per line; every line ends, the last one too."""
+    """Write one value per line, with an end after every line."""
     assert reply.status_code == 200, reply.text
     assert reply.headers["Content-Type"] == LINES
     assert reply.content.endswith(b"\n")
@@ -275,7 +275,7 @@ def test_answer_an_error_to_a_wrong_request(
 
 
 def test_answer_504_to_lines_that_take_too_long_together(server: Server) -> None:
-    """Each group ends in time, all of them do not: our own 504 comes before nginx's."""
+    """Each group ends in time, but not all of them together. Our 504 comes before nginx's."""
     reply = send(server, [[100.2, 0], *[[0, 0]] * (4 * BATCH - 1)] * 45)
     expect_error(reply, 504, "triton_timeout", "SAGEMAKER_MAX_PAYLOAD_IN_MB")
 

@@ -58,7 +58,7 @@ started = module_server(make_scale, make_ends, SERVE_WORKERS="2")
 
 @pytest.fixture(scope="module")
 def running(started: Server) -> Iterator[Server]:
-    """`ends`, `chain` which consists of it, `outer` which consists of that, and `scale`."""
+    """Serve `ends`, `chain` which consists of it, `outer` which consists of that, and `scale`."""
     triton = started.pid("tritonserver")
     yield started
     assert started.pid("tritonserver") == triton, "no test restarts tritonserver"
@@ -74,7 +74,7 @@ def serves(server: Server, model: str) -> bool:
 
 
 def stub(server: Server) -> int:
-    """The living process of `ends`; 0 when there is none."""
+    """Return the pid of the living process of `ends`, or 0."""
     for each in psutil.Process(server.pid("tritonserver")).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if "/ends/1/" in " ".join(each.cmdline()):
@@ -92,14 +92,15 @@ def crashes(server: Server) -> float:
 
 
 def new_worker(server: Server) -> Registry:
-    """The models as a worker knows them that has answered nothing yet."""
+    """Return the models as a worker sees them that has not answered anything yet."""
     settings = replace(Settings(), run_dir=server.run_dir)
     gateway = TritonGateway(f"unix:{settings.triton_grpc}", PATIENCE)
     return Registry(gateway, Table(settings.table_file), settings.deaths_socket)
 
 
 def is_unloaded(server: Server, name: str) -> bool:
-    """Triton never says so of one whose process has died, only once that was loaded again."""
+    """Return whether the model is unloaded. Triton never reports that of a model whose process
+    died, only once it was loaded again."""
     return {entry.reason for entry in new_worker(server).index()[name]} == {"unloaded"}
 
 
@@ -178,7 +179,7 @@ def test_refuse_only_a_model_that_keeps_dying_and_retry_later(running: Server) -
 
 
 def end_refusal(server: Server, name: str) -> None:
-    """Let a manager that is started anew find that the time is over."""
+    """Let a new manager find that the refusal has expired."""
     table, manager = (
         Table(replace(Settings(), run_dir=server.run_dir).table_file),
         server.pid("manager"),

@@ -42,7 +42,7 @@ def get(path: bytes, *headers: bytes) -> bytes:
 
 
 def answers(server: Server, request: bytes) -> tuple[list[int], bytes]:
-    """The statuses of all replies until nginx closes the connection, and the last body."""
+    """Return the statuses of all replies until nginx closes the connection, and the last body."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(request)
         data = connection.makefile("rb").read()
@@ -193,7 +193,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 8 MB in memory; the test is skipped where none can be mounted."""
+    """Mount a file system of 8 MB in memory."""
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False
@@ -251,7 +251,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 class Limited(Server):
-    """A server whose processes may have no more than 256 files open, even those of root."""
+    """A server whose processes, even root's, may open no more than 256 files."""
 
     _drop = (
         ("setpriv", "--inh-caps=-sys_resource", "--bounding-set=-sys_resource")

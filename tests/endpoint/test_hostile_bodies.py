@@ -44,9 +44,9 @@ QUEUED = (
 
 
 def make_models(repository: Path) -> None:
-    """Make `numbers` and `texts`, which give back what they get; `chain`, without a batch
-    dimension, whose only part is `numbers`; `queued` and `narrow`, sleepers with a dynamic batcher,
-    whose queue holds one request in `narrow`."""
+    """Make `numbers` and `texts`, which return their input; `chain`, without a batch dimension,
+    whose only part is `numbers`; `queued` and `narrow`, sleepers with a dynamic batcher. The queue
+    of `narrow` holds one request."""
     make_scale(repository)
     make_sleeper(repository)
     make_echo(repository, "numbers", "FP32")
@@ -71,7 +71,7 @@ server = module_server(
 
 @pytest.fixture(autouse=True)
 def unharmed(server: Server) -> Iterator[None]:
-    """After each: the same tritonserver, which answers rightly."""
+    """Check after each test that the same tritonserver still answers correctly."""
     pid, worker = server.pid(TRITON), server.pid("gunicorn")
     yield
     assert server.ping() == 200
@@ -94,7 +94,7 @@ def send(
 
 
 def expect(reply: requests.Response, *statuses: int) -> str:
-    """The text of an error that says what was wrong, not that we failed."""
+    """Return the text of an error that says what was wrong with the request."""
     assert reply.status_code in statuses, reply.text[:500]
     document = reply.json()
     assert set(document) == {"error", "code", "request_id"}
@@ -111,7 +111,7 @@ def worker(server: Server) -> tuple[int, int]:
 
 
 def cost(server: Server, worker: tuple[int, int], *statuses: int, **body: Any) -> tuple[int, float]:
-    """Send a body that is answered with one of these errors; return the MB that the worker took for
+    """Send a body that is answered with one of these errors. Return the MB that the worker used for
     it, and the seconds."""
     pid, idle = worker
     wait_until(
@@ -187,7 +187,7 @@ def test_answer_400_for_more_tokens_than_positions(server: Server) -> None:
 def test_read_millions_of_lines_with_little_memory(
     server: Server, worker: tuple[int, int], model: str, line: bytes
 ) -> None:
-    """orjson keeps 4 kB for each small document that is held."""
+    """orjson keeps 4 kB for each small document that is alive."""
     body = {
         "model": model,
         "data": gzip.compress(line * 2_000_000),
@@ -227,8 +227,8 @@ def sleep(server: Server, *seconds: float, model: str = "queued") -> requests.Re
 
 
 def executions(server: Server) -> int:
-    """Return how often Triton has executed `queued`, when neither a worker nor Triton has anything
-    more to do."""
+    """Return how often Triton has executed `queued`, once neither a worker nor Triton has anything
+    left to do."""
     wait_until(lambda: server.in_work() == 0, "no request is in work")
     wait_until(
         lambda: sleep(server, 0).status_code == 200, "Triton answers after all that it still had"

@@ -142,7 +142,7 @@ def test_forward_only_the_listed_routes_to_triton(server: Server, method: str) -
 
 
 def test_use_names_in_attacks_that_are_real_to_triton(server: Server) -> None:
-    """Else the tests above would prove nothing."""
+    """Otherwise the tests above would prove nothing."""
     direct = server.triton()
     assert direct.post("/v2/repository/index").status_code == 200
     for path in (

@@ -64,8 +64,8 @@ class Client(ModelClient):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Others can reach its gRPC, so its workers must show the secret to share memory with
-    Triton."""
+    """Start a server whose gRPC others can reach, so that its workers must show the secret to share
+    memory with Triton."""
     folder = tmp_path_factory.mktemp("serve")
     make_python_model(folder / "models/ends", CONFIG, MODEL, CLIENT)
     limits = {"SERVE_MAX_BODY_MB": "100", "SERVE_REQUEST_TIMEOUT": "120", "SERVE_WORKERS": "1"}
@@ -87,7 +87,7 @@ def worker(server: Server) -> int:
 
 
 def send(server: Server, size: int) -> None:
-    """Send `size` MB of numbers from 0 on; the answer must be the first number and the last."""
+    """Send `size` MB of numbers from 0 on. The answer must be the first and the last number."""
     numbers = np.arange(size * MEGABYTE // 4, dtype=np.float32)
     parameters = {"binary_data_size": numbers.nbytes}
     header = {
@@ -144,7 +144,7 @@ def test_free_the_shared_memory_of_an_idle_worker(server: Server) -> None:
 
 
 def test_return_the_region_of_a_failed_call_once(server: Server) -> None:
-    """A region that is given back twice is lent to two calls at once."""
+    """A region that is returned twice would be lent to two calls at once."""
     failed = [server.post(json={"instances": [-1]}).status_code for _ in range(8)]
     assert not {200, 503} & {*failed}
     test_answer_concurrent_callers_with_their_own_results(server)

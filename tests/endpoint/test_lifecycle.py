@@ -98,8 +98,8 @@ def test_finish_accepted_requests_on_sigterm_and_leave_no_file(small: Path, tmp_
 
 
 def checked_out() -> Iterator[Path]:
-    """Yield all files but those of tools, and of the bench and the image's build, whose tests may
-    run meanwhile."""
+    """Yield all files except those of tools, the bench and the image's build, whose tests may be
+    running."""
     tools = {".git", ".venv", "__pycache__", ".cache", "dist"}
     tools |= {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
     for parent, folders, names in os.walk(ROOT):

@@ -67,7 +67,7 @@ def make_printer(repository: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With an agent for CloudWatch that dies."""
+    """Start a server whose CloudWatch agent dies."""
     folder = tmp_path_factory.mktemp("info")
     for make in (make_scale, make_sleeper, make_identity, make_printer):
         make(folder / "models")
@@ -84,7 +84,7 @@ quiet = module_server(make_scale, make_sleeper, SERVE_LOG_LEVEL="error", **PUBLI
 def send(
     server: Server, path: str = "/invocations", /, **request: Any
 ) -> tuple[requests.Response, str]:
-    """The reply and the id that the request was given."""
+    """Return the reply and the id that the request was given."""
     request_id = uuid.uuid4().hex
     headers = {"X-Amzn-SageMaker-Inference-Id": request_id} | request.pop("headers", {})
     reply = server.post(path, headers=headers, **request)
@@ -93,8 +93,8 @@ def send(
 
 
 def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[dict[str, Any]]:
-    """Those of one request; waits for nginx's, which comes after the reply, and for the process'
-    own."""
+    """Return the lines of a request. Wait for nginx's, which comes after the reply, and for the
+    process' own."""
 
     def lines() -> list[dict[str, Any]]:
         return [line for line in server.entries() if line.get("request_id") == request_id]
@@ -217,8 +217,8 @@ def test_log_why_a_start_failed_as_objects(tmp_path: Path) -> None:
 
 
 def marked_requests() -> list[dict[str, Any]]:
-    """Bodies that hold MARK wherever a body can hold something: served ones and all kinds of wrong
-    ones."""
+    """Yield bodies that have MARK wherever a body can have something: valid ones and all kinds of
+    wrong ones."""
     text = {"name": "in_BYTES", "shape": [1, 1], "datatype": "BYTES", "data": [MARK]}
     sleeper = {"model_name": "sleeper"}
     return [

@@ -31,7 +31,7 @@ CLOSED = [
 
 @pytest.fixture(scope="module")
 def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """In multi-model mode, where every management route exists; three archives are loaded."""
+    """Start multi-model mode, where every management route exists, and load three archives."""
     folder = tmp_path_factory.mktemp("secret")
     for name, make in {"opaque": make_scale, "words": make_reader, "sums": make_summer}.items():
         make(folder / "models" / name / "model")
@@ -146,7 +146,7 @@ def test_stop_the_start_on_an_invalid_secret_without_quoting_it(secret: str) -> 
 
 
 def test_keep_the_secret_from_command_lines_and_models(secret: Server) -> None:
-    """Model code, and what it starts, sees its own environment; others of the user see every
+    """Model code and its children see their own environment. Other processes of the user see every
     command line."""
     triton = psutil.Process(secret.pid("tritonserver"))
     models = [triton, *triton.children(recursive=True)]

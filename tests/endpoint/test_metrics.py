@@ -40,7 +40,7 @@ exec sleep 1000
 
 
 def parse(text: str) -> dict[str, Metric]:
-    """The families by name; a name must not come twice, nor a series."""
+    """Return the families by name. Neither a name nor a series may occur twice."""
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
     assert sorted(names) == sorted(set(names))
@@ -72,8 +72,8 @@ def scrape(server: Server) -> dict[str, Metric]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With the agent, and models in two repositories: one has a folder around the models, one a
-    folder that is not a model."""
+    """Start a server with the agent and two repositories. One has a folder around the models, the
+    other a folder that is not a model."""
     folder = tmp_path_factory.mktemp("serve")
     make_scale(folder / "first")
     (folder / "first/code").mkdir()
@@ -108,7 +108,7 @@ def call(server: Server, seconds: float = 0) -> requests.Response:
 
 
 def with_example(server: Server) -> dict[str, Metric]:
-    """Return what is counted once the sleeper's example is."""
+    """Return the expected counts, including the sleeper's example."""
     metrics = scrape(server)
     return metrics if value(metrics, IN_TRITON, model="sleeper") else {}
 

@@ -34,7 +34,7 @@ TYPES = {".jpg": "image/jpeg", ".csv": "text/csv"}
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the page's table; `body` is JSON or the name of a file."""
+    """A row of the page's table. `body` is JSON or the name of a file."""
 
     kind: str
     task: str
@@ -81,7 +81,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def shape(value: Any) -> Any:
-    """Keys and kinds of values; of a list those of its first item."""
+    """Return keys and kinds of values. A list is represented by its first item."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -35,7 +35,7 @@ MODELS = tuple(f"model_{number}" for number in range(140))
 
 
 class Unreachable:
-    """A gateway to Triton that fails the test if anything but its timeout is used."""
+    """A gateway to Triton that fails the test if anything except its timeout is used."""
 
     timeout = 60.0
 

@@ -18,8 +18,8 @@ EXAMPLE = ROOT / "model_repository/resnet/example.png"
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled `resnet`, which SERVE_CPU_ENGINE gives to OpenVINO, and `sums` in OpenVINO's own
-    format without a config.pbtxt."""
+    """Make a repository with the bundled `resnet`, which SERVE_CPU_ENGINE gives to OpenVINO, and
+    `sums` in OpenVINO's own format without a config.pbtxt."""
     folder, source = tmp_path_factory.mktemp("openvino"), tmp_path_factory.mktemp("source")
     link_model(ROOT / "model_repository/resnet", folder)
     write_model(source / "sums", arithmetic(["N", 3]), "")

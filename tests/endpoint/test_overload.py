@@ -50,7 +50,7 @@ HANGING_CLIENT = SLEEPER_CLIENT.replace(
 
 
 def make_hanging(repository: Path) -> None:
-    """Make two sleepers, which sleep until there is a file `go` beside the repository."""
+    """Make two sleepers that sleep until there is a file `go` beside the repository."""
     loop = (
         f'while seconds and not __import__("os").path.exists("{repository.parent}/go"):\n     '
         "           "
@@ -114,7 +114,7 @@ def test_refuse_count_and_log_requests_beyond_the_limit(running: Server) -> None
 
 
 def test_hold_the_slot_of_a_caller_who_left_until_the_work_ends(running: Server) -> None:
-    """Accept allows a stream, but the model does not stream, so its work goes on when its caller
+    """Accept allows a stream, but the model does not stream, so its work goes on after its caller
     has left."""
     body = json.dumps({"model_name": "sleeper", "instances": [30]}).encode()
     head = (

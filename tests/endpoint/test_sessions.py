@@ -203,7 +203,7 @@ def test_pass_sequences_without_the_header_to_triton(server: Server) -> None:
 
 
 def test_keep_the_sessions_of_many_callers_separate(server: Server) -> None:
-    """Each adds its own number, all at once, through all workers."""
+    """Each caller adds its own number, all at once, through all workers."""
 
     def caller(number: int) -> list[float]:
         reply = call(server, "summer", "NEW_SESSION", tensors(number))

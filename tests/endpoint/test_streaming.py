@@ -37,7 +37,7 @@ def server(started: Server) -> Iterator[Server]:
 
 
 def app(server: Server, **variables: str) -> Flask:
-    """Return a worker of this process with other settings, which asks the server's Triton."""
+    """Return a worker in this process that has other settings and calls the server's Triton."""
     repository = str(server.run_dir.parent / "models")
     settings = {
         "SERVE_RUN_DIR": str(server.run_dir),
@@ -143,7 +143,7 @@ def test_stream_a_numbered_part_per_instance_of_a_stateful_model(server: Server)
 def test_send_each_response_as_soon_as_it_arrives(
     server: Server, accept: dict[str, str], tmp_path: Path
 ) -> None:
-    """The model waits for a file, which is made when the response before has come."""
+    """The model waits for a file, which is made once the previous response has arrived."""
     files = [tmp_path / "second", tmp_path / "third"]
     reply = ask(server, "teller", {"text_input": " ".join(["first", *map(str, files)])}, **accept)
     lines = (line for line in reply.iter_lines(chunk_size=1) if line)
@@ -218,14 +218,14 @@ def test_cancel_the_request_if_the_caller_leaves(server: Server, tmp_path: Path)
 
 
 def endless(server: Server, folder: Path) -> requests.Response:
-    """A stream whose first response has come; no other one will."""
+    """Return a stream whose first response has arrived. No other one will."""
     reply = ask(server, "teller", {"text_input": f"a {folder / 'never'}"}, **LINES)
     assert reply.status_code == 200
     return reply
 
 
 def test_free_the_slots_of_callers_who_leave(server: Server, tmp_path: Path) -> None:
-    """More of them, one batch after the other, than there are threads and places."""
+    """In total there are more callers than threads and slots."""
     before = cancelled(server)
     for left in (5, 10, 15, 20):
         replies = [

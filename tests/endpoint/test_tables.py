@@ -57,7 +57,7 @@ def predictions(reply: requests.Response) -> list[dict[str, Any]]:
 
 
 def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Response:
-    """JSON unless the body is text; `headers` with _ for -."""
+    """Send JSON unless the body is text. In `headers`, _ stands for -."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     if isinstance(body, str):
         return server.post(
@@ -227,7 +227,7 @@ def test_name_row_and_column_of_a_wrong_cell(
 
 
 def test_blame_the_caller_for_an_unknown_category(server: Server) -> None:
-    """Tensors go past the client, which would refuse the cell by its row and column."""
+    """Tensors bypass the client, which would refuse the cell by its row and column."""
     cells = [
         ("age", "FP32", 40),
         ("job", "BYTES", "cook"),

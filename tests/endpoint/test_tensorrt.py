@@ -78,7 +78,7 @@ def test_refuse_an_archive_with_another_gpu_s_plan(on_gpu: dict[str, str], tmp_p
 def test_serve_the_onnx_file_without_a_gpu_if_cpu_pbtxt_says_so(
     models: Path, tmp_path: Path
 ) -> None:
-    """The folder as `build --for tensorrt` writes it."""
+    """The folder is what `build --for tensorrt` writes."""
     (models / "scale/configs").mkdir()
     (models / "scale/configs/cpu.pbtxt").write_text(
         CONFIG.replace("tensorrt_plan", "onnxruntime_onnx")

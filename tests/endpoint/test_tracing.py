@@ -21,7 +21,7 @@ TENSORS = {"model_name": "scale", "inputs": [tensor([7])]}
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps the spans that tritonserver sends, which are OTLP in JSON."""
+    """Collect the spans that tritonserver sends, which are OTLP in JSON."""
 
     daemon_threads = True
 

@@ -28,13 +28,13 @@ MOST_BYTES = 1000
 
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
-    """The slots of a test, which are left at its end."""
+    """Hold the slots of a test, and release them at its end."""
     with ExitStack() as stack:
         yield stack
 
 
 def fork(shared: Admission, number: int) -> Admission:
-    """Return a new worker. Like a fork it shares the counters and nothing else."""
+    """Return a new worker. Like a forked one, it shares only the counters."""
     shared.add_worker(number)
     return copy(shared)
 

@@ -43,7 +43,7 @@ TEXT = "latin-1"  # as headers are
 
 
 class Checked(Echo):
-    """Also makes the message that would go to Triton."""
+    """A stand-in for Triton that also makes the message that would be sent."""
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
         request.message({}).SerializeToString()
@@ -57,7 +57,7 @@ class Checked(Echo):
 
 
 def _count(tensor: Tensor) -> None:
-    """Triton refuses strings that do not fill the shape."""
+    """Refuse strings that do not fill the shape, as Triton does."""
     try:
         tensor.array()
     except Exception as err:
@@ -91,7 +91,7 @@ APP.extensions["serving"] = Services(Settings.from_env({}), "")
 
 
 def answer(body: Body, request: Request | None = None) -> None:
-    """By every kind of model; what one refuses another may take."""
+    """Answer a body with every kind of model, because one may accept what another refuses."""
     body.named  # noqa: B018
     for served in MODELS:
         try:
@@ -101,7 +101,7 @@ def answer(body: Body, request: Request | None = None) -> None:
 
 
 def check(error: ServingError) -> None:
-    """A refusal that says so, in words that can be written."""
+    """Check that the refusal gives a reason that can be written."""
     if error.status not in REFUSALS:
         raise AssertionError(f"{type(error).__name__} is {error.status}") from error
     str(error).encode()
@@ -137,7 +137,7 @@ def image(data: bytes) -> None:
 
 
 def headers(data: bytes) -> None:
-    """Custom-Attributes, Session-Id, and names of models."""
+    """Read Custom-Attributes, Session-Id and names of models."""
     attributes, _, session = data.decode(TEXT).partition("\n")
     pairs = read_attributes(attributes)
     Target.within("the header", pairs)
@@ -148,7 +148,7 @@ def headers(data: bytes) -> None:
 
 
 def form(data: bytes) -> None:
-    """Target-Model, query string and Content-Type, as Flask reads them, and a form."""
+    """Read Target-Model, query string, Content-Type and a form, as Flask does."""
     target, query, kind, content = [*data.split(b"\n", 3), b"", b"", b""][:4]
     sent = {"X-Amzn-SageMaker-Target-Model": target.decode(TEXT).replace("\r", "")}
     with APP.test_request_context(
@@ -174,7 +174,7 @@ def config(data: bytes) -> None:
 
 
 def archive(data: bytes) -> None:
-    """A url, and the config.pbtxt of two folders of an archive, with an empty line between them."""
+    """Read a url, and the config.pbtxt of two folders of an archive, separated by an empty line."""
     url, _, rest = data.partition(b"\n")
     for folder, content in zip(("a", "b"), rest.split(b"\n\n", 1), strict=False):
         model = _root() / "1" / "model" / folder
@@ -196,7 +196,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {each.__name__: each for each in F
 
 
 def run(target: str, data: bytes) -> None:
-    """Raises what is no refusal."""
+    """Run the target. Raise everything that is not a refusal."""
     try:
         TARGETS[target](data)
     except ConfigError:

@@ -39,8 +39,8 @@ def test_answer_or_refuse_the_kept_corpus(target: str) -> None:
 
 @pytest.fixture(scope="module")
 def fuzzed() -> str:
-    """What the command says of all targets: our code is instrumented once for them, which takes
-    seconds."""
+    """Return the command's output for all targets. They share a run, because instrumenting our code
+    takes seconds."""
     command = [sys.executable, "-m", "tests.fuzz", "--executions", str(EXECUTIONS * len(TARGETS))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == int("failed: " in done.stdout), done.stdout + done.stderr

@@ -49,7 +49,7 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def start(image: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts containers, which are removed after the test."""
+    """Return a function that starts containers, which are removed after the test."""
     running: list[Container] = []
 
     def starter(
@@ -346,8 +346,8 @@ def test_classify_a_photo_with_the_image_of_each_page(
 
 
 def built_as_the_readme_says(folder: Path) -> str:
-    """Build the README's image, and return its name. Adds to the command what podman needs without
-    a registry."""
+    """Build the README's image and return its name. Add to the command what podman needs without a
+    registry."""
     name = f"localhost/readme-{os.getpid()}"
     build, run = map(shlex.split, README[0].split(" && "))
     assert build[:2] == ["docker", "build"]
@@ -384,7 +384,7 @@ def test_take_sagemaker_s_argument_and_restart_a_killed_tritonserver(start: Star
 
 
 def test_run_as_any_user(start: Start) -> None:
-    """OpenShift picks a user for each project."""
+    """OpenShift chooses a user for each project."""
     container = start("--user", "12345:0").wait_ready()
     assert find(container).status_code == 200
     code, output = ended(start("--user", "12345:0", arguments=("--check",)))
@@ -402,7 +402,7 @@ def test_refuse_a_wrong_argument_and_list_the_right_ones(
 
 
 def test_say_what_to_mount_if_nothing_is_writable(start: Start) -> None:
-    """Kubernetes' readOnlyRootFilesystem, its emptyDir forgotten."""
+    """This is Kubernetes' readOnlyRootFilesystem without an emptyDir."""
     code, output = ended(start("--tmpfs", "/opt/nothing", SERVE_RUN_DIR="/run/serve"))
     assert code == 2
     assert "--tmpfs /tmp" in output
@@ -493,7 +493,7 @@ Simulate = Callable[..., Command]
 
 @pytest.fixture
 def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
-    """Starts it, and looks afterwards that it ended well and left no container."""
+    """Start the simulator, and check afterwards that it ended well and left no container."""
     started: list[Command] = []
 
     def start(*arguments: str) -> Command:

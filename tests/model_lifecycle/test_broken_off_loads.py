@@ -23,7 +23,7 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Iterator[OnPost]:
-    """A manager in this process, and a tritonserver."""
+    """Run a manager in this process, and a tritonserver."""
     root = tmp_path / "archives"
     settings = replace(
         Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1
@@ -41,7 +41,7 @@ def policy(tmp_path: Path) -> Iterator[OnPost]:
 
 
 def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
-    """Give up a load after `seconds`; it goes on in Triton as long as its process lives. Return the
+    """Give up a load after `seconds`. It goes on in Triton as long as its process lives. Return the
     archive's URL."""
     folder = policy.settings.model_repositories[0] / "id/model"
     make_model(folder / "net", initialize="hold()")

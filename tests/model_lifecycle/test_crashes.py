@@ -54,7 +54,8 @@ def serves(running: Container, name: str) -> bool:
 
 
 def reloads(running: Container, name: str) -> None:
-    """It is unloaded, loaded and served, and the same tritonserver serves the others."""
+    """Check that the archive is unloaded, loaded and served, and that the same tritonserver serves
+    the others."""
     triton = running.server.pid("tritonserver")
     unloaded = running.unload(name)
     assert unloaded.status_code == 200, unloaded.text

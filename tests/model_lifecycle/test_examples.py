@@ -16,8 +16,8 @@ pytestmark = pytest.mark.unit
 
 
 class Asked(Examples):
-    """Gets each of `errors` for an answer, None for a 200. `restarts` has tritonserver replaced
-    meanwhile."""
+    """A worker that answers with each of `errors` in turn, None meaning 200. `restarts` replaces
+    tritonserver in between."""
 
     def __init__(self, folder: Path, *errors: Exception | None, restarts: bool = False) -> None:
         manager = Manager(replace(Settings(), run_dir=folder, workers=1), FakeTriton())

@@ -57,7 +57,7 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!
 
 @pytest.fixture
 def parent() -> Iterator[int]:
-    """A process whose child holds 64 MB."""
+    """Start a process whose child holds 64 MB."""
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -84,7 +84,7 @@ CLIENT = NUMBER_CLIENT.replace("INPUT", "x").replace(
 
 
 def make_model(folder: Path, factor: float = 1, initialize: str = "pass", label: str = "") -> None:
-    """A model folder, with a client of its own when there is a label."""
+    """Make a model folder, with its own client if there is a label."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     code = MODEL.replace("FACTOR", str(factor)).replace("INITIALIZE", initialize)
     (folder / "1/model.py").write_text(code)
@@ -146,7 +146,7 @@ LOADED = {  # model_name: (folder, Target-Model)
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """The models of LOADED are loaded, all at once."""
+    """Load the models of LOADED, all at once."""
     folder = tmp_path_factory.mktemp("multi")
     root = folder / "models"
     make_model(root / "h1/model/net", 10, label="ten")

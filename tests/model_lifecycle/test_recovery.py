@@ -33,7 +33,7 @@ NAMES = ["m", "other", "chain", "last", *(f"m{number}" for number in range(MOST_
 
 
 class FakeTriton(TritonGateway):
-    """Fails a load with `error`."""
+    """A Triton that only reports loads. It fails a load with `error`."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", 1)
@@ -51,8 +51,8 @@ class FakeTriton(TritonGateway):
 
 
 class World:
-    """The models NAMES are served; `chain` calls the first two. tritonserver is a process that
-    sleeps."""
+    """A world in which the models NAMES are served and `chain` calls the first two. Its
+    tritonserver is a process that sleeps."""
 
     def __init__(self, folder: Path) -> None:
         self.settings, self.triton = replace(Settings(), run_dir=folder, workers=1), FakeTriton()
@@ -189,7 +189,7 @@ def test_end_a_refusal_in_time_also_with_a_new_manager(world: World) -> None:
 
 
 class Emptied(FakeTriton):
-    """A Triton that has unloaded all."""
+    """A Triton that has unloaded all models."""
 
     def index(self) -> list[IndexEntry]:
         return []

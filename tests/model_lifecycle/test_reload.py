@@ -68,7 +68,7 @@ def write_weights(folder: Path, factor: float) -> None:
 
 
 def write_model(repository: Path, name: str, factor: float, word: str) -> Path:
-    """A model that answers 3 with [3 * factor, word]."""
+    """Write a model that answers 3 with [3 * factor, word]."""
     folder = repository / name
     write_weights(folder, factor)
     (folder / "config.pbtxt").write_text(CONFIG + ONE_INSTANCE)
@@ -155,7 +155,7 @@ def wait_tidy(server: Server) -> None:
 
 @contextmanager
 def constant_load(ask: Callable[[], Any], callers: int = 4) -> Iterator[list[Any]]:
-    """Let callers ask all the time; yield the list of their answers and errors."""
+    """Let callers send calls all the time. Yield the list of their answers and errors."""
     answers: list[Any] = []
     ended = threading.Event()
 

@@ -45,7 +45,7 @@ class Loaded(TritonGateway):
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
-    """`slow` and `warm` are served."""
+    """Serve `slow` and `warm`."""
     table = Table(tmp_path / "table")
     for name in ("slow", "warm"):
         write_client(tmp_path / name / "client.py", "old")

@@ -78,7 +78,7 @@ def test_report_an_ensemble_as_not_ready_while_a_part_is_not(
 
 
 def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[None, None, None]:
-    """A call in the steps of Registry.use: look, count, look again, use, end."""
+    """Call a model in the steps of Registry.use: look, count, look again, use, end."""
     entry = table.look().current.get("part")
     yield
     if entry is None:
@@ -95,7 +95,7 @@ def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[N
 
 
 def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
-    """The manager's steps: mark, wait for the calls, unload."""
+    """Take the manager's steps: mark, wait for the calls, unload."""
     table.write(models(replace(PART, state=UNLOADING)))
     yield
     while leases.requests(PART.column):
@@ -105,7 +105,7 @@ def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, Non
 
 
 def play(order: tuple[int, ...], actors: list[Generator[None, None, None]]) -> None:
-    """Let each step be the next one of the actor that `order` names, then all that are left."""
+    """Let `order` name the actor of each step, then finish all the others."""
     for number in (*order, *itertools.chain.from_iterable([0, 1, 2] for _ in range(12))):
         next(actors[number], None)
     assert all(next(actor, "ended") == "ended" for actor in actors)

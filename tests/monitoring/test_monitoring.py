@@ -33,7 +33,7 @@ started = module_server(
 
 @pytest.fixture(scope="module")
 def server(started: Server) -> Server:
-    """After requests of every kind, an error and a death."""
+    """Return the server after requests of every kind, an error and a death."""
     headers = {"Content-Type": "image/png"}
     assert (
         started.post(
@@ -58,7 +58,7 @@ def expressions() -> Iterator[str]:
 
 
 def test_export_every_metric_that_the_dashboard_names(server: Server) -> None:
-    """Some are counted after the reply, and Triton's are left out while it is slow."""
+    """Some metrics are counted after the reply, and Triton's are missing while it is slow."""
     named = {name for expression in expressions() for name in METRIC.findall(expression)}
 
     def missing() -> set[str]:

@@ -258,7 +258,7 @@ SHOWN: dict[str, tuple[Any, str, list[str]]] = {
 
 @pytest.mark.parametrize("kind", SHOWN)
 def test_render_each_kind_of_prediction(page: Page, kind: str) -> None:
-    """The models of these kinds take minutes to make, so their replies are written here."""
+    """The models of these kinds take minutes to make, so the test contains their replies."""
     prediction, selector, texts = SHOWN[kind]
     page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [prediction]}))
     choose(page, "bert")

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.stack
 
 
 def free_range(count: int, lowest: int) -> range:
-    """Ports in a row that are free now, below those that the system gives away; another run of
-    these tests at the same time begins elsewhere."""
+    """Return free ports in a row below those that the system assigns. Another run of these tests
+    begins at other ports."""
     for low in range(lowest + os.getpid() % 300 * 20, 32000 - count, 20):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(low, low + count):
@@ -33,7 +33,8 @@ def free_range(count: int, lowest: int) -> range:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server, range]]:
-    """Two containers on one host with one range; the second exposes what can be exposed."""
+    """Start two containers on one host with the same range. The second exposes what can be
+    exposed."""
     low = free_range(10, lowest=24000)[0]  # the simulator's containers have 23000 to 23999
     allowed = {"SAGEMAKER_SAFE_PORT_RANGE": f"{low}-{low + 9}"}
     exposed = {
@@ -119,7 +120,7 @@ def test_report_over_exposed_grpc_that_triton_is_down(pair: tuple[Server, Server
 
 
 def test_ask_only_triton_in_ping_mode_live(tmp_path: Path) -> None:
-    """A model that does not load keeps /ping at 503, but not in that mode."""
+    """A model that does not load keeps /ping at 503, except in that mode."""
     make_scale(tmp_path / "models")
     for file in (tmp_path / "models").rglob("model.onnx"):
         file.write_bytes(file.read_bytes().replace(b"Mul", b"Mux"))  # an operator that there is not

@@ -183,7 +183,7 @@ def test_drop_noise(noise: tuple[str, ...], line: str) -> None:
     ],
 )
 def test_never_drop_a_real_error(line: str) -> None:
-    """A machine with a GPU: NO_GPU_NOISE does not apply."""
+    """On a machine with a GPU, NO_GPU_NOISE does not apply."""
     assert pump(f"{line}\n".encode(), *TRITON_NOISE, *NGINX_NOISE)[0] != ""
 
 

@@ -31,8 +31,8 @@ MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 
 class Upstream(BaseHTTPRequestHandler):
-    """Answers with what it received: after SECONDS at `/invocations?SECONDS`, once `go_on` is set
-    at `?hold`."""
+    """Answer with what it received: after SECONDS at `/invocations?SECONDS`, once `go_on` is set at
+    `?hold`."""
 
     protocol_version = "HTTP/1.1"
     at_work: ClassVar[set[int]] = set()
@@ -103,7 +103,7 @@ class Edge:
         return True
 
     def lines(self, until: str) -> list[dict[str, object]]:
-        """The access log, as soon as the request `until` is in it: nginx logs after it has
+        """Return the access log once it has the request `until`, because nginx logs after it has
         answered."""
         wait_until(lambda: f'"request_id":"{until}"' in self.log.read_text(), self.log.read_text)
         return [
@@ -117,7 +117,7 @@ class Edge:
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The run folder in which the upstream's socket is."""
+    """Return the run folder that has the upstream's socket."""
     folder = tmp_path_factory.mktemp("run")
     with Upstreams(str(folder / "gunicorn.sock"), Upstream) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -173,7 +173,7 @@ def wait_until_at_work(count: int) -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Requests with `?hold` are not answered in the context."""
+    """Hold the answers to requests with `?hold` inside the context."""
     Upstream.go_on.clear()
     try:
         yield
@@ -364,8 +364,8 @@ def test_refuse_requests_beyond_the_limit(upstream: Path, tmp_path: Path) -> Non
     with contextlib.ExitStack() as uploads:
 
         def is_full() -> bool:
-            """Begin another upload, because a request may have taken the place of the one
-            before."""
+            """Begin another upload, because a request may have taken the slot of the previous
+            one."""
             uploads.enter_context(connected(edge)).sendall(HALF_A_BODY)
             return ask(edge).status_code == 503
 

@@ -21,8 +21,8 @@ SETTINGS = Settings(start_timeout=30.0, stop_timeout=25.0, hang_timeout=15.0)
 
 
 class FakeSystem(System):
-    """Events happen at their time, and end a wait if they give a signal; processes end when told,
-    and 0.1 s after their stop signal."""
+    """A system whose events happen at their time, and end a wait if they give a signal. Processes
+    end when told, and 0.1 s after their stop signal."""
 
     def __init__(self) -> None:
         self.clock = 0.0

@@ -181,7 +181,7 @@ def test_remove_what_a_killed_process_left_but_no_older_folder(
 def test_keep_folders_while_another_process_of_that_name_runs(
     supervise: Start, tmp_path: Path
 ) -> None:
-    """A tritonserver of another `serve` may have made it a moment ago."""
+    """A tritonserver of another `serve` may have just made the folder."""
     name = f"one{os.getpid()}"  # that no other run of the tests meets
     shutil.copy("/bin/sleep", tmp_path / name)
     other = subprocess.Popen([tmp_path / name, "100"])

@@ -30,7 +30,7 @@ CONFIG = "config.pbtxt"
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository without mistakes: `resnet` and models of the tests."""
+    """Make a repository without mistakes: `resnet` and models of the tests."""
     folder = tmp_path / "models"
     link_model(ROOT / "model_repository/resnet", folder)
     make_scale(folder)

@@ -18,8 +18,8 @@ ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling { step { model_name: "part
 
 
 def lay_out(root: Path, **files: str) -> str:
-    """An archive with these files (NAME__config is NAME/config.pbtxt, NAME__1 is a version); its
-    URL."""
+    """Make an archive with these files (NAME__config is NAME/config.pbtxt, NAME__1 is a version).
+    Return its URL."""
     url = root / "abc" / "model"
     url.mkdir(parents=True)
     for name, text in files.items():
@@ -102,7 +102,7 @@ def test_list_the_files_of_an_archive_that_has_no_single_model(
     "url", ["", "/etc", "{root}/abc/model/a/b", "{root}/a-b/model", "{root}/../x/model"]
 )
 def test_refuse_urls_outside_the_platform_s_folder(tmp_path: Path, url: str) -> None:
-    """tests/conformance asks for others over HTTP."""
+    """tests/conformance sends others over HTTP."""
     lay_out(tmp_path, config=MODEL)
     with pytest.raises((ConfigError, InvalidRequest)):
         locate(url.replace("{root}", str(tmp_path)), tmp_path)

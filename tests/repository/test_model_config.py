@@ -127,7 +127,7 @@ MERGED = [
 def test_override_the_first_file_with_the_second(
     base: str, own: str, expected: str | None, tmp_path: Path
 ) -> None:
-    """`expected` is what is there beside backend, input and output; None: `own`."""
+    """`expected` is the result without backend, input and output. None means `own`."""
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} {base}")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(own)

@@ -47,7 +47,7 @@ GOOD = {"bin/activate": "", f"lib/python{PYTHON}/site-packages/numpy-1.26.4.dist
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with this one's NumPy and a `packaging` of another version, packed by
+    """Pack a virtual environment with this one's NumPy and another version of `packaging` by
     venv-pack."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)

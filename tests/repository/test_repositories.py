@@ -38,7 +38,7 @@ def make_model(repository: Path, name: str, config: str = "", version: str = "1"
 
 
 def make_ensemble(repository: Path) -> None:
-    """Make `sixfold`: twice `scale`, its versions 1 and 2."""
+    """Make `sixfold`, which calls `scale` twice, in versions 1 and 2."""
     make_model(repository, "sixfold", ENSEMBLE)
 
 
@@ -171,7 +171,7 @@ def test_refuse_an_ensemble_without_a_version_or_a_part(repository: Path) -> Non
 def test_prefer_an_incomplete_repository_of_the_user_to_our_models(
     tmp_path: Path, name: str
 ) -> None:
-    """Else a model.tar.gz with a mistake would start other models than the user's."""
+    """Otherwise a model.tar.gz with a mistake would start other models than the user's."""
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
     assert holds_models(tmp_path)

@@ -115,7 +115,7 @@ def rewrite(folder: Path) -> None:
 
 
 def replace_file(folder: Path) -> None:
-    """Replace a file with one of the same size and time."""
+    """Replace a file by one of the same size and time."""
     file, before = folder / "config.pbtxt", (folder / "config.pbtxt").stat()
     (folder / "new").write_text("of equal l.")
     os.utime(folder / "new", ns=(before.st_atime_ns, before.st_mtime_ns))

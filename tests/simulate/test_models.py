@@ -23,7 +23,8 @@ MEGABYTE = 2**20
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 archives; each holds a model of Triton's python backend that multiplies by its number."""
+    """Make 30 archives, each with a model of Triton's python backend that multiplies by its
+    number."""
     folder = tmp_path_factory.mktemp("store")
     for number in range(ARCHIVES):
         make_tar(folder / archive(number), files_of(number))
@@ -48,7 +49,7 @@ def wrong_answers(simulation: Simulation, numbers: Iterable[int]) -> list[tuple[
 
 
 def called() -> list[int]:
-    """Every model, and the first ones again and again between them."""
+    """Yield every model, and the first ones again and again in between."""
     generator = random.Random(1)
     return [each for number in range(ARCHIVES) for each in (number, generator.randrange(4))]
 
@@ -67,7 +68,7 @@ def test_answer_for_30_archives_with_room_for_half_of_them(store: Path) -> None:
 
 
 def plain(simulation: Simulation, target: str, **arguments: Any) -> str:
-    """What the stand-in for a container answers: the archive's name that it was given with the
+    """Return what the stand-in container answers: the archive's name that it received with the
     load."""
     return str(simulation.invoke(TargetModel=target, **arguments)["Body"].read().decode())
 

@@ -112,7 +112,7 @@ def test_answer_503_if_the_container_takes_no_connection() -> None:
 
 
 def test_do_not_report_refused_calls_of_a_killed_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if it is killed, and called, while the simulator looks at it."""
+    """Do not even if it is killed, and called, while the simulator checks it."""
     looks, called = threading.Event(), threading.Event()
 
     def memory(_: Container) -> int:
@@ -194,7 +194,7 @@ def test_write_a_failure_to_s3_if_an_asynchronous_call_is_late() -> None:
 
 
 def test_refuse_or_drop_what_exceeds_the_limits_of_the_api(tmp_path: Path) -> None:
-    """body, async-inline, async-body, headers, query, attributes."""
+    """Exceed body, async-inline, async-body, headers, query and attributes."""
     limits = {"body": 1000, "async-inline": 100, "async-body": 1000}
     with Simulation(limits=limits) as simulation:
         assert (
@@ -220,7 +220,7 @@ def test_refuse_or_drop_what_exceeds_the_limits_of_the_api(tmp_path: Path) -> No
 
 
 def raw(simulation: Simulation, attributes: str) -> None:
-    """botocore checks nothing of it."""
+    """Send a call that botocore does not validate."""
     import http.client
 
     connection = http.client.HTTPConnection(simulation.url.removeprefix("http://"))
@@ -250,7 +250,7 @@ def test_report_reply_headers_that_the_platform_does_not_accept(rule: str) -> No
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Archives that this container takes: it looks into none."""
+    """Make archives that this container accepts without opening them."""
     for name in ("a", "b", "c"):
         make_tar(tmp_path / f"{name}.tar.gz", {"config.pbtxt": name})
     make_tar(tmp_path / "wicked.tar.gz", {"../../escaped": "x"})
@@ -341,7 +341,7 @@ def test_load_a_model_again_that_the_container_lost(store: Path) -> None:
 
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[Simulation]:
-    """A container that answers with what it was sent."""
+    """Start a container that answers with what it received."""
     with Simulation() as running:
         yield running
 

@@ -25,7 +25,7 @@ def numbers(megabytes: int, value: int = 1) -> NDArray[np.float32]:
 
 
 class Regions:
-    """Has a SharedMemory, its files, and the regions that were registered with Triton."""
+    """A SharedMemory, its files, and the regions that were registered with Triton."""
 
     def __init__(self, limit: int) -> None:
         self.prefix = f"test-{secrets.token_hex(6)}"

@@ -192,7 +192,7 @@ def test_calibrate_a_user_s_classifier_on_the_user_s_images(tmp_path: Path) -> N
 
 
 def test_refuse_int8_that_differs_on_other_samples(tmp_path: Path) -> None:
-    """Each fourth image is bright, and the others are so dark that bright values are cut off."""
+    """Every fourth image is bright. The others are so dark that bright values are clipped."""
     images, models = tmp_path / "images", tmp_path / "models"
     images.mkdir()
     for number, color in enumerate(np.random.default_rng(0).integers(0, 256, (64, 3))):

@@ -128,7 +128,7 @@ def test_treat_a_build_as_current_only_on_its_own_gpu(tmp_path: Path, nvidia: Nv
 def test_verify_the_engine_that_is_served(
     tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, gpu: bool
 ) -> None:
-    """The plan where there is a GPU, the ONNX file where there is none."""
+    """With a GPU that is the plan, without one the ONNX file."""
     assert build(tmp_path / "models", nvidia.environ, "resnet").returncode == 0
     for name, value in nvidia.environ.items() if gpu else ():
         monkeypatch.setenv(name, value)
@@ -296,7 +296,7 @@ def test_set_the_ranges_to_the_largest_values_in_the_graph(tmp_path: Path) -> No
 
 
 def test_write_a_scale_as_the_bytes_of_its_float() -> None:
-    """3c010204 is 0.0078740…: 1/127, as TensorRT writes it for values up to 1."""
+    """3c010204 is 0.0078740…, which is 1/127: TensorRT writes it for values up to 1."""
     text = calibration_cache({"x": 1.0, "nothing": 0.0}, 100800)
     assert text == "TRT-100800-EntropyCalibration2\nx: 3c010204\n"
     assert struct.unpack(">f", bytes.fromhex("3c010204"))[0] == pytest.approx(1 / 127)

@@ -392,7 +392,7 @@ def test_name_the_flags_that_torchscript_needs(tmp_path: Path) -> None:
 
 
 class Summed(torch.nn.Module):
-    """[time, n] -> the sums of what came before, [time, n]."""
+    """Return the running sums of [time, n], as [time, n]."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.cumsum(0)
@@ -421,7 +421,7 @@ def test_do_not_batch_torchscript_without_a_batch_dimension(tmp_path: Path) -> N
 
 
 class Rated(torch.nn.Module):
-    """A network of sounds, which takes their rate as a number."""
+    """A network of sounds that takes their rate as a number."""
 
     def forward(self, x: torch.Tensor, rate: int, gain: float = 2.0) -> torch.Tensor:
         return gain * x[:, :rate]

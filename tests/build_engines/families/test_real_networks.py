@@ -74,8 +74,8 @@ def test_get_the_boxes_of_opencv_from_yolov4_tiny() -> None:
 
 
 def rows(head: NDArray[np.float32]) -> NDArray[np.float32]:
-    """OpenCV goes through the cells, and in each through its anchors; the ONNX file the other way
-    round."""
+    """Reorder OpenCV's rows, which go through the cells and then their anchors. The ONNX file does
+    the opposite."""
     side = int((len(head) / 3) ** 0.5)
     return head.reshape(side, side, 3, -1).transpose(2, 0, 1, 3).reshape(len(head), -1)
 

@@ -152,7 +152,7 @@ def test_refuse_what_is_not_a_trained_model(
 
 
 def export(tmp_path: Path, batch: int | None = None, **options: Any) -> Path:
-    """The ONNX file as a user makes it, by default with the ZipMap that Triton refuses."""
+    """Return the ONNX file as a user exports it, by default with the ZipMap that Triton refuses."""
     model = trained.odd_classes(tmp_path)
     types = [("X", FloatTensorType([batch, 4]))]
     onnx.save(
@@ -220,7 +220,7 @@ AROUND = pd.DataFrame({"a": 1e9 + 10 * RNG.normal(size=200), "b": RNG.normal(siz
 
 
 def encoded(encoder: Any, model: Any) -> Any:
-    """Return a pipeline that encodes the column c and takes the others as they are."""
+    """Return a pipeline that encodes the column c and passes the others through."""
     return make_pipeline(ColumnTransformer([("c", encoder, ["c"])], remainder="passthrough"), model)
 
 
@@ -419,7 +419,7 @@ def test_make_an_example_row_that_the_model_knows(tmp_path: Path) -> None:
 
 
 class Numpy2(pickle.Pickler):
-    """Writes random generators as NumPy 2 does."""
+    """Write random generators as NumPy 2 does."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.random.MT19937):

@@ -79,7 +79,7 @@ def test_refuse_another_checkpoint(change: Any, tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Calls a function when pickle reads it."""
+    """An object that calls a function when pickle reads it."""
 
     def __init__(self, *call: Any) -> None:
         self.call = call
