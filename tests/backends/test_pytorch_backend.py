@@ -60,6 +60,15 @@ def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> N
         np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
 
 
+def test_a_module_that_reuses_its_memory_gives_each_caller_its_own_answer(client: Client) -> None:
+    """One of the merged requests fails, so each runs alone before any answer is sent."""
+    feeds = [{"x": np.full((1, 4), number, np.float32)} for number in (1, -1, 2, 3)]
+    for _ in range(5):
+        answers = together(client, "reused", feeds)
+        results = [answer["result"][0, 0] for answer in answers if isinstance(answer, dict)]
+        assert results == [1, 2, 3]
+
+
 def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Client) -> None:
     feeds = [{"INPUT__0": np.array([[index]])} for index in (0, 99, 3, 2)]
     answers = together(client, "lookup", feeds)
