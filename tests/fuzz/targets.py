@@ -142,8 +142,9 @@ def headers(data: bytes) -> None:
     pairs = read_attributes(attributes)
     Target.within("the header", pairs)
     triton_name(session)
-    for datatype in ("UINT64", "INT32", "STRING"):
-        if parsed := Session.of(Sequencing(datatype, 1.0), session, [pairs]):
+    for datatype in ("UINT64", "INT32", "BYTES"):
+        sequencing = Sequencing(frozenset({datatype}), 1.0)
+        if parsed := Session.of(sequencing, session, [pairs]):
             parsed.parameters()
 
 
