@@ -139,6 +139,14 @@ def test_the_flags_of_a_sequence_are_true_or_false() -> None:
                 sent(sequences(), {flag: wrong})
 
 
+@pytest.mark.parametrize("digits", [4, 16, 4500, 10_000])
+def test_a_dimension_of_any_length_in_an_npy_file_is_the_callers_mistake(digits: int) -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x%b,), }" % (b"f" * digits)
+    data = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
+    with pytest.raises(DecodingError, match="npy"):
+        Hostile(NPY, data, NUMBERS).ask()
+
+
 def test_an_id_in_a_header_has_a_bound() -> None:
     one = read_body(JSON_TYPE, b'{"inputs":[%b]}' % ONE)
     with pytest.raises(InvalidRequest, match="130"):
