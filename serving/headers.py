@@ -92,6 +92,8 @@ class Sequencing:
     def new_id(self) -> str:
         """Return a new id, as hard to guess as its datatype allows, and never 0, which means no
         sequence."""
+        if self.id_types == {"BYTES"}:
+            return secrets.token_hex(LONGEST_NAME // 2)
         if self.has_names:
             return uuid.uuid4().hex
         return str(1 + secrets.randbelow(max(1, self.numbers.stop - 1)))
@@ -101,11 +103,18 @@ class Sequencing:
         InvalidRequest if Triton does not take it."""
         if self.has_names:
             check_id(text)
+            if not self._fills(text):
+                raise SessionNotFound(text)
             return text
         is_number = text.isascii() and text.isdigit() and len(text) <= LONGEST_ID
         if not is_number or int(text) == 0 or int(text) not in self.numbers:
             raise SessionNotFound(text)
         return int(text)
+
+    def _fills(self, sequence_id: str) -> bool:
+        """Return whether a string fills the memory that Triton has for it: the model would read
+        what lies behind a shorter one (quirks.py)."""
+        return not self.id_types or len(sequence_id.encode()) == LONGEST_NAME
 
     def read(self, name: str, value: object) -> bool | int | str:
         """Return the value of one of SEQUENCE_PARAMETERS as Triton takes it. Raise
@@ -116,9 +125,11 @@ class Sequencing:
             return value
         if type(value) is str and self.has_names:
             check_id(value)
-            return value
+            if self._fills(value):
+                return value
         kinds = [f"a whole number from {self.numbers.start} to {self.numbers.stop - 1}"]
-        kinds = (kinds if self.numbers else []) + (["a string"] if self.has_names else [])
+        text = f"a string of {LONGEST_NAME} bytes" if self.id_types else "a string"
+        kinds = (kinds if self.numbers else []) + ([text] if self.has_names else [])
         expected = " or ".join(kinds) or "of one type: parts of the ensemble disagree about it"
         raise InvalidRequest(
             f"parameter '{name}' must be {expected}, as the model's sequences have it (CORRID in "

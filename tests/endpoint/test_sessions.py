@@ -62,7 +62,7 @@ def total(reply: requests.Response) -> float:
     return float(value)
 
 
-STATEFUL = ["summer", "direct_summer", "brief_summer"]
+STATEFUL = ["summer", "direct_summer", "brief_summer", "named_summer", "chained_summer"]
 
 
 @pytest.mark.parametrize("model", STATEFUL)
@@ -285,6 +285,14 @@ def test_lines_of_tensors_have_ids_of_the_models_datatype_too(server: Server) ->
     codes = [json.loads(line)["code"] for line in reply.text.splitlines()]
     assert codes == ["invalid_request"] * 4
     assert server.pid("tritonserver") == pid
+
+
+@pytest.mark.parametrize("length", [0, 1, 32, 124, 125, 127, 129])
+def test_a_string_that_does_not_fill_triton_s_memory_is_no_id(server: Server, length: int) -> None:
+    parameters = {"sequence_id": "x" * length, "sequence_start": True, "sequence_end": True}
+    reply = server.post(params={"model_name": "named_summer"}, json=tensors(1, **parameters))
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert "128" in reply.json()["error"]
 
 
 def test_a_number_that_the_models_datatype_does_not_hold_is_no_id(server: Server) -> None:
