@@ -191,14 +191,15 @@ def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def correlation_type(config: Any) -> str | None:
-    """Return the datatype of the sequence ids; None without sequence batching."""
+    """Return the datatype that holds the ids of sequences, "" if the model does not get them; None
+    without sequence batching."""
     if not config.HasField("sequence_batching"):
         return None
     controls = (c for entry in config.sequence_batching.control_input for c in entry.control)
     types = (
         datatype_name(c.data_type) for c in controls if c.kind == Control.CONTROL_SEQUENCE_CORRID
     )
-    return next(types, "BYTES")
+    return next(types, "")
 
 
 def sequence_idle_seconds(config: Any) -> float:

@@ -139,13 +139,16 @@ def test_a_wrong_instance_is_counted_within_the_request(echo: Recorder) -> None:
     assert (raised.value.instance, raised.value.field) == (2, "instances")
 
 
+@pytest.mark.parametrize("names", [["y"], ["x0", "x1"], ["x\0"], [""]])
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
-def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Recorder, what: str) -> None:
+def test_tensors_that_the_model_does_not_have_do_not_reach_triton(
+    echo: Recorder, what: str, names: list[str]
+) -> None:
     one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": msgspec.Raw(b"[1]")}
     document: dict[str, Any] = {"inputs": [one]}
-    document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
+    document[what] = [{**(one if what == "inputs" else {}), "name": name} for name in names]
     body = TensorBody(msgspec.convert(document, schemas.Tensors), memoryview(b""), length=1000)
-    with pytest.raises(InvalidRequest, match=what):
+    with pytest.raises(InvalidRequest, match=f"unknown {what[:-1]} '{names[0]}'; .*known: x"):
         body.bind(client_of(4), Request("id")).answer(echo)
     assert echo.batches == []
 

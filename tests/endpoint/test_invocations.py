@@ -4,9 +4,11 @@ independent places."""
 import base64
 import gzip
 import io
+import json
 from itertools import islice
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import requests
@@ -254,3 +256,18 @@ def test_64_callers_of_three_models_and_ping_get_only_200s(
     assert set(load.answers) == {"200"}, load.answers
     assert (load.refused, load.cut) == (0, 0)
     assert {(ping.status_code, ping.text) for ping in pings} == {(200, "")}
+
+
+@pytest.mark.parametrize("lines", [2, 3, 8])
+def test_custom_attributes_that_no_reply_can_repeat_are_refused_before_the_work(
+    server: Server, lines: int
+) -> None:
+    body = json.dumps({"model_name": "scale", "instances": "not looked at"})
+    with httpx.Client(base_url=server.url) as client:
+        headers = [(ATTRIBUTES, f"a{line}={'x' * 7000}") for line in range(lines)]
+        headers.append(("Content-Type", "application/json"))
+        reply = client.post("/invocations", headers=headers, content=body)
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert ATTRIBUTES in reply.json()["error"]
+    assert "Server-Timing" not in reply.headers
+    assert ATTRIBUTES not in reply.headers

@@ -201,6 +201,29 @@ def test_an_error_before_a_response_is_an_ordinary_reply(
     assert words in reply.json()["error"]
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"priority": "high"},
+        {"priority": -1},
+        {"timeout": 1.5},
+        {"timeout": -1},
+        {"timeout": 2**63 - 1},
+        {"triton_enable_empty_final_response": 1},
+        {"triton_other": True},
+        {"a": "b\0c"},
+    ],
+)
+@pytest.mark.parametrize("in_body", [True, False], ids=["beside the inputs", "in parameters"])
+def test_a_parameter_that_triton_does_not_take_is_the_callers_mistake(
+    server: Server, parameters: dict[str, Any], in_body: bool
+) -> None:
+    more = parameters if in_body else {"parameters": parameters}
+    reply = ask(server, "teller", {"text_input": "one", **more}, **EVENTS)
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert next(iter(parameters)) in reply.json()["error"]
+
+
 def test_a_decoupled_model_asked_for_one_answer_says_how_to_ask(server: Server) -> None:
     for model, body in (("teller", tensors("a")), ("reader", {"instances": ["a"]})):
         reply = ask(server, model, body)
