@@ -27,7 +27,7 @@ from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request
 from serving.front.services import Services
 from serving.headers import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
-from serving.model_lifecycle.on_post import triton_name
+from serving.model_lifecycle.on_post import estimate, triton_name
 from serving.model_status.served_model import ServedModel, describe_model
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
@@ -244,7 +244,7 @@ def archive(data: bytes) -> None:
         model = _root() / "1" / "model" / folder
         model.mkdir(parents=True, exist_ok=True)
         (model / "config.pbtxt").write_bytes(content)
-    locate(str(_root()) + url.decode(TEXT), _root()).weight()
+    estimate(locate(str(_root()) + url.decode(TEXT), _root()), "cpu")
 
 
 def _root() -> Path:

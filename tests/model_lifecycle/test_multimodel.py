@@ -12,7 +12,9 @@ import psutil
 import pytest
 import requests
 
+from serving.host.machine import memory_limit
 from serving.host.processes import tree
+from serving.repository.checks import PER_INSTANCE
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
 from tests.support.harness import NUMBER_CLIENT, Server, wait_until
@@ -258,12 +260,58 @@ def test_a_call_that_runs_out_of_memory_is_a_507(running: Container) -> None:
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
 
 
-def test_a_model_for_which_there_is_no_room_is_a_507_before_it_is_tried(running: Container) -> None:
+def test_a_model_that_can_never_fit_is_a_400_before_it_is_tried(running: Container) -> None:
     make_model(running.path("huge") / "net")
     with (running.path("huge") / "net/1/weights").open("wb") as weights:
         weights.truncate(2**40)
-    expect(running.load("huge", "huge"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
+    expect(running.load("huge", "huge"), 400, "load_failed", "never", "SERVE_MODEL_MEMORY_SHARE")
     expect(running.get("/huge"), 404, "model_not_loaded")
+
+
+def test_a_model_for_which_there_is_no_room_now_is_a_507_before_it_is_tried(
+    running: Container,
+) -> None:
+    """Its estimate is twice its file: just below all memory that models may take."""
+    make_model(running.path("large") / "net")
+    with (running.path("large") / "net/1/weights").open("wb") as weights:
+        weights.truncate(int(0.8 * memory_limit() - PER_INSTANCE) // 2 - 2**20)
+    expect(running.load("large", "large"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
+    expect(running.get("/large"), 404, "model_not_loaded")
+
+
+def test_instances_that_would_take_the_machine_are_a_400(running: Container) -> None:
+    make_model(running.path("many") / "net")
+    (running.path("many") / "net/config.pbtxt").write_text(CONFIG.replace("count: 1", "count: 257"))
+    expect(running.load("many", "many"), 400, "load_failed", "257 instances", "256")
+
+
+def test_an_archive_with_a_link_to_a_fifo_is_a_400(running: Container) -> None:
+    folder = running.path("fifo") / "net"
+    make_model(folder)
+    os.mkfifo(running.path("fifo") / "pipe")
+    (folder / "labels.txt").symlink_to("../pipe")
+    reply = running.server.post("/models", json={"model_name": "fifo", "url": str(folder)})
+    expect(reply, 400, "invalid_request", "net/labels.txt", "neither a file")
+    assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
+
+
+def test_an_archive_reads_no_file_of_the_machine_by_another_one(running: Container) -> None:
+    for name in ("evil", "reads"):
+        make_model(running.path(name) / "net")
+    (running.path("evil") / "net/evil").symlink_to("/etc")
+    folder = running.path("reads") / "net"
+    (folder / "l").symlink_to(running.path("evil") / "net")
+    (folder / "config.pbtxt").write_text(
+        CONFIG.replace('"y"', '"y" label_filename: "l/evil/passwd"')
+    )
+    expect(running.load("reads", "reads"), 400, "invalid_request", "net/l leads to")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/../b", "a//b", "/a", "a/", "a\nb", "n" * 1025])
+def test_a_name_that_no_path_can_have_is_refused(running: Container, name: str) -> None:
+    make_model(running.path("named") / "net")
+    expect(running.load(name, "named"), 400, "invalid_request", "model_name")
+    assert running.listed() == sorted(LOADED)
 
 
 def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended(
