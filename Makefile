@@ -44,6 +44,7 @@ unit:
 # chooses targets, and keeps the inputs that reach new code.
 fuzz: setup dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(or $(EXECUTIONS),1000000)
+	@FUZZ_CALLS=$$(($(or $(EXECUTIONS),1000000) / 50)) $(BIN)/python -m pytest -n 0 -q tests/fuzz/test_sequences.py
 
 # Compare with the least that a front can cost, the network alone, Triton and two other servers (docs/benchmarks.md).
 bench: setup models dev

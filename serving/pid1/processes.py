@@ -266,7 +266,9 @@ NGINX_NOISE = (
     r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',
     "client intended to send too large body",
 )
-QUERY = r'\?[^\s"]*'  # of a request that nginx's error log quotes
+# The query of a request that nginx's error log quotes. It has no space, but may have quotes; the
+# one that ends what is quoted stays.
+QUERY = r'\?\S*?(?="?,?(?:\s|$))'
 
 
 def nginx(

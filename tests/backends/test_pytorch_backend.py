@@ -60,6 +60,15 @@ def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) ->
         np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
 
 
+def test_answer_each_caller_of_a_module_that_reuses_its_memory(client: Client) -> None:
+    """One of the merged requests fails, so each runs alone before any answer is sent."""
+    feeds = [{"x": np.full((1, 4), number, np.float32)} for number in (1, -1, 2, 3)]
+    for _ in range(5):
+        answers = together(client, "reused", feeds)
+        results = [answer["result"][0, 0] for answer in answers if isinstance(answer, dict)]
+        assert results == [1, 2, 3]
+
+
 def test_answer_an_error_only_to_the_caller_who_caused_it(client: Client) -> None:
     feeds = [{"INPUT__0": np.array([[index]])} for index in (0, 99, 3, 2)]
     answers = together(client, "lookup", feeds)

@@ -2,6 +2,7 @@
 end."""
 
 import gzip
+import json
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,7 +63,7 @@ def answer(served: ServedModel, body: Body, request: Request = Request("id")) ->
 def test_refuse_values_nested_1000_deep(deep: bytes) -> None:
     for template in TEMPLATES:
         with pytest.raises(InvalidRequest):
-            answer(NUMBERS, read_body(JSON_TYPE, template % deep, generates=True))
+            answer(sequences(), read_body(JSON_TYPE, template % deep, generates=True))
     for parameter in CLIENT.require_client().parameters:
         text = b'{"instances":[1],"parameters":{"%b":%b}}' % (parameter.name.encode(), deep)
         with pytest.raises(
@@ -86,15 +87,99 @@ def test_refuse_npy_strings_that_are_not_unicode(data: bytes) -> None:
         Hostile(NPY, npy_file("<U1", (1, 1), data), TEXTS).ask()
 
 
-def test_refuse_a_sequence_id_that_triton_does_not_accept() -> None:
-    body = b'{"inputs":[%b],"parameters":{"sequence_id":"%b"}}'
-    assert Hostile(JSON_TYPE, body % (ONE, b"a" * 128), NUMBERS).ask().content
-    with pytest.raises(InvalidRequest, match="129"):
-        Hostile(JSON_TYPE, body % (ONE, b"a" * 129), NUMBERS).ask()
-    sequences = replace(NUMBERS, sequencing=Sequencing("BYTES", 1.0))
+def sequences(*id_types: str) -> ServedModel:
+    return replace(NUMBERS, sequencing=Sequencing(frozenset(id_types), 1.0))
+
+
+def sent(model: ServedModel, parameters: object) -> dict[str, object]:
+    """Return the parameters that Triton would get."""
+    data = b'{"inputs":[%b],"parameters":%b}' % (ONE, json.dumps(parameters).encode())
+    (batch,) = read_body(JSON_TYPE, data).bind(model, Request("id")).batches()
+    return dict(batch.parameters)
+
+
+ID_TYPES: tuple[tuple[tuple[str, ...], list[int | str], list[object]], ...] = (
+    (("UINT64",), [0, 1, 2**63 - 1], [-1, 2**63, 2**64 - 1, "x", "7", "", 1.0, True, None, [1]]),
+    (("INT64",), [-(2**63), 2**63 - 1], [2**63, "x" * 128, "7", 1.5, False, {"a": 1}]),
+    (("UINT32",), [0, 2**32 - 1], [-1, 2**32, 2**32 + 5, "x", True]),
+    (("INT32",), [-(2**31), 2**31 - 1], [2**31, -(2**31) - 1, "x", 0.0]),
+    (("BYTES",), ["x" * 128, "ä" * 64], [7, 1.5, True, "", "7", "x" * 127, "x" * 129, "\0" * 128]),
+    ((), [7, -7, "7", "x" * 128], [2**63, 1.5, True, "x" * 129, "a\0b", []]),
+    (("INT32", "UINT64"), [0, 2**31 - 1], [-1, 2**31, "x"]),  # parts of an ensemble
+    (("INT32", "BYTES"), [], [7, "x"]),
+)
+
+
+@pytest.mark.parametrize(("id_types", "right", "wrong"), ID_TYPES)
+def test_give_a_sequence_id_the_datatype_of_the_model(
+    id_types: tuple[str, ...], right: list[int | str], wrong: list[object]
+) -> None:
+    model = sequences(*id_types)
+    for own_id in right:
+        assert sent(model, {"sequence_id": own_id, "a": 1}) == {"sequence_id": own_id, "a": 1}
+    for refused in wrong:
+        with pytest.raises(InvalidRequest, match=r"sequence_id|session's id"):
+            sent(model, {"sequence_id": refused})
+
+
+def test_send_no_sequence_parameters_to_a_model_without_sequences() -> None:
+    for own_id in (7, "x" * 200, None, [1]):
+        flags = {"sequence_start": "maybe", "sequence_end": [1]}
+        assert sent(NUMBERS, {"sequence_id": own_id, "a": 1, **flags}) == {"a": 1}
+
+
+def test_accept_only_booleans_as_flags_of_a_sequence() -> None:
+    for flag in ("sequence_start", "sequence_end"):
+        for word in (True, 1, "1", "true", "TRUE"):
+            assert sent(sequences(), {flag: word}) == {flag: True}
+        for word in (False, 0, "0", "False"):
+            assert sent(sequences(), {flag: word}) == {flag: False}
+        for wrong in (None, 2, 1.0, "", "yes", [True], {"a": 1}):
+            with pytest.raises(InvalidRequest, match=flag):
+                sent(sequences(), {flag: wrong})
+
+
+@pytest.mark.parametrize("digits", [4, 16, 4500, 10_000])
+def test_refuse_an_npy_dimension_of_any_number_of_digits(digits: int) -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x%b,), }" % (b"f" * digits)
+    data = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
+    with pytest.raises(DecodingError, match="npy"):
+        Hostile(NPY, data, NUMBERS).ask()
+
+
+def test_bound_an_id_in_a_header() -> None:
     one = read_body(JSON_TYPE, b'{"inputs":[%b]}' % ONE)
     with pytest.raises(InvalidRequest, match="130"):
-        answer(sequences, one, Request("id", session="\xe4" * 65))
+        answer(sequences("BYTES"), one, Request("id", session="\xe4" * 65))
+
+
+PARAMETERS: tuple[tuple[str, list[object], list[object]], ...] = (
+    ("timeout", [0, 10**15], [-1, 10**15 + 1, 2**63, 1.5, "1", True, None]),
+    ("priority", [0, 2**63 - 1], [-1, 2**63, 1.5, "1", True, []]),
+    ("triton_enable_empty_final_response", [True, False], [1, "true", None]),
+    ("triton_", [], [1, True]),
+    ("triton_other", [], [1, "a"]),
+    ("own", [1, -1, 1.5, "a", "", "a\nb", True], ["a\0b", None, [], {}, 2**63, -(2**63) - 1]),
+    ("sequence_id\0", [], [1, "a"]),
+)
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), PARAMETERS)
+def test_forward_only_parameters_that_triton_accepts(
+    name: str, right: list[object], wrong: list[object]
+) -> None:
+    for value in right:
+        assert sent(NUMBERS, {name: value}) == {name: value}
+    for value in wrong:
+        with pytest.raises(InvalidRequest, match="parameter"):
+            sent(NUMBERS, {name: value})
+
+
+def test_refuse_a_parameter_that_is_not_finite() -> None:
+    for number in (b"1e999", b"-1e999"):
+        data = b'{"inputs":[%b],"parameters":{"a":%b}}' % (ONE, number)
+        with pytest.raises(InvalidRequest):
+            answer(NUMBERS, read_body(JSON_TYPE, data))
 
 
 @dataclass(frozen=True)

@@ -138,13 +138,14 @@ def test_number_a_wrong_instance_within_the_request(echo: Recorder) -> None:
     assert (raised.value.instance, raised.value.field) == (2, "instances")
 
 
+@pytest.mark.parametrize("names", [["y"], ["x0", "x1"], ["x\0"], [""]])
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
-def test_send_no_more_tensors_to_triton_than_the_model_has(echo: Recorder, what: str) -> None:
+def test_keep_unknown_tensors_from_triton(echo: Recorder, what: str, names: list[str]) -> None:
     one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": msgspec.Raw(b"[1]")}
     document: dict[str, Any] = {"inputs": [one]}
-    document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
+    document[what] = [{**(one if what == "inputs" else {}), "name": name} for name in names]
     body = TensorBody(msgspec.convert(document, schemas.Tensors), memoryview(b""), length=1000)
-    with pytest.raises(InvalidRequest, match=what):
+    with pytest.raises(InvalidRequest, match=f"unknown {what[:-1]} '{names[0]}'; .*known: x"):
         body.bind(client_of(4), Request("id")).answer(echo)
     assert echo.batches == []
 

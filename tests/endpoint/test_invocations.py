@@ -4,9 +4,11 @@ independent places."""
 import base64
 import gzip
 import io
+import json
 from itertools import islice
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import requests
@@ -15,7 +17,7 @@ from PIL import Image
 
 from build_engines.weights.packages import file_of
 from tests.support.digits import held_out, held_out_pages
-from tests.support.harness import ROOT, Server, b64, encoded, npy
+from tests.support.harness import ROOT, Server, b64, encoded, expect_error, npy
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -250,3 +252,15 @@ def test_answer_64_callers_of_three_models_and_ping(
     assert set(load.answers) == {"200"}, load.answers
     assert (load.refused, load.cut) == (0, 0)
     assert {(ping.status_code, ping.text) for ping in pings} == {(200, "")}
+
+
+@pytest.mark.parametrize("lines", [2, 3, 8])
+def test_refuse_custom_attributes_that_no_reply_can_repeat(server: Server, lines: int) -> None:
+    body = json.dumps({"model_name": "scale", "instances": "not looked at"})
+    with httpx.Client(base_url=server.url) as client:
+        headers = [(ATTRIBUTES, f"a{line}={'x' * 7000}") for line in range(lines)]
+        headers.append(("Content-Type", "application/json"))
+        reply = client.post("/invocations", headers=headers, content=body)
+    expect_error(reply, 400, "invalid_request", ATTRIBUTES)
+    assert "Server-Timing" not in reply.headers
+    assert ATTRIBUTES not in reply.headers

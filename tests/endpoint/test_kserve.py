@@ -4,6 +4,7 @@ is."""
 import json
 import os
 import signal
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def test_return_metadata_configuration_and_statistics_of_a_model(server: Server)
         server.get("/v2/models/scale/versions/2/stats").json()["model_stats"][0]["version"] == "2"
     )
     assert server.get("/v2/models/scale/versions/2/ready").status_code == 200
+
+
+@pytest.mark.parametrize("version", [" 1", "1 ", "1x", "01", "+1", "-1", "0", "1.0", "9" * 19])
+def test_answer_404_for_a_version_that_is_not_a_name(server: Server, version: str) -> None:
+    path = f"/v2/models/scale/versions/{quote(version, safe='')}/infer"
+    body = {**INFER, "model_name": "scale", "model_version": version}
+    for reply in (server.post(path, json=INFER), server.post(json=body)):
+        assert (reply.status_code, reply.json()["code"]) == (404, "version_not_found"), reply.text
 
 
 @pytest.mark.parametrize(

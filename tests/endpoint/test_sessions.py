@@ -16,6 +16,7 @@ from tests.support.streaming_models import (
     make_brief_summer,
     make_direct_summer,
     make_echo,
+    make_named_summer,
     make_summer,
 )
 
@@ -30,6 +31,7 @@ server = module_server(  # open sequences hold Triton at a stop
     make_summer,
     make_direct_summer,
     make_brief_summer,
+    make_named_summer,
     make_echo,
     make_scale,
     SERVE_STOP_TIMEOUT="2",
@@ -60,7 +62,7 @@ def total(reply: requests.Response) -> float:
     return float(value)
 
 
-STATEFUL = ["summer", "direct_summer", "brief_summer"]
+STATEFUL = ["summer", "direct_summer", "brief_summer", "named_summer", "chained_summer"]
 
 
 @pytest.mark.parametrize("model", STATEFUL)
@@ -200,6 +202,131 @@ def test_pass_sequences_without_the_header_to_triton(server: Server) -> None:
     assert total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_end=True))) == 2
     reply = server.post(params=params, json=tensors(1, sequence_id=7))
     expect_error(reply, 400, "invalid_request")
+
+
+BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size=%d"
+
+
+def ways(model: str, parameters: dict[str, Any]) -> dict[str, requests.Request]:
+    """Return a request with these parameters in each way that a body can carry them."""
+    json_body, flat = tensors(1, **parameters), {"number": 1, **parameters}
+    binary = tensors(1, **parameters)
+    del binary["inputs"][0]["data"]
+    binary["inputs"][0]["parameters"] = {"binary_data_size": 4}
+    header = json.dumps(binary).encode()
+    named, stream = {"model_name": model}, {"Accept": "application/jsonlines"}
+    route = f"/v2/models/{model}"
+
+    def post(path: str, **request: Any) -> requests.Request:
+        return requests.Request("POST", path, **request)
+
+    return {
+        "tensors": post("/invocations", params=named, json=json_body),
+        "a stream of tensors": post("/invocations", params=named, json=json_body, headers=stream),
+        "binary": post(
+            "/invocations",
+            params=named,
+            data=header + np.float32(1).tobytes(),
+            headers={"Content-Type": BINARY % len(header)},
+        ),
+        "flat": post("/invocations", params=named, json=flat, headers=stream),
+        "flat, in parameters": post(
+            "/invocations",
+            params=named,
+            json={"number": 1, "parameters": parameters},
+            headers=stream,
+        ),
+        "infer": post(f"{route}/infer", json=json_body),
+        "generate": post(f"{route}/generate", json=flat),
+        "generate_stream": post(f"{route}/generate_stream", json=flat),
+    }
+
+
+def send(server: Server, way: requests.Request) -> requests.Response:
+    more = {
+        name: getattr(way, name) for name in ("params", "headers", "json") if getattr(way, name)
+    }
+    return server.post(way.url, data=way.data or None, **more)
+
+
+NUMERIC = ["summer", "direct_summer", "chained_summer"]
+
+
+@pytest.mark.parametrize("way", ways("", {}))
+@pytest.mark.parametrize("model", NUMERIC)
+def test_refuse_a_string_as_id_if_the_model_s_ids_are_numbers(
+    server: Server, model: str, way: str
+) -> None:
+    pid = server.pid("tritonserver")
+    for own_id in ("x" * 128, "x" * 24, "x", "7"):
+        for _ in range(2):
+            parameters = {"sequence_id": own_id, "sequence_start": True}
+            reply = send(server, ways(model, parameters)[way])
+            expect_error(reply, 400, "invalid_request", own_id[:20])
+    assert server.pid("tritonserver") == pid
+
+
+def test_give_ids_in_lines_of_tensors_the_model_s_datatype_too(server: Server) -> None:
+    pid = server.pid("tritonserver")
+    lines = [tensors(1, sequence_id="x" * 128, sequence_start=True)] * 4
+    reply = server.post(
+        params={"model_name": "direct_summer"},
+        data="\n".join(map(json.dumps, lines)),
+        headers={"Content-Type": "application/jsonlines"},
+    )
+    codes = [json.loads(line)["code"] for line in reply.text.splitlines()]
+    assert codes == ["invalid_request"] * 4
+    assert server.pid("tritonserver") == pid
+
+
+@pytest.mark.parametrize("length", [0, 1, 32, 124, 125, 127, 129])
+def test_refuse_a_string_as_id_that_triton_would_misread(server: Server, length: int) -> None:
+    parameters = {"sequence_id": "x" * length, "sequence_start": True, "sequence_end": True}
+    reply = server.post(params={"model_name": "named_summer"}, json=tensors(1, **parameters))
+    expect_error(reply, 400, "invalid_request", "128")
+
+
+def test_refuse_a_sequence_id_beyond_the_model_s_datatype(server: Server) -> None:
+    params = {"model_name": "direct_summer"}
+    first = server.post(params=params, json=tensors(1, sequence_id=5, sequence_start=True))
+    assert total(first) == 1
+    for number in (2**32 + 5, 2**31, -(2**31) - 1):
+        reply = server.post(params=params, json=tensors(1, sequence_id=number))
+        expect_error(reply, 400, "invalid_request")
+    assert total(server.post(params=params, json=tensors(1, sequence_id=5, sequence_end=1))) == 2
+
+
+@pytest.mark.parametrize("way", [way for way in ways("", {}) if "stream" not in way])
+@pytest.mark.parametrize(
+    ("model", "own_id"),
+    [
+        ("summer", 2**63 - 1),
+        ("direct_summer", -5),
+        ("chained_summer", 9),
+        ("named_summer", "x" * 128),
+        ("brief_summer", "7"),
+        ("brief_summer", 8),
+    ],
+)
+def test_give_kserve_sequence_ids_the_model_s_datatype(
+    server: Server, model: str, own_id: int | str, way: str
+) -> None:
+    steps: list[dict[str, Any]] = [{"sequence_start": True}, {}, {"sequence_end": "true"}]
+    for number, flags in enumerate(steps, 1):
+        reply = send(server, ways(model, {"sequence_id": own_id, **flags})[way])
+        assert reply.status_code == 200, reply.text
+        document = reply.json()
+        outputs = {output["name"]: output["data"][0] for output in document.get("outputs", [])}
+        assert (outputs or document)["total"] == number
+
+
+def test_ignore_sequence_parameters_of_a_model_without_sequences(server: Server) -> None:
+    inputs = [tensor([2])]
+    parameters = {"sequence_id": "x" * 300, "sequence_start": "x", "sequence_end": 5}
+    reply = server.post(
+        params={"model_name": "scale"}, json={"inputs": inputs, "parameters": parameters}
+    )
+    assert reply.status_code == 200, reply.text
 
 
 def test_keep_the_sessions_of_many_callers_separate(server: Server) -> None:

@@ -18,7 +18,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TARGETS = ("archive", "binary", "body", "config", "form", "headers", "image", "npy", "packed")
+TARGETS = (
+    "archive",
+    "binary",
+    "body",
+    "config",
+    "form",
+    "headers",
+    "image",
+    "npy",
+    "packed",
+    "parameters",
+)
 DEADLINE, HANG = 10, 600  # seconds; on a busy machine a tenth of the first may take a minute
 MEMORY, LONGEST = 1024, 16384  # MB, bytes of an input
 LIBFUZZER = [

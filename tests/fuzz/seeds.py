@@ -57,6 +57,13 @@ def part(name: str, content: bytes, more: str = '; filename="f"') -> bytes:
     )
 
 
+PARAMETERS = {
+    "made": b"",
+    "number": b'{"sequence_id":7,"sequence_start":true,"sequence_end":false}',
+    "harm-name": b'{"sequence_id":"%b","sequence_start":true}' % (b"x" * 128),
+    "harm-cut": b'{"sequence_id":4294967301,"timeout":-1,"priority":"high"}',
+    "harm-nul": b'{"sequence_id":"a\\u0000b","triton_other":1,"own":1e999}',
+}
 NOISE = Image.effect_noise((12, 9), 90)
 SEEDS: dict[str, dict[str, bytes]] = {
     "body": {
@@ -105,6 +112,11 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "strings": b"%d\n" % len(WORDS) + WORDS + b"\1\0\0\0a\1\0\0\0b",
         "harm-string-length": b"%d\n" % len(WORDS) + WORDS + b"\xff\xff\xff\xffabcdef",
         "harm-negative": b"-1\n{}",
+    },
+    "parameters": {
+        f"{name}-{kind}": b"k" * kind + b"\n" + content
+        for name, content in PARAMETERS.items()
+        for kind in range(18)
     },
     "packed": {
         "gzip": b"gzip\n" + gzip.compress(b"hello" * 9, mtime=0),

@@ -5,9 +5,12 @@ The parts of a request that are no body stand before it, one on a line. Triton i
 gives back what it gets.
 """
 
+import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import flask
@@ -23,8 +26,8 @@ from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request
 from serving.front.services import Services
-from serving.headers import Sequencing, Session
-from serving.model_lifecycle.on_post import triton_name
+from serving.headers import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
+from serving.model_lifecycle.on_post import estimate, triton_name
 from serving.model_status.served_model import ServedModel, describe_model
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
@@ -32,6 +35,7 @@ from serving.request import Request, Target
 from serving.settings.table import Settings
 from serving.triton.tensors import InferRequest, Tensor
 from tests.bodies.hostile import Echo, Ones
+from tests.fuzz import parameters as made
 from tests.fuzz.seeds import SEEDS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -142,9 +146,69 @@ def headers(data: bytes) -> None:
     pairs = read_attributes(attributes)
     Target.within("the header", pairs)
     triton_name(session)
-    for datatype in ("UINT64", "INT32", "STRING"):
-        if parsed := Session.of(Sequencing(datatype, 1.0), session, [pairs]):
+    for datatype in ("UINT64", "INT32", "BYTES"):
+        sequencing = Sequencing(frozenset({datatype}), 1.0)
+        if parsed := Session.of(sequencing, session, [pairs]):
             parsed.parameters()
+
+
+def parameters(data: bytes) -> None:
+    """The JSON of `parameters`, and the kind of the model and of its body, or what is made of
+    anything else."""
+    kind, _, content = data.partition(b"\n")
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        content = made.text(made.parameters(Random(data)))
+    choice = len(kind)
+    served = SEQUENTIAL[choice % len(SEQUENTIAL)]
+    template = TEMPLATES[choice // len(SEQUENTIAL) % len(TEMPLATES)]
+    job = read_body("application/json", template % content, True).bind(served, Request("id"))
+    for batch in job.batches():
+        request = InferRequest("m", "", tuple(batch.inputs), parameters=batch.parameters)
+        check_sequence(served, request.message({}).parameters)
+
+
+def check_sequence(served: ServedModel, sent: Mapping[str, Any]) -> None:
+    """Raise AssertionError if the id or a flag in Triton's message does not fit the model."""
+    for name in SEQUENCE_PARAMETERS & set(sent):
+        kind = sent[name].WhichOneof("parameter_choice")
+        value = getattr(sent[name], kind)
+        sequencing = served.sequencing
+        if sequencing is None:
+            raise AssertionError(f"a model without sequences gets {name}")
+        if name != SEQUENCE_ID:
+            fits = kind == "bool_param"
+        elif kind == "int64_param":
+            fits = all(value in HELD[id_type] for id_type in sequencing.id_types)
+        else:
+            fits = kind == "string_param" and sequencing.id_types <= {"BYTES"}
+            length = len(value.encode())
+            fits = fits and length <= LONGEST_NAME and "\0" not in value
+            fits = fits and (length == LONGEST_NAME or not sequencing.id_types)
+        if not fits:
+            raise AssertionError(f"{sequencing.id_types} get {name} {value!r}")
+
+
+# the numbers that memory of CORRID's datatype holds
+HELD = {
+    "UINT64": range(2**64),
+    "INT64": range(-(2**63), 2**63),
+    "UINT32": range(2**32),
+    "INT32": range(-(2**31), 2**31),
+    "BYTES": range(0),
+}
+TEMPLATES = (
+    b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}],"parameters":%b}',
+    b'{"x":[1],"parameters":%b}',
+)
+SEQUENTIAL = (
+    _served(None, X),
+    *(
+        replace(_served(None, X), sequencing=Sequencing(frozenset(id_types), 1.0))
+        for id_types in ((), *((name,) for name in HELD), ("INT32", "UINT64"), ("BYTES", "INT32"))
+    ),
+)
 
 
 def form(data: bytes) -> None:
@@ -180,7 +244,7 @@ def archive(data: bytes) -> None:
         model = _root() / "1" / "model" / folder
         model.mkdir(parents=True, exist_ok=True)
         (model / "config.pbtxt").write_bytes(content)
-    locate(str(_root()) + url.decode(TEXT), _root()).weight()
+    estimate(locate(str(_root()) + url.decode(TEXT), _root()), "cpu")
 
 
 def _root() -> Path:
@@ -191,7 +255,7 @@ def _root() -> Path:
 
 _folder: "tempfile.TemporaryDirectory[str] | None" = None
 
-FUNCTIONS = (archive, binary, body, config, form, headers, image, npy, packed)
+FUNCTIONS = (archive, binary, body, config, form, headers, image, npy, packed, parameters)
 TARGETS: dict[str, Callable[[bytes], None]] = {each.__name__: each for each in FUNCTIONS}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.host.processes import tree, used_by
-from serving.model_lifecycle.on_post import estimate, shortfall
+from serving.model_lifecycle.on_post import shortfall
 from serving.triton.connection import is_out_of_memory
 from tests.conformance.multi import OUT_OF_MEMORY as NATIVES
 
@@ -45,10 +45,6 @@ def test_admit_models_up_to_the_memory_limit() -> None:
     assert shortfall(limit, 60 * MEGABYTE, 40 * MEGABYTE) == ""
     reason = shortfall(limit, 60 * MEGABYTE, 41 * MEGABYTE)
     assert all(word in reason for word in ("41 MB", "60 MB", "100 MB", "SERVE_MODEL_MEMORY_SHARE"))
-
-
-def test_estimate_more_memory_for_larger_files_and_more_models() -> None:
-    assert estimate(0, 1) < estimate(MEGABYTE, 1) < estimate(MEGABYTE, 2)
 
 
 CHILD = "import sys; held = bytearray(b'x') * (64 * 2**20); print(1, flush=True); sys.stdin.read()"

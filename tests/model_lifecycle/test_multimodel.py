@@ -12,7 +12,9 @@ import psutil
 import pytest
 import requests
 
+from serving.host.machine import memory_limit
 from serving.host.processes import tree
+from serving.repository.checks import PER_INSTANCE
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
 from tests.support.harness import NUMBER_CLIENT, Server, expect_error, tensor, wait_until
@@ -246,12 +248,58 @@ def test_answer_507_to_a_call_that_runs_out_of_memory(running: Container) -> Non
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
 
 
-def test_answer_507_without_trying_if_a_model_does_not_fit(running: Container) -> None:
+def test_answer_400_without_trying_if_a_model_can_never_fit(running: Container) -> None:
     make_model(running.path("huge") / "net")
     with (running.path("huge") / "net/1/weights").open("wb") as weights:
         weights.truncate(2**40)
-    expect_error(running.load("huge", "huge"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
+    expect_error(
+        running.load("huge", "huge"), 400, "load_failed", "never", "SERVE_MODEL_MEMORY_SHARE"
+    )
     expect_error(running.get("/huge"), 404, "model_not_loaded")
+
+
+def test_answer_507_without_trying_if_a_model_does_not_fit_now(running: Container) -> None:
+    """Its estimate is twice its file: just below all memory that models may take."""
+    make_model(running.path("large") / "net")
+    with (running.path("large") / "net/1/weights").open("wb") as weights:
+        weights.truncate(int(0.8 * memory_limit() - PER_INSTANCE) // 2 - 2**20)
+    expect_error(running.load("large", "large"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
+    expect_error(running.get("/large"), 404, "model_not_loaded")
+
+
+def test_answer_400_for_instances_that_would_exhaust_the_machine(running: Container) -> None:
+    make_model(running.path("many") / "net")
+    (running.path("many") / "net/config.pbtxt").write_text(CONFIG.replace("count: 1", "count: 257"))
+    expect_error(running.load("many", "many"), 400, "load_failed", "257 instances", "256")
+
+
+def test_answer_400_for_an_archive_with_a_link_to_a_fifo(running: Container) -> None:
+    folder = running.path("fifo") / "net"
+    make_model(folder)
+    os.mkfifo(running.path("fifo") / "pipe")
+    (folder / "labels.txt").symlink_to("../pipe")
+    reply = running.server.post("/models", json={"model_name": "fifo", "url": str(folder)})
+    expect_error(reply, 400, "invalid_request", "net/labels.txt", "neither a file")
+    assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
+
+
+def test_read_no_file_of_the_machine_through_another_archive(running: Container) -> None:
+    for name in ("evil", "reads"):
+        make_model(running.path(name) / "net")
+    (running.path("evil") / "net/evil").symlink_to("/etc")
+    folder = running.path("reads") / "net"
+    (folder / "l").symlink_to(running.path("evil") / "net")
+    (folder / "config.pbtxt").write_text(
+        CONFIG.replace('"y"', '"y" label_filename: "l/evil/passwd"')
+    )
+    expect_error(running.load("reads", "reads"), 400, "invalid_request", "net/l leads to")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/../b", "a//b", "/a", "a/", "a\nb", "n" * 1025])
+def test_refuse_a_name_that_no_path_can_have(running: Container, name: str) -> None:
+    make_model(running.path("named") / "net")
+    expect_error(running.load(name, "named"), 400, "invalid_request", "model_name")
+    assert running.listed() == sorted(LOADED)
 
 
 def test_leave_nothing_of_a_failed_load_and_load_it_once_fixed(running: Container) -> None:

@@ -212,3 +212,39 @@ def make_brief_summer(repository: Path, idle_seconds: float = 4) -> None:
     time, without a client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
     make_python_model(repository / "brief_summer", config, SUMMER)
+
+
+# the datatypes of CORRID; "" for a model that does not get the id
+ID_TYPES = ("", "TYPE_UINT32", "TYPE_INT32", "TYPE_UINT64", "TYPE_INT64", "TYPE_STRING")
+STRATEGIES = {"direct": "direct { }", "oldest": "oldest { max_candidate_sequences: 64 }"}
+
+
+def summer_name(strategy: str, id_type: str) -> str:
+    """Return the name of one of make_summers' models."""
+    return f"{strategy}_{id_type.removeprefix('TYPE_').lower() or 'any'}"
+
+
+def make_summers(repository: Path, idle_seconds: float = 2) -> None:
+    """Make a `summer` of each strategy and each datatype of ids, without a client."""
+    for strategy, text in STRATEGIES.items():
+        for id_type in ID_TYPES:
+            config = _summer_config(text, idle_seconds, id_type)
+            make_python_model(repository / summer_name(strategy, id_type), config, SUMMER)
+
+
+def make_named_summer(repository: Path) -> None:
+    """`named_summer`: a summer with strings as ids, and `chained_summer`, an ensemble of which
+    `direct_summer` is the only part."""
+    config = _summer_config(STRATEGIES["oldest"], 30, "TYPE_STRING")
+    make_python_model(repository / "named_summer", config, SUMMER)
+    names = ("number", "total", "count")
+    maps = {name: f'{{ key: "{name}" value: "{name}" }}' for name in names}
+    (repository / "chained_summer/1").mkdir(parents=True)
+    (repository / "chained_summer/config.pbtxt").write_text(
+        'platform: "ensemble"\nmax_batch_size: 8\n'
+        'input { name: "number" data_type: TYPE_FP32 dims: [1] }\n'
+        'output { name: "total" data_type: TYPE_FP32 dims: [1] }\n'
+        'output { name: "count" data_type: TYPE_INT32 dims: [1] }\n'
+        'ensemble_scheduling { step { model_name: "direct_summer" model_version: -1 '
+        f"input_map {maps['number']} output_map {maps['total']} output_map {maps['count']} }} }}\n"
+    )
