@@ -41,7 +41,7 @@ unit:
 	$(BIN)/python -m pytest -m unit -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Give the parsers EXECUTIONS inputs in all, starting from tests/fuzz/seeds.py and tests/fuzz/corpus. FUZZ='image --keep'
-# chooses targets, and keeps the inputs that reach new code.
+# chooses targets, and keeps the inputs that reach new code. Then send a fiftieth as many requests to sequence models.
 fuzz: setup dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(or $(EXECUTIONS),1000000)
 	@FUZZ_CALLS=$$(($(or $(EXECUTIONS),1000000) / 50)) $(BIN)/python -m pytest -n 0 -q tests/fuzz/test_sequences.py

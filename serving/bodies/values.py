@@ -188,7 +188,7 @@ def _check_parameter(name: str, value: object) -> None:
             f"{subject} must be a number, a string, true or false; got {describe(value)}"
         )
     if isinstance(value, int) and value not in INT64:
-        raise InvalidRequest(f"{subject}: {value} is not in the range of INT64")
+        raise InvalidRequest(f"{subject}: {quoted(value)} is not in the range of INT64")
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidRequest(f"{subject}: {value} is not a finite number")
     if "\0" in name or (isinstance(value, str) and "\0" in value):
