@@ -17,7 +17,8 @@ import orjson
 import simdjson
 
 from serving.bodies import schemas
-from serving.bodies.instances import Instances, Item
+from serving.bodies.decoder import Item
+from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody, check_misspelt, filled
 from serving.bodies.schemas import Members, read
 from serving.bodies.values import flat_array, json_length, json_values, request_parameters
@@ -25,10 +26,10 @@ from serving.budget import MOST_INSTANCES, MOST_NAMED, check_count, check_json
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.headers import SEQUENCE_END
+from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
-from serving.request import RESERVED, Batch, Job, Reply, Request, Results, Target
-from serving.triton.gateway import TritonGateway
+from serving.request import RESERVED, Request, Target
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 # of KServe: an object with none of them is an instance
@@ -98,16 +99,18 @@ class FlatJob(Job):
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
         """Raise InvalidRequest."""
         self.document = body.document
-        self.parameters, self.id = body.flat.parameters or {}, str(body.flat.id or "")
+        self.parameters = body.flat.parameters or {}
+        self.id = str(body.flat.id or "")
         super().__init__(served, request, self.document, self.parameters)
+        self.is_stream = True
         if not (request.stream or body.generates):
             known = {*WHOLE_BODY, *(served.client.instance_keys() if served.client else ())}
             strange = next((key for key in self.document if key not in NO_FIELDS), "")
             text = f": {unknown('key', strange, known)}" if strange else ""
             raise InvalidRequest(f"the body has none of the shapes {SHAPES}{text}")
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield one call. Each input is a value or a list and makes one row, as in Triton's
+    def prepare(self, before: Step | None = None) -> Step:
+        """Return the only call. Each input is a value or a list and makes one row, as in Triton's
         generate."""
         model, session = self.served.model, self.session
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
@@ -129,12 +132,7 @@ class FlatJob(Job):
             rows = (1, *shape) if model.max_batch_size else shape
             inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
         flags = session.parameters() if session else {}
-        yield Batch(
-            inputs, parameters={**request_parameters(parameters | self.parameters), **flags}
-        )
-
-    def results(self, gateway: TritonGateway) -> Results:
-        return self.responses(gateway)
+        return Step(inputs, {**request_parameters(parameters | self.parameters), **flags})
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         responses = list(islice(results, 2))

@@ -30,9 +30,10 @@ from serving.bodies.values import (
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, Deadline, check_count, in_time
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_END
+from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
-from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
+from serving.request import UNNAMED, Request, Target
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
@@ -96,14 +97,14 @@ class TensorJob(Job):
                 problem = f"output '{spec.name}' is {spec.datatype}, which has no classes"
                 raise InvalidRequest(f"{problem}: classification takes {kinds}")
 
-    def batches(self) -> Iterator[Batch]:
+    def prepare(self, before: Step | None = None) -> Step:
+        """Return the only call."""
         forwarded = {
             name: value for name, value in self.parameters.items() if name != "binary_data_output"
         }
-        parameters = {
-            **request_parameters(forwarded),
-            **(self.session.parameters() if self.session else {}),
-        }
+        parameters = request_parameters(forwarded)
+        if self.session:
+            parameters = {**parameters, **self.session.parameters()}
         inputs = read_inputs(
             self.document, self.body.binary, self.body.length, self.request.deadline
         )
@@ -121,10 +122,27 @@ class TensorJob(Job):
                 raise InvalidRequest(
                     f"input '{tensor.name}': its shape is {list(tensor.shape)}, expected {expected}"
                 )
-        yield Batch(inputs, parameters=parameters, outputs=tuple(self.outputs))
+        return Step(inputs, parameters, tuple(self.outputs))
+
+    def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
+        """Return the reply with classes in place of the outputs that the request asks for as
+        classes. Raise InvalidRequest or PayloadTooLarge."""
+        reply = replies[-1]
+        if not self.classes:
+            return reply
+        return replace(reply, outputs=tuple(map(self._with_classes, reply.outputs)))
+
+    def _with_classes(self, tensor: Tensor) -> Tensor:
+        if tensor.name not in self.classes:
+            return tensor
+        is_batched = self.served.model.max_batch_size > 0
+        labels = self.served.labels.get(tensor.name, ())
+        return classified(
+            tensor, self.classes[tensor.name], is_batched, labels, self.request.budget
+        )
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
-        (result,) = map(self._with_classes, results)
+        (result,) = results
         binary = self._binary(result)
         header = write_reply(self.served, result, self.request.budget, self.document.id, binary)
         if not binary:
@@ -142,29 +160,7 @@ class TensorJob(Job):
         return Reply(content, f"{BINARY_TYPE};json-header-size={len(header)}", result.version)
 
     def line(self, result: InferReply) -> bytes:
-        return write_reply(
-            self.served, self._with_classes(result), self.request.budget, self.document.id
-        )
-
-    def _with_classes(self, result: InferReply) -> InferReply:
-        """Return the result with classes in place of these outputs. Raise InvalidRequest,
-        PayloadTooLarge."""
-        if not self.classes:
-            return result
-        is_batched, labels, budget = (
-            self.served.model.max_batch_size > 0,
-            self.served.labels,
-            self.request.budget,
-        )
-        outputs = (
-            classified(
-                tensor, self.classes[tensor.name], is_batched, labels.get(tensor.name, ()), budget
-            )
-            if tensor.name in self.classes
-            else tensor
-            for tensor in result.outputs
-        )
-        return replace(result, outputs=tuple(outputs))
+        return write_reply(self.served, result, self.request.budget, self.document.id)
 
     def _binary(self, result: InferReply) -> set[str]:
         """Return the names of the outputs whose data are binary in the reply. If the request names
@@ -179,7 +175,7 @@ class TensorJob(Job):
 class RawJob(TensorJob):
     """One call whose only input is the whole body; all outputs of the reply are binary."""
 
-    def batches(self) -> Iterator[Batch]:
+    def prepare(self, before: Step | None = None) -> Step:
         if self.request.stream:
             raise InvalidRequest(
                 "raw binary input (json-header-size=0) cannot be streamed; send the JSON header too"
@@ -188,7 +184,7 @@ class RawJob(TensorJob):
             raise InvalidRequest(
                 "raw binary input (json-header-size=0) cannot be part of a session: send its JSON"
             )
-        yield Batch([raw_input(self.served, self.body.binary)])
+        return Step([raw_input(self.served, self.body.binary)])
 
 
 def read_inputs(

@@ -18,15 +18,9 @@ from typing import Any, ClassVar
 
 import orjson
 
+from serving.bodies.decoder import Item
 from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, instances_in, read_shape
-from serving.bodies.instances import (
-    Instances,
-    InstancesJob,
-    Item,
-    as_items,
-    client_parameters,
-    document,
-)
+from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
 from serving.bodies.schemas import Members, read
 from serving.bodies.tables import CsvBody
 from serving.budget import in_time, read_json
@@ -39,8 +33,9 @@ from serving.errors import (
     TritonTimeout,
 )
 from serving.headers import JSON_LINES, JSON_TYPE
+from serving.job import Job, Reply, Run, admit_step
 from serving.model_status.served_model import ServedModel
-from serving.request import PATH, UNNAMED, Job, Reply, Request, Target
+from serving.request import PATH, UNNAMED, Request, Target
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
@@ -188,7 +183,7 @@ class LinesJob(Job):
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Return a line for each of a group's records. A group that fails is halved until the wrong
         records stand alone."""
-        self.request.deadline.left()
+        admit_step(self.request)
         first = records[0]
         try:
             if first.error:
@@ -217,7 +212,8 @@ class LinesJob(Job):
     ) -> list[bytes]:
         every = [record.instances for record in records if record.instances]
         items = [item for instances in every for item in instances.items]
-        results = list(InstancesJob(self.served, self.request, items, parameters).results(gateway))
+        job = InstancesJob(self.served, self.request, items, parameters)
+        results = list(Run(job, gateway).results())
         self.version = results[-1].version
         predictions = (prediction for result in results for prediction in result.predictions)
         lines = []

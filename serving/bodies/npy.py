@@ -16,8 +16,9 @@ from serving.bodies.values import fitted, out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.headers import NPY_TYPE, preferred
+from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
-from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
+from serving.request import UNNAMED, Request, Target
 from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
 
 NPY_MAGIC, ZIP = b"\x93NUMPY", b"PK"
@@ -42,18 +43,19 @@ class NpyJob(Job):
         super().__init__(served, request)
         self.data = data
 
-    def batches(self) -> Iterator[Batch]:
+    def prepare(self, before: Step | None = None) -> Step:
+        """Return the only call."""
         model = self.served.model
         if len(model.inputs) != 1:
+            names = ", ".join(spec.name for spec in model.inputs)
             raise InvalidRequest(
                 f"an npy body is one tensor, and model '{model.name}' has "
-                f"{len(model.inputs)} inputs "
-                f"({', '.join(spec.name for spec in model.inputs)}); send KServe v2 tensors"
+                f"{len(model.inputs)} inputs ({names}); send KServe v2 tensors"
             )
         spec = model.inputs[0]
         array = _fitted(read_npy(self.data), spec, model.max_batch_size)
         tensor = Tensor.of(spec.name, array, spec.datatype)
-        yield Batch([tensor], parameters=self.session.parameters() if self.session else {})
+        return Step([tensor], self.session.parameters() if self.session else {})
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         (result,) = results

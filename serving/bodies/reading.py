@@ -11,8 +11,9 @@ from functools import lru_cache
 
 from werkzeug.http import parse_options_header
 
+from serving.bodies.decoder import Item
 from serving.bodies.documents import SHAPES, WHOLE_BODY, Shape, read_binary, read_object, read_shape
-from serving.bodies.instances import Instances, Item
+from serving.bodies.instances import Instances
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody

@@ -18,13 +18,15 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import MultiPartParser
 
 from clients.base import ModelClient
-from serving.bodies.instances import Instances, InstancesJob, Item, Predictions, check_media_type
+from serving.bodies.decoder import Item
+from serving.bodies.instances import Instances, InstancesJob, Predictions, check_media_type
 from serving.budget import MOST_INSTANCES, MOST_PARTS, Deadline, check_count, in_time
 from serving.codecs import FORM, ROW, Limits, read_cells
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_TYPE, preferred
+from serving.job import Job, Reply
 from serving.model_status.served_model import ServedModel
-from serving.request import RESERVED, UNNAMED, Job, Reply, Request, Target
+from serving.request import RESERVED, UNNAMED, Request, Target
 
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
 BOM = b"\xef\xbb\xbf"

@@ -3,7 +3,7 @@
 import ctypes
 import time
 
-from serving.bodies.instances import Decoder
+from serving.bodies.decoder import Decoder
 from serving.budget import Budget
 from serving.codecs import Limits
 from serving.front.admission import Admission

@@ -14,9 +14,9 @@ from flask import Response
 from serving.errors import ServingError
 from serving.front.incoming import Incoming, services
 from serving.headers import EVENT_STREAM, JSON_LINES
-from serving.request import Job
+from serving.job import Job, Run
 from serving.triton.connection import BackendDied
-from serving.triton.gateway import Responses, TritonGateway
+from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 CALLER_LEFT = 499  # as in nginx's log: the caller has disconnected, so nobody reads this reply
@@ -42,7 +42,7 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     except BaseException:
         app.hang_ups.forget(connection)
         stream.close()
-        if stream.cancelled:
+        if stream.is_cancelled:
             return Response(status=CALLER_LEFT)
         raise
     source.version = stream.version
@@ -78,28 +78,27 @@ class StreamedReply:
         self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]
     ) -> None:
         self._event, self._error_event = FORMATS[job.request.stream]
-        self._job, self._report = job, report
-        self._responses: Responses | None = None
-        self.cancelled = False
-        self._results = job.responses(gateway, self._note)
+        self._job = job
+        self._report = report
+        self._run = Run(job, gateway)
+        self._results = self._run.results()
         self._line: bytes | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._run.is_cancelled
 
     def advance(self) -> None:
         """Wait for the next response. Raise a ServingError."""
-        result = next(self._results, None)
-        self._line = None if result is None else self._job.line(result)
-        self.version = self.version or (result.version if result else "")
-
-    def _note(self, responses: Responses) -> None:
-        self._responses = responses
-        if self.cancelled:
-            responses.cancel()
+        self._line = None
+        for result in self._results:
+            self._line = self._job.line(result)
+            self.version = self.version or result.version
+            break
 
     def cancel(self) -> None:
         """Cancel the request in Triton, because its caller has disconnected."""
-        self.cancelled = True
-        if self._responses:
-            self._responses.cancel()
+        self._run.cancel()
 
     def __iter__(self) -> Iterator[bytes]:
         try:
@@ -107,7 +106,7 @@ class StreamedReply:
                 yield self._event % self._line
                 self.advance()
         except Exception as err:
-            if not self.cancelled:
+            if not self.is_cancelled:
                 yield self._error_event % self._error(err)
 
     def _error(self, error: Exception) -> bytes:

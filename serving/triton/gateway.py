@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,11 +90,18 @@ class Call:
             self._release(is_late)
         return InferReply.of(message)
 
+    def __iter__(self) -> Iterator[InferReply]:
+        """Yield the one reply, as Responses yields any number."""
+        yield self.result()
+
     def cancel(self) -> None:
         """Cancel the call in Triton, because its caller no longer waits."""
         if self._future:
             self._future.cancel()
         self._release(late=True)
+
+    def close(self) -> None:
+        self.cancel()
 
     def _answer(self) -> Any:
         try:

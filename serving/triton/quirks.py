@@ -124,6 +124,6 @@ STUB_SECONDS = 3.0
 # Requests that harm it
 
 # The first dimension of a batch without rows. Triton takes such a batch and never answers, whatever
-# the backend; it answers all other empty shapes. request.py refuses it. Goes when
+# the backend; it answers all other empty shapes. job.py refuses it. Goes when
 # tests/endpoint/test_hostile_bodies.py holds.
 NO_ROWS = (0,)

@@ -17,8 +17,9 @@ from serving.bodies.reading import Body, read_body
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
 from serving.headers import Sequencing
+from serving.job import Reply, Run
 from serving.model_status.served_model import ServedModel
-from serving.request import Reply, Request
+from serving.request import Request
 from serving.triton.tensors import InferReply, Tensor
 from tests.bodies.hostile import (
     CLIENT,
@@ -208,7 +209,7 @@ def test_strings_of_very_different_lengths_become_no_npy_file() -> None:
 def test_instances_of_earlier_batches_are_let_go() -> None:
     """All images of a body, decoded, would take a thousand times its length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
-    results = body.bind(CLIENT, Request("id")).results(Echo())
+    results = Run(body.bind(CLIENT, Request("id")), Echo()).results()
     assert [list(result.instances) for result in results] == [[]] * 13
 
 

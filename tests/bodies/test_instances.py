@@ -12,11 +12,13 @@ from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies import schemas
-from serving.bodies.instances import Decoder, Instances, Item
+from serving.bodies.decoder import Decoder, Item
+from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.budget import NEVER, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.errors import DecodingError, InvalidRequest, TooLate
+from serving.job import Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
 from serving.triton.tensors import InferRequest
@@ -79,10 +81,9 @@ def predict(
 ) -> tuple[list[Any], str]:
     """Return the predictions and the version that answered."""
     request = Request("id", reply_deadline=deadline, decoder=decoder or Decoder(Limits()))
-    results = list(Instances(items).bind(served, request).results(echo))
-    return [prediction for result in results for prediction in result.predictions], results[
-        -1
-    ].version
+    results = list(Run(Instances(items).bind(served, request), echo).results())
+    predictions = [prediction for result in results for prediction in result.predictions]
+    return predictions, results[-1].version
 
 
 @pytest.fixture

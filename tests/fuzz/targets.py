@@ -13,8 +13,8 @@ from typing import Any
 import flask
 
 from clients.base import Model, ModelClient, TensorSpec
+from serving.bodies.decoder import Decoder
 from serving.bodies.documents import read_binary
-from serving.bodies.instances import Decoder
 from serving.bodies.npy import read_npy
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
