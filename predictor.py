@@ -16,12 +16,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.bodies.reading import Body
 from serving.budget import Deadline
-from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services
+from serving.front.incoming import Incoming, incoming
 from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
 from serving.front.openapi import openapi_routes, page_routes
+from serving.front.parsing import read_invocation, read_request
 from serving.front.replies import error_reply
-from serving.front.services import Services
+from serving.front.services import Services, services
 from serving.front.streams import stream_reply
 from serving.headers import TARGET_MODEL
 from serving.model_status.shared_files import TOTAL

@@ -33,8 +33,9 @@ from serving.errors import (
     ServingError,
     by_code,
 )
-from serving.front.incoming import FORWARDED, incoming, services
+from serving.front.incoming import FORWARDED, incoming
 from serving.front.replies import json_reply
+from serving.front.services import services
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.model_status.served_model import ServedModel

@@ -24,9 +24,9 @@ from serving.bodies.lines import LINES_TYPES
 from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
-from serving.front.incoming import services
 from serving.front.models import managed
 from serving.front.replies import json_reply
+from serving.front.services import services
 from serving.headers import JSON_TYPE, NPY_TYPE, TARGET_MODEL
 
 Json = dict[str, Any]

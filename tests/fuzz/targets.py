@@ -21,7 +21,8 @@ from serving.bodies.reading import Body, read_attributes, read_body
 from serving.budget import NEVER, Deadline
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
-from serving.front.incoming import Incoming, incoming, read_invocation, read_request
+from serving.front.incoming import Incoming, incoming
+from serving.front.parsing import read_invocation, read_request
 from serving.front.services import Services
 from serving.headers import Sequencing, Session
 from serving.model_lifecycle.on_post import triton_name
