@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 import orjson
 
 from serving.bodies.decoder import Item
-from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, instances_in, read_shape
+from serving.bodies.documents import WHOLE_BODY, Shape, read_shape
 from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
-from serving.bodies.schemas import Members, read
+from serving.bodies.kserve import TensorBody
 from serving.bodies.tables import CsvBody
 from serving.budget import in_time, read_json
 from serving.errors import (
@@ -92,7 +92,8 @@ class JsonLines:
         """Return what a line asks for. Raise nothing that is the line's own mistake."""
         try:
             value = read_json(line)
-            if isinstance(value, dict) and (record := self._body(line, value, served)):
+            record = self._body(value, len(line), served) if isinstance(value, dict) else None
+            if record:
                 _check_target(record.named, served, target)
                 return record
         except ValueError as err:
@@ -101,17 +102,21 @@ class JsonLines:
             return Record(error=err)
         return Record(Instances([Item("record", value=value)]), is_bare=True)
 
-    def _body(self, line: bytes, value: dict[str, Any], served: ServedModel) -> Record | None:
-        """Return the body that an object is, None if it is an instance as it stands. Raise
-        InvalidRequest."""
-        if WHOLE_BODY & value.keys():
-            keys = read(Members, line, "the line")
-            instances = instances_in(line, keys, served, self.generates)
-            return Record(instances, None if instances else read_shape(line, keys, self.generates))
-        flat = FlatBody(value, self.generates)
-        if instances := flat.instances(served):
-            return Record(instances, is_bare=True)
-        return Record(shape=flat) if self.generates and not served.client else None
+    def _body(self, value: dict[str, Any], length: int, served: ServedModel) -> Record | None:
+        """Return what an object of `length` bytes asks for, None if the object itself is an
+        instance. Raise InvalidRequest."""
+        body = read_shape(value, length, self.generates)
+        if isinstance(body, Instances):
+            return Record(body)
+        if isinstance(body, TensorBody):
+            return Record(shape=body)
+        is_whole = not WHOLE_BODY.isdisjoint(value)
+        instances = body.instances(served)
+        if instances:
+            return Record(instances, is_bare=not is_whole)
+        if is_whole or (self.generates and not served.client):
+            return Record(shape=body)
+        return None
 
 
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:

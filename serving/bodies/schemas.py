@@ -1,9 +1,8 @@
 """The shapes that a JSON body may have: Structs, which check a body and are its schemas in
 /openapi.json.
 
-A body is read twice: as Members, whose keys say the shape, then as that shape's Struct. If only an
-`extra_json_schema` has a bound, the body that uses the value checks it, with an error that names
-the tensor or the limit.
+The keys of a body say which shape it has (documents.py). If only an `extra_json_schema` has a
+bound, the body that uses the value checks it, with an error that names the tensor or the limit.
 """
 
 import re
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from serving.bodies.values import DATATYPES
 from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, check_json
@@ -20,7 +19,6 @@ from serving.named_value import unknown
 from serving.request import NAME_KEYS, VERSION_KEY, Target
 
 Type = TypeVar("Type")
-Members = dict[str, Raw]  # of an object, unread
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -102,7 +100,7 @@ class Input(Struct, forbid_unknown_fields=True):
     name: str
     shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MOST_DIMENSIONS)]
     datatype: Annotated[str, Meta(extra_json_schema={"enum": sorted(DATATYPES)})]
-    data: Raw | UnsetType = UNSET
+    data: Any = UNSET
     parameters: InputParameters | None = None
 
 

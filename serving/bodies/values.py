@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import simdjson
 from numpy.typing import NDArray
@@ -25,19 +24,16 @@ DATATYPES = {"BYTES", *SIZES}
 
 
 def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) -> NDArray[Any]:
-    """Return JSON values, nested or flat, or not read yet, as a flat array of the datatype (float32
+    """Return JSON values, nested or flat, as a flat array of the datatype (float32
     for BF16). Raise InvalidRequest, PayloadTooLarge or TooLate."""
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
             return numbers
         data = data.as_list()
-    elif isinstance(data, msgspec.Raw):
-        try:
-            data = msgspec.json.decode(data)
-        except (ValueError, RecursionError) as err:
-            raise InvalidRequest(f"input '{name}': its data are not valid JSON: {err}") from err
-    values, types = _flat(name, data if isinstance(data, list) else [data], deadline)
+    if not isinstance(data, list):
+        data = [data]
+    values, types = _flat(name, data, deadline)
     if strange := types - TYPES[dtype.kind]:
         value = next(value for value in values if type(value) in strange)
         raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({describe(value)})")

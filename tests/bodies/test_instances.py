@@ -142,7 +142,7 @@ def test_a_wrong_instance_is_counted_within_the_request(echo: Recorder) -> None:
 
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
 def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Recorder, what: str) -> None:
-    one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": msgspec.Raw(b"[1]")}
+    one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
     document: dict[str, Any] = {"inputs": [one]}
     document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
     body = TensorBody(msgspec.convert(document, schemas.Tensors), memoryview(b""), length=1000)
