@@ -65,9 +65,11 @@ class Client(ImageClient):
         check_whole(self.options, self.frame)
         self.labels = labels_of(model, self.options["labels"])
         shapes = {spec.name: spec.shape for spec in model.outputs}
-        if LOGITS not in shapes or shapes.get(BOXES, ())[-1:] != (4,):
+        has_boxes = shapes.get(BOXES, ())[-1:] == (4,)
+        if LOGITS not in shapes or not has_boxes:
+            names = ", ".join(shapes)
             raise InvalidRequest(
-                f"model '{model.name}' has the outputs {', '.join(shapes)}, not {LOGITS} "
+                f"model '{model.name}' has the outputs {names}, not {LOGITS} "
                 f"[boxes, classes] and {BOXES} [boxes, 4]"
             )
         if mismatch := self._mismatch(shapes[LOGITS][-1]):
@@ -106,7 +108,8 @@ class Client(ImageClient):
         half = boxes[rows[kept], 2:] / 2
         centres = boxes[rows[kept], :2]
         sides = np.array([*size, *size], np.float32)
-        corners = np.clip(np.concatenate((centres - half, centres + half), 1) * sides, 0, sides)
+        shares = np.concatenate((centres - half, centres + half), 1)
+        corners = np.clip(shares * sides, 0, sides)
         detections = zip(
             classes[kept].tolist(),
             scores[kept].tolist(),
@@ -124,8 +127,10 @@ class Client(ImageClient):
         """Return boxes, their classes and scores, highest score first."""
         if self.options["scores"] == "sigmoid":
             scores = sigmoid(logits).reshape(-1)
-            best = np.argsort(-scores, kind="stable")[: self.options["queries"] or len(logits)]
-            return best // logits.shape[1], best % logits.shape[1], scores[best]
+            most = self.options["queries"] or len(logits)
+            best = np.argsort(-scores, kind="stable")[:most]
+            boxes, classes = np.divmod(best, logits.shape[1])
+            return boxes, classes, scores[best]
         shares = softmax(logits)[:, :-1]
         best = np.argsort(-shares.max(1), kind="stable")
         return best, shares[best].argmax(1), shares[best].max(1)

@@ -69,7 +69,8 @@ class QuestionAnswering(Task):
         """Return the best answers from the logits of starts and ends in all windows of a
         context."""
         starts, ends = self._logits(outputs)
-        rows = list(zip(inputs["owners"].tolist(), inputs["encodings"], starts, ends, strict=True))
+        owners = inputs["owners"].tolist()
+        rows = list(zip(owners, inputs["encodings"], starts, ends, strict=True))
         predictions = []
         for index, instance in enumerate(instances):
             windows = [
@@ -128,17 +129,21 @@ def _spans(
     """Return (first token, last token, score) of the best spans."""
     length = min(parameters["max_answer_len"], len(starts))
     behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
-    scores = (
-        starts[:, None] * np.lib.stride_tricks.sliding_window_view(behind, length)[: len(starts)]
-    )
-    spans = ((*divmod(index, length), score) for index, score in best(scores.ravel(), count))
-    return [(first, first + more, score) for first, more, score in spans if score > 0]
+    ends_near = np.lib.stride_tricks.sliding_window_view(behind, length)
+    scores = starts[:, None] * ends_near[: len(starts)]
+    spans = []
+    for index, score in best(scores.ravel(), count):
+        first, more = divmod(index, length)
+        if score > 0:
+            spans.append((first, first + more, score))
+    return spans
 
 
 def _characters(encoding: Encoding, first: int, last: int, aligned: bool) -> tuple[int, int]:
     """Return where the answer begins and ends in the context: at its tokens, or `aligned` to their
     words."""
-    begin, behind = encoding.offsets[first][0], encoding.offsets[last][1]
+    begin, _ = encoding.offsets[first]
+    _, behind = encoding.offsets[last]
     if aligned:
         words = [encoding.token_to_word(token) for token in (first, last)]
         spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]

@@ -126,7 +126,8 @@ class TokenClassification(Task):
             if self.knows_words:
                 continues = len(piece) != end - start
             else:
-                continues = start > 0 and " " not in text[start - 1 : start + 1]
+                around = text[start - 1 : start + 1]
+                continues = start > 0 and " " not in around
             word = text[start:end] if unknown else piece
             yield self._token(word, row, start, end, continues and not unknown)
 
@@ -158,9 +159,9 @@ class TokenClassification(Task):
     def _group(self, tokens: Sequence[Token]) -> Entity:
         text = self.tokenizer.joined([token.text for token in tokens])
         score = float(np.mean([token.score for token in tokens]))
-        return _entity(
-            tokens[0].tag.split("-", 1)[-1], score, text, tokens[0].start, tokens[-1].end
-        )
+        first = tokens[0]
+        tag = first.tag.split("-", 1)[-1]
+        return _entity(tag, score, text, first.start, tokens[-1].end)
 
 
 def _entity(tag: str, score: float, word: str, start: int, end: int) -> Entity:

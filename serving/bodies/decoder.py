@@ -37,11 +37,13 @@ class Item:
         try:
             return codec.load(opened)
         except DecodingError as err:
-            raise self.placed(err, index, codec.part if self.raw is None else "") from err
+            part = codec.part if self.raw is None else ""
+            raise self.placed(err, index, part) from err
 
     def placed(self, error: DecodingError, index: int, part: str = "") -> DecodingError:
         """Return the error with its place in the request."""
-        return error.at(index, ".".join(filter(None, (self.field, error.field or part))))
+        names = (self.field, error.field or part)
+        return error.at(index, ".".join(filter(None, names)))
 
 
 class Decoder:
@@ -77,7 +79,8 @@ class Decoder:
             partial(item.load, codec, value, first + at)
             for at, (item, value) in enumerate(zip(items, opened, strict=False))
         ]
-        if len(loads) > 1 and sum(codec.memory(value) > 0 for value in opened) > 1:
+        large = [value for value in opened if codec.memory(value) > 0]
+        if len(large) > 1:
             futures = list(map(self._threads.submit, loads))
             wait(futures)  # even after an error, because the others take memory until they end
             instances = [future.result() for future in futures]

@@ -13,7 +13,7 @@ A body is parsed once. Each JSON library does what the others cannot:
 - orjson writes replies, from numpy's arrays
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -85,9 +85,9 @@ class FlatBody:
         takes them. An object that names an input of the model is for Triton's generate, and so
         none. Raise InvalidRequest."""
         client = served.client
-        if client is None:
-            return None
-        if self.generates and any(spec.name in self.document for spec in served.model.inputs):
+        names = {spec.name for spec in served.model.inputs}
+        names_an_input = not names.isdisjoint(self.document)
+        if client is None or (self.generates and names_an_input):
             return None
         parameters = self.flat.parameters or {}
         fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
@@ -254,7 +254,10 @@ def read_binary(
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
     """Return a JSON object of tensors. Raise InvalidRequest or PayloadTooLarge."""
-    return _large_tensors(data) or _tensors(read(dict[str, Any], data, subject), subject)
+    tensors = _large_tensors(data)
+    if tensors:
+        return tensors
+    return _tensors(read(dict[str, Any], data, subject), subject)
 
 
 def _tensors(document: dict[str, Any], subject: str = "the body") -> schemas.Tensors:
@@ -297,15 +300,10 @@ def _members(value: Any) -> dict[str, Any]:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return members as Python objects."""
-    return {key: PLAIN.get(type(value), _same)(value) for key, value in values.items()}
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-# how a value of simdjson becomes a Python object
-PLAIN: dict[type, Callable[[Any], Any]] = {
-    simdjson.Object: simdjson.Object.as_dict,
-    simdjson.Array: simdjson.Array.as_list,
-}
+    plain = dict(values)
+    for key, value in values.items():
+        if isinstance(value, simdjson.Object):
+            plain[key] = value.as_dict()
+        elif isinstance(value, simdjson.Array):
+            plain[key] = value.as_list()
+    return plain

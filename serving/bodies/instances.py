@@ -198,8 +198,9 @@ class InstancesJob(Job):
         return Predictions(batch.first, replies[-1].version, predictions, drawn_on)
 
     def _failed(self, step: str, error: Exception) -> InferenceFailed:
+        kind = type(error).__name__
         return InferenceFailed(
-            f"the client of model '{self.served.name}' failed in {step} ({type(error).__name__}); "
+            f"the client of model '{self.served.name}' failed in {step} ({kind}); "
             "the log has the details under this request_id"
         )
 
@@ -213,7 +214,10 @@ class InstancesJob(Job):
             ]
         if len(arrays) == 1:
             return arrays[0]
-        return {name: np.concatenate([outputs[name] for outputs in arrays]) for name in arrays[0]}
+        joined: Tensors = {}
+        for name in arrays[0]:
+            joined[name] = np.concatenate([outputs[name] for outputs in arrays])
+        return joined
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
         """Return the reply, written batch by batch: as Python objects all predictions would take
@@ -264,20 +268,22 @@ def as_items(predictions: Sequence[Any]) -> bytes:
 
 def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
     """Yield the arrays that are inputs of the model, as many rows at a time as it takes."""
-    is_batched, size = client.model.max_batch_size > 0, client.model.max_batch_size or 1
+    is_batched = client.model.max_batch_size > 0
+    size = client.model.max_batch_size or 1
     inputs = [
         (spec.name, tensors[spec.name]) for spec in client.model.inputs if spec.name in tensors
     ]
     rows = max((len(array) for _, array in inputs), default=0)
     for first in range(0, max(rows, 1), size):
-        parts = [(name, array[first : first + size]) for name, array in inputs]
-        yield [Tensor.of(name, part if is_batched else part[0]) for name, part in parts]
+        which = slice(first, first + size) if is_batched else first
+        yield [Tensor.of(name, array[which]) for name, array in inputs]
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:
     """Raise UnsupportedMediaType for a raw body of a type that the model does not take."""
     allowed = client.codec.media_types
-    if kind in UNDECLARED or kind in allowed or kind.partition("/")[0] + "/*" in allowed:
+    family = kind.partition("/")[0] + "/*"
+    if kind in UNDECLARED or kind in allowed or family in allowed:
         return
     names = ", ".join(dict.fromkeys((*allowed, JSON_TYPE)))
     raise UnsupportedMediaType(f"model '{client.model.name}' takes {names}, not '{kind}'")

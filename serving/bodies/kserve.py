@@ -37,9 +37,11 @@ from serving.request import UNNAMED, Request, Target
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
-# as for Triton
-SCORES = {"FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}
-LONGEST_KEY, MOST_OTHERS = 40, 100  # characters, keys: difflib compares each with every field
+# the datatypes of outputs that may have classes, as for Triton
+SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
+# of the keys that are no fields: difflib compares each with every field
+LONGEST_KEY = 40  # characters that are compared
+MOST_OTHERS = 100  # keys that are compared
 # KServe's own way to say how long the JSON header is
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -80,11 +82,13 @@ class TensorJob(Job):
         self, served: ServedModel, request: Request, document: schemas.Tensors, body: TensorBody
     ) -> None:
         """Raise InvalidRequest or PayloadTooLarge."""
-        ends, self.parameters = document.sequence_end, document.parameters or {}
-        super().__init__(
-            served, request, {} if ends is UNSET else {SEQUENCE_END: ends}, self.parameters
-        )
-        self.document, self.body = document, body
+        self.document = document
+        self.body = body
+        self.parameters = document.parameters or {}
+        flags: dict[str, Any] = {}
+        if document.sequence_end is not UNSET:
+            flags[SEQUENCE_END] = document.sequence_end
+        super().__init__(served, request, flags, self.parameters)
         # how many classes are wanted of each, 0 for the output itself
         self.outputs: dict[str, int] = {}
         for output in document.outputs:
@@ -112,9 +116,10 @@ class TensorJob(Job):
         batch = [-1] if model.max_batch_size else []
         shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
         if shapes and not inputs:
-            takes = ", ".join(
-                f"{spec.name} {spec.datatype} {shapes[spec.name]}" for spec in model.inputs
-            )
+            inputs_of_model = [
+                (spec.name, spec.datatype, shapes[spec.name]) for spec in model.inputs
+            ]
+            takes = ", ".join("{} {} {}".format(*each) for each in inputs_of_model)
             raise InvalidRequest(f"'inputs' is empty; model '{model.name}' takes {takes}")
         for tensor in inputs:
             expected = shapes.get(tensor.name, tensor.shape)
@@ -167,8 +172,10 @@ class TensorJob(Job):
         an output twice, the first entry counts."""
         default = bool(self.parameters.get("binary_data_output", False))
         entries = reversed(self.document.outputs)
-        flags = {entry.name: entry.parameters.binary_data for entry in entries if entry.parameters}
-        is_binary = {name: default if binary is UNSET else binary for name, binary in flags.items()}
+        is_binary: dict[str, bool] = {}
+        for entry in entries:
+            binary = entry.parameters.binary_data if entry.parameters else UNSET
+            is_binary[entry.name] = default if binary is UNSET else binary
         return {tensor.name for tensor in result.outputs if is_binary.get(tensor.name, default)}
 
 
@@ -276,21 +283,19 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
             f"raw binary input is one tensor, and model '{model.name}' has "
             f"{len(model.inputs)} inputs"
         )
-    spec, batch = model.inputs[0], (1,) if model.max_batch_size else ()
+    spec = model.inputs[0]
+    batch = (1,) if model.max_batch_size else ()
     if spec.datatype == "BYTES":
         if any(size not in (1, -1) for size in spec.shape):
             raise InvalidRequest(
                 f"raw input '{spec.name}': the model takes {list(spec.shape)} strings, and "
                 "this is one"
             )
-        return Tensor(
-            spec.name,
-            "BYTES",
-            (*batch, *(1 for _ in spec.shape)),
-            len(data).to_bytes(4, "little") + data,
-        )
-    shape = filled(spec.shape, len(data) // SIZES[spec.datatype])
-    if shape is None or math.prod(shape) * SIZES[spec.datatype] != len(data):
+        ones = [1] * len(spec.shape)
+        return Tensor(spec.name, "BYTES", (*batch, *ones), len(data).to_bytes(4, "little") + data)
+    count, rest = divmod(len(data), SIZES[spec.datatype])
+    shape = filled(spec.shape, count)
+    if shape is None or rest:
         raise InvalidRequest(
             f"raw input '{spec.name}': {len(data)} bytes do not fill {list(spec.shape)} of "
             f"{spec.datatype}"
@@ -302,10 +307,11 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Return the shape with its only -1 replaced so that it has `count` elements, None if that is
     impossible."""
     fixed = math.prod(size for size in shape if size != -1)
-    if list(shape).count(-1) > 1 or not fixed or count % fixed:
+    if not fixed or count % fixed:
         return None
-    full = tuple(count // fixed if size == -1 else size for size in shape)
-    return full if math.prod(full) == count else None
+    missing = count // fixed
+    full = tuple(missing if size == -1 else size for size in shape)
+    return full if math.prod(full) == count and shape.count(-1) <= 1 else None
 
 
 def check_misspelt(keys: Collection[str]) -> None:
@@ -330,15 +336,20 @@ def classified(
         shape[0] * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer"
     )
     scores = tensor.array().reshape(shape[0], width)
-    order = width - 1 - np.argsort(scores[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
+    # a stable sort of the mirrored row has equal scores in the reverse order of their indices
+    mirrored = np.argsort(scores[:, ::-1], axis=1, kind="stable")
+    order = width - 1 - mirrored[:, ::-1][:, :count]
     classes = np.empty(order.shape, np.object_)
-    form, length = ("%f" if scores.dtype.kind == "f" else "%d"), 0
+    form = "%f:%d" if scores.dtype.kind == "f" else "%d:%d"
+    length = 0
     for row, indices in enumerate(order):
-        for at, (index, score) in enumerate(
-            zip(indices.tolist(), scores[row, indices].tolist(), strict=True)
-        ):
+        best = zip(scores[row, indices].tolist(), indices.tolist(), strict=True)
+        for at, (score, index) in enumerate(best):
+            text = (form % (score, index)).encode()
             label = labels[index] if index < len(labels) else b""
-            classes[row, at] = f"{form % score}:{index}".encode() + (b":" + label if label else b"")
-            length += len(classes[row, at])
+            if label:
+                text += b":" + label
+            classes[row, at] = text
+            length += len(text)
         budget.check_output(length)
     return Tensor.of(tensor.name, classes if is_batched else classes[0], "BYTES")

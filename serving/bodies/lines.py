@@ -92,10 +92,11 @@ class JsonLines:
         """Return what a line asks for. Raise nothing that is the line's own mistake."""
         try:
             value = read_json(line)
-            record = self._body(value, len(line), served) if isinstance(value, dict) else None
-            if record:
-                _check_target(record.named, served, target)
-                return record
+            if isinstance(value, dict):
+                record = self._body(value, len(line), served)
+                if record:
+                    _check_target(record.named, served, target)
+                    return record
         except ValueError as err:
             return Record(error=DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
@@ -121,13 +122,16 @@ class JsonLines:
 
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
     """Raise InvalidRequest if a line names another model or version than its request."""
-    names = {named.name} if target.source == PATH else {served.name, target.name}
-    for ours, theirs in ((names, named.name), ({target.version or named.version}, named.version)):
-        if theirs not in {None, *ours}:
-            raise InvalidRequest(
-                f"the line names '{theirs}', and all lines of a body go to one model and "
-                "version: name another one in a header or the query string of another request"
-            )
+    other = None
+    if target.source != PATH and named.name not in (None, served.name, target.name):
+        other = named.name
+    elif target.version and named.version not in (None, target.version):
+        other = named.version
+    if other is not None:
+        raise InvalidRequest(
+            f"the line names '{other}', and all lines of a body go to one model and "
+            "version: name another one in a header or the query string of another request"
+        )
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,8 @@ class LinesJob(Job):
         """Return the lines. Raise InvalidRequest if there is no line, TritonTimeout when the
         request's time is over, and errors of 503 and above."""
         # not a list: orjson keeps 4 kB for each small result that is held
-        written, count = bytearray(), 0
+        written = bytearray()
+        count = 0
         batch = max(1, self.served.model.max_batch_size)
         # a sequence has one line, as lines are independent
         size = 1 if self.served.sequencing else BATCHES * batch
@@ -210,7 +215,8 @@ class LinesJob(Job):
             if len(records) == 1:
                 return [_error_line(err)]
         half = len(records) // 2
-        return self._answer(gateway, records[:half]) + self._answer(gateway, records[half:])
+        lines = self._answer(gateway, records[:half])
+        return lines + self._answer(gateway, records[half:])
 
     def _predict(
         self, gateway: TritonGateway, parameters: Mapping[str, Any], records: list[Record]
@@ -238,7 +244,8 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
     for record in records:
         if group and (count >= most or not record.can_join(group[-1])):
             yield group
-            group, count = [], 0
+            group = []
+            count = 0
         group.append(record)
         count += record.count
     if group:

@@ -21,7 +21,8 @@ from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
 from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
 
-NPY_MAGIC, ZIP = b"\x93NUMPY", b"PK"
+NPY_MAGIC = b"\x93NUMPY"
+ZIP = b"PK"
 KINDS = "biufSU"  # of dtypes: booleans, numbers, strings
 
 

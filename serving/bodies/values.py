@@ -18,8 +18,11 @@ from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
-SIZES = {f"{kind}{bits}": bits // 8 for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
-SIZES |= {"BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
+# bytes of an element
+SIZES = {"BOOL": 1}
+SIZES |= {"INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8}
+SIZES |= {"UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8}
+SIZES |= {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
 DATATYPES = {"BYTES", *SIZES}
 
 
@@ -36,7 +39,8 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
     values, types = _flat(name, data, deadline)
     if strange := types - TYPES[dtype.kind]:
         value = next(value for value in values if type(value) in strange)
-        raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({describe(value)})")
+        problem = f"its data do not fit {datatype} ({describe(value)})"
+        raise InvalidRequest(f"input '{name}': {problem}")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
         return np.array([value.encode() for value in values], dtype=np.object_)
@@ -45,7 +49,8 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
 
 # simdjson's name of the type, of 8 bytes, to which it copies numbers, by the kind of dtype that
 # they become.
-COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
+Copied = Literal["d", "i", "u"]
+COPIES: dict[str, Copied] = {"f": "d", "i": "i", "u": "u"}
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
@@ -54,9 +59,8 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     if dtype.kind not in COPIES:
         return None
     try:
-        return fitted(
-            np.frombuffer(data.as_buffer(of_type=COPIES[dtype.kind]), dtype=f"{dtype.kind}8"), dtype
-        )
+        copied = data.as_buffer(of_type=COPIES[dtype.kind])
+        return fitted(np.frombuffer(copied, dtype=f"{dtype.kind}8"), dtype)
     except (TypeError, ValueError):
         return None
 
@@ -69,9 +73,8 @@ def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
             cast = numbers.astype(dtype, copy=False)
     except FloatingPointError:
         return None
-    return (
-        cast if cast is numbers or dtype.kind not in "iu" or np.array_equal(cast, numbers) else None
-    )
+    is_same = cast is numbers or dtype.kind not in "iu" or np.array_equal(cast, numbers)
+    return cast if is_same else None
 
 
 def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -90,9 +93,8 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
 def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
     """Return the error of an input with numbers that its datatype does not hold."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
-    return InvalidRequest(
-        f"input '{name}': its data do not fit {datatype} (it holds {limits.min} to {limits.max})"
-    )
+    holds = f"it holds {limits.min} to {limits.max}"
+    return InvalidRequest(f"input '{name}': its data do not fit {datatype} ({holds})")
 
 
 def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], set[type]]:
@@ -142,7 +144,8 @@ def json_values(tensor: Tensor) -> Any:
         f"strings of output '{tensor.name}'",
         "ask for binary data",
     )
-    return [item.decode("utf-8", "replace") for item in tensor.array().reshape(-1).tolist()]
+    strings = tensor.array().reshape(-1).tolist()
+    return [string.decode("utf-8", "replace") for string in strings]
 
 
 def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:

@@ -94,10 +94,10 @@ class Header:
         scans = 0
         # count markers, of a preview too; bytes.count takes four times as long
         if kind in (*JPEG, "TIFF"):
-            pairs = (
-                np.frombuffer(self.data, "<u2", (len(self.data) - at) // 2, at) for at in (0, 1)
-            )
-            scans = sum(int(np.count_nonzero(pair == START_OF_SCAN)) for pair in pairs)
+            for first in (0, 1):
+                count = (len(self.data) - first) // 2
+                pairs = np.frombuffer(self.data, "<u2", count, first)
+                scans += int(np.count_nonzero(pairs == START_OF_SCAN))
         plain = (kind in JPEG and scans == 1) or (
             kind == "PNG" and not getattr(image, "is_animated", True)
         )

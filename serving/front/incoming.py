@@ -36,7 +36,8 @@ class Incoming(flask.Request):
 
     def header(self, name: str) -> str:
         """Return a header, "" if it is missing; several times faster than `headers`."""
-        value: str = self.environ.get(f"HTTP_{name.upper().replace('-', '_')}", "")
+        key = name.upper().replace("-", "_")
+        value: str = self.environ.get(f"HTTP_{key}", "")
         return value
 
     @cached_property
@@ -63,7 +64,8 @@ class Incoming(flask.Request):
         """Return when nginx forwarded the request, on time.monotonic()'s clock, so time in
         gunicorn's queue counts."""
         try:
-            return monotonic() - max(0.0, time() - float(self.header(FORWARDED)))
+            seconds = time() - float(self.header(FORWARDED))
+            return monotonic() - max(0.0, seconds)
         except ValueError:  # the request did not come through nginx
             return monotonic()
 

@@ -109,7 +109,8 @@ def models() -> Response:
             for e in entries
         ]
         try:
-            described.append({"name": name, "versions": versions} | _describe(registry.get(name)))
+            description = _describe(registry.get(name))
+            described.append({"name": name, "versions": versions} | description)
         except ServingError as err:
             described.append({"name": name, "versions": versions, "error": str(err)})
     rejected = registry.table.look().rejected
@@ -205,9 +206,8 @@ def page() -> Response:
         raise InvalidRequest(
             f"next_page_token={token!r} is not a token that a previous page returned"
         ) from err
-    if not (
-        limit.isascii() and limit.isdigit() and len(limit) < 5 and 1 <= int(limit) <= LARGEST_PAGE
-    ):
+    is_number = limit.isascii() and limit.isdigit() and len(limit) < 5
+    if not is_number or not 1 <= int(limit) <= LARGEST_PAGE:
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
     entries = sorted(services().registry.table.look().entries.items())
     ready = [

@@ -47,9 +47,10 @@ class Monitoring:
     def describe_triton(self) -> str:
         """Return the supervisor's report about tritonserver in words; "" if there is none."""
         process = read_tritonserver(self.status_file)
+        if process.state == "unknown":
+            return ""
         last = f", after it {process.last_exit}" if process.last_exit else ""
-        is_known = process.state != "unknown"
-        return f"tritonserver is {process.state} (start {process.starts}{last})" if is_known else ""
+        return f"tritonserver is {process.state} (start {process.starts}{last})"
 
     def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
         """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it
@@ -68,7 +69,8 @@ class Monitoring:
         crashes = CounterMetricFamily(
             "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
         )
-        for name, times in sorted(self.registry.table.look().deaths.items())[:MOST_MODELS]:
+        deaths = sorted(self.registry.table.look().deaths.items())
+        for name, times in deaths[:MOST_MODELS]:
             crashes.add_metric([name], times)
         flying = GaugeMetricFamily(
             "serve_in_flight", "Requests in flight in the Flask app", value=in_flight

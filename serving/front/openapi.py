@@ -197,7 +197,8 @@ def example(name: str) -> Response:
     """Return the model's example: an image, a text, or a JSON value to put into `instances`."""
     served = services().registry.get(name)
     file = served.example_file()
-    content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
+    called = file.name if file else "example"
+    content = file.read_bytes() if file else served.example()
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
     response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
     # no page of ours, whatever it holds
