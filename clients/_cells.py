@@ -95,7 +95,9 @@ def check_known(
             continue
         for number, cell in enumerate(array[:, index].tolist()):
             if cell == cell and cell not in values:
-                text = describe(cell.decode() if isinstance(cell, bytes) else cell)
+                if isinstance(cell, bytes):
+                    cell = cell.decode()
+                text = describe(cell)
                 reason = (
                     f"{text} is not a category that the model was trained with, and its "
                     "encoder refuses others"

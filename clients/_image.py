@@ -50,11 +50,9 @@ class ImageClient(ModelClient):
         """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for
         keep_ratio."""
         pixels = [self.fit(image) for image in instances]
-        return {
-            self.input.name: self.normalize(
-                np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
-            )
-        }
+        # a view of one image takes no copy
+        stacked = np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
+        return {self.input.name: self.normalize(stacked)}
 
     def fit(self, image: Image.Image) -> Pixels:
         """Return an RGB image as pixels [height, width, channels] in the network's size and channel

@@ -60,7 +60,8 @@ def keep_ratio(
 def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> tuple[int, int]:
     """Return the size that transformers gives such an image: get_size_with_aspect_ratio, for YOLOS
     …_yolos."""
-    least, share = min(height, width), float(shorter)
+    least = min(height, width)
+    share = float(shorter)
     if max(height, width) / least * shorter > longer:
         share = longer * float(least) / max(height, width)
         shorter = round(share)

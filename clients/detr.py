@@ -15,7 +15,9 @@ from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
 from serving.errors import InferenceFailed, InvalidRequest
 
-LOGITS, BOXES = "logits", "pred_boxes"  # as transformers names them
+# transformers' names of the outputs
+LOGITS = "logits"
+BOXES = "pred_boxes"
 MOST = 1000  # detections of an image
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -88,7 +90,8 @@ class Client(ImageClient):
     ) -> list[Any]:
         """Return the detections of each image, highest score first. Raise InferenceFailed when the
         outputs are not finite or their number of classes is not that of the labels."""
-        logits, boxes = self.of_each(outputs, LOGITS), self.of_each(outputs, BOXES)
+        logits = self.of_each(outputs, LOGITS)
+        boxes = self.of_each(outputs, BOXES)
         if mismatch := self._mismatch(logits.shape[-1]):
             raise InferenceFailed(mismatch)
         return [

@@ -19,7 +19,8 @@ from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
 
 Array = NDArray[Any]
-REFUSE, NAN = "refuse", "nan"
+REFUSE = "refuse"
+NAN = "nan"
 CATEGORIES = "categories.json"
 BLANK = {"BYTES": "", "BOOL": False}  # an example's cell; of numbers it is 0
 BOOLEANS = ["False", "True"]
@@ -76,10 +77,8 @@ class Client(ModelClient):
                 f"model '{model.name}' takes no batches: max_batch_size must be 1 or more"
             )
         self.columns = tuple(names_of(model, self.options["columns"], "columns"))
-        self.widths = [
-            _width(spec, len(self.columns) if len(model.inputs) == 1 else 0)
-            for spec in model.inputs
-        ]
+        named = len(self.columns) if len(model.inputs) == 1 else 0
+        self.widths = [_width(spec, named) for spec in model.inputs]
         if not self.columns and set(self.widths) == {1}:
             self.columns = tuple(spec.name for spec in model.inputs)
         self._check_columns()

@@ -181,7 +181,9 @@ class ConfigError(Exception):
         self.remedy = remedy
         words = (str(source), self.problem)
         text = " ".join(filter(None, words))
-        super().__init__(f"{text}: {remedy}" if remedy else text)
+        if remedy:
+            text += f": {remedy}"
+        super().__init__(text)
 
 
 class InvalidRequest(ServingError, code="invalid_request"): ...

@@ -182,7 +182,8 @@ class Run:
 
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
         """Prepare and send the step after `before`."""
-        job, request = self._job, self._job.request
+        job = self._job
+        request = self._job.request
         admit_step(request)
         step = job.prepare(before)
         message = job.message(step)

@@ -92,14 +92,16 @@ class QuestionAnswering(Task):
         self, context: str, windows: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         answers: dict[str, dict[str, Any]] = {}
-        none, top_k, aligned = 1.0, parameters["top_k"], parameters["align_to_words"]
+        none = 1.0
+        top_k = parameters["top_k"]
+        aligned = parameters["align_to_words"]
+        # several spans of tokens may be the same words
+        count = top_k * 2 + 10 if aligned else top_k
         for encoding, start, end in windows:
             starts, ends = self._probabilities(encoding, start, end)
             none = min(none, float(starts[0] * ends[0]))
             starts[0] = ends[0] = 0.0
-            for first, last, score in _spans(
-                starts, ends, top_k * 2 + 10 if aligned else top_k, parameters
-            ):
+            for first, last, score in _spans(starts, ends, count, parameters):
                 begin, behind = _characters(encoding, first, last, aligned)
                 text = context[begin:behind]
                 answer = answers.setdefault(

@@ -146,7 +146,8 @@ class ZeroShotClassification(Task):
         hypotheses = sum(map(len, labels))
         length = hypotheses * len(template) + sum(len("".join(own)) for own in labels)
         check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
-        pairs, owners = [], []
+        pairs = []
+        owners = []
         for index, instance in enumerate(instances):
             text = instance if isinstance(instance, str) else instance["text"]
             pairs += [(text, template.replace(HOLE, label)) for label in labels[index]]
@@ -241,7 +242,8 @@ class TextRanking(Task):
     ) -> Tensors:
         """Return a row for each document of an instance, and `owners` [rows], the instance of each
         row."""
-        pairs, owners = [], []
+        pairs = []
+        owners = []
         for index, instance in enumerate(instances):
             self._check(index, instance)
             pairs += [(instance["query"], document) for document in instance["documents"]]

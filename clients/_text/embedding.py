@@ -71,9 +71,9 @@ class Embedding(Task):
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         # more is never read
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
-        return super().tokens(
-            [prompt + text for text in instances] if prompt else instances, parameters
-        )
+        if prompt:
+            instances = [prompt + text for text in instances]
+        return super().tokens(instances, parameters)
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
         name = parameters["prompt_name"] or self.default_prompt

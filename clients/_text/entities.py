@@ -60,7 +60,8 @@ class TokenClassification(Task):
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         """Return also the rows' `encodings` and `owners`."""
-        length, stride = self.tokenizer.max_length, parameters["stride"]
+        length = self.tokenizer.max_length
+        stride = parameters["stride"]
         return self.tokenizer.windows(
             instances, length, stride, self.options["pad_to_multiple_of"], stride > 0
         )
@@ -93,10 +94,8 @@ class TokenClassification(Task):
     ) -> list[Entity]:
         """Return the entities of a window of the text, of which the characters before `first` were
         not read."""
-        strategy, ignored = (
-            parameters["aggregation_strategy"],
-            frozenset(parameters["ignore_labels"]),
-        )
+        strategy = parameters["aggregation_strategy"]
+        ignored = frozenset(parameters["ignore_labels"])
         tokens = list(self._tokens(text, first, encoding, scores))
         if strategy in ("first", "average", "max"):
             tokens = [self._word(group, strategy) for group in _words(tokens)]

@@ -70,7 +70,8 @@ class FillMask(Task):
     ) -> list[dict[str, Any]]:
         """Return the likeliest tokens for each mask from logits [n, sequence, vocabulary] or [n,
         masks, vocabulary]."""
-        targets, top_k = self._targets(parameters["targets"]), parameters["top_k"]
+        targets = self._targets(parameters["targets"])
+        top_k = parameters["top_k"]
         predictions = []
         for ids, logits in zip(inputs["input_ids"], self.read(outputs), strict=True):
             positions = np.flatnonzero(ids == self.tokenizer.mask_id)

@@ -33,7 +33,9 @@ class Task(ABC):
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         """Take the values of the client's settings as `options`. Raise InvalidRequest if they do
         not fit the model."""
-        self.model, self.tokenizer, self.options = model, tokenizer, options
+        self.model = model
+        self.tokenizer = tokenizer
+        self.options = options
         self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # those that `predict` reads
 
     def rows(self, instance: Any) -> int:
@@ -101,7 +103,8 @@ class Fields(TextCodec):
 
     def open(self, data: bytes, limits: Limits) -> Any:
         """Return a text, or the object if the bytes are JSON of one or if a text is not enough."""
-        text, value = super().open(data, limits), {}
+        text = super().open(data, limits)
+        value = {}
         if text.lstrip().startswith("{"):
             with suppress(ValueError):
                 value = read_json(data)

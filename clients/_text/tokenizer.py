@@ -146,7 +146,8 @@ class TextTokenizer:
         more than max_length. Raise DecodingError for a text without tokens, because a model would
         answer it from nothing.
         """
-        rows, counts = [], []
+        rows = []
+        counts = []
         for portion in self._portions(texts):
             parts = [self._parts(text, self.max_characters) for text in portion]
             for encoding, part, text in zip(
@@ -191,7 +192,8 @@ class TextTokenizer:
             characters += len("".join(portion[-1]))
             if characters >= PORTION:
                 yield portion
-                portion, characters = [], 0
+                portion = []
+                characters = 0
         if portion:
             yield portion
 
@@ -225,9 +227,8 @@ class TextTokenizer:
         for index, (ids, type_ids) in enumerate(rows):
             size = len(ids)
             if not size:
-                raise DecodingError(
-                    "the text has no tokens", instance=owners[index] if owners else index
-                )
+                instance = owners[index] if owners else index
+                raise DecodingError("the text has no tokens", instance=instance)
             tokens[index, :size] = ids
             mask[index, :size] = 1
             if self.has_types:
@@ -245,7 +246,9 @@ class TextTokenizer:
         `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too long.
         """
         encodings: list[Encoding] = []
-        owners, counts, truncated = [], [], []
+        owners = []
+        counts = []
+        truncated = []
         for index, text in enumerate(texts):
             try:
                 cut = self._cut(text, length, stride, every)

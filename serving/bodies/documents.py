@@ -123,7 +123,8 @@ class FlatJob(Job):
     def prepare(self, before: Step | None = None) -> Step:
         """Return the only call. Each input is a value or a list and makes one row, as in Triton's
         generate."""
-        model, session = self.served.model, self.session
+        model = self.served.model
+        session = self.session
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
         fields = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in model.inputs}

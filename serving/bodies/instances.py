@@ -135,8 +135,10 @@ class InstancesJob(Job):
         """Return the next rows of the batch that `before` belongs to, or the first rows of the next
         batch."""
         batch: Batch | None = before.batch if before else None
-        if batch is None or not batch.calls:
-            batch = self._next_batch(batch.end if batch else 0)
+        if batch is None:
+            batch = self._next_batch(0)
+        elif not batch.calls:
+            batch = self._next_batch(batch.end)
         inputs = batch.calls.pop(0)
         is_partial = bool(batch.calls)
         is_last = not is_partial and batch.end == len(self.items)
@@ -146,7 +148,8 @@ class InstancesJob(Job):
     def _next_batch(self, first: int) -> Batch:
         """Decode and preprocess as many instances as a call takes and fit into memory together. In
         a session this is one instance."""
-        client, request = self.client, self.request
+        client = self.client
+        request = self.request
         size = 1 if self.sequence else client.model.max_batch_size or 1
         turn = request.decoder.wait_for_turn(client.codec.name, request.deadline)
         try:

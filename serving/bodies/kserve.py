@@ -201,7 +201,9 @@ def read_inputs(
     InvalidRequest and others."""
     inputs = []
     for entry in in_time(document.inputs, deadline):
-        name, datatype, available = entry.name, entry.datatype, len(binary)
+        name = entry.name
+        datatype = entry.datatype
+        available = len(binary)
         if datatype not in DATATYPES:
             raise InvalidRequest(f"input '{name}': {unknown('datatype', datatype, DATATYPES)}")
         size = entry.parameters.binary_data_size if entry.parameters else None
@@ -352,4 +354,6 @@ def classified(
             classes[row, at] = text
             length += len(text)
         budget.check_output(length)
-    return Tensor.of(tensor.name, classes if is_batched else classes[0], "BYTES")
+    if not is_batched:
+        classes = classes[0]
+    return Tensor.of(tensor.name, classes, "BYTES")

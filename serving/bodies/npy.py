@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.lib import format as npy
@@ -56,7 +56,8 @@ class NpyJob(Job):
         spec = model.inputs[0]
         array = _fitted(read_npy(self.data), spec, model.max_batch_size)
         tensor = Tensor.of(spec.name, array, spec.datatype)
-        return Step([tensor], self.session.parameters() if self.session else {})
+        parameters = self.session.parameters() if self.session else {}
+        return Step([tensor], parameters)
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         (result,) = results
@@ -104,8 +105,9 @@ def read_npy(data: bytes) -> Array:
             field="body",
         )
     array = np.frombuffer(data, dtype=dtype, offset=file.tell())
+    order: Literal["F", "C"] = "F" if fortran else "C"
     # a header may have True for 1
-    return array.reshape(list(map(int, shape)), order="F" if fortran else "C")
+    return array.reshape(list(map(int, shape)), order=order)
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
@@ -139,8 +141,7 @@ def write_npy(array: Array, budget: Budget) -> bytes:
     PayloadTooLarge."""
     if array.dtype == np.object_:
         budget.check_output(array.size * max(map(len, array.flat), default=0))
+        array = array.astype(np.bytes_)
     buffer = io.BytesIO()
-    np.save(
-        buffer, array.astype(np.bytes_) if array.dtype == np.object_ else array, allow_pickle=False
-    )
+    np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

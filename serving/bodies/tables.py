@@ -194,7 +194,8 @@ class TextOrForm:
         return self._shape(served.require_client()).bind(served, request)
 
     def _shape(self, client: ModelClient) -> Instances | CsvBody:
-        keys, values = client.instance_keys(), self._fields(client)
+        keys = client.instance_keys()
+        values = self._fields(client)
         if instance := {key: value for key, value in values.items() if key in keys}:
             parameters = {key: value for key, value in values.items() if key not in keys}
             return Instances([Item("form", value=instance)], parameters, named=self.named)
@@ -205,8 +206,9 @@ class TextOrForm:
             )
         if client.codec is ROW and self.media_type != URL_ENCODED:
             return self._table()
-        takes_text = TEXT in client.codec.media_types and self.media_type != URL_ENCODED
-        return self._instances(TEXT if takes_text else self.media_type)
+        if TEXT in client.codec.media_types and self.media_type != URL_ENCODED:
+            return self._instances(TEXT)
+        return self._instances(self.media_type)
 
     def _fields(self, client: ModelClient) -> Mapping[str, Any]:
         """Return the fields of a form without files; none if the body is something else."""

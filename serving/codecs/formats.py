@@ -25,7 +25,8 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     """Return the bytes that the decoder of this format holds beside the image that it fills.
     `scans` are those of its JPEG data. Raise DecodingError for a file that takes too much work or
     has several frames."""
-    pixels, tags = image.width * image.height, None
+    pixels = image.width * image.height
+    tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         tags = image.tag_v2
         side = max(image.size)  # a rotated image has its sides exchanged

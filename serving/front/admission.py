@@ -95,7 +95,8 @@ class Slot:
     def keep(self, model: str, column: int) -> None:
         """Take a slot of the model whose counter is `column`, which keeps it loaded until `leave`.
         Raise Overloaded."""
-        admission, leases = self._admission, self._admission.leases
+        admission = self._admission
+        leases = self._admission.leases
         with admission.lock:
             self._release()
             if admission.several_models:

@@ -41,10 +41,12 @@ from serving.host.network import LocalConnection
 from serving.model_status.served_model import ServedModel
 from serving.model_status.table import READY
 
-PAGE, LARGEST_PAGE = 100, 1000
+PAGE = 100
+LARGEST_PAGE = 1000
 MANAGER_MARGIN = 5.0  # seconds: the manager gives up before we do
 # a start of the model manager takes 0.5 s, on busy processors a few
-MANAGER_SECONDS, PAUSE = 10.0, 0.05
+MANAGER_SECONDS = 10.0
+PAUSE = 0.05
 
 managing_routes = Blueprint("managing", __name__)
 describing_routes = Blueprint("describing", __name__)
@@ -57,7 +59,8 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
 
     @wraps(view)
     def guarded(**names: str) -> Response:
-        source, app = incoming(), services()
+        source = incoming()
+        app = services()
         header, _, value = app.settings.management_secret.partition("=")
         if header:
             sent = source.headers.get(header, "").encode("utf-8", "surrogateescape")
@@ -79,7 +82,8 @@ def _counted(counter: str) -> Iterator[None]:
     try:
         yield
     except Exception as err:
-        results.labels(err.code if isinstance(err, ServingError) else ServingError.code).inc()
+        code = err.code if isinstance(err, ServingError) else ServingError.code
+        results.labels(code).inc()
         raise
     results.labels("ok").inc()
 
@@ -124,7 +128,8 @@ def models() -> Response:
 
 
 def _describe(served: ServedModel) -> dict[str, Any]:
-    client, model = served.client, served.model
+    client = served.client
+    model = served.model
     description: dict[str, Any] = {
         "engine": served.engine,
         **({"engine_reason": served.engine_reason} if served.engine_reason else {}),
@@ -163,7 +168,8 @@ def execution_parameters() -> Response:
 def load() -> Response:
     """Load the model of {"model_name", "url"}: 200, or 409, 507, 400. If its client cannot be made,
     unload it again."""
-    app, source = services(), incoming()
+    app = services()
+    source = incoming()
     model = read(Load, source.get_data(), hint='; send {"model_name": NAME, "url": FOLDER}')
     target = source.headers.get(TARGET_MODEL) or model.model_name
     _ask("POST", name=model.model_name, url=model.url, target=target)
@@ -196,10 +202,8 @@ def get(name: str) -> Response:
 @managed
 def page() -> Response:
     """List the models that are ready; ?limit and ?next_page_token page through them."""
-    token, limit = (
-        incoming().args.get("next_page_token", ""),
-        incoming().args.get("limit", str(PAGE)),
-    )
+    token = incoming().args.get("next_page_token", "")
+    limit = incoming().args.get("limit", str(PAGE))
     try:
         after = base64.urlsafe_b64decode(token.encode()).decode()
     except ValueError as err:

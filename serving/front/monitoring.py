@@ -24,7 +24,8 @@ class Monitoring:
     """Answers /ping, and writes /metrics. The supervisor writes `status_file`."""
 
     def __init__(self, registry: Registry, status_file: Path) -> None:
-        self.registry, self.status_file = registry, status_file
+        self.registry = registry
+        self.status_file = status_file
 
     def check(self) -> None:
         """Raise TritonUnavailable, or the error that says why a model does not serve. Never wait
@@ -56,9 +57,11 @@ class Monitoring:
         """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it
         answers."""
         try:
-            triton, is_up = self.registry.gateway.metrics(), True
+            triton = self.registry.gateway.metrics()
+            is_up = True
         except (TritonUnavailable, TritonTimeout):
-            triton, is_up = b"", False
+            triton = b""
+            is_up = False
         starts = CounterMetricFamily(
             "serve_process_starts", "Starts of each process", labels=["process"]
         )

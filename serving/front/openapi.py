@@ -136,7 +136,8 @@ def _body(path: str, clients: Json) -> Json:
     }
     examples = {}
     for name, client in clients.items():
-        data, part = getattr(client, "example", None), client.codec.part
+        data = getattr(client, "example", None)
+        part = client.codec.part
         if isinstance(data, bytes):  # otherwise the example depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}

@@ -53,10 +53,11 @@ def read_request(source: Incoming, stream: str, body: Target, route: Target) -> 
 def read_invocation(source: Incoming) -> Body:
     """Return the body of /invocations. Raise InvalidRequest and others."""
     inference_type = services().settings.inference_type
+    stream = EVENT_STREAM if inference_type == "generate_stream" else ""
     return read_body(
         source.environ.get("CONTENT_TYPE", ""),
         source.whole(),
         generates=inference_type != "infer",
-        stream=EVENT_STREAM if inference_type == "generate_stream" else "",
+        stream=stream,
         accept=source.header("Accept"),
     )

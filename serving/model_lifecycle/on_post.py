@@ -200,7 +200,8 @@ def estimate(weight: int, models: int) -> int:
 
 
 def _located(name: str, url: str, root: Path) -> Archive:
-    if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
+    is_long = len(name) > LONGEST_NAME
+    if not name or is_long or name.startswith("/") or not name.isprintable():
         expected = f"1 to {LONGEST_NAME} printable characters, and not begin with a slash"
         raise InvalidRequest(f"'model_name' must be {expected}")
     try:
