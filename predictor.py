@@ -101,6 +101,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
         source.slot = app.admission.enter(source.content_length or 0)
         # raises TooLate if the caller has stopped waiting
         Deadline(source.forwarded + app.gateway.timeout).left()
+        source.check_attributes()
         body = read(source)
         request = read_request(source, stream, body.named, route)
         with app.registry.use(

@@ -10,9 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from clients.base import TensorSpec
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import Session
 from serving.model_status.served_model import ServedModel
+from serving.named_value import unknown
 from serving.request import Request
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
@@ -84,13 +86,15 @@ class Job:
             return self.reply(results)
 
     def message(self, step: Step) -> InferRequest:
-        """Return the call to Triton. Raise InvalidRequest for more tensors than the model has,
-        because Triton would name all of them in its answer, and gRPC cannot carry 10,000; and for a
-        step of no rows, which Triton never answers (quirks.py)."""
+        """Return the call to Triton. Raise InvalidRequest for a tensor that the model does not
+        have, because Triton would cut its name at a NUL character, and name all of them in its
+        answer, of which gRPC cannot carry 10,000; and for a step of no rows, which Triton never
+        answers (quirks.py)."""
         served = self.served
-        _check_number(served, "inputs", len(step.inputs), len(served.model.inputs))
-        _check_number(served, "outputs", len(step.outputs), len(served.model.outputs))
-        if len({tensor.name for tensor in step.inputs}) < len(step.inputs):
+        inputs = [tensor.name for tensor in step.inputs]
+        _check_names(served, "input", inputs, served.model.inputs)
+        _check_names(served, "output", step.outputs, served.model.outputs)
+        if len(set(inputs)) < len(inputs):
             raise InvalidRequest("the request names an input twice; send each input once")
         if served.model.max_batch_size or served.batched_parts:
             _check_rows(step.inputs)
@@ -111,11 +115,13 @@ class Job:
             raise SessionNotFound(self.session.id) from error
 
 
-def _check_number(served: ServedModel, kind: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidRequest(
-            f"model '{served.name}' has {most} {kind}, and the request names {count}"
-        )
+def _check_names(
+    served: ServedModel, kind: str, names: Sequence[str], specs: Sequence[TensorSpec]
+) -> None:
+    known = {spec.name for spec in specs}
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"model '{served.name}': {unknown(kind, name, known)}")
 
 
 def _check_rows(inputs: Sequence[Tensor]) -> None:

@@ -144,8 +144,9 @@ class FlatJob(Job):
             shape = filled(spec.shape, flat.size) or (flat.size,)
             rows = (1, *shape) if model.max_batch_size else shape
             inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
+        checked = request_parameters(parameters | self.parameters, self.served.sequencing)
         flags = session.parameters() if session else {}
-        return Step(inputs, {**request_parameters(parameters | self.parameters), **flags})
+        return Step(inputs, {**checked, **flags})
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         responses = list(islice(results, 2))

@@ -106,7 +106,7 @@ class TensorJob(Job):
         forwarded = {
             name: value for name, value in self.parameters.items() if name != "binary_data_output"
         }
-        parameters = request_parameters(forwarded)
+        parameters = request_parameters(forwarded, self.served.sequencing)
         if self.session:
             parameters = {**parameters, **self.session.parameters()}
         inputs = read_inputs(

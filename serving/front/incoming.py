@@ -12,6 +12,7 @@ from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_attributes
+from serving.errors import InvalidRequest
 from serving.front.admission import Slot
 from serving.headers import ATTRIBUTES
 from serving.request import Timings
@@ -21,6 +22,8 @@ SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
 # nginx's time in seconds since 1970; nginx replaces what a caller sends
 FORWARDED = "X-Request-Start"
 MEGABYTE = 2**20
+# bytes of Custom-Attributes, as nginx allows in one line; several lines are joined
+LONGEST_ATTRIBUTES = 8 * 1024
 
 
 class Incoming(flask.Request):
@@ -49,6 +52,16 @@ class Incoming(flask.Request):
     def attributes(self) -> Mapping[str, str]:
         header = self.header(ATTRIBUTES)
         return read_attributes(header) if header else {}
+
+    def check_attributes(self) -> None:
+        """Raise InvalidRequest if Custom-Attributes are too long for the reply, which repeats
+        them."""
+        length = len(self.header(ATTRIBUTES))
+        if length > LONGEST_ATTRIBUTES:
+            raise InvalidRequest(
+                f"the header {ATTRIBUTES} has {length} bytes, at most {LONGEST_ATTRIBUTES} are "
+                "allowed: send its values in the body"
+            )
 
     @property
     def traceparent(self) -> str:
@@ -97,8 +110,9 @@ class Incoming(flask.Request):
 
     def reply_headers(self) -> dict[str, str]:
         """Return the headers of the reply to an inference. nginx logs them, and adds the id."""
+        attributes = self.header(ATTRIBUTES)
         headers = {
-            ATTRIBUTES: self.header(ATTRIBUTES),
+            ATTRIBUTES: attributes if len(attributes) <= LONGEST_ATTRIBUTES else "",
             "X-Model-Name": self.model,
             "X-Model-Version": self.version,
             "Server-Timing": self.timings.header(),

@@ -18,8 +18,8 @@ from serving.model_status.shared_files import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 
-# The inputs of all workers may take an eighth of /dev/shm, because Triton's Python backends need the
-# rest, and at most MOST_SHARED_MEMORY bytes.
+# The inputs of all workers may take an eighth of /dev/shm, because Triton's Python backends need
+# the rest, and at most MOST_SHARED_MEMORY bytes.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
 MEMORY_PART = 8  # the bodies of all requests in flight may take an eighth of the memory
