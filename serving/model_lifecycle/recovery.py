@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
@@ -181,8 +182,9 @@ class Recovery:
         try:
             self._manager.reload(entry)
         except TritonTimeout:
-            if self._manager.gateway.is_live():  # so the model is to blame, and would hang the next
-                self._manager.unstage(entry)
+            with suppress(ServingError):  # a tritonserver that does not answer is to blame itself
+                if self._manager.gateway.is_live():
+                    self._manager.unstage(entry)
             raise
         except TritonUnavailable:
             raise
