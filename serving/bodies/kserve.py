@@ -294,7 +294,8 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
                 "this is one"
             )
         ones = [1] * len(spec.shape)
-        return Tensor(spec.name, "BYTES", (*batch, *ones), len(data).to_bytes(4, "little") + data)
+        string = len(data).to_bytes(4, "little") + data
+        return Tensor(spec.name, "BYTES", (*batch, *ones), string)
     count, rest = divmod(len(data), SIZES[spec.datatype])
     shape = filled(spec.shape, count)
     if shape is None or rest:

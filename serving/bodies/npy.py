@@ -118,7 +118,8 @@ def read_npy(data: bytes) -> Array:
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
-    dtype = np.dtype(np.float32) if spec.datatype == "BF16" else numpy_dtype(spec.datatype)
+    datatype = "FP32" if spec.datatype == "BF16" else spec.datatype
+    dtype = numpy_dtype(datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
         array = _encoded(array) if array.dtype.kind == "U" else array
