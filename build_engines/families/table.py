@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError, UsageError, brief, first_line
 from build_engines.families.onnx_file import parse_inputs, with_tensors
+from build_engines.families.table_graph import ML
 from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import Request
 from build_engines.weights import onnx_files
@@ -39,7 +40,6 @@ NUMPY_2 = (
     "memmap",
 )  # modules of numpy.core that NumPy 2 calls numpy._core
 COLUMNS, LABELS = "columns.txt", "labels.txt"
-ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
 ROWS = (2, 3)  # of the runs that show which dimensions vary
 Class = int | str
