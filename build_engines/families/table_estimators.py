@@ -6,7 +6,7 @@ answers are the library's own. skl2onnx converts all others.
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ from clients.base import TensorSpec
 MATRIX = "X"
 BOOLEANS = (False, True)
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
+FAR = (-np.inf, np.inf)
 MOST_ROWS = 50_000  # of the trees alone: thresholds beyond that are asked in part
 
 
@@ -155,12 +156,17 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     values = table_steps.matrix(graph, made.cells)
     if made.sparse and _library(last) == "xgboost":
         values = graph.add("Where", graph.add("Equal", values, np.float64(0)), np.nan, values)
-    model = graph.model(table_trees.write(graph, last, values))
-    rows = sample(columns, _points(estimator, columns, cells, made, last))
+    trees = table_trees.read(last)
+    model = graph.model(table_trees.write(graph, last, trees, values))
+    points = points_of(estimator, len(columns))
+    for feature, thresholds in trees.thresholds().items():
+        if made.cells[feature] in cells:  # the trees read the column as it comes
+            points[cells.index(made.cells[feature])] += thresholds.tolist()
+    rows = sample(columns, points)
     _check_answers(estimator, rows, columns)
     classes = _finished(estimator, model, rows, columns)
     written = Written(model, classes, columns, EXACT, rows)
-    _compare_trees(estimator, written, last)
+    _compare_trees(estimator, written, last, trees)
     _compare(estimator, written, own)
     return written
 
@@ -186,53 +192,36 @@ def _inputs(graph: Graph, columns: Sequence[Column], estimator: Any) -> list[Cel
     ]
 
 
-def _points(
-    estimator: Any, columns: Sequence[Column], cells: Sequence[Cells], made: Table, last: Any
-) -> list[list[float]]:
-    """Return values of each column that are like those of training: those of its steps, and the
-    thresholds of trees that read the column as it comes."""
-    points = points_of(estimator, len(columns))
-    thresholds = _read(last).thresholds()
-    for feature, cell in enumerate(made.cells):
-        if cell in cells:
-            points[cells.index(cell)] += thresholds.get(feature, np.zeros(0)).tolist()
-    return points
-
-
-def _read(last: Any) -> table_trees.Trees:
-    kind = table_trees.kind_of(last)
-    assert kind
-    return kind.read(last)
-
-
-def _compare_trees(estimator: Any, written: Written, last: Any) -> None:
+def _compare_trees(estimator: Any, written: Written, last: Any, trees: table_trees.Trees) -> None:
     """Compare the trees alone, at every threshold and one step of FP32 and of FP64 to each side."""
-    ensemble, width = _read(last), int(_width(last))
-    if not (thresholds := ensemble.thresholds()):
-        return
-    rng, asked = np.random.default_rng(0), {}
-    for feature, values in thresholds.items():
-        values = values[np.isfinite(values)]
-        near = values.astype(np.float32)
-        parts = [values, near]
-        parts += [np.nextafter(each, limit) for each in parts for limit in FAR]
-        asked[feature] = np.unique(np.concatenate(parts).astype(float))
-        if ensemble.whole is not None and ensemble.whole[feature]:
-            asked[feature] = np.unique(np.ceil(np.maximum(asked[feature], 0)))
-    count = min(max(map(len, asked.values())), MOST_ROWS)
+    rng, width = np.random.default_rng(0), _width(last)
+    asked = {
+        feature: _near(values, np.nan if trees.most is None else trees.most[feature])
+        for feature, values in trees.thresholds().items()
+    }
+    count = min(max(map(len, asked.values()), default=1), MOST_ROWS)
     matrix = np.zeros((count, width))
     for feature, values in asked.items():
         matrix[:, feature] = np.resize(rng.permutation(values), count)
     graph = Graph()
     name = graph.input(MATRIX, "FP64", width)
-    model = graph.model(table_trees.write(graph, last, name))
+    model = graph.model(table_trees.write(graph, last, trees, name))
     names = getattr(last, "feature_names_in_", [""] * width)
     expected = answers(last, list(matrix.T), [Column(str(each)) for each in names])
     share = compared(expected, model, {MATRIX: matrix}, EXACT)
     _check_share(estimator, written, share, count, "at the thresholds of its trees")
 
 
-FAR = (-np.inf, np.inf)
+def _near(thresholds: Array, most: float) -> Array:
+    """Return the thresholds and their neighbours, or the categories from 0 to `most` beside
+    them."""
+    values = thresholds[np.isfinite(thresholds)]
+    if not np.isnan(most):
+        sides = np.concatenate([np.floor(values), np.ceil(values)])
+        return np.unique(np.clip(sides, 0, most))
+    parts = [values, values.astype(np.float32)]
+    parts += [np.nextafter(each, limit) for each in parts for limit in FAR]
+    return np.unique(np.concatenate(parts).astype(float))
 
 
 def _width(last: Any) -> int:
@@ -255,7 +244,7 @@ def _skl2onnx(estimator: Any, columns: list[Column], own: list[Array] | None) ->
     limits = replace(USUAL, share=1.0) if trees and own else USUAL
     points = points_of(estimator, len(columns))
     for model in [] if _has_steps(estimator) else trees:
-        for feature, values in _read(model).thresholds().items():
+        for feature, values in table_trees.read(model).thresholds().items():
             points[feature] += values.tolist()
     for number, chosen in enumerate(choices):
         try:
@@ -408,10 +397,7 @@ def _check_kind(estimator: Any) -> None:
     """Raise UsageError if it is not a model."""
     name = type(estimator).__name__
     if _library(estimator) == "catboost":
-        raise UsageError(
-            f"the file holds a {name} of CatBoost, which writes its ONNX file itself: "
-            "model.save_model('model.onnx', format='onnx'), and build that"
-        )
+        raise UsageError(f"the file holds a {name}: {table.OF_CATBOOST}")
     if _library(estimator) not in LIBRARIES and not hasattr(estimator, "__sklearn_tags__"):
         raise UsageError(
             f"the file holds a {name}, which is not a model of scikit-learn, XGBoost or LightGBM"

@@ -11,7 +11,7 @@ holds, and CumSum adds the leaves' values from the first tree to the last, as th
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -66,7 +66,7 @@ class Trees:
     in_fp32: bool = False  # cells are rounded to FP32 before they are compared
     missing: float = np.nan  # a number that is a missing cell
     zeros: Array | None = None  # for each column, what replaces a number that counts as 0
-    whole: Array | None = None  # for each column, whether its fraction is cut off
+    most: Array | None = None  # the greatest category of each column, NaN for one of numbers
 
     def thresholds(self) -> dict[int, Array]:
         """Return the thresholds of each column that the trees read."""
@@ -87,10 +87,10 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     if ensemble.zeros is not None:
         is_zero = graph.add("LessOrEqual", graph.add("Abs", cells), ZERO)
         cells = graph.add("Where", is_zero, ensemble.zeros, cells)
-    if ensemble.whole is not None:
+    if ensemble.most is not None and not np.isnan(ensemble.most).all():
         sizes = graph.add("Floor", graph.add("Abs", cells))
         whole = graph.add("Mul", graph.add("Sign", cells), sizes)
-        cells = graph.add("Where", ensemble.whole, whole, cells)
+        cells = graph.add("Where", ~np.isnan(ensemble.most), whole, cells)
     leaves = graph.cast(_leaves(graph, cells, ensemble), TensorProto.INT64)
     values = np.concatenate([tree.values[tree.left == LEAF] for tree in ensemble.trees])
     count = len(ensemble.trees)
@@ -165,13 +165,20 @@ def kind_of(model: Any) -> Kind | None:
     return next((kind for name, kind in KINDS.items() if name in names), None)
 
 
-def write(graph: Graph, model: Any, cells: str) -> Outputs:
-    """Add the model's trees for the matrix `cells`. Return its outputs, the prediction first. Raise
-    UnknownTrees."""
+def read(model: Any) -> Trees:
+    """Return the trees of a model that has a kind. Raise UnknownTrees."""
     kind = kind_of(model)
     if kind is None:
         raise UnknownTrees(f"a {type(model).__name__} is not a model of trees")
-    return kind.answer(graph, model, add_up(graph, cells, kind.read(model)))
+    return kind.read(model)
+
+
+def write(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
+    """Add the model's `trees` for the matrix `cells`. Return its outputs, the prediction first.
+    Raise UnknownTrees."""
+    kind = kind_of(model)
+    sums = add_up(graph, cells, trees)
+    return kind.answer(graph, model, sums) if kind else {VARIABLE: sums}
 
 
 # --- scikit-learn
@@ -211,7 +218,13 @@ def _boosted(model: Any) -> Trees:
 def _histogram(model: Any) -> Trees:
     first = np.ravel(model._baseline_prediction)
     trees = [_of_predictor(each) for each in chain.from_iterable(model._predictors)]
-    return Trees([*map(Tree.leaf, first), *trees], len(first))
+    most = [
+        max(values) if is_category else np.nan
+        for values, is_category in zip(
+            model._bin_mapper.bin_thresholds_, model._bin_mapper.is_categorical_, strict=True
+        )
+    ]
+    return Trees([*map(Tree.leaf, first), *trees], len(first), most=np.array(most, float))
 
 
 def _of_predictor(predictor: Any) -> Tree:
@@ -434,22 +447,19 @@ def _lightgbm(model: Any) -> Trees:
     if "is_linear=1" in booster.model_to_string():
         raise UnknownTrees("its trees are linear: train it without linear_tree")
     missing: dict[int, set[str]] = {}
-    whole = np.zeros(booster.num_feature(), bool)
-    trees = [_of_dump(each["tree_structure"], missing, whole) for each in document["tree_info"]]
+    most = np.full(booster.num_feature(), np.nan)
+    trees = [_of_dump(each["tree_structure"], missing, most) for each in document["tree_info"]]
     sums = int(document["num_tree_per_iteration"])
     unclear = sorted(feature for feature, kinds in missing.items() if len(kinds) > 1)
     if unclear:
         raise UnknownTrees(f"its trees take missing cells of column {unclear[0]} in several ways")
-    is_missing = [missing.get(each) == {"Zero"} for each in range(len(whole))]
+    is_missing = [missing.get(each) == {"Zero"} for each in range(len(most))]
     return Trees(
-        [*[Tree.leaf(0.0)] * sums, *trees],
-        sums,
-        zeros=np.where(is_missing, np.nan, 0.0),
-        whole=whole if whole.any() else None,
+        [*[Tree.leaf(0.0)] * sums, *trees], sums, zeros=np.where(is_missing, np.nan, 0.0), most=most
     )
 
 
-def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], whole: Array) -> Tree:
+def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
     """Read a tree of dump_model(). Note how each column takes missing cells, and which columns are
     categorical."""
     rows: list[list[Any]] = []
@@ -465,12 +475,12 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], whole: Array
         feature, kind = node["split_feature"], node["missing_type"]
         pending += [(node["left_child"], len(rows), 2), (node["right_child"], len(rows), 3)]
         if node["decision_type"] == "==":
-            whole[feature] = True
+            most[feature] = np.inf
             sets[len(rows)] = np.array(list(map(int, node["threshold"].split("||"))))
             rows.append([feature, 0.0, 0, 0, 0, 0.0])
             continue
         missing.setdefault(feature, set()).add(kind)
-        goes_left = 0 <= node["threshold"] if kind == "None" else node["default_left"]
+        goes_left = node["threshold"] >= 0 if kind == "None" else node["default_left"]
         rows.append([feature, node["threshold"], 0, 0, int(goes_left), 0.0])
     *columns, values = (np.array(column) for column in zip(*rows, strict=True))
     return _with_sets(Tree(*columns, values[:, None]), sets)

@@ -449,7 +449,7 @@ def test_rows_of_a_file_are_compared_too(
     model = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(FILLED[["c"]], LETTER)
     (tmp_path / "rows.csv").write_text("c\np\nq\n")
     build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
-    assert "2 rows of rows.csv" in capsys.readouterr().out
+    assert "2 rows of --data" in capsys.readouterr().out
     (tmp_path / "rows.csv").write_text("p,1,2\nq,1,2\n")
     with pytest.raises(UsageError, match=r"rows\.csv"):
         build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
