@@ -91,13 +91,15 @@ def convert(
         raise BuildError(
             f"steps before the trees within a {last} are not converted exactly; {OWN_ROWS}"
         )
-    try:
-        written = write(estimator, columns, own)
-    except UnknownStep as err:
-        if own is None:
-            raise BuildError(f"{err}; {OWN_ROWS}") from err
-        written = _skl2onnx(estimator, columns, own)
-    return _described(estimator, written)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the libraries' own, of arrays without names of columns
+        try:
+            written = write(estimator, columns, own)
+        except UnknownStep as err:
+            if own is None:
+                raise BuildError(f"{err}; {OWN_ROWS}") from err
+            written = _skl2onnx(estimator, columns, own)
+        return _described(estimator, written)
 
 
 OWN_ROWS = "with --data rows.csv it is tried, and built if the ONNX file answers all of them alike"
@@ -264,9 +266,7 @@ def _converted(
     estimator: Any, columns: Sequence[Column], cells: Sequence[Array]
 ) -> tuple[onnx.ModelProto, tuple[table.Class, ...]]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = _sklearn(estimator, columns)
+        model = _sklearn(estimator, columns)
     except Exception as err:  # the converters' errors have no common base class
         unknown = re.search(r"shape calculator for type '<class '[\w.]*\.(\w+)'>", str(err))
         reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)

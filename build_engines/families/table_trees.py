@@ -258,9 +258,10 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
                                        tree.missing_left, strict=True)]  # fmt: skip
     for node, numbers in sets.items():
         feature, _, left, right, missing_left = rows[node]
-        borders = np.flatnonzero(np.diff(np.isin(np.arange(-1, max(numbers) + 2), numbers))) - 0.5
+        is_in = np.isin(np.arange(-1, max(numbers, default=0) + 2), numbers)
+        borders = np.flatnonzero(np.diff(is_in)) - 0.5
         missing = left if missing_left else right
-        rows[node] = [feature, -np.inf, missing, len(rows), 1]
+        rows[node] = [feature, -np.inf, missing, len(rows) if len(borders) else right, 1]
         for place, border in enumerate(borders):
             is_last = place == len(borders) - 1
             beyond = right if is_last else len(rows) + 1
