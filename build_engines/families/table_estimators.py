@@ -220,10 +220,10 @@ def _near(thresholds: Array, most: float) -> Array:
     values = thresholds[np.isfinite(thresholds)]
     if not np.isnan(most):
         sides = np.concatenate([np.floor(values), np.ceil(values)])
-        return np.unique(np.clip(sides, 0, most))
+        return np.asarray(np.unique(np.clip(sides, 0, most)))
     parts = [values, values.astype(np.float32)]
     parts += [np.nextafter(each, limit) for each in parts for limit in FAR]
-    return np.unique(np.concatenate(parts).astype(float))
+    return np.asarray(np.unique(np.concatenate(parts).astype(float)))
 
 
 def _width(last: Any) -> int:

@@ -32,6 +32,8 @@ LEARNED = (  # attributes with a value, or a row of values, for each column
     "_fit_X",
     "X_train_",
 )
+# the only thresholds of columns that are false or true: of scikit-learn, XGBoost and LightGBM
+OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 
@@ -82,7 +84,7 @@ def _cells(column: Column, points: Array, rng: np.random.Generator) -> Array:
         return np.asarray(rng.choice(np.array(values, object if texts else None), ROWS))
     if texts:
         return np.asarray(rng.choice(np.array(["", "a"]), ROWS))
-    if column.datatype == "BOOL" or (len(points) == 1 and 0 < points[0] <= 1):  # yes or no
+    if column.datatype == "BOOL" or (len(points) == 1 and points[0] in OF_BOOLEANS):
         return rng.random(ROWS) < 0.5
     numbers = _numbers(points[np.isfinite(points)], rng)
     if column.datatype == "INT64":
@@ -94,7 +96,7 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
     """Return numbers in and around the range of the points, half of them whole; all of them if the
     points are those of whole numbers. Without points return numbers of all sizes."""
     if not len(points):
-        return rng.choice([-1, 1], ROWS) * 10 ** rng.uniform(-2, 4, ROWS)
+        return np.asarray(rng.choice([-1, 1], ROWS) * 10 ** rng.uniform(-2, 4, ROWS))
     spread = float(np.ptp(points)) or abs(float(points[0])) or 1.0
     numbers = rng.uniform(points[0] - 0.1 * spread, points[-1] + 0.1 * spread, ROWS)
     is_known = rng.random(ROWS) < 0.25
@@ -138,8 +140,9 @@ def _learned(model: Any, count: int) -> Iterator[Array]:
             yield from (middle - 2 * size, middle + 2 * size)
     for name in LEARNED:
         value = getattr(model, name, None)
-        is_numbers = isinstance(value, np.ndarray) and value.dtype.kind in "fiu"
-        if is_numbers and value.shape[-1:] == (count,):
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
+            continue
+        if value.shape[-1:] == (count,):
             rows = value.reshape(-1, count)
             yield from (rows.min(axis=0), rows.max(axis=0))
 

@@ -49,10 +49,16 @@ class Tree:
     values: Array
 
     @classmethod
+    def of(cls, rows: Sequence[Sequence[Any]], values: Any) -> "Tree":
+        """Return a tree of a row for each node: feature, threshold, left, right, missing_left."""
+        columns = zip(*rows, strict=True)
+        feature, threshold, left, right, missing_left = map(np.array, columns)
+        return cls(feature, threshold, left, right, missing_left, np.asarray(values))
+
+    @classmethod
     def leaf(cls, values: Any) -> "Tree":
         """Return a tree that always answers these values."""
-        none = np.zeros(1, np.int64)
-        return cls(none, none, none + LEAF, none + LEAF, none, np.atleast_2d(values))
+        return cls.of([[0, 0, LEAF, LEAF, 0]], np.atleast_2d(values))
 
 
 @dataclass(frozen=True)
@@ -254,8 +260,8 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
     """
     if not sets:
         return tree
-    rows = [list(each) for each in zip(tree.feature, tree.threshold, tree.left, tree.right,
-                                       tree.missing_left, strict=True)]  # fmt: skip
+    columns = (tree.feature, tree.threshold, tree.left, tree.right, tree.missing_left)
+    rows: list[Any] = list(zip(*columns, strict=True))
     for node, numbers in sets.items():
         feature, _, left, right, missing_left = rows[node]
         is_in = np.isin(np.arange(-1, max(numbers, default=0) + 2), numbers)
@@ -266,10 +272,8 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
             is_last = place == len(borders) - 1
             beyond = right if is_last else len(rows) + 1
             rows.append([feature, border, left if place % 2 else right, beyond, 0])
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    values = np.zeros((len(rows), tree.values.shape[1]))
-    values[: len(tree.values)] = tree.values
-    return Tree(*columns, values)
+    added = np.zeros((len(rows) - len(tree.values), tree.values.shape[1]))
+    return Tree.of(rows, np.concatenate([tree.values, added]))
 
 
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
@@ -383,7 +387,14 @@ def objective_of(model: Any) -> str:
     return str(booster.dump_model(num_iteration=1).get("objective", "custom"))
 
 
-IDENTITY = ("rank:", "reg:squared", "reg:absolute", "reg:pseudohuber", "reg:quantile", "binary:logitraw")  # fmt: skip
+IDENTITY = (
+    "rank:",
+    "reg:squared",
+    "reg:absolute",
+    "reg:pseudohuber",
+    "reg:quantile",
+    "binary:logitraw",
+)
 EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:")
 
 
@@ -464,27 +475,28 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
     """Read a tree of dump_model(). Note how each column takes missing cells, and which columns are
     categorical."""
     rows: list[list[Any]] = []
+    values: list[list[float]] = []
     sets: dict[int, Array] = {}
     pending: list[tuple[Mapping[str, Any], int, int]] = [(root, LEAF, 0)]
     while pending:
         node, parent, side = pending.pop()
         if parent != LEAF:
             rows[parent][side] = len(rows)
+        values.append([node.get("leaf_value", 0.0)])
         if "split_feature" not in node:
-            rows.append([0, 0.0, LEAF, LEAF, 0, node["leaf_value"]])
+            rows.append([0, 0.0, LEAF, LEAF, 0])
             continue
         feature, kind = node["split_feature"], node["missing_type"]
         pending += [(node["left_child"], len(rows), 2), (node["right_child"], len(rows), 3)]
         if node["decision_type"] == "==":
             most[feature] = np.inf
             sets[len(rows)] = np.array(list(map(int, node["threshold"].split("||"))))
-            rows.append([feature, 0.0, 0, 0, 0, 0.0])
+            rows.append([feature, 0.0, 0, 0, 0])
             continue
         missing.setdefault(feature, set()).add(kind)
         goes_left = node["threshold"] >= 0 if kind == "None" else node["default_left"]
-        rows.append([feature, node["threshold"], 0, 0, int(goes_left), 0.0])
-    *columns, values = (np.array(column) for column in zip(*rows, strict=True))
-    return _with_sets(Tree(*columns, values[:, None]), sets)
+        rows.append([feature, node["threshold"], 0, 0, int(goes_left)])
+    return _with_sets(Tree.of(rows, values), sets)
 
 
 def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
@@ -516,7 +528,16 @@ def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     raise UnknownTrees(f"LightGBM's objective {objective} is not converted")
 
 
-PLAIN = ("regression", "regression_l1", "huber", "fair", "quantile", "mape", "lambdarank", "rank_xendcg")  # fmt: skip
+PLAIN = (
+    "regression",
+    "regression_l1",
+    "huber",
+    "fair",
+    "quantile",
+    "mape",
+    "lambdarank",
+    "rank_xendcg",
+)
 KINDS = {  # by the name of the class, or of one that it is derived from
     "BaseDecisionTree": Kind(_one_tree, _shares),
     "ForestClassifier": Kind(_forest, _shares),

@@ -1,7 +1,7 @@
 """Pipelines of tables, drawn at random: steps, then trees of four libraries, over columns of whole
 numbers, ids, times, money and texts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def drawn(seed: int, number: int) -> Drawn:
 
 
 def _columns(rng: Random, count: int, has_texts: bool) -> pd.DataFrame:
-    kinds = {
+    kinds: dict[str, Callable[[], Any]] = {
         "age": lambda: rng.integers(0, 80, count).astype(float),
         "visits": lambda: rng.integers(0, 12, count).astype(float),
         "id": lambda: rng.integers(10**6, 10 ** int(rng.integers(7, 13)), count).astype(float),

@@ -6,10 +6,11 @@ import sys
 import warnings
 from copy import deepcopy
 from dataclasses import replace
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import joblib
 import lightgbm
@@ -55,7 +56,7 @@ from sklearn.tree import DecisionTreeRegressor
 
 from build_engines.__main__ import main
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import table_trees
+from build_engines.families import table, table_trees
 from build_engines.model_folder import StoredModel
 from clients.base import TensorSpec
 from serving.errors import DecodingError
@@ -615,20 +616,46 @@ class Numpy2(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.random.MT19937):
-            return np.random._pickle.__bit_generator_ctor, (np.random.MT19937,), (obj.state, None)
+            return getattr(NUMPY, BITS), (np.random.MT19937,), (obj.state, None)
+        if isinstance(obj, np.random.RandomState):
+            return getattr(NUMPY, STATE), (obj._bit_generator,), obj.get_state(legacy=False)
         return NotImplemented
+
+
+NUMPY, BITS, STATE = (
+    import_module("numpy.random._pickle"),
+    "__bit_generator_ctor",
+    "__randomstate_ctor",
+)
+
+
+class Watch:
+    """Notes NumPy's own constructor of random bits at the time when a pickle is read."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def __setstate__(self, _: Any) -> None:
+        self.seen.append(getattr(NUMPY, BITS))
+
+    def __getstate__(self) -> Any:
+        return {"any": 1}
 
 
 def test_a_model_that_was_saved_under_numpy_2_is_read(tmp_path: Path) -> None:
     model = GradientBoostingClassifier(n_estimators=3, random_state=np.random.RandomState(0)).fit(
         NUMBERS, KIND
     )
+    model.watch, random = Watch(), model.random_state.get_state()[1].tolist()
     buffer = BytesIO()
-    Numpy2(buffer).dump(model)
+    Numpy2(buffer, protocol=2).dump(model)
     file = tmp_path / "model.pkl"
-    file.write_bytes(buffer.getvalue())
+    file.write_bytes(buffer.getvalue().replace(b"cnumpy.core.", b"cnumpy._core."))
     predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
     assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+    assert table.read(file, True).random_state.get_state()[1].tolist() == random
+    Watch.seen.pop()
+    # nothing of NumPy is replaced while it is read
+    assert Watch.seen == [getattr(NUMPY, BITS)]
 
 
 def test_rows_of_a_file_are_compared_too(
