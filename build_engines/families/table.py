@@ -54,6 +54,7 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     if request.precision not in ("fp32", "auto"):
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
+    batch_size = BATCH_SIZE
     if path.suffix == ".onnx":
         if request.data:
             raise UsageError(
@@ -63,21 +64,21 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
         model = onnx_files.read(path)
         classes: Sequence[Class] = mend(model)
     else:
-        model, classes, settings = _converted(request, path, folder)
+        model, classes, settings, batch_size = _converted(request, path, folder)
     check_tensors(model)
     onnx.save(model, folder / "1" / "model.onnx")
     settings |= _name_classes(request, classes, folder)
     return with_tensors(
         request,
         folder,
-        ModelSpec(client=CLIENT, max_batch_size=BATCH_SIZE, settings=settings, cpu_only=True),
+        ModelSpec(client=CLIENT, max_batch_size=batch_size, settings=settings, cpu_only=True),
     )
 
 
 def _converted(
     request: Request, path: Path, folder: Path
-) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str]]:
-    """Return the graph, the classes and the settings. Write columns.txt, categories.json and
+) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str], int]:
+    """Return the graph, the classes, the settings and the most rows of a run. Write columns.txt, categories.json and
     example.json."""
     estimator = read(path, request.allow_pickle)
     from build_engines.families.table_estimators import convert
@@ -93,6 +94,7 @@ def _converted(
         converted.model,
         converted.classes,
         {"missing": converted.missing} if converted.missing else {},
+        converted.batch_size,
     )
 
 

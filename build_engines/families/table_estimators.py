@@ -42,17 +42,19 @@ from clients.base import TensorSpec
 MATRIX = "X"
 BOOLEANS = (False, True)
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
+MOST_VALUES = 1 << 22  # of leaves in a run of trees, of 8 bytes each
 FAR = (-np.inf, np.inf)
 MOST_ROWS = 50_000  # of the trees alone: thresholds beyond that are asked in part
 
 
 @dataclass(frozen=True)
 class Converted:
-    """The mended graph, the columns' names (if they have any), the classes, the setting `missing`
-    ("" for none), a row like those of training, and for each column its only categories, None if it
-    may have other cells."""
+    """The mended graph, the most rows of a run, the columns' names (if they have any), the classes,
+    the setting `missing` ("" for none), a row like those of training, and for each column its only
+    categories, None if it may have other cells."""
 
     model: onnx.ModelProto
+    batch_size: int
     columns: tuple[str, ...]
     classes: tuple[table.Class, ...]
     missing: str
@@ -69,6 +71,7 @@ class Written:
     columns: list[Column]
     limits: Limits
     cells: list[Array]
+    batch_size: int = table.BATCH_SIZE
 
 
 def convert(
@@ -120,6 +123,7 @@ def _described(estimator: Any, written: Written) -> Converted:
     able = [index for index, old in enumerate(kept) if old in able]
     return Converted(
         model,
+        written.batch_size,
         tuple(columns[index].name for index in kept if columns[index].name),
         written.classes,
         "nan" if kept and len(able) == len(kept) else ",".join(map(str, able)),
@@ -167,7 +171,8 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     rows = sample(columns, points)
     _check_answers(estimator, rows, columns)
     classes = _finished(estimator, model, rows, columns)
-    written = Written(model, classes, columns, EXACT, rows)
+    batch_size = max(min(table.BATCH_SIZE, MOST_VALUES // trees.values), 1)
+    written = Written(model, classes, columns, EXACT, rows, batch_size)
     _compare_trees(estimator, written, last, trees)
     _compare(estimator, written, own)
     return written

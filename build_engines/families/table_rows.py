@@ -17,6 +17,7 @@ from build_engines.families.table import run
 Array = NDArray[Any]
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 ROWS = 500
+AT_ONCE = 1000  # rows of a run
 EMPTY = 0.5  # the share of missing cells in columns that take them
 LEARNED = (  # attributes with a value, or a row of values, for each column
     "statistics_",
@@ -219,13 +220,16 @@ def compared(
     expected: Mapping[str, Any], model: onnx.ModelProto, rows: Mapping[str, Array], limits: Limits
 ) -> float:
     """Return the share of rows whose answers are the expected ones."""
+    count = len(next(iter(rows.values())))
+    parts = [slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE)]
     try:
-        arrays = run(model, rows)
+        answered = [run(model, {name: each[part] for name, each in rows.items()}) for part in parts]
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return 0.0
     names = [value.name for value in model.graph.output]
+    arrays = [np.concatenate(each) for each in zip(*answered, strict=True)]
     outputs = dict(zip(names, arrays, strict=True))
-    alike = np.ones(len(next(iter(rows.values()))), bool)
+    alike = np.ones(count, bool)
     for what, wanted in expected.items():
         scored = next((name for name in names if "prob" in name), "")
         name = scored if what == PROBABILITIES else names[0]

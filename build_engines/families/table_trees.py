@@ -74,6 +74,11 @@ class Trees:
     zeros: Array | None = None  # for each column, what replaces a number that counts as 0
     most: Array | None = None  # the greatest category of each column, NaN for one of numbers
 
+    @property
+    def values(self) -> int:
+        """Return the values that are added for a row."""
+        return len(self.trees) * self.trees[0].values.shape[1]
+
     def thresholds(self) -> dict[int, Array]:
         """Return the thresholds of each column that the trees read."""
         splits = [tree.left != LEAF for tree in self.trees]
