@@ -43,6 +43,7 @@ MATRIX = "X"
 BOOLEANS = (False, True)
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
 MOST_VALUES = 1 << 22  # of leaves in a run of trees, of 8 bytes each
+OF_TREES = Limits(1.0, 1e-5)  # in FP32, with the user's rows
 FAR = (-np.inf, np.inf)
 MOST_ROWS = 50_000  # of the trees alone: thresholds beyond that are asked in part
 
@@ -248,7 +249,7 @@ def _skl2onnx(estimator: Any, columns: list[Column], own: list[Array] | None) ->
     ]
     trees = _inner_trees(estimator)
     choices = [narrow] if trees else [columns, narrow]
-    limits = replace(USUAL, share=1.0) if trees and own else USUAL
+    limits = OF_TREES if trees and own else USUAL
     points = points_of(estimator, len(columns))
     for model in [] if _has_steps(estimator) else trees:
         for feature, values in table_trees.read(model).thresholds().items():

@@ -220,7 +220,9 @@ def _boosted(model: Any) -> Trees:
     """Read a GradientBoosting model. Its first sums are what `init` answers, the same for all
     rows."""
     if model.init is not None and model.init != "zero":
-        raise UnknownTrees(f"init={type(model.init).__name__} of a {type(model).__name__}")
+        raise UnknownTrees(
+            f"its init is a {type(model.init).__name__}, which is not converted: train it without init"
+        )
     first = model._raw_predict_init(np.zeros((1, model.n_features_in_), np.float32))[0]
     trees = [_tree(each, model.learning_rate) for each in model.estimators_.ravel()]
     return Trees([*map(Tree.leaf, first), *trees], len(first), in_fp32=True)

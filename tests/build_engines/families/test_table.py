@@ -56,7 +56,7 @@ from sklearn.tree import DecisionTreeRegressor
 
 from build_engines.__main__ import main
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import table, table_trees
+from build_engines.families import table, table_estimators, table_trees
 from build_engines.model_folder import StoredModel
 from clients.base import TensorSpec
 from serving.errors import DecodingError
@@ -668,6 +668,39 @@ def test_rows_of_a_file_are_compared_too(
     (tmp_path / "rows.csv").write_text("p,1,2\nq,1,2\n")
     with pytest.raises(UsageError, match=r"rows\.csv"):
         build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
+
+
+def test_another_step_before_trees_is_built_if_all_rows_of_a_file_agree(tmp_path: Path) -> None:
+    model = make_pipeline(PCA(2), TREES).fit(NUMBERS, CODES)
+    pd.DataFrame(NUMBERS).to_csv(tmp_path / "rows.csv", index=False)
+    stored = build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
+    predictions = answered(stored, as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_booster_s_file_of_two_classes_has_their_probabilities(
+    library: str, tmp_path: Path
+) -> None:
+    classes = CODES // 2
+    if library == "xgboost":
+        model = xgboost.XGBClassifier(n_estimators=3).fit(NUMBERS, classes)
+        model.save_model(file := tmp_path / "model.ubj")
+    else:
+        model = lightgbm.LGBMClassifier(n_estimators=3, verbose=-1).fit(NUMBERS, classes)
+        model.booster_.save_model(file := tmp_path / "model.txt")
+    predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+    shares = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(shares, model.predict_proba(NUMBERS), atol=1e-6)
+
+
+def test_a_run_of_many_trees_takes_fewer_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_estimators, "MOST_VALUES", 5 * 3 * 100)
+    stored = build_own(tmp_path, trained.forest(tmp_path).file)
+    assert stored.model.max_batch_size == 100
 
 
 def test_a_comparison_that_fails_ends_the_command_with_1_and_builds_nothing(
