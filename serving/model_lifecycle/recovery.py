@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
@@ -57,7 +58,8 @@ class Recovery:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._stubs, self._histories = Stubs(), dict[tuple[str, str], _History]()
+        self._stubs = Stubs()
+        self._histories: dict[tuple[str, str], _History] = {}
         self._pid, self._reloads, self._looked = 0, 0, 0.0
         self._reports: deque[Report] = deque()
         # a model, whether it serves, when its reload ended
@@ -180,8 +182,9 @@ class Recovery:
         try:
             self._manager.reload(entry)
         except TritonTimeout:
-            if self._manager.gateway.is_live():  # so the model is to blame, and would hang the next
-                self._manager.unstage(entry)
+            with suppress(ServingError):  # a tritonserver that does not answer is to blame itself
+                if self._manager.gateway.is_live():
+                    self._manager.unstage(entry)
             raise
         except TritonUnavailable:
             raise
