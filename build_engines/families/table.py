@@ -78,8 +78,8 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
 def _converted(
     request: Request, path: Path, folder: Path
 ) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str], int]:
-    """Return the graph, the classes, the settings and the most rows of a run. Write columns.txt, categories.json and
-    example.json."""
+    """Return the graph, the classes, the settings and the most rows of a run. Write columns.txt,
+    categories.json and example.json."""
     estimator = read(path, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
