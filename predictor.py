@@ -16,12 +16,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.bodies.reading import Body
 from serving.budget import Deadline
-from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services
+from serving.front.incoming import Incoming, incoming
 from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
 from serving.front.openapi import openapi_routes, page_routes
+from serving.front.parsing import read_invocation, read_request
 from serving.front.replies import error_reply
-from serving.front.services import Services
+from serving.front.services import Services, services
 from serving.front.streams import stream_reply
 from serving.headers import TARGET_MODEL
 from serving.model_status.shared_files import TOTAL
@@ -59,7 +60,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
 
 
 def ping() -> Response:
-    """200 with an empty body when everything works, else 503 with the stage."""
+    """Answer 200 with an empty body when everything works, else 503 with the stage."""
     monitoring = services().monitoring
     if services().settings.ping_mode == "live":
         monitoring.check_live()
@@ -69,14 +70,14 @@ def ping() -> Response:
 
 
 def metrics() -> Response:
-    """Prometheus' text: our metrics, then Triton's."""
+    """Return Prometheus' text: our metrics, then Triton's."""
     app = services()
     text = app.monitoring.scrape(app.metrics.registry, app.admission.leases.requests(TOTAL))
     return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def invocations() -> Response:
-    """One request to the model that it names.
+    """Answer a request for the model that it names.
 
     The model's parameters are in the body's `parameters`, or in the query string, as `?top_k=3`;
     the body's win."""
@@ -86,14 +87,16 @@ def invocations() -> Response:
 
 
 def invoke(name: str) -> Response:
-    """One request to the model that the path names."""
+    """Answer a request for the model that the path names."""
     return infer(read_invocation, Target(PATH, name))
 
 
 def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> Response:
     """Answer a request for the model that the `route` and the rest of the request agree on. `read`
     makes its body, `stream` is the type of the stream that the route asks for."""
-    source, app, started = incoming(), services(), perf_counter()
+    source = incoming()
+    app = services()
+    started = perf_counter()
     try:
         source.slot = app.admission.enter(source.content_length or 0)
         # raises TooLate if the caller has stopped waiting

@@ -57,7 +57,9 @@ class Client(ModelClient):
 
     def __init__(self, model: Model) -> None:
         kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
-        self.codec, self.parameters = kind.codec, kind.parameters  # type: ignore[misc]  # the task's own
+        # the task's own
+        self.codec = kind.codec  # type: ignore[misc]
+        self.parameters = kind.parameters  # type: ignore[misc]
         super().__init__(model)
         self.tokenizer = TextTokenizer(
             model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation

@@ -157,7 +157,9 @@ class ServingError(Exception):
     def fields(self) -> dict[str, str]:
         """Return the message, cut because it may quote the caller, and the code."""
         text = str(self)
-        return {"error": text if len(text) <= LONGEST else f"{text[:LONGEST]}…", "code": self.code}
+        if len(text) > LONGEST:
+            text = f"{text[:LONGEST]}…"
+        return {"error": text, "code": self.code}
 
 
 KINDS: dict[str, type[ServingError]] = {ServingError.code: ServingError}
@@ -174,10 +176,14 @@ class ConfigError(Exception):
     what to do."""
 
     def __init__(self, source: object, problem: str, remedy: str = "") -> None:
-        self.source, self.problem, self.remedy = source, " ".join(problem.split()), remedy
-        super().__init__(
-            " ".join(filter(None, (str(source), self.problem))) + (f": {remedy}" if remedy else "")
-        )
+        self.source = source
+        self.problem = " ".join(problem.split())
+        self.remedy = remedy
+        words = (str(source), self.problem)
+        text = " ".join(filter(None, words))
+        if remedy:
+            text += f": {remedy}"
+        super().__init__(text)
 
 
 class InvalidRequest(ServingError, code="invalid_request"): ...

@@ -25,7 +25,8 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     there are."""
     name, names = name[:100], sorted(choices)
     meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
-    return f"unknown {kind} '{name}'; {meant}known: {', '.join(names) or 'none'}"
+    known = ", ".join(names) or "none"
+    return f"unknown {kind} '{name}'; {meant}known: {known}"
 
 
 _QUOTED = reprlib.Repr()
@@ -67,8 +68,9 @@ class NamedValue:
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
-            is_high_enough = self.minimum is None or all(part >= self.minimum for part in parts)
-            is_low_enough = self.maximum is None or all(part <= self.maximum for part in parts)
+            least, most = self.minimum, self.maximum
+            is_high_enough = least is None or all(part >= least for part in parts)
+            is_low_enough = most is None or all(part <= most for part in parts)
             if (
                 is_high_enough
                 and is_low_enough
@@ -82,12 +84,13 @@ class NamedValue:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = self.form or _TYPES[type(self.default)][1]
-        low, high = (
-            "" if bound is None else f"{bound:.12g}" for bound in (self.minimum, self.maximum)
-        )
+        low = "" if self.minimum is None else f"{self.minimum:.12g}"
+        high = "" if self.maximum is None else f"{self.maximum:.12g}"
         if low and high:
             return f"{words} from {low} to {high}"
-        return words + (f" at least {low}" if low else "") + (f" at most {high}" if high else "")
+        if low:
+            return f"{words} at least {low}"
+        return f"{words} at most {high}" if high else words
 
     def schema(self) -> dict[str, Any]:
         """Return what a value must be, as JSON Schema."""
@@ -140,7 +143,9 @@ def _parse_str(value: Any) -> str:
 
 
 def _parse_numbers(value: Any) -> tuple[float, ...]:
-    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    parts = value
+    if isinstance(value, str):
+        parts = [part for part in value.split(",") if part.strip()]
     if not isinstance(parts, list | tuple):
         raise TypeError(value)
     return tuple(map(_parse_float, parts))

@@ -69,7 +69,8 @@ class QuestionAnswering(Task):
         """Return the best answers from the logits of starts and ends in all windows of a
         context."""
         starts, ends = self._logits(outputs)
-        rows = list(zip(inputs["owners"].tolist(), inputs["encodings"], starts, ends, strict=True))
+        owners = inputs["owners"].tolist()
+        rows = list(zip(owners, inputs["encodings"], starts, ends, strict=True))
         predictions = []
         for index, instance in enumerate(instances):
             windows = [
@@ -91,14 +92,16 @@ class QuestionAnswering(Task):
         self, context: str, windows: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         answers: dict[str, dict[str, Any]] = {}
-        none, top_k, aligned = 1.0, parameters["top_k"], parameters["align_to_words"]
+        none = 1.0
+        top_k = parameters["top_k"]
+        aligned = parameters["align_to_words"]
+        # several spans of tokens may be the same words
+        count = top_k * 2 + 10 if aligned else top_k
         for encoding, start, end in windows:
             starts, ends = self._probabilities(encoding, start, end)
             none = min(none, float(starts[0] * ends[0]))
             starts[0] = ends[0] = 0.0
-            for first, last, score in _spans(
-                starts, ends, top_k * 2 + 10 if aligned else top_k, parameters
-            ):
+            for first, last, score in _spans(starts, ends, count, parameters):
                 begin, behind = _characters(encoding, first, last, aligned)
                 text = context[begin:behind]
                 answer = answers.setdefault(
@@ -128,17 +131,21 @@ def _spans(
     """Return (first token, last token, score) of the best spans."""
     length = min(parameters["max_answer_len"], len(starts))
     behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
-    scores = (
-        starts[:, None] * np.lib.stride_tricks.sliding_window_view(behind, length)[: len(starts)]
-    )
-    spans = ((*divmod(index, length), score) for index, score in best(scores.ravel(), count))
-    return [(first, first + more, score) for first, more, score in spans if score > 0]
+    ends_near = np.lib.stride_tricks.sliding_window_view(behind, length)
+    scores = starts[:, None] * ends_near[: len(starts)]
+    spans = []
+    for index, score in best(scores.ravel(), count):
+        first, more = divmod(index, length)
+        if score > 0:
+            spans.append((first, first + more, score))
+    return spans
 
 
 def _characters(encoding: Encoding, first: int, last: int, aligned: bool) -> tuple[int, int]:
     """Return where the answer begins and ends in the context: at its tokens, or `aligned` to their
     words."""
-    begin, behind = encoding.offsets[first][0], encoding.offsets[last][1]
+    begin, _ = encoding.offsets[first]
+    _, behind = encoding.offsets[last]
     if aligned:
         words = [encoding.token_to_word(token) for token in (first, last)]
         spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]

@@ -69,7 +69,9 @@ class TextClassification(Task):
     ) -> list[dict[str, Any]]:
         """Return the likeliest classes from logits [n, labels]."""
         function = parameters["function_to_apply"]
-        scores = ACTIVATIONS[self.function if function == "auto" else function](self.read(outputs))
+        if function == "auto":
+            function = self.function
+        scores = ACTIVATIONS[function](self.read(outputs))
         return [
             {
                 "classes": [
@@ -82,7 +84,9 @@ class TextClassification(Task):
 
 
 def _template(value: Any) -> str:
-    if not isinstance(value, str) or value.count(HOLE) != 1 or len(value) > LONGEST_TEMPLATE:
+    if not isinstance(value, str) or len(value) > LONGEST_TEMPLATE:
+        raise ValueError(value)
+    if value.count(HOLE) != 1:
         raise ValueError(value)
     return value
 
@@ -139,9 +143,11 @@ class ZeroShotClassification(Task):
         labels = [
             self._labels(index, instance, parameters) for index, instance in enumerate(instances)
         ]
-        length = sum(len(template) + len(label) for own in labels for label in own)
+        hypotheses = sum(map(len, labels))
+        length = hypotheses * len(template) + sum(len("".join(own)) for own in labels)
         check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
-        pairs, owners = [], []
+        pairs = []
+        owners = []
         for index, instance in enumerate(instances):
             text = instance if isinstance(instance, str) else instance["text"]
             pairs += [(text, template.replace(HOLE, label)) for label in labels[index]]
@@ -191,7 +197,8 @@ class ZeroShotClassification(Task):
 
     def _scores(self, logits: Array, several: bool) -> Array:
         if several or len(logits) == 1:
-            return softmax(logits[:, [self.contradiction, self.entailment]])[:, 1]
+            columns = [self.contradiction, self.entailment]
+            return softmax(logits[:, columns])[:, 1]
         return softmax(logits[:, self.entailment])
 
 
@@ -210,7 +217,8 @@ class TextRanking(Task):
         super().__init__(model, tokenizer, options)
         output = scores_output(model, 1)
         self.outputs = (output.name,)
-        if (count := output.shape[-1]) not in (1, -1):
+        count = output.shape[-1]
+        if count not in (1, -1):
             raise InvalidRequest(
                 f"model '{model.name}' gives {count} scores for a pair; text-ranking takes one"
             )
@@ -234,7 +242,8 @@ class TextRanking(Task):
     ) -> Tensors:
         """Return a row for each document of an instance, and `owners` [rows], the instance of each
         row."""
-        pairs, owners = [], []
+        pairs = []
+        owners = []
         for index, instance in enumerate(instances):
             self._check(index, instance)
             pairs += [(instance["query"], document) for document in instance["documents"]]

@@ -60,7 +60,8 @@ class TokenClassification(Task):
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         """Return also the rows' `encodings` and `owners`."""
-        length, stride = self.tokenizer.max_length, parameters["stride"]
+        length = self.tokenizer.max_length
+        stride = parameters["stride"]
         return self.tokenizer.windows(
             instances, length, stride, self.options["pad_to_multiple_of"], stride > 0
         )
@@ -93,10 +94,8 @@ class TokenClassification(Task):
     ) -> list[Entity]:
         """Return the entities of a window of the text, of which the characters before `first` were
         not read."""
-        strategy, ignored = (
-            parameters["aggregation_strategy"],
-            frozenset(parameters["ignore_labels"]),
-        )
+        strategy = parameters["aggregation_strategy"]
+        ignored = frozenset(parameters["ignore_labels"])
         tokens = list(self._tokens(text, first, encoding, scores))
         if strategy in ("first", "average", "max"):
             tokens = [self._word(group, strategy) for group in _words(tokens)]
@@ -126,7 +125,8 @@ class TokenClassification(Task):
             if self.knows_words:
                 continues = len(piece) != end - start
             else:
-                continues = start > 0 and " " not in text[start - 1 : start + 1]
+                around = text[start - 1 : start + 1]
+                continues = start > 0 and " " not in around
             word = text[start:end] if unknown else piece
             yield self._token(word, row, start, end, continues and not unknown)
 
@@ -158,9 +158,9 @@ class TokenClassification(Task):
     def _group(self, tokens: Sequence[Token]) -> Entity:
         text = self.tokenizer.joined([token.text for token in tokens])
         score = float(np.mean([token.score for token in tokens]))
-        return _entity(
-            tokens[0].tag.split("-", 1)[-1], score, text, tokens[0].start, tokens[-1].end
-        )
+        first = tokens[0]
+        tag = first.tag.split("-", 1)[-1]
+        return _entity(tag, score, text, first.start, tokens[-1].end)
 
 
 def _entity(tag: str, score: float, word: str, start: int, end: int) -> Entity:

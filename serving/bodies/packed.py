@@ -24,7 +24,9 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
         raise UnsupportedMediaType(
             f"Content-Encoding must be gzip, deflate or identity, not '{encoding}'"
         )
-    rest, content, members = memoryview(body), bytearray(), 0
+    rest = memoryview(body)
+    content = bytearray()
+    members = 0
     try:
         while rest:
             members += 1
@@ -40,7 +42,8 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 def _inflate_member(packed: memoryview, content: bytearray, limit: int) -> int:
     """Append the content of the first member to `content`, and return the member's packed length.
     zlib copies the data behind a member, so it gets the data in pieces."""
-    member, end = zlib.decompressobj(DETECT), 0
+    member = zlib.decompressobj(DETECT)
+    end = 0
     while not member.eof:
         piece = packed[end : end + PIECE]
         if not piece:

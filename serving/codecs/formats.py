@@ -25,13 +25,19 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     """Return the bytes that the decoder of this format holds beside the image that it fills.
     `scans` are those of its JPEG data. Raise DecodingError for a file that takes too much work or
     has several frames."""
-    pixels, tags = image.width * image.height, None
+    pixels = image.width * image.height
+    tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
-        tags, side = image.tag_v2, max(image.size)  # a rotated image has its sides exchanged
+        tags = image.tag_v2
+        side = max(image.size)  # a rotated image has its sides exchanged
         rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
-        width, length = tags.get(TiffImagePlugin.TILEWIDTH), tags.get(TiffImagePlugin.TILELENGTH)
+        width = tags.get(TiffImagePlugin.TILEWIDTH)
+        length = tags.get(TiffImagePlugin.TILELENGTH)
         # libtiff unpacks one strip or tile at a time, which may be larger than its image.
-        pixels = int(width) * int(length) if width and length else min(rows * side, pixels)
+        if width and length:
+            pixels = int(width) * int(length)
+        else:
+            pixels = min(rows * side, pixels)
         scans = scans if "jpeg" in str(image.info.get("compression", "")) else 0
     if scans * pixels > SCANS * max_image_pixels:
         raise DecodingError(
@@ -47,7 +53,8 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
         samples = int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
-        return pixels * max(bits * samples // 8, PIXEL) + (coefficients if scans else 0)
+        memory = pixels * max(bits * samples // 8, PIXEL)
+        return memory + coefficients if scans else memory
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
     return coefficients if scans > 1 else 0
@@ -62,7 +69,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     result = Image.new("RGB", image.size)
     rows = max(1, STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
-        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        bottom = min(top + rows, image.height)
+        strip = image.crop((0, top, image.width, bottom))
         result.paste(_strip_to_rgb(strip), (0, top))
     return result
 
@@ -70,7 +78,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _strip_to_rgb(image: Image.Image) -> Image.Image:
     # a copy without its info, because Pillow knows no transparency of these modes
     if image.mode[0] in "IF":
-        return Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8)).convert("RGB")
+        levels = np.asarray(image).clip(0, 255).astype(np.uint8)
+        return Image.fromarray(levels).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)

@@ -24,7 +24,8 @@ class Monitoring:
     """Answers /ping, and writes /metrics. The supervisor writes `status_file`."""
 
     def __init__(self, registry: Registry, status_file: Path) -> None:
-        self.registry, self.status_file = registry, status_file
+        self.registry = registry
+        self.status_file = status_file
 
     def check(self) -> None:
         """Raise TritonUnavailable, or the error that says why a model does not serve. Never wait
@@ -47,17 +48,20 @@ class Monitoring:
     def describe_triton(self) -> str:
         """Return the supervisor's report about tritonserver in words; "" if there is none."""
         process = read_tritonserver(self.status_file)
+        if process.state == "unknown":
+            return ""
         last = f", after it {process.last_exit}" if process.last_exit else ""
-        is_known = process.state != "unknown"
-        return f"tritonserver is {process.state} (start {process.starts}{last})" if is_known else ""
+        return f"tritonserver is {process.state} (start {process.starts}{last})"
 
     def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
         """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it
         answers."""
         try:
-            triton, is_up = self.registry.gateway.metrics(), True
+            triton = self.registry.gateway.metrics()
+            is_up = True
         except (TritonUnavailable, TritonTimeout):
-            triton, is_up = b"", False
+            triton = b""
+            is_up = False
         starts = CounterMetricFamily(
             "serve_process_starts", "Starts of each process", labels=["process"]
         )
@@ -68,7 +72,8 @@ class Monitoring:
         crashes = CounterMetricFamily(
             "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
         )
-        for name, times in sorted(self.registry.table.look().deaths.items())[:MOST_MODELS]:
+        deaths = sorted(self.registry.table.look().deaths.items())
+        for name, times in deaths[:MOST_MODELS]:
             crashes.add_metric([name], times)
         flying = GaugeMetricFamily(
             "serve_in_flight", "Requests in flight in the Flask app", value=in_flight

@@ -148,7 +148,8 @@ class OnChange(AtStart):
         Triton runs."""
         self.manager.gateway.is_live()
         graph = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
-        order, load = list(TopologicalSorter(graph).static_order()), secrets.token_hex(8)
+        order = list(TopologicalSorter(graph).static_order())
+        load = secrets.token_hex(8)
         copies = {}
         # models of one repository are copied side by side, for their clients/
         for name, model in folders.items():
@@ -170,13 +171,13 @@ class OnChange(AtStart):
                     self._serve(name, folders[name], copies[name], load)
             except Rejected as err:
                 for name in order:
-                    if (served := self.manager.get(name)) is None or served.folder != str(
-                        copies[name]
-                    ):
+                    served = self.manager.get(name)
+                    if served is None or served.folder != str(copies[name]):
                         _remove(copies[name])
                 reasons = err.args
                 for name in order:
-                    ours, source = str(copies[name].parent), str(folders[name].folder.parent)
+                    ours = str(copies[name].parent)
+                    source = str(folders[name].folder.parent)
                     reasons = tuple(reason.replace(ours, source) for reason in reasons)
                 raise Rejected(*reasons) from err
         gone_first = TopologicalSorter(
@@ -276,8 +277,10 @@ def _units(
     }
     while pending:
         unit = {pending.pop()}
-        while more := {linked for pair in pairs if unit & set(pair) for linked in pair} - unit:
-            unit |= more
+        size = 0
+        while len(unit) > size:
+            size = len(unit)
+            unit.update(*(pair for pair in pairs if not unit.isdisjoint(pair)))
         pending -= unit
         yield unit
 

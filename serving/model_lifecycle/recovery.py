@@ -58,7 +58,8 @@ class Recovery:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._stubs, self._histories = Stubs(), dict[tuple[str, str], _History]()
+        self._stubs = Stubs()
+        self._histories: dict[tuple[str, str], _History] = {}
         self._pid, self._reloads, self._looked = 0, 0, 0.0
         self._reports: deque[Report] = deque()
         # a model, whether it serves, when its reload ended

@@ -41,7 +41,8 @@ class Table:
         read = self._read  # another thread may replace it
         if read[0] != version:
             with self.file.open("rb") as opened:
-                version, document = os.fstat(opened.fileno()).st_mtime_ns, json.load(opened)
+                version = os.fstat(opened.fileno()).st_mtime_ns
+                document = json.load(opened)
             entries = document["entries"].items()
             loads = {
                 name: Entry(**fields | {"parts": tuple(fields["parts"])})

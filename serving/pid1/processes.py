@@ -290,9 +290,9 @@ def nginx(
     # Otherwise nginx spends half of its time for a tensor of 600 kB on returning memory and
     # requesting it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
-    inherited = (
-        {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
-    )
+    inherited = {}
+    if listeners:
+        inherited["NGINX"] = "".join(f"{listener.fileno()};" for listener in listeners)
     environ = {**environ, **heap, **inherited}
     return Process(
         "nginx",

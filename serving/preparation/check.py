@@ -27,8 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clients.base import Model
+from serving.bodies.decoder import Decoder
 from serving.bodies.examples import ask_example
-from serving.bodies.instances import Decoder
 from serving.clients import make_client
 from serving.codecs import Limits
 from serving.errors import ConfigError, ServingError, TritonUnavailable

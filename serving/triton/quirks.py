@@ -131,6 +131,6 @@ STUB_SECONDS = 3.0
 # tests/fuzz/test_sequences.py holds.
 
 # The first dimension of a batch without rows. Triton takes such a batch and never answers, whatever
-# the backend; it answers all other empty shapes. request.py refuses it. Goes when
+# the backend; it answers all other empty shapes. job.py refuses it. Goes when
 # tests/endpoint/test_hostile_bodies.py holds.
 NO_ROWS = (0,)

@@ -2,7 +2,7 @@
 
 import gzip
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +15,9 @@ from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_body
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import JSON, Codec
+from serving.job import Reply
 from serving.model_status.served_model import ServedModel
-from serving.request import Reply, Request
+from serving.request import Request
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
 
@@ -67,11 +68,11 @@ class Answer:
     def send(self) -> None:
         pass
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         pass
 
-    def result(self) -> InferReply:
-        return InferReply("1", self.request.inputs)
+    def __iter__(self) -> Iterator[InferReply]:
+        yield InferReply("1", self.request.inputs)
 
 
 def served(datatype: str = "FP32", client: bool = False) -> ServedModel:

@@ -18,8 +18,9 @@ from serving.bodies.reading import Body, read_body
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
 from serving.headers import Sequencing
+from serving.job import Reply, Run
 from serving.model_status.served_model import ServedModel
-from serving.request import Reply, Request
+from serving.request import Request
 from serving.triton.tensors import InferReply, Tensor
 from tests.bodies.hostile import (
     CLIENT,
@@ -94,8 +95,9 @@ def sequences(*id_types: str) -> ServedModel:
 def sent(model: ServedModel, parameters: object) -> dict[str, object]:
     """Return the parameters that Triton would get."""
     data = b'{"inputs":[%b],"parameters":%b}' % (ONE, json.dumps(parameters).encode())
-    (batch,) = read_body(JSON_TYPE, data).bind(model, Request("id")).batches()
-    return dict(batch.parameters)
+    step = read_body(JSON_TYPE, data).bind(model, Request("id")).prepare()
+    assert step.is_last
+    return dict(step.parameters)
 
 
 ID_TYPES: tuple[tuple[tuple[str, ...], list[int | str], list[object]], ...] = (
@@ -294,7 +296,7 @@ def test_refuse_npy_for_strings_of_very_different_lengths() -> None:
 def test_free_the_instances_of_earlier_batches() -> None:
     """All images of a body, if decoded at once, would take a thousand times its length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
-    results = body.bind(CLIENT, Request("id")).results(Echo())
+    results = Run(body.bind(CLIENT, Request("id")), Echo()).results()
     assert [list(result.instances) for result in results] == [[]] * 13
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from clients.base import Model, TensorSpec
 from clients.table import Client
+from serving.bodies.documents import FlatBody
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
@@ -63,12 +64,19 @@ class Anything(Length):
 
 def test_check_the_keys_of_an_instance_if_the_client_names_them() -> None:
     body = read_body("", b'{"instances": [{"petal": 1, "sepals": 2}]}')
-    assert len(list(body.bind(client_of(1, Anything), Request("id")).batches())) == 1
+    assert body.bind(client_of(1, Anything), Request("id")).prepare().is_last
     with pytest.raises(DecodingError, match="'sepals'") as raised:
-        list(body.bind(client_of(1, Flower), Request("id")).batches())
+        body.bind(client_of(1, Flower), Request("id")).prepare()
     assert (raised.value.instance, raised.value.field) == (0, "instances")
     with pytest.raises(InvalidRequest, match="'petals'; did you mean 'petal'"):
         read_body("", b'{"petals": 1}').bind(client_of(1, Flower), Request("id"))
+
+
+def test_an_empty_list_of_instances_is_refused_by_generate() -> None:
+    """Any other route takes it for an empty list of tensors."""
+    body = FlatBody({"inputs": []}, generates=True)
+    with pytest.raises(InvalidRequest, match="'inputs' is an empty list"):
+        body.bind(client_of(1, Anything), Request("id"))
 
 
 @pytest.mark.parametrize("size", ["", "-1", "1.5", "x", "3", "9" * 5000, "\u0663"])
