@@ -72,7 +72,7 @@ def test_check_the_keys_of_an_instance_if_the_client_names_them() -> None:
         read_body("", b'{"petals": 1}').bind(client_of(1, Flower), Request("id"))
 
 
-def test_an_empty_list_of_instances_is_refused_by_generate() -> None:
+def test_refuse_an_empty_list_of_instances_in_generate() -> None:
     """Any other route takes it for an empty list of tensors."""
     body = FlatBody({"inputs": []}, generates=True)
     with pytest.raises(InvalidRequest, match="'inputs' is an empty list"):
