@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 from msgspec import UNSET
 
+from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.values import (
     DATATYPES,
@@ -28,6 +29,7 @@ from serving.bodies.values import (
     request_parameters,
 )
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, Deadline, check_count, in_time
+from serving.codecs import ROW
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_END
 from serving.job import Job, Reply, Step
@@ -113,6 +115,8 @@ class TensorJob(Job):
             self.document, self.body.binary, self.body.length, self.request.deadline
         )
         model = self.served.model
+        if self.served.client and self.served.client.codec is ROW:
+            inputs = [widened(tensor, model.inputs) for tensor in inputs]
         batch = [-1] if model.max_batch_size else []
         shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
         if shapes and not inputs:
@@ -244,6 +248,15 @@ def read_inputs(
             f"{len(binary)} bytes of the body belong to no input (binary_data_size)"
         )
     return inputs
+
+
+def widened(tensor: Tensor, specs: Sequence[TensorSpec]) -> Tensor:
+    """Return FP32 numbers as FP64 if the model's input of that name is FP64: tables took FP32
+    before they took FP64."""
+    is_wider = any(spec.name == tensor.name and spec.datatype == "FP64" for spec in specs)
+    if tensor.datatype != "FP32" or not is_wider:
+        return tensor
+    return Tensor.of(tensor.name, tensor.array().astype(np.float64), "FP64")
 
 
 def write_reply(
