@@ -92,10 +92,10 @@ class Job:
         answers (quirks.py)."""
         served = self.served
         inputs = [tensor.name for tensor in step.inputs]
-        _check_names(served, "input", inputs, served.model.inputs)
-        _check_names(served, "output", step.outputs, served.model.outputs)
         if len(set(inputs)) < len(inputs):
             raise InvalidRequest("the request names an input twice; send each input once")
+        _check_names(served, "input", inputs, served.model.inputs)
+        _check_names(served, "output", step.outputs, served.model.outputs)
         if served.model.max_batch_size or served.batched_parts:
             _check_rows(step.inputs)
         return InferRequest(
