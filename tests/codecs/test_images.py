@@ -6,11 +6,12 @@ A measured one is decoded in a process of its own, which says how far its memory
 
 import logging
 import random
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from io import BytesIO
 
+import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.codecs.image import Header, most_memory
 from serving.errors import DecodingError
 from tests.support.harness import ROOT, encoded
-from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, turned
+from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, png, tiff, turned
 
 BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
 # pytest has filters of its own
@@ -100,7 +101,7 @@ def test_no_image_takes_more_memory_than_the_limit_says(
 ) -> None:
     data = LARGEST[name]()
     rise, answer = measured(data, side)
-    assert answer.startswith(f"({side or ''}")
+    assert answer.startswith("the TIFF image has pixels" if name == "floats" else f"({side or ''}")
     assert (
         rise - len(data)
         < Header(data, Limits(PIXELS)).memory + BESIDE
@@ -115,14 +116,63 @@ def test_a_model_that_decodes_by_itself_is_not_given_them_either(name: str) -> N
         ENCODED_IMAGE.from_bytes(make(), Limits(PIXELS))
 
 
-@pytest.mark.parametrize(
-    ("format", "kind"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2"), ("TIFF", "<i4")]
-)
-def test_a_grey_image_of_more_than_8_bits_is_pillow_s_rgb(format: str, kind: str) -> None:
-    levels = np.arange(0, 2**16, 16).reshape(64, 64).astype(kind)
-    file = encoded(Image.fromarray(levels), format)
-    wanted = Image.open(BytesIO(file)).convert("I").convert("RGB")
-    assert np.array_equal(IMAGE.from_bytes(file, Limits()), np.asarray(wanted))
+LEVELS = np.arange(0, 2**16, 16, np.uint16).reshape(64, 64)
+
+
+@pytest.mark.parametrize(("format", "kind"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
+def test_a_16_bit_grey_image_is_what_opencv_reads(format: str, kind: str) -> None:
+    file = encoded(Image.fromarray(LEVELS.astype(kind)), format)
+    wanted = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
+    assert np.array_equal(IMAGE.from_bytes(file, Limits()), wanted)
+
+
+@pytest.mark.parametrize("format", [".png", ".tiff"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_images_of_opencv_have_the_high_bytes(format: str, channels: int) -> None:
+    file = cv2.imencode(format, np.dstack([LEVELS] * channels))[1].tobytes()
+    assert np.array_equal(IMAGE.from_bytes(file, Limits()), np.dstack([LEVELS >> 8] * 3))
+
+
+@pytest.mark.parametrize(("alpha", "level"), [(0, 255), (65535, 3)])
+def test_an_alpha_channel_of_16_bits_is_laid_on_white(alpha: int, level: int) -> None:
+    file = cv2.imencode(".png", np.array([[[1000, 1000, 1000, alpha]]], np.uint16))[1].tobytes()
+    assert IMAGE.from_bytes(file, Limits()).getpixel((0, 0)) == (level,) * 3
+
+
+def test_grey_of_16_bits_with_a_transparent_alpha_channel_is_white() -> None:
+    file = png(colour=4, row=4 * 8, depth=16, side=8)
+    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(64, (255, 255, 255))]
+
+
+def test_a_transparent_level_of_16_bits_is_white() -> None:
+    file = encoded(Image.fromarray(LEVELS), "PNG", transparency=1600)
+    wanted = np.where(LEVELS == 1600, 255, LEVELS >> 8)
+    assert np.array_equal(np.asarray(IMAGE.from_bytes(file, Limits()))[..., 0], wanted)
+
+
+@pytest.mark.parametrize(("white_is_zero", "level"), [(0, 255 - 0xAB), (1, 0xAB)])
+def test_a_16_bit_tiff_whose_white_is_zero_is_inverted(white_is_zero: int, level: int) -> None:
+    file = grey_tiff(16, struct.pack("<2H", 0xABCD, 0xABCD), white_is_zero)
+    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(2, (level,) * 3)]
+
+
+def test_the_high_bytes_of_a_12_bit_tiff_are_its_first_8_bits() -> None:
+    file = grey_tiff(12, b"\xab\xca\xbc")
+    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(2, (0xAB,) * 3)]
+
+
+def grey_tiff(bits: int, pixels: bytes, photometric: int = 1) -> bytes:
+    """Two pixels in one row."""
+    values = {256: 2, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 0, 277: 1, 279: len(pixels)}
+    values[273] = len(tiff([(tag, 3, 1, 0) for tag in values]))
+    return tiff([(tag, 3, 1, value) for tag, value in values.items()], pixels)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("<f4", "F"), ("<i4", "I")])
+def test_pixels_without_a_white_are_refused_in_words(kind: str, mode: str) -> None:
+    file = encoded(Image.fromarray(LEVELS.astype(kind)), "TIFF")
+    with pytest.raises(DecodingError, match=rf"mode {mode}\); send 8 or 16 unsigned bits"):
+        IMAGE.from_bytes(file, Limits())
 
 
 def test_the_pixels_of_every_strip_are_converted() -> None:
