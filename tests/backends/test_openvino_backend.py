@@ -184,6 +184,10 @@ def test_wrong_shapes_are_their_own_caller_s_fault(client: Client) -> None:
     assert answer.status() == "StatusCode.INVALID_ARGUMENT"
 
 
+def test_a_free_size_in_the_config_accepts_the_one_that_openvino_computes(client: Client) -> None:
+    assert_served(client, "half", {"x": RANDOM.random((3, 8), dtype=np.float32)})
+
+
 def test_a_model_that_was_warmed_up_is_served(client: Client) -> None:
     assert executions(client, "lookup") == (8, 1)
     answer = infer(client, "lookup", {"index": np.array([[3], [0]], dtype=np.int64)})
