@@ -68,9 +68,9 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
                 choices[name] = choice
         except Unreadable as err:
             chosen.unreadable[name] = str(err)
-    warnings = [*chosen.warnings, *choice_lines(choices, refused=True)]
     if stages and (settings.policy.copied or not chosen.unreadable):
-        _stage(settings, backends, chosen)
+        choices |= _stage(settings, backends, chosen)
+    warnings = [*chosen.warnings, *choice_lines(choices, refused=True)]
     unreadable = list(chosen.unreadable.values())
     if stages and settings.policy.copied:
         warnings += [f"{text}; the start goes on without it" for text in unreadable]
@@ -95,15 +95,12 @@ class Served:
     unreadable: dict[str, str]
 
 
-def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
+def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
     """Stage every model that is not `unreadable`, and write the first table. tritonserver loads
     them whenever it starts; later only the model manager changes them. Add to `unreadable` the
-    models that cannot be staged. Raise OSError."""
-    store, entries, signatures = (
-        Store(settings.staged_folder, settings, backends),
-        dict[str, Entry](),
-        dict[str, str](),
-    )
+    models that cannot be staged. Return the choices of engines. Raise OSError."""
+    store = Store(settings.staged_folder, settings, backends)
+    entries, signatures, choices = dict[str, Entry](), dict[str, str](), dict[str, Choice]()
     for column, (name, folder) in enumerate(chosen.models.items()):
         load, copied, config = secrets.token_hex(8), folder, chosen.configs[name]
         clients = shared_clients(folder, config) if settings.policy.copied else None
@@ -114,7 +111,8 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
             copy_model(folder, copied := settings.copies_folder / load / name, clients)
             config = None  # read the copy's configuration, because the folder may have changed
         try:
-            store.stage(copied, name, config=config)
+            if choice := store.stage(copied, name, config=config):
+                choices[name] = choice
         except ConfigError as err:
             chosen.unreadable[name] = str(err).replace(str(copied), str(folder))
             continue
@@ -136,6 +134,7 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
         Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items()
     )
     Table(settings.table_file).write(Models(entries, rejected))
+    return choices
 
 
 def served(
