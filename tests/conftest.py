@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.harness import (
+    BUNDLED,
     FP32,
     ROOT,
     Server,
@@ -20,7 +21,7 @@ from tests.support.harness import (
 )
 from tests.support.started import end_all, ended_on_failure
 
-BUNDLED = ("resnet", "yolov5", "bert")
+SERVED = ("resnet", "yolov5", "bert")
 MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
 
 # A shell that runs the tests in the background ignores SIGINT, and so would every program that they
@@ -79,10 +80,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled models and those that the tests make."""
-    folder = tmp_path_factory.mktemp("repository")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of the bundled models, whatever else is in the checkout's."""
+    folder = tmp_path_factory.mktemp("bundled")
     for name in BUNDLED:
+        link_model(ROOT / "model_repository" / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of the bundled models, and those that the tests make."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in SERVED:
         link_model(ROOT / "model_repository" / name, folder)
     make_identity(folder)
     make_scale(folder)

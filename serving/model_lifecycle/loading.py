@@ -22,10 +22,12 @@ def load(
     except (OutOfMemory, TritonTimeout, TritonUnavailable):
         raise
     except ServingError as err:
-        with store.lock:  # Triton fails if a staged folder changes meanwhile
-            index = gateway.index()
-        failed = {each.name: each.reason for each in index if each.has_failed}
-        reasons = {part: failed[part] for part in parts if part in failed} | {name: str(err)}
+        reasons = {name: str(err)}
+        if parts:
+            with store.lock:  # Triton fails if a staged folder changes meanwhile
+                index = gateway.index()
+            failed = [each for each in index if each.has_failed and each.name in parts]
+            reasons |= {each.name: each.reason for each in failed}
         left = [leave_openvino(store, each, reason) for each, reason in reasons.items()]
         if not any(left):
             raise

@@ -58,14 +58,15 @@ def fixed_inside() -> bytes:
 def half() -> bytes:
     """y is the first half of the columns of x, cut at a computed place: ONNX Runtime leaves the
     number of its columns free, OpenVINO computes 4."""
-    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+    parsed = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         half (float[n, 8] x) => (float[n, half] y)
         <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}> {
             sizes = Shape(x)
             width = Gather(sizes, one)
             end = Div(width, two)
             y = Slice(x, zero, end, one)
-        }""").SerializeToString()
+        }""")
+    return bytes(parsed.SerializeToString())
 
 
 def every_number() -> bytes:
