@@ -21,6 +21,7 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder import ModelSpec, read_config
 from build_engines.request import Request
 from clients.bert import TASKS
+from serving.errors import InvalidRequest
 from tests.clients.text_models import (
     FAMILIES,
     FROM_PADDING,
@@ -96,6 +97,57 @@ def test_a_cross_encoder_of_sentence_transformers_ranks(tmp_path: Path) -> None:
     assert prediction["ranking"][0]["score"] == pytest.approx(
         network(**encoded).logits.item(), abs=1e-4
     )
+
+
+def cross_encoder(folder: Path, activation: str, labels: int = 1) -> Path:
+    """Write what the CrossEncoder of sentence-transformers 6.2 writes."""
+    checkpoint = save_checkpoint(folder, "text-ranking", num_labels=labels)
+    change(folder / "config_sentence_transformers.json", model_type="CrossEncoder")
+    change(
+        folder / "config_sentence_transformers.json",
+        activation_fn=f"torch.nn.modules.{activation}",
+        default_prompt_name=None,
+        prompts={},
+    )
+    modules("Transformer")(folder)
+    sentence = {"transformer_task": "sequence-classification", "module_output_name": "scores"}
+    change(folder / "sentence_bert_config.json", **sentence)
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [("linear.Identity", lambda logit: logit), ("activation.Sigmoid", torch.sigmoid)],
+)
+def test_a_cross_encoder_that_version_6_wrote_ranks(
+    activation: str, function: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    checkpoint = cross_encoder(tmp_path / "checkpoint", activation)
+    for asked in ("", "text-ranking"):
+        model_spec = built(checkpoint, tmp_path / f"model{asked}", task=asked)
+        assert model_spec.settings["task"] == "text-ranking"
+    served = Served(tmp_path / "model", **model_spec.settings)
+    (prediction,) = served.predict([{"query": "a", "documents": ["the cat"]}])
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    logit = network(**tokenizer("a", "the cat", return_tensors="pt")).logits
+    expected = pytest.approx(function(logit).item(), abs=1e-4)
+    assert prediction["ranking"][0]["score"] == expected
+
+
+def test_what_a_cross_encoder_does_beside_its_network_is_refused(tmp_path: Path) -> None:
+    checkpoint = cross_encoder(tmp_path / "checkpoint", "activation.Tanh")
+    built(checkpoint, tmp_path / "model")
+    with pytest.raises(InvalidRequest, match=r"activation\.Tanh"):
+        Served(tmp_path / "model", task="text-ranking")
+    change(checkpoint / "config_sentence_transformers.json", default_prompt_name="query")
+    with pytest.raises(BuildError, match="default_prompt_name"):
+        built(checkpoint, tmp_path / "prompted")
+    modules("Transformer", "Dense")(checkpoint)
+    with pytest.raises(
+        BuildError, match=r"Transformer, Dense; .* text-ranking is Transformer alone"
+    ):
+        built(checkpoint, tmp_path / "dense")
 
 
 def drop(folder: Path, name: str) -> None:
