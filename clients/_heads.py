@@ -94,6 +94,9 @@ def head_of(
         )
     head = _head(table, layout, masks, keypoints, labels)
     if layout == AUTO and head.layout != FINAL and _is_strange(table, head.classes == labels):
+        if table[1] == BOX[FINAL] + 1:
+            flaw = "has a seventh value after NMS: the angle of an oriented box (obb)"
+            raise refused(shape, f"{flaw}, or the number of the image", DETECTION)
         remedy = (
             f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: "
             "--set layout=yolov5"
@@ -117,13 +120,12 @@ def _head(table: Shape, layout: str, masks: int, keypoints: tuple[int, int], lab
     more = masks + keypoints[0] * keypoints[1]
     if layout == AUTO:
         few = 0 < table[0] <= MOST_FINAL or (table[0] == -1 and labels > 1)
-        layout = (
-            FINAL
-            if few and table[1] == BOX[FINAL] + more
-            else COLUMNS
-            if 0 < table[0] < table[1]
-            else ROWS
-        )
+        by_labels = {table[0] - BOX[COLUMNS] - more: COLUMNS, table[1] - BOX[ROWS] - more: ROWS}
+        layout = COLUMNS if 0 < table[0] < table[1] else ROWS
+        if labels and len(by_labels) == 2:  # else both fit the same number of labels
+            layout = by_labels.get(labels, layout)
+        if few and table[1] == BOX[FINAL] + more:
+            layout = FINAL
     values = table[0] if layout == COLUMNS else table[1]
     if layout != FINAL:
         return Head(

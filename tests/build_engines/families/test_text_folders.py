@@ -337,6 +337,25 @@ def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
         build(Request("own", **(options | {"client": ""}), tokenizer=checkpoint))
 
 
+def test_a_file_that_takes_its_tokens_as_int32_gets_them_so(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
+    whole = built(checkpoint, tmp_path / "whole")
+    model = onnx.load(tmp_path / "whole/1/model.onnx")
+    names = {port.name for port in model.graph.input}
+    for node in model.graph.node:
+        node.input[:] = [f"{name}_64" if name in names else name for name in node.input]
+    for port in model.graph.input:
+        port.type.tensor_type.elem_type = onnx.TensorProto.INT32
+        cast = helper.make_node("Cast", [port.name], [f"{port.name}_64"], to=onnx.TensorProto.INT64)
+        model.graph.node.insert(0, cast)
+    onnx.save(model, tmp_path / "int32.onnx")
+    options: dict[str, Any] = {"weights": str(tmp_path / "int32.onnx"), "tokenizer": checkpoint}
+    options |= {"client": "bert", "task": "text-classification"}
+    folder, _ = build(Request("own", **options, repository=tmp_path / "repository"))
+    wanted = Served(tmp_path / "whole", **whole.settings).predict(TEXTS[:1])
+    assert Served(folder, task="text-classification").predict(TEXTS[:1]) == wanted
+
+
 def file_with_scores(checkpoint: Path, folder: Path, operator: str) -> Path:
     """Write the checkpoint as an ONNX file whose logits go through the operator."""
     built(checkpoint, folder)
