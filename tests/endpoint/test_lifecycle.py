@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.pid1.test_serve import run
 from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper, wait_until
 from tests.support.load import Load
 from tests.support.streaming_models import make_teller
@@ -43,6 +44,16 @@ def test_a_signal_before_anything_is_started_ends_the_start(small: Path, tmp_pat
     assert not server.run_dir.exists()
     assert server.stop() == 0
     assert not server.run_dir.exists()
+
+
+def test_neither_a_start_nor_a_check_writes_into_the_folder_of_a_model(
+    small: Path, tmp_path: Path
+) -> None:
+    """The Python backend's stub would write bytecode there."""
+    before = set(small.rglob("*"))
+    assert Server(tmp_path, small).wait_ready().stop() == 0
+    assert run("--check", SERVE_MODEL_REPOSITORY=str(small)).returncode == 0
+    assert set(small.rglob("*")) == before
 
 
 def test_sigint_while_starting_stops_everything(small: Path, tmp_path: Path) -> None:

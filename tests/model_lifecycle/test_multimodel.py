@@ -215,6 +215,9 @@ def test_invocations_find_a_model_by_its_target(
     reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor(2.0)]})
     assert reply.status_code == 200, reply.text
     assert reply.json()["outputs"][0]["data"] == [2 * factor]
+    assert reply.json()["model_name"] == target
+    predicted = running.server.post(headers={TARGET: target}, json={"instances": [1]})
+    assert predicted.json()["model_name"] == target
 
 
 def test_neither_triton_nor_the_manager_listens_on_a_port(running: Container) -> None:

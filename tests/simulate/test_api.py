@@ -78,6 +78,7 @@ def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(
     reply = invoke(simulation, model, body, kind, InferenceId="mine")
     whole = predictions(reply["Body"].read())
     assert len(whole) == 1
+    assert reply["ResponseMetadata"]["RequestId"]
     fields = [
         reply[name] for name in ("ContentType", "InvokedProductionVariant", "CustomAttributes")
     ]
