@@ -20,6 +20,7 @@ from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models, Rejection
+from serving.repository.ensembles import at_root, contents, listed, missing_part, no_version
 from serving.repository.layout import (
     CLIENTS,
     CONFIG,
@@ -45,8 +46,6 @@ from serving.repository.model_config import (
 )
 from serving.repository.staging import Store, copy_model, signature
 from serving.settings.table import Settings
-
-LISTED = 8  # names in a message
 
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
@@ -155,7 +154,7 @@ def served(
     named = [*load, *filter(None, [default])]
     where = (
         f"there is no folder of that name in {', '.join(map(str, final))}; its models are: "
-        f"{_list(models)}"
+        f"{listed(models)}"
     )
     variables = {default: "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"} | dict.fromkeys(
         load, "SERVE_LOAD_MODELS"
@@ -178,10 +177,7 @@ def served(
         if name in configs:
             continue
         if name not in models:
-            mistakes.append(
-                f"the model '{user}' calls '{name}', which does not exist; the models are: "
-                f"{_list(models)}"
-            )
+            mistakes.append(missing_part(models[user], name, list(models)))
             continue
         try:
             configs[name] = read_config(models[name], device)
@@ -189,16 +185,8 @@ def served(
             configs[name], unreadable[name] = ModelConfig(), str(err)
         pending += [(part, name) for part in parts_of(configs[name])]
         if not versions(models[name]):
-            expected = (
-                "that may be empty"
-                if backend_of(configs[name]) == ENSEMBLE
-                else "with the model file in it"
-            )
-            problem = (
-                f"found {_contents(models[name])} in {models[name]}; expected a folder named "
-                "by a number from 1"
-            )
-            mistakes.append(f"the model '{name}' has no version: {problem} {expected}")
+            is_ensemble = backend_of(configs[name]) == ENSEMBLE
+            mistakes.append(no_version(models[name], is_ensemble))
     _refuse(mistakes, example)
     return Served(
         final, {name: models[name] for name in configs}, configs, default, warnings, unreadable
@@ -223,7 +211,7 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
             if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
         ]:
             yield (
-                f"the user of this process, {os.geteuid()}, may not read {_list(closed)}: chmod "
+                f"the user of this process, {os.geteuid()}, may not read {listed(closed)}: chmod "
                 f"-R a+rX {folder}"
             )
 
@@ -275,7 +263,7 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
         models = named | models
     if not models and not mistakes:
         mistakes = [
-            f"there is no model in {folder}: found {_contents(folder)}" for folder in folders
+            f"there is no model in {folder}: found {contents(folder)}" for folder in folders
         ]
     _refuse(mistakes, example)
     return models
@@ -285,24 +273,7 @@ def _mistake_at_root(folder: Path) -> str:
     name = folder.resolve().name or "MODEL"
     with suppress(Unreadable):
         name = read_config(folder, "").name or name
-    files = " ".join(
-        sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    )
-    return (
-        f"a model is at the root of the model repository {folder} (found "
-        f"{_contents(folder)}), but it must be in a folder with the model's name: mkdir "
-        f"{name} && mv {files} {name}/"
-    )
-
-
-def _contents(folder: Path) -> str:
-    return _list(path.name + ("/" if path.is_dir() else "") for path in sorted(folder.iterdir()))
-
-
-def _list(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
-    return ", ".join(ordered[:LISTED]) + more or "nothing"
+    return at_root(folder, name)
 
 
 if __name__ == "__main__":

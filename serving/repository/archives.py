@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from serving.errors import ConfigError, InvalidRequest
+from serving.repository.ensembles import check_parts
 from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
 
@@ -54,7 +55,9 @@ def locate(url: str, root: Path) -> Archive:
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
     _check_entries(path, root)
-    return Archive(path, (path,)) if (path / CONFIG).is_file() else _of_folders(path)
+    archive = Archive(path, (path,)) if (path / CONFIG).is_file() else _of_folders(path)
+    check_parts(archive.folder, archive.parts)
+    return archive
 
 
 def _check_entries(path: Path, root: Path) -> None:
