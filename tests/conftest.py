@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.harness import (
+    BUNDLED,
     FP32,
     ROOT,
     Server,
@@ -17,14 +18,23 @@ from tests.support.harness import (
 
 pytest_plugins = ("tests.support.plugin",)
 
-BUNDLED = ("resnet", "yolov5", "bert")
+SERVED = ("resnet", "yolov5", "bert")
+
+
+@pytest.fixture(scope="session")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a repository of the bundled models, whatever else is in the checkout's."""
+    folder = tmp_path_factory.mktemp("bundled")
+    for name in BUNDLED:
+        link_model(ROOT / "model_repository" / name, folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository with the bundled models and those that the tests make."""
+    """Return a repository with three of the bundled models and those that the tests make."""
     folder = tmp_path_factory.mktemp("repository")
-    for name in BUNDLED:
+    for name in SERVED:
         link_model(ROOT / "model_repository" / name, folder)
     make_identity(folder)
     make_scale(folder)

@@ -89,6 +89,8 @@ class TextTokenizer:
         name for which text of a pair is truncated. Raise ConfigError if the folder has no tokenizer
         that can be read."""
         self.config = _read_json(folder / "config.json")
+        # prompts of an embedding, what follows the scores of a CrossEncoder
+        self.sentence_transformers = _read_json(folder / "config_sentence_transformers.json")
         self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(
             folder / "tokenizer_config.json"
         )

@@ -167,7 +167,7 @@ class FlatJob(Job):
             values = json_values(tensor)
             fields[tensor.name] = values[0] if len(values) == 1 else values
         fields |= {
-            "model_name": self.served.name,
+            "model_name": self.served.public_name,
             "model_version": result.version,
             **result.parameters,
         }

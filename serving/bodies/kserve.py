@@ -283,7 +283,7 @@ def write_reply(
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **data}
         )
     document: dict[str, Any] = {"id": own_id} if own_id else {}
-    document |= {"model_name": served.name, "model_version": reply.version}
+    document |= {"model_name": served.public_name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
     return orjson.dumps({**document, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
 
