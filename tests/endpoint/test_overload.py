@@ -117,7 +117,7 @@ def test_callers_who_leave_keep_their_slots_until_the_work_is_done(running: Serv
     has left."""
     body = json.dumps({"model_name": "sleeper", "instances": [30]}).encode()
     head = (
-        "POST /invocations HTTP/1.1\r\nHost: x\r\nAccept: application/json, "
+        "POST /invocations HTTP/1.1\r\nHost: localhost\r\nAccept: application/json, "
         "text/event-stream;q=0.1\r\n"
     )
     for number in range(SLOTS):
