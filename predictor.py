@@ -15,7 +15,7 @@ from flask import Flask, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.bodies.reading import Body
-from serving.budget import Deadline
+from serving.budget import Deadline, allow_time, check_time
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services
 from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
@@ -24,7 +24,6 @@ from serving.front.replies import error_reply
 from serving.front.services import Services
 from serving.front.streams import stream_reply
 from serving.headers import TARGET_MODEL
-from serving.model_status.shared_files import TOTAL
 from serving.request import PATH, Target
 from serving.settings.table import Settings
 
@@ -70,9 +69,7 @@ def ping() -> Response:
 
 def metrics() -> Response:
     """Prometheus' text: our metrics, then Triton's."""
-    app = services()
-    text = app.monitoring.scrape(app.metrics.registry, app.admission.leases.requests(TOTAL))
-    return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(services().scraped.get(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def invocations() -> Response:
@@ -96,8 +93,8 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
     source, app, started = incoming(), services(), perf_counter()
     try:
         source.slot = app.admission.enter(source.content_length or 0)
-        # raises TooLate if the caller has stopped waiting
-        Deadline(source.forwarded + app.gateway.timeout).left()
+        allow_time(Deadline(source.forwarded + app.gateway.timeout), app.gateway.timeout)
+        check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
         body = read(source)
         request = read_request(source, stream, body.named, route)
         with app.registry.use(
@@ -106,6 +103,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
             source.model = served.name
             job = body.bind(served, request)
             if job.request.stream:  # the body may ask for one, too
+                allow_time(job.request.deadline, app.gateway.timeout)
                 response = stream_reply(source, job)
             else:
                 reply = job.answer(app.gateway)

@@ -1,13 +1,25 @@
-"""What one request may take: each figure is kept, and docs/errors.md says it."""
+"""What one request may take: each figure is kept, and docs/security.md says it."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 
 from serving import budget
-from serving.budget import MOST_JSON_PARTS, NEVER, Budget, Deadline, check_count, in_time, read_json
+from serving.budget import (
+    MOST_JSON_PARTS,
+    NEVER,
+    Budget,
+    Deadline,
+    check_count,
+    check_time,
+    in_time,
+    read_json,
+)
 from serving.errors import LONGEST, InvalidRequest, PayloadTooLarge, TooLate
 from serving.settings.table import Settings
+from tests.support.deadlines import within
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
@@ -34,9 +46,23 @@ def test_numbers_of_json_are_bounded_by_the_body_alone() -> None:
 
 
 def test_a_loop_over_a_caller_s_data_ends_when_the_time_is_over() -> None:
-    assert list(in_time(range(5000), NEVER)) == list(range(5000))
-    with pytest.raises(TooLate):
-        list(in_time(range(5000), Deadline.after(-1)))
+    assert list(in_time(range(5000))) == list(range(5000))
+    with within(Deadline.after(-1)), pytest.raises(TooLate):
+        list(in_time(range(5000)))
+
+
+def test_a_loop_ends_when_the_processor_s_share_is_used_up() -> None:
+    with within(NEVER, seconds=0.0), pytest.raises(TooLate, match="SERVE_REQUEST_TIMEOUT"):
+        check_time()
+
+
+def test_the_threads_that_work_for_a_request_share_its_deadline_alone() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with within(Deadline.after(-1)), pytest.raises(TooLate):
+            pool.submit(copy_context().run, check_time).result()
+        with within(NEVER, seconds=0.0):
+            pool.submit(copy_context().run, check_time).result()
+        pool.submit(check_time).result()
 
 
 def test_the_answer_s_json_may_be_ten_times_the_largest_body() -> None:
@@ -57,13 +83,12 @@ def test_the_figures_without_settings_are_those_of_the_defaults() -> None:
 
 def test_the_page_of_limits_has_every_figure() -> None:
     """A row of the table says the figure and its name in serving/budget.py, or its setting."""
-    page = (ROOT / "docs/errors.md").read_text().split("## Limits")[1]
-    figures = {
-        name: value for name, value in vars(budget).items() if re.match("MOST_|OUTPUT_", name)
-    }
-    assert len(figures) == 11
+    page = (ROOT / "docs/security.md").read_text().split("## Bounds")[1].split("## ")[0]
+    bounds = "MOST_|OUTPUT_|PROCESSOR_"
+    figures = {name: value for name, value in vars(budget).items() if re.match(bounds, name)}
+    assert len(figures) == 14
     for name, value in figures.items():
-        assert re.search(rf"^\|.*\b{value:,}\b.*\| \d.*`{name}`", page, re.MULTILINE), name
+        assert re.search(rf"^\|.*\b{value:,}(?:th)?\b.*\| \d.*`{name}`", page, re.MULTILINE), name
     for name in (
         "SERVE_MAX_BODY_MB",
         "max_image_pixels",

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -100,7 +101,7 @@ class Decoder:
             for at, (item, value) in enumerate(zip(items, opened, strict=False))
         ]
         if len(loads) > 1 and sum(codec.memory(value) > 0 for value in opened) > 1:
-            futures = list(map(self._threads.submit, loads))
+            futures = [self._threads.submit(copy_context().run, load) for load in loads]
             wait(futures)  # even after an error, because the others take memory until they end
             instances = [future.result() for future in futures]
         else:

@@ -27,7 +27,7 @@ from serving.bodies.values import (
     json_values,
     request_parameters,
 )
-from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, Deadline, check_count, in_time
+from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_END
 from serving.model_status.served_model import ServedModel
@@ -104,9 +104,7 @@ class TensorJob(Job):
             **request_parameters(forwarded),
             **(self.session.parameters() if self.session else {}),
         }
-        inputs = read_inputs(
-            self.document, self.body.binary, self.body.length, self.request.deadline
-        )
+        inputs = read_inputs(self.document, self.body.binary, self.body.length)
         model = self.served.model
         batch = [-1] if model.max_batch_size else []
         shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
@@ -191,13 +189,11 @@ class RawJob(TensorJob):
         yield Batch([raw_input(self.served, self.body.binary)])
 
 
-def read_inputs(
-    document: schemas.Tensors, binary: memoryview, length: int, deadline: Deadline
-) -> list[Tensor]:
+def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes; `binary` are the bytes behind its JSON. Raise
     InvalidRequest and others."""
     inputs = []
-    for entry in in_time(document.inputs, deadline):
+    for entry in in_time(document.inputs):
         name, datatype, available = entry.name, entry.datatype, len(binary)
         if datatype not in DATATYPES:
             raise InvalidRequest(f"input '{name}': {unknown('datatype', datatype, DATATYPES)}")
@@ -213,7 +209,7 @@ def read_inputs(
                 raise InvalidRequest(
                     f"input '{name}': it has no data, and no binary_data_size in its parameters"
                 )
-            flat = flat_array(name, datatype, entry.data, deadline)
+            flat = flat_array(name, datatype, entry.data)
             if flat.size != count:
                 raise InvalidRequest(
                     f"input '{name}': its shape {list(shape)} does not fit the {flat.size} "
