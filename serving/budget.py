@@ -40,9 +40,9 @@ MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
 # JSON of a reply to the largest body: short texts become embeddings of 100 times their length
 OUTPUT_FACTOR = 10
 LOOK_EACH = 1_000  # items between two looks at the deadline
-# A request may take one of so many parts of its time from the front's processor: 9 s by default.
+# A request may take one of so many parts of its time from the front's processor: 8 s by default.
 # The largest honest ones, 25 MB of JSON lines, take about 5 s.
-PROCESSOR_PART = 6
+PROCESSOR_PART = 7
 PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
 
 
