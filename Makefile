@@ -41,9 +41,10 @@ unit:
 	$(BIN)/python -m pytest -m unit -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Give the parsers EXECUTIONS inputs in all, starting from tests/fuzz/seeds.py and tests/fuzz/corpus. FUZZ='image --keep'
-# chooses targets, and keeps the inputs that reach new code.
+# chooses targets, and keeps the inputs that reach new code. Then send a fiftieth as many requests to sequence models.
 fuzz: setup dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(or $(EXECUTIONS),1000000)
+	@FUZZ_CALLS=$$(($(or $(EXECUTIONS),1000000) / 50)) $(BIN)/python -m pytest -n 0 -q tests/fuzz/test_sequences.py
 
 # Compare with the least that a front can cost, the network alone, Triton and two other servers (docs/benchmarks.md).
 bench: setup models dev
@@ -52,7 +53,7 @@ bench: setup models dev
 
 # Print whether memory or descriptors grow under an even load of MINUTES (docs/reliability.md).
 soak: setup models dev
-	@$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),60)
+	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),60)
 
 # IMAGE, TAG and ENGINE (docker, podman or buildah) choose the name and the builder, TARGET=gpu the image for NVIDIA GPUs.
 image:

@@ -95,6 +95,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
         source.slot = app.admission.enter(source.content_length or 0)
         allow_time(Deadline(source.forwarded + app.gateway.timeout), app.gateway.timeout)
         check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
+        source.check_attributes()
         body = read(source)
         request = read_request(source, stream, body.named, route)
         with app.registry.use(

@@ -28,13 +28,14 @@ LIBRARY, UTILITIES = "libtriton_python.so", "triton_python_backend_utils.py"
 log = logging.getLogger(__name__)
 
 
-def install(destination: Path) -> list[str]:
-    """Bring `destination` up to date. Return the names of the backends that it wrote.
+def install(destination: Path, python: str = tritonserver.PYTHON) -> list[str]:
+    """Bring `destination` up to date for this version of Python. Return the names of the backends
+    that it wrote.
 
     Raise FileNotFoundError if the package or its stub for this Python is missing, OSError if the
     folder cannot be written.
     """
-    backends = {"python": python_backend(), **own_backends()}
+    backends = {"python": python_backend(python), **own_backends()}
     destination.mkdir(parents=True, exist_ok=True)
     outdated = [
         name for name, files in backends.items() if not _is_current(destination / name, files)
@@ -44,25 +45,25 @@ def install(destination: Path) -> list[str]:
     return outdated
 
 
-def python_backend() -> dict[str, Path]:
+def python_backend(python: str) -> dict[str, Path]:
     """Return {file name: source} of Triton's Python backend, from the installed package."""
     package = tritonserver.package()
     folder = package / "backends" / "python"
     files = {name: folder / name for name in (LIBRARY, UTILITIES)}
-    files[STUB] = _stub(package / "python_backend_stubs")
+    files[STUB] = _stub(package / "python_backend_stubs", python)
     for path in files.values():
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: install {tritonserver.DISTRIBUTION} again")
     return files
 
 
-def _stub(folder: Path) -> Path:
-    stub = folder / tritonserver.PYTHON / STUB
+def _stub(folder: Path, python: str) -> Path:
+    stub = folder / python / STUB
     if stub.is_file():
         return stub
     available = sorted((path.parent.name for path in folder.glob(f"*/{STUB}")), key=_version)
     raise FileNotFoundError(
-        f"{tritonserver.DISTRIBUTION} has no stub for Python {tritonserver.PYTHON}, only for "
+        f"{tritonserver.DISTRIBUTION} has no stub for Python {python}, only for "
         f"{', '.join(available) or 'none'}; run with one of those"
     )
 

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,13 +301,20 @@ def check(folder: Path, name: str) -> None:
         raise BuildError(f"the model would not be served: {finding.removeprefix(f'{name}: ')}")
 
 
-def load(folder: Path, target: Path) -> None:
+def installed_backends() -> set[str]:
+    """Return the names of tritonserver's backends. Raise FileNotFoundError without tritonserver."""
+    binary()
+    return {path.name for path in backend_directory().iterdir()}
+
+
+def load(
+    folder: Path, target: Path, find_backends: Callable[[], set[str]] = installed_backends
+) -> None:
     """Load the finished folder, which will become `target`, into a tritonserver, and test it with
     its example. Raise BuildError if it would not be served. If it was not loaded, print why."""
     settings, others = Settings.from_env({}), target.parent
     try:
-        backends = {path.name for path in backend_directory().iterdir()}
-        binary()
+        backends = find_backends()
     except FileNotFoundError as err:
         print(f"not loaded: {err}", flush=True)
         return

@@ -19,9 +19,10 @@ from PIL import Image
 from serving.budget import check_time as check_time
 from serving.budget import in_time as in_time
 from serving.codecs import Codec
-from serving.errors import DecodingError, InvalidRequest, NotAcceptable
+from serving.errors import ConfigError, DecodingError, InvalidRequest, NotAcceptable
 from serving.named_value import NamedValue, nearest, unknown
 from serving.named_value import Names as Names
+from serving.repository.paths import named_file
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -52,10 +53,11 @@ class Model:
 
     def file(self, name: str) -> Path:
         """Return the path of `name`, a file or folder in the model's folder. Raise InvalidRequest
-        when it is outside of that folder. Links are followed: a staged folder consists of links."""
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise InvalidRequest(f"model '{self.name}': '{name}' is not inside the model's folder")
-        return self.path / name
+        when it is outside of that folder, or is a FIFO, socket or device. Links are followed."""
+        try:
+            return named_file(self.path, name)
+        except ConfigError as err:
+            raise InvalidRequest(f"model '{self.name}': {err}") from err
 
 
 class Parameter(NamedValue):

@@ -18,6 +18,7 @@ from serving.budget import NEVER, Budget, Deadline
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import Session
 from serving.model_status.served_model import ServedModel
+from serving.named_value import unknown
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
 from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
@@ -234,17 +235,21 @@ class Job:
             raise SessionNotFound(self.session.id) from error
 
     def _message(self, batch: Batch) -> InferRequest:
-        """Return the call to Triton. Raise InvalidRequest for more tensors than the model has,
-        because Triton would name all of them in its answer, and gRPC cannot carry 10,000; and for a
-        batch of no rows, which Triton never answers (quirks.py)."""
+        """Return the call to Triton. Raise InvalidRequest for a tensor that the model does not
+        have, because Triton would cut its name at a NUL character, and name all of them in its
+        answer, of which gRPC cannot carry 10,000; and for a batch of no rows, which Triton never
+        answers (quirks.py)."""
         served, request = self.served, self.request
-        most = {"inputs": len(served.model.inputs), "outputs": len(served.model.outputs)}
-        for kind, count in (("inputs", len(batch.inputs)), ("outputs", len(batch.outputs))):
-            if count > most[kind]:
-                raise InvalidRequest(
-                    f"model '{served.name}' has {most[kind]} {kind}, and the request names {count}"
-                )
-        if len({tensor.name for tensor in batch.inputs}) < len(batch.inputs):
+        inputs = [tensor.name for tensor in batch.inputs]
+        for kind, names, specs in (
+            ("input", inputs, served.model.inputs),
+            ("output", batch.outputs, served.model.outputs),
+        ):
+            known = {spec.name for spec in specs}
+            for name in names:
+                if name not in known:
+                    raise InvalidRequest(f"model '{served.name}': {unknown(kind, name, known)}")
+        if len(set(inputs)) < len(inputs):
             raise InvalidRequest("the request names an input twice; send each input once")
         for tensor in batch.inputs if served.model.max_batch_size or served.batched_parts else ():
             if tensor.shape[:1] == NO_ROWS:

@@ -1,4 +1,4 @@
-"""Fixtures that more than one test module uses."""
+"""Define the fixtures that several test modules use."""
 
 import random
 import signal
@@ -23,17 +23,16 @@ from tests.support.started import end_all, ended_on_failure
 BUNDLED = ("resnet", "yolov5", "bert")
 MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
 
-# A shell that runs the tests in the background ignores SIGINT, and so would every program that they
-# start.
+# A background shell ignores SIGINT, and every program that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# as by timeout(1): what was started is ended too
+# sent by timeout(1); end the started programs too
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """The same random networks in each run: of some an INT8 file is too coarse, or the answers are
-    too close."""
+    """Seed all random generators, so that each run builds the same networks. With some seeds INT8
+    is too coarse or answers are too close to compare."""
     random.seed(0)
     np.random.seed(0)
     if torch := sys.modules.get("torch"):
@@ -57,8 +56,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file that `-m MARK` leaves out: some import torch, which takes 10 s of processor
-    time."""
+    """Skip the import of files that `-m MARK` leaves out, because some import torch (10 s)."""
     mark = config.option.markexpr
     if mark in MARKS and collection_path.name.startswith("test_"):
         return f"pytest.mark.{mark}" not in collection_path.read_text() or None
@@ -80,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled models and those that the tests make."""
+    """Return a repository with the bundled models and those that the tests make."""
     folder = tmp_path_factory.mktemp("repository")
     for name in BUNDLED:
         link_model(ROOT / "model_repository" / name, folder)
@@ -92,7 +90,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One container for all tests that leave it as it was."""
+    """Run one container for all tests that leave it unchanged."""
     running = Server(tmp_path_factory.mktemp("serve"), repository, **FP32).wait_ready()
     yield running
     assert running.stop() == 0

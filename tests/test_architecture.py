@@ -86,42 +86,42 @@ def files_of(*packages: str) -> list[Path]:
     return [path for package in packages for path in files(package)]
 
 
-def test_every_file_is_in_a_package() -> None:
+def test_put_every_file_into_a_package() -> None:
     modules = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "serving").rglob("*.py")]
     names = [str(module).replace("/", ".").removesuffix(".__init__") for module in modules]
     assert [name for name in names if name != "serving" and package_of(name) is None] == []
 
 
-def test_no_package_imports_one_above_it() -> None:
+def test_import_no_package_from_above() -> None:
     order = list(PACKAGES)
     assert [pair for pair in imports_between() if order.index(pair[1]) > order.index(pair[0])] == []
 
 
-def test_pid1_and_the_front_do_not_import_each_other() -> None:
+def test_keep_pid1_and_the_front_from_importing_each_other() -> None:
     known = {other for package, other in imports_between() if package == "pid1"}
     assert known <= {"host", "shared", "settings", "repository"}
     assert [package for package, other in imports_between() if other == "pid1"] == []
 
 
 @pytest.mark.parametrize("path", files_of("host", "settings", "pid1"), ids=str)
-def test_pid1_needs_the_standard_library_only(path: Path) -> None:
+def test_import_only_the_standard_library_in_pid1(path: Path) -> None:
     assert tops(path) - STANDARD <= {"serving"}
 
 
 @pytest.mark.parametrize("path", files_of(*PACKAGES), ids=str)
-def test_only_the_front_imports_flask_and_only_the_gateway_grpc(path: Path) -> None:
+def test_import_flask_only_in_the_front_and_grpc_only_in_the_gateway(path: Path) -> None:
     package = next(package for package in PACKAGES if path in files(package))
     assert package == "front" or not tops(path) & FLASK
     assert package == "triton" or not tops(path) & TRITON
 
 
 @pytest.mark.parametrize("path", files_of("clients"), ids=str)
-def test_clients_import_neither_the_app_nor_torch(path: Path) -> None:
+def test_import_neither_the_app_nor_torch_in_clients(path: Path) -> None:
     assert not tops(path) & {"predictor", "wsgi", "torch", "werkzeug"}
 
 
 @pytest.mark.parametrize("family", families())
-def test_every_client_is_complete(family: str) -> None:
+def test_require_every_client_to_be_complete(family: str) -> None:
     """A client has a test, a row in docs/calling.md and, unless its example depends on the model, a
     model folder."""
     client = __import__(f"clients.{family}", fromlist=["Client"]).Client
@@ -135,7 +135,7 @@ def test_every_client_is_complete(family: str) -> None:
     assert list((ROOT / f"model_repository/{family}").glob("example.*"))
 
 
-def test_every_file_that_the_quirks_name_exists() -> None:
+def test_name_only_existing_files_in_quirks() -> None:
     named = set(re.findall(r"[a-z_]+/[\w/]+\.(?:py|c)\b", QUIRKS.read_text()))
     assert len(named) > 10
     assert [
@@ -145,6 +145,6 @@ def test_every_file_that_the_quirks_name_exists() -> None:
     ] == []
 
 
-def test_no_other_file_of_serving_knows_what_a_version_of_triton_does() -> None:
+def test_name_versions_of_triton_only_in_quirks() -> None:
     files = [path for path in (ROOT / "serving").rglob("*.py") if path != QUIRKS]
     assert [path.name for path in files if re.search(r"24\.10|Triton 2\.", path.read_text())] == []

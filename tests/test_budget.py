@@ -25,14 +25,14 @@ from tests.support.harness import ROOT
 pytestmark = pytest.mark.unit
 
 
-def test_as_many_as_the_limit_are_taken_and_one_more_is_413_that_names_the_limit() -> None:
+def test_answer_413_naming_the_limit_for_one_more_than_allowed() -> None:
     check_count(3, 3, "lines")
     with pytest.raises(PayloadTooLarge, match=r"\b3\b"):
         check_count(4, 3, "lines")
 
 
 @pytest.mark.parametrize("each", [b"{}", b"[]", b'""'])
-def test_json_of_very_many_parts_is_refused_before_it_is_read(each: bytes) -> None:
+def test_refuse_json_of_too_many_parts_before_parsing_it(each: bytes) -> None:
     assert (
         len(read_json(b"[" + b",".join([each] * (MOST_JSON_PARTS - 1)) + b"]"))
         == MOST_JSON_PARTS - 1
@@ -41,22 +41,22 @@ def test_json_of_very_many_parts_is_refused_before_it_is_read(each: bytes) -> No
         read_json(b"[" + b",".join([each] * MOST_JSON_PARTS) + b"]")
 
 
-def test_numbers_of_json_are_bounded_by_the_body_alone() -> None:
+def test_bound_json_numbers_by_the_body_alone() -> None:
     assert len(read_json(b"[0" + b",0" * MOST_JSON_PARTS + b"]")) == MOST_JSON_PARTS + 1
 
 
-def test_a_loop_over_a_caller_s_data_ends_when_the_time_is_over() -> None:
+def test_stop_loops_over_a_caller_s_data_at_the_deadline() -> None:
     assert list(in_time(range(5000))) == list(range(5000))
     with within(Deadline.after(-1)), pytest.raises(TooLate):
         list(in_time(range(5000)))
 
 
-def test_a_loop_ends_when_the_processor_s_share_is_used_up() -> None:
+def test_stop_loops_when_the_share_of_the_processor_is_used_up() -> None:
     with within(NEVER, seconds=0.0), pytest.raises(TooLate, match="SERVE_REQUEST_TIMEOUT"):
         check_time()
 
 
-def test_the_threads_that_work_for_a_request_share_its_deadline_alone() -> None:
+def test_give_decoding_threads_the_deadline_of_their_request() -> None:
     with ThreadPoolExecutor(1) as pool:
         with within(Deadline.after(-1)), pytest.raises(TooLate):
             pool.submit(copy_context().run, check_time).result()
@@ -65,23 +65,23 @@ def test_the_threads_that_work_for_a_request_share_its_deadline_alone() -> None:
         pool.submit(check_time).result()
 
 
-def test_the_answer_s_json_may_be_ten_times_the_largest_body() -> None:
+def test_allow_answers_of_ten_times_the_largest_body() -> None:
     own = Budget(body_bytes=100)
     own.check_output(1000)
     with pytest.raises(PayloadTooLarge, match="SERVE_MAX_BODY_MB"):
         own.check_output(1001)
 
 
-def test_an_error_s_text_is_cut_however_long_the_name_that_it_quotes() -> None:
+def test_cut_an_error_message_that_quotes_a_long_name() -> None:
     assert InvalidRequest("x" * LONGEST).fields()["error"] == "x" * LONGEST
     assert len(InvalidRequest("x" * 10**7).fields()["error"]) == LONGEST + 1
 
 
-def test_the_figures_without_settings_are_those_of_the_defaults() -> None:
+def test_derive_the_default_limits_from_the_default_settings() -> None:
     assert Budget() == Budget(Settings.from_env({}).max_body_bytes)
 
 
-def test_the_page_of_limits_has_every_figure() -> None:
+def test_list_every_bound_on_the_page_of_bounds() -> None:
     """A row of the table says the figure and its name in serving/budget.py, or its setting."""
     page = (ROOT / "docs/security.md").read_text().split("## Bounds")[1].split("## ")[0]
     bounds = "MOST_|OUTPUT_|PROCESSOR_"
@@ -98,6 +98,6 @@ def test_the_page_of_limits_has_every_figure() -> None:
         assert re.search(rf"^\|.*\| \d.*`{name}`", page, re.MULTILINE), name
 
 
-def test_a_deadline_gives_the_seconds_that_are_left() -> None:
+def test_return_the_seconds_left_until_a_deadline() -> None:
     assert 0 < Deadline.after(7.0).left(54.0) <= 7.0
     assert Deadline.after(7.0).left(1.0) == 1.0

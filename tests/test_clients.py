@@ -56,7 +56,7 @@ def answer(client: ModelClient | None) -> str:
 
 
 @pytest.mark.unit
-def test_each_model_has_its_own_client_file(tmp_path: Path) -> None:
+def test_load_each_model_s_own_client_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_client(tmp_path / name / "client.py", name)
     clients = [make_client(model(tmp_path / name, name)) for name in ("a", "b")]
@@ -65,9 +65,7 @@ def test_each_model_has_its_own_client_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_the_client_parameter_or_the_model_name_selects_a_client_of_this_project(
-    tmp_path: Path,
-) -> None:
+def test_select_a_client_by_the_parameter_or_the_model_s_name(tmp_path: Path) -> None:
     by_parameter = make_client(model(tmp_path, client="resnet"))
     by_name = make_client(model(tmp_path, name="resnet"))
     assert type(by_parameter) is type(by_name) is not None
@@ -76,7 +74,7 @@ def test_the_client_parameter_or_the_model_name_selects_a_client_of_this_project
 
 
 @pytest.mark.unit
-def test_every_task_names_a_client_with_underscores_or_hyphens(tmp_path: Path) -> None:
+def test_accept_task_names_with_underscores_or_hyphens(tmp_path: Path) -> None:
     assert set(TASKS.values()) <= set(families()) and not TASKS.keys() & set(families())
     table = (ROOT / "docs/calling.md").read_text()
     assert [f"| `{task}` | `{name}` |" in table for task, name in TASKS.items()] == [True] * len(
@@ -88,7 +86,7 @@ def test_every_task_names_a_client_with_underscores_or_hyphens(tmp_path: Path) -
 
 
 @pytest.mark.unit
-def test_an_unknown_client_is_refused(tmp_path: Path) -> None:
+def test_refuse_an_unknown_client(tmp_path: Path) -> None:
     write_client(tmp_path / "outside.py", "outside")
     write_client(tmp_path / "models/clients/_helper.py", "helper")
     (tmp_path / "models/mine").mkdir()
@@ -99,7 +97,7 @@ def test_an_unknown_client_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("file", ["mine/client.py", "clients/mine.py"])
-def test_a_client_file_without_a_client_class_is_refused(tmp_path: Path, file: str) -> None:
+def test_refuse_a_client_file_without_a_client_class(tmp_path: Path, file: str) -> None:
     write_client(tmp_path / file, "mine")
     (tmp_path / file).write_text("Client = 3\n")
     with pytest.raises(ConfigError) as error:
@@ -108,7 +106,7 @@ def test_a_client_file_without_a_client_class_is_refused(tmp_path: Path, file: s
 
 
 @pytest.mark.unit
-def test_each_module_with_a_client_is_a_family() -> None:
+def test_register_each_module_with_a_client() -> None:
     assert families() == [
         "bert",
         "detr",
@@ -121,7 +119,7 @@ def test_each_module_with_a_client_is_a_family() -> None:
 
 
 @pytest.mark.unit
-def test_models_of_a_repository_share_its_clients_and_these_share_modules(tmp_path: Path) -> None:
+def test_share_clients_and_modules_within_a_repository(tmp_path: Path) -> None:
     write_client(tmp_path / "clients/word_count.py", "shared")
     file = tmp_path / "clients/word_count.py"
     file.write_text("from ._words import WORD\n" + file.read_text().replace('["shared"]', "[WORD]"))
@@ -136,9 +134,7 @@ def test_models_of_a_repository_share_its_clients_and_these_share_modules(tmp_pa
 
 
 @pytest.mark.unit
-def test_a_client_of_a_repository_replaces_one_of_this_project_and_a_model_s_own_replaces_both(
-    tmp_path: Path,
-) -> None:
+def test_prefer_the_model_s_then_the_repository_s_client_to_ours(tmp_path: Path) -> None:
     write_client(tmp_path / "clients/resnet.py", "repository")
     assert answer(make_client(model(tmp_path / "a", client="resnet"))) == "repository"
     assert answer(make_client(model(tmp_path / "resnet", "resnet"))) == "repository"
@@ -147,7 +143,7 @@ def test_a_client_of_a_repository_replaces_one_of_this_project_and_a_model_s_own
 
 
 @pytest.mark.unit
-def test_a_forgotten_client_leaves_no_module_behind(tmp_path: Path) -> None:
+def test_leave_no_module_of_a_forgotten_client(tmp_path: Path) -> None:
     file = tmp_path / "clients/mine.py"
     write_client(file, "old")
     os.utime(file, (0, 0))
@@ -165,9 +161,7 @@ def test_a_forgotten_client_leaves_no_module_behind(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("file", ["mine/client.py", "clients/mine.py"])
-def test_a_closed_repository_stages_no_model_with_a_client_of_its_own(
-    tmp_path: Path, file: str
-) -> None:
+def test_stage_no_model_with_its_own_client_if_clients_are_off(tmp_path: Path, file: str) -> None:
     """Every mode stages by the store: a start, a reload and POST /models."""
     make_python_model(tmp_path / "mine", TENSORS, SLEEPER)
     closed = Store(
@@ -182,7 +176,7 @@ def test_a_closed_repository_stages_no_model_with_a_client_of_its_own(
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Two models that share the client `sleeping`, and one with its own."""
+    """Make two models that share the client `sleeping`, and one with its own."""
     folder = tmp_path / "models"
     named = 'parameters { key: "client" value: { string_value: "sleeping" } }\n'
     for name in ("one", "two"):
@@ -194,7 +188,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.mark.stack
-def test_a_repository_s_client_serves_and_its_folder_is_no_model(
+def test_use_a_repository_s_client_and_ignore_its_folder_as_a_model(
     repository: Path, tmp_path: Path
 ) -> None:
     server = Server(tmp_path, repository).wait_ready()
@@ -226,7 +220,7 @@ def test_a_repository_s_client_serves_and_its_folder_is_no_model(
         (SLEEPER_CLIENT.replace("np.float32", "np.float64"), "float64"),
     ],
 )
-def test_check_reports_a_repository_s_client_that_does_not_work(
+def test_report_a_broken_client_of_a_repository_in_check(
     repository: Path, code: str, name: str
 ) -> None:
     assert findings(repository, "one", "two", "sleeper") == []
@@ -236,7 +230,7 @@ def test_check_reports_a_repository_s_client_that_does_not_work(
 
 
 @pytest.mark.stack
-def test_a_client_with_a_syntax_error_ends_the_start_and_is_named(
+def test_stop_the_start_naming_a_client_with_a_syntax_error(
     repository: Path, tmp_path: Path
 ) -> None:
     (repository / "clients/sleeping.py").write_text("def :\n")
@@ -246,7 +240,7 @@ def test_a_client_with_a_syntax_error_ends_the_start_and_is_named(
 
 
 @pytest.mark.stack
-def test_a_setting_closes_clients_of_model_repositories(repository: Path, tmp_path: Path) -> None:
+def test_turn_clients_of_repositories_off_by_a_setting(repository: Path, tmp_path: Path) -> None:
     done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_MODEL_CLIENTS="false")
     assert done.returncode == 1
     lines = [line for line in done.stdout.splitlines() if "SERVE_MODEL_CLIENTS" in line]

@@ -27,7 +27,7 @@ def codes_of_nginx() -> set[tuple[int, str]]:
     }
 
 
-def test_each_code_is_an_error_of_python_or_of_nginx() -> None:
+def test_define_each_code_in_python_or_in_nginx() -> None:
     assert TABLE.keys() == KINDS.keys() | {code for _, code in codes_of_nginx()}
     classes = [
         kind
@@ -37,7 +37,7 @@ def test_each_code_is_an_error_of_python_or_of_nginx() -> None:
     assert sorted(kind.code for kind in classes) == sorted(KINDS)
 
 
-def test_nginx_answers_its_own_errors_as_the_table_has_them() -> None:
+def test_answer_nginx_s_own_errors_by_the_table() -> None:
     assert codes_of_nginx() <= STATUSES
     assert {status for status, _ in STATUSES} & {414, 431} == {
         status for status, _ in codes_of_nginx()
@@ -51,7 +51,7 @@ def test_nginx_answers_its_own_errors_as_the_table_has_them() -> None:
     }
 
 
-def test_openapi_json_has_the_table() -> None:
+def test_list_the_table_of_errors_in_openapi_json() -> None:
     document = create_app(Settings.from_env({})).test_client().get("/openapi.json").get_json()
     responses = document["components"]["responses"]
     lists = {
@@ -66,7 +66,7 @@ def test_openapi_json_has_the_table() -> None:
             assert operation["responses"].keys() - {"200"} == responses.keys()
 
 
-def test_docs_errors_md_has_the_table() -> None:
+def test_list_the_table_of_errors_in_the_docs() -> None:
     rows = [
         f"| {row.status} | `{code}` | {row.when} | {row.remedy} |" for code, row in TABLE.items()
     ]
@@ -74,13 +74,13 @@ def test_docs_errors_md_has_the_table() -> None:
     assert re.findall(r"^\| \d{3} \|.*", page, re.MULTILINE) == rows
 
 
-def test_an_error_of_another_process_has_its_class_and_its_text() -> None:
+def test_rebuild_an_error_of_another_process() -> None:
     error = by_code("model_failed", "'m' has no model file")
     assert (type(error), str(error), error.status) == (ModelFailed, "'m' has no model file", 503)
     assert type(by_code("internal_error", "it failed")) is ServingError
 
 
-def test_only_an_error_that_a_retry_helps_has_a_time_for_it() -> None:
+def test_send_retry_after_only_if_a_retry_helps() -> None:
     assert InvalidRequest("").retry_after is None
     assert {code for code, row in TABLE.items() if row.retry_after} == {
         code for code, row in TABLE.items() if row.status == 503 and code != "model_failed"

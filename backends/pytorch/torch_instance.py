@@ -113,7 +113,9 @@ class TorchInstance:
             )
         if not result.ndim:
             raise ValueError(f"output '{name}' is a scalar; scalars are not supported")
-        return self._checked(name, result.contiguous().cpu().numpy())
+        # a copy: the module may give the same memory in the next run, before this answer is sent
+        copied = result.clone(memory_format=torch.contiguous_format)
+        return self._checked(name, copied.cpu().numpy())
 
     def _checked(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         expected = pb_utils.triton_string_to_numpy(self.datatypes[name])

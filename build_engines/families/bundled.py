@@ -26,9 +26,9 @@ SPECS = {
 }
 
 
-def export(request: Request, folder: Path) -> ModelSpec:
+def export(request: Request, folder: Path, repository: Path = REPOSITORY) -> ModelSpec:
     """Copy the committed files; BuildError if the network is not the committed one."""
-    spec, source = SPECS[request.model], REPOSITORY / request.model
+    spec, source = SPECS[request.model], repository / request.model
     network = source / "1" / "model.onnx"
     if request.size or {"mean", "std", "scale"} & set(request.settings):
         raise UsageError(

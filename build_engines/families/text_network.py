@@ -51,7 +51,7 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     has kinds of tokens, token_type_ids; for fill-mask masked_lm_positions too. Raise BuildError if
     the folder is not that network, or not all of it."""
     network = _Exported(
-        _load(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))
+        load_network(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))
     ).eval()
     shapes: dict[str, Shape] = {
         name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names
@@ -62,7 +62,8 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     _check_padding(network)
 
 
-def _load(checkpoint: Path, task: str) -> Any:
+def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
+    """Return transformers' network. Raise BuildError if its weights have over `largest` bytes."""
     named = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
     loader = named if named in TOWERS or named.endswith("EncoderModel") else LOADERS[task]
     unused = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
@@ -71,7 +72,7 @@ def _load(checkpoint: Path, task: str) -> Any:
         raise BuildError(
             f"{checkpoint} is a {named}: of networks of texts and images, only CLIP's can be served"
         )
-    if (size := 4 * sum(each.numel() for each in network.parameters())) > LARGEST:
+    if (size := 4 * sum(each.numel() for each in network.parameters())) > largest:
         raise BuildError(
             f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2"
         )

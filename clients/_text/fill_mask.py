@@ -19,6 +19,7 @@ class FillMask(Task):
     """Predicts `{"masks": [[{"token", "token_id", "score", "sequence"}, …], …]}`: a list for each
     mask, likeliest first."""
 
+    most_masks = MOST_MASKS
     parameters = (
         Parameter("top_k", 5, "how many tokens per mask", minimum=1, maximum=1000),
         Parameter("targets", Names(), "the only tokens to choose from; all when empty"),
@@ -45,9 +46,9 @@ class FillMask(Task):
             positions = np.flatnonzero(row)
             if not len(positions):
                 raise DecodingError(self._missing_mask(text), instance=index)
-            if len(positions) > MOST_MASKS:
+            if len(positions) > self.most_masks:
                 reason = (
-                    f"it has {len(positions)} {self.tokenizer.mask}, at most {MOST_MASKS} are "
+                    f"it has {len(positions)} {self.tokenizer.mask}, at most {self.most_masks} are "
                     "filled in at a time"
                 )
                 raise DecodingError(reason, instance=index)

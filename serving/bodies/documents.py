@@ -128,10 +128,9 @@ class FlatJob(Job):
             shape = filled(spec.shape, flat.size) or (flat.size,)
             rows = (1, *shape) if model.max_batch_size else shape
             inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
+        checked = request_parameters(parameters | self.parameters, self.served.sequencing)
         flags = session.parameters() if session else {}
-        yield Batch(
-            inputs, parameters={**request_parameters(parameters | self.parameters), **flags}
-        )
+        yield Batch(inputs, parameters={**checked, **flags})
 
     def results(self, gateway: TritonGateway) -> Results:
         return self.responses(gateway)

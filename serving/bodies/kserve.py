@@ -101,7 +101,7 @@ class TensorJob(Job):
             name: value for name, value in self.parameters.items() if name != "binary_data_output"
         }
         parameters = {
-            **request_parameters(forwarded),
+            **request_parameters(forwarded, self.served.sequencing),
             **(self.session.parameters() if self.session else {}),
         }
         inputs = read_inputs(self.document, self.body.binary, self.body.length)

@@ -17,6 +17,7 @@ from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.headers import NPY_TYPE, preferred
 from serving.model_status.served_model import ServedModel
+from serving.named_value import INT64
 from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
 
@@ -89,15 +90,21 @@ def read_npy(data: bytes) -> Array:
             field="body",
         ) from err
     left = len(data) - file.tell()
+    # a hexadecimal number may be longer than Python writes
+    is_short = all(size in INT64 for size in shape)
     fills = (
-        dtype.itemsize and min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == left
+        is_short
+        and dtype.itemsize
+        and min(shape, default=0) >= 0
+        and math.prod(shape) * dtype.itemsize == left
     )
     # numpy refuses long dimensions beside one of 0
     fills = fills and max(shape, default=0) <= len(data)
     if dtype.kind not in KINDS or len(shape) > MOST_DIMENSIONS or not fills:
+        dimensions = str(shape)[:100] if is_short else "a dimension beyond INT64"
         raise DecodingError(
             f"not an npy file of numbers or strings that can be read without pickle ({left} "
-            f"bytes as {dtype} {str(shape)[:100]}): numpy.save(file, array) writes one",
+            f"bytes as {dtype} {dimensions}): numpy.save(file, array) writes one",
             field="body",
         )
     array = np.frombuffer(data, dtype=dtype, offset=file.tell())

@@ -20,7 +20,7 @@ from serving.budget import (
 )
 from serving.codecs import describe
 from serving.errors import InvalidRequest
-from serving.headers import SEQUENCE_ID, check_id
+from serving.headers import SEQUENCE_PARAMETERS, Sequencing
 from serving.named_value import INT64, quoted
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
@@ -186,17 +186,50 @@ def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]
     return tuple(shape)
 
 
-def request_parameters(parameters: Mapping[str, Any]) -> Parameters:
-    """Return a request's parameters for Triton. Raise InvalidRequest or PayloadTooLarge."""
+# Triton's own parameters, whose values it reads as microseconds and as a level; the largest ones
+# that it computes with. It has no others of its own whose names begin with its prefix.
+OWN_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
+OWN_PREFIX, OWN_FLAG = "triton_", "triton_enable_empty_final_response"
+
+
+def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | None) -> Parameters:
+    """Return a request's parameters for Triton, without those of sequences if the model has none.
+    Raise InvalidRequest or PayloadTooLarge."""
     check_count(len(parameters), MOST_NAMED, "parameters")
+    checked: dict[str, bool | int | float | str] = {}
     for name, value in parameters.items():
-        if not isinstance(value, bool | int | float | str):
-            raise InvalidRequest(
-                f"parameter '{name}' must be a number, a string, true or false; got "
-                f"{describe(value)}"
-            )
-        if isinstance(value, int) and value not in INT64:
-            raise InvalidRequest(f"parameter '{name}': {value} is not in the range of INT64")
-        if name == SEQUENCE_ID and isinstance(value, str):
-            check_id(value)
-    return dict(parameters)
+        if name not in SEQUENCE_PARAMETERS:
+            _check_parameter(name, value)
+            checked[name] = value
+        elif sequencing:
+            checked[name] = sequencing.read(name, value)
+    return checked
+
+
+def _check_parameter(name: str, value: object) -> None:
+    """Raise InvalidRequest if Triton does not take the parameter, or would take another one."""
+    subject = f"parameter {quoted(name)}"
+    if not isinstance(value, bool | int | float | str):
+        raise InvalidRequest(
+            f"{subject} must be a number, a string, true or false; got {describe(value)}"
+        )
+    if isinstance(value, int) and value not in INT64:
+        raise InvalidRequest(f"{subject}: {quoted(value)} is not in the range of INT64")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest(f"{subject}: {value} is not a finite number")
+    if "\0" in name or (isinstance(value, str) and "\0" in value):
+        raise InvalidRequest(
+            f"{subject} has a NUL character, where Triton would cut it; leave the character out"
+        )
+    most = OWN_NUMBERS.get(name)
+    if most is not None and not (type(value) is int and 0 <= value <= most):
+        raise InvalidRequest(
+            f"{subject} must be a whole number from 0 to {most}; got {quoted(value)}"
+        )
+    if name == OWN_FLAG and not isinstance(value, bool):
+        raise InvalidRequest(f"{subject} must be true or false; got {quoted(value)}")
+    if name.startswith(OWN_PREFIX) and name != OWN_FLAG:
+        raise InvalidRequest(
+            f"{subject}: names that begin with '{OWN_PREFIX}' are Triton's own, and it has only "
+            f"'{OWN_FLAG}'; choose another name"
+        )

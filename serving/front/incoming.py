@@ -29,6 +29,8 @@ SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
 # nginx's time in seconds since 1970; nginx replaces what a caller sends
 FORWARDED = "X-Request-Start"
 MEGABYTE = 2**20
+# bytes of Custom-Attributes, as nginx allows in one line; several lines are joined
+LONGEST_ATTRIBUTES = 8 * 1024
 
 
 class Incoming(flask.Request):
@@ -56,6 +58,15 @@ class Incoming(flask.Request):
     def attributes(self) -> Mapping[str, str]:
         header = self.header(ATTRIBUTES)
         return read_attributes(header) if header else {}
+
+    def check_attributes(self) -> None:
+        """Raise InvalidRequest if Custom-Attributes are too long for the reply, which repeats
+        them."""
+        if (length := len(self.header(ATTRIBUTES))) > LONGEST_ATTRIBUTES:
+            raise InvalidRequest(
+                f"the header {ATTRIBUTES} has {length} bytes, at most {LONGEST_ATTRIBUTES} are "
+                "allowed: send its values in the body"
+            )
 
     @property
     def traceparent(self) -> str:
@@ -102,8 +113,9 @@ class Incoming(flask.Request):
 
     def reply_headers(self) -> dict[str, str]:
         """Return the headers of the reply to an inference. nginx logs them, and adds the id."""
+        attributes = self.header(ATTRIBUTES)
         headers = {
-            ATTRIBUTES: self.header(ATTRIBUTES),
+            ATTRIBUTES: attributes if len(attributes) <= LONGEST_ATTRIBUTES else "",
             "X-Model-Name": self.model,
             "X-Model-Version": self.version,
             "Server-Timing": self.timings.header(),

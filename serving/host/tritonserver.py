@@ -28,10 +28,10 @@ def is_nvidia_image() -> bool:
     return (NVIDIA_IMAGE / "bin" / "tritonserver").is_file()
 
 
-def package() -> Path:
+def package(name: str = PACKAGE) -> Path:
     """Return the folder `pytriton/tritonserver` of the installed package. Raise FileNotFoundError
     without it."""
-    spec = importlib.util.find_spec(PACKAGE)
+    spec = importlib.util.find_spec(name)
     folder = Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
     if folder and (folder / "bin" / "tritonserver").is_file():
         return folder
@@ -78,14 +78,14 @@ def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[st
     ]
 
 
-def environment(base: Mapping[str, str]) -> dict[str, str]:
+def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
     """Return `base` with the variables that tritonserver and its Python stubs need; unchanged in
     NVIDIA's image. A stub ignores PYTHONPATH and takes the environment of the first `python3` on
     PATH. Raise FileNotFoundError if the package or the shared library of this Python is missing."""
     if is_nvidia_image():
         return dict(base)
     libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
-    name, existing = f"libpython{PYTHON}.so.1.0", base.get("LD_LIBRARY_PATH", "")
+    name, existing = f"libpython{python}.so.1.0", base.get("LD_LIBRARY_PATH", "")
     configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     folders = [
         configured,
@@ -95,10 +95,10 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     folders += [Path(folder) for folder in existing.split(os.pathsep) if folder]
     if having := [folder for folder in folders if (folder / name).is_file()]:
         libraries.append(having[0])
-    elif not ctypes.util.find_library(f"python{PYTHON}"):
+    elif not ctypes.util.find_library(f"python{python}"):
         text = f"{name} is missing, to which Triton's Python stub is linked"
         raise FileNotFoundError(
-            f"{text}: install Debian's libpython{PYTHON}, or a Python built with --enable-shared"
+            f"{text}: install Debian's libpython{python}, or a Python built with --enable-shared"
         )
     return dict(base) | {
         "LD_LIBRARY_PATH": _prepended(libraries, existing),
@@ -117,13 +117,13 @@ def version() -> str:
     return os.environ.get("TRITON_SERVER_VERSION", "")
 
 
-def with_stub_wait(environ: Mapping[str, str]) -> dict[str, str]:
+def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
     """Return `environ` with backends/stub_wait.c preloaded, which makes the Python backend wait for
     a paused stub, unless Triton's version is one that it was not verified with. Raise
     FileNotFoundError if the library is missing."""
     if version() != STUB_WAIT_VERSION:
         return dict(environ)
-    library = Path(sys.prefix) / "triton/stub_wait.so"
+    library = Path(prefix) / "triton/stub_wait.so"
     if not library.is_file():
         raise FileNotFoundError(
             f"{library} is missing: build it from backends/stub_wait.c (make setup does)"

@@ -17,7 +17,7 @@ from serving.host import tritonserver
 from serving.host.files import read_tritonserver
 from serving.host.processes import Stubs
 from serving.model_status.shared_files import MODELS, Leases, Table
-from serving.model_status.table import FAILED, READY, UNLOADING, Entry, Models
+from serving.model_status.table import FAILED, LOADING, READY, UNLOADING, Entry, Models
 from serving.repository.model_config import with_plan_remedies
 from serving.repository.staging import Store
 from serving.settings.table import Settings
@@ -125,7 +125,13 @@ class Manager:
         return read_tritonserver(self.settings.status_file).pid or 0
 
     def kill_server(self, reason: str) -> None:
-        """Kill tritonserver and all of its processes. `serve` starts another one."""
+        """Kill tritonserver and all of its processes. `serve` starts another one, which loads all
+        staged models before it answers. So remove those first that are being unloaded or loaded for
+        the first time: one of them may never end its load."""
+        for entry in self._models.entries.values():
+            is_first_load = entry.state == LOADING and entry.target and not entry.reason
+            if entry.state == UNLOADING or is_first_load:
+                self.unstage(entry)
         if pid := self.pid():
             log.error("killing tritonserver: %s", reason)
             with suppress(ProcessLookupError):
@@ -189,19 +195,20 @@ class Manager:
                 raise TritonUnavailable(
                     f"'{entry.name}' cannot be unloaded; tritonserver is restarted"
                 )
-        self._unstage(entry)
+        self.unstage(entry)
         self.remove(entry.name)
 
     def drop(self, entry: Entry) -> None:
         """Remove a model that failed to load, with the parts of its ensemble that Triton did load.
         Remove the staged folders first, so that a new tritonserver does not load them."""
-        self._unstage(entry)
+        self.unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
                 self.gateway.unload(name)
         self.remove(entry.name)
 
-    def _unstage(self, entry: Entry) -> None:
+    def unstage(self, entry: Entry) -> None:
+        """Remove the model's staged folders, so that a new tritonserver does not load it."""
         for name in self.staged_names(entry):
             self.store.remove(name)
 

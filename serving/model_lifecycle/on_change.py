@@ -1,6 +1,6 @@
 """Model folders that change while the rest is served (SERVE_RELOAD).
 
-    every second: signatures -> settled -> copy -> `--check` of the copy in a tritonserver of its own
+    every second: signatures -> settled -> copy -> `--check` of the copy in its own tritonserver
         -> staged in place -> Triton loads it while the old one serves
 
 A call in flight may reach the new model. Models that call each other are checked together, and

@@ -32,16 +32,12 @@ from serving.host.processes import used_by
 from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import FAILED, LOADING, READY, UNLOADING, Entry
 from serving.repository.archives import Archive, locate
-from serving.repository.model_config import Unreadable
+from serving.repository.checks import memory_of
+from serving.repository.model_config import Unreadable, read_config
 from serving.triton.connection import is_out_of_memory
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 1024
-# The memory of a model beside its weights, in bytes: a plain Python stub takes 17 MB, one with
-# numpy and ONNX Runtime 30 MB, and each instance 1 MB of shared memory.
-PER_MODEL = 32 * 1024 * 1024
-# Weights are read and then packed for the processor: a ResNet-50 of 102 MB takes 2 to 4 times that.
-PER_BYTE_OF_FILES = 2
 
 
 class OnPost(AtStart):
@@ -86,7 +82,7 @@ class OnPost(AtStart):
             names = triton_names(archive, target, self.settings.namespaces)
             entry = self._admit(name, url, target, archive, names)
             try:
-                self._load(entry, names)
+                self._load(entry, names, archive.root)
             except TritonTimeout:  # Triton may still be loading it
                 self.manager.update(entry, state=UNLOADING)
                 raise
@@ -114,8 +110,11 @@ class OnPost(AtStart):
         self, name: str, url: str, target: str, archive: Archive, names: Mapping[Path, str]
     ) -> Entry:
         """Write the load into the table, so that others count its memory. Raise OutOfMemory,
-        ModelAlreadyLoaded."""
-        needed = estimate(archive.weight(), len(archive.parts))
+        LoadFailed, ModelAlreadyLoaded."""
+        needed = estimate(archive, self.settings.device)
+        if needed > self.memory:
+            reason = shortfall(self.memory, 0, needed)
+            raise LoadFailed(f"'{target}' can never be loaded on this machine: {reason}")
         pid = self.manager.pid()
         if not pid:
             raise TritonUnavailable("tritonserver is being started (again): try again shortly")
@@ -163,12 +162,12 @@ class OnPost(AtStart):
                     "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false"
                 )
 
-    def _load(self, entry: Entry, names: Mapping[Path, str]) -> None:
+    def _load(self, entry: Entry, names: Mapping[Path, str], root: Path) -> None:
         """Stage the archive's folders, and make Triton load them."""
         inner = {folder.name: name for folder, name in names.items() if name != entry.triton_name}
         try:
             for folder, name in names.items():
-                if choice := self.manager.store.stage(folder, name, inner):
+                if choice := self.manager.store.stage(folder, name, inner, root=root):
                     log.log(
                         logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice
                     )
@@ -194,15 +193,23 @@ def shortfall(limit: int, used: int, needed: int) -> str:
     )
 
 
-def estimate(weight: int, models: int) -> int:
-    """Return the bytes that `models` models with files of `weight` bytes in all will take."""
-    return models * PER_MODEL + PER_BYTE_OF_FILES * weight
+def estimate(archive: Archive, device: str) -> int:
+    """Return about how many bytes the models of the archive will take. Raise LoadFailed."""
+    try:
+        return sum(memory_of(part, read_config(part, device)) for part in archive.parts)
+    except Unreadable as err:
+        raise LoadFailed(str(err)) from err
 
 
 def _located(name: str, url: str, root: Path) -> Archive:
-    if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
-        expected = f"1 to {LONGEST_NAME} printable characters, and not begin with a slash"
-        raise InvalidRequest(f"'model_name' must be {expected}")
+    # a path with one of these parts is shortened on its way, so no call would find the model
+    is_path = not {"", ".", ".."}.isdisjoint(name.split("/"))
+    if is_path or len(name) > LONGEST_NAME or not name.isprintable():
+        expected = (
+            f"1 to {LONGEST_NAME} printable characters, and no part of it between slashes may be "
+            "empty, '.' or '..'"
+        )
+        raise InvalidRequest(f"'model_name' must be {expected}; got '{name[:LONGEST_NAME]}'")
     try:
         return locate(url, root)
     except Unreadable as err:

@@ -179,7 +179,11 @@ class Recovery:
         began = time.monotonic()
         try:
             self._manager.reload(entry)
-        except (TritonTimeout, TritonUnavailable):
+        except TritonTimeout:
+            if self._manager.gateway.is_live():  # so the model is to blame, and would hang the next
+                self._manager.unstage(entry)
+            raise
+        except TritonUnavailable:
             raise
         except ServingError as err:
             return self._refuse(entry, f"it cannot be reloaded ({reason}): {err}")

@@ -1,6 +1,7 @@
 """The models that callers can name: the manager's table, joined with each model's client."""
 
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,12 +23,15 @@ from serving.errors import (
 from serving.model_status.served_model import ServedModel, ServedModels
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models
+from serving.named_value import quoted
 from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 # Slot.use (front/admission.py): the name of a model, and the column of its counter
 Keep = Callable[[str, int], None]
+# the names of folders of versions; Triton would read the number at the start of any other text
+VERSION = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class Registry:
@@ -58,7 +62,7 @@ class Registry:
                 keep(entry.name, entry.column)
         try:
             served = self._served[entry.key]
-            if version is not None and not self.gateway.is_model_ready(served.name, version):
+            if version is not None and not self._has_version(served.name, version):
                 raise self._no_version(entry, served.name, version)
             began = monotonic()
             try:
@@ -114,19 +118,23 @@ class Registry:
         names = ", ".join(sorted(models.current)) or "none"
         raise ModelNotFound(f"there is no model '{name}'; the models served are: {names}")
 
+    def _has_version(self, name: str, version: str) -> bool:
+        """Return whether Triton serves this version of its model `name`."""
+        return bool(VERSION.fullmatch(version)) and self.gateway.is_model_ready(name, version)
+
     def _no_version(
         self, entry: Entry, name: str, version: str
     ) -> InvalidRequest | VersionNotFound:
         if entry.target:  # an archive: its platform reads a 404 as "not loaded"
             return InvalidRequest(
-                f"model '{name}' has no version '{version}'; leave it out for the latest"
+                f"model '{name}' has no version {quoted(version)}; leave it out for the latest"
             )
         entries = self.index().get(name, [])
         versions = (
             ", ".join(sorted(item.version for item in entries if item.state == "READY")) or "none"
         )
         return VersionNotFound(
-            f"model '{name}' has no version '{version}'; its versions are: {versions}"
+            f"model '{name}' has no version {quoted(version)}; its versions are: {versions}"
         )
 
     def _only_name(self) -> str:

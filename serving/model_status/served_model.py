@@ -106,10 +106,7 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
         describe_model(triton_name, folder, config),
         configs_of_parts(config, gateway.config),
     )
-    sequencing = None  # for an ensemble, that of the first part that has one
-    for part in (config, *parts.values()):
-        if sequencing is None and (id_type := correlation_type(part)):
-            sequencing = Sequencing(id_type, sequence_idle_seconds(part))
+    sequencing = sequencing_of([config, *parts.values()])
     labels = {}
     for output in config.output:
         # like Triton, but read no file outside of the folder
@@ -131,6 +128,20 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
         reason = f"the client of model '{triton_name}' cannot be made: {type(err).__name__}: {err}"
         log.exception(reason)
         return replace(served, client_error=reason)
+
+
+def sequencing_of(configs: Sequence[Any]) -> Sequencing | None:
+    """Return the sequences of a model: `configs` are its own ModelConfig and those of its parts,
+    which all get the id."""
+    types = {
+        number: id_type
+        for number, config in enumerate(configs)
+        if (id_type := correlation_type(config)) is not None
+    }
+    if not types:
+        return None
+    idle_seconds = min(sequence_idle_seconds(configs[number]) for number in types)
+    return Sequencing(frozenset(types.values()) - {""}, idle_seconds)
 
 
 def describe_model(name: str, folder: Path, config: Any) -> Model:

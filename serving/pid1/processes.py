@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from serving import VERSION
@@ -171,7 +171,9 @@ NO_GPU_NOISE = (
 )
 
 
-def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
+def triton(
+    settings: Settings, environ: Mapping[str, str], gpus: Callable[[], int] = gpu_count
+) -> Process:
     """Return tritonserver's process. Its shared memory has a unique name, so the files of a killed
     one can be removed."""
     backends = tritonserver.backend_directory()
@@ -186,8 +188,7 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     command += backend_options(settings, backends)
     if settings.device == "gpu" and settings.model_load_gpu_limit:
         command += [
-            f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}"
-            for gpu in range(gpu_count())
+            f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpus())
         ]
     command += settings.additional_arguments  # the last option of a name counts
     return Process(
@@ -250,6 +251,7 @@ def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
 TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
+NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # not on the PATH of every user
 USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
 NGINX_LOG_LEVELS = {
     "debug": "info",
@@ -266,17 +268,20 @@ NGINX_NOISE = (
     r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',
     "client intended to send too large body",
 )
-QUERY = r'\?[^\s"]*'  # of a request that nginx's error log quotes
+# The query of a request that nginx's error log quotes. It has no space, but may have quotes; the
+# one that ends what is quoted stays.
+QUERY = r'\?\S*?(?="?,?(?:\s|$))'
 
 
 def nginx(
-    settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
+    settings: Settings,
+    environ: Mapping[str, str],
+    listeners: Sequence[socket.socket] = (),
+    folders: str = NGINX_FOLDERS,
 ) -> Process:
     """Return nginx's process, and write nginx.conf into the run folder. The variable NGINX names
-    its listeners."""
-    binary = shutil.which(
-        "nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
-    )
+    its listeners. The program is on the PATH or in one of `folders`."""
+    binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:{folders}")
     if not binary:
         raise FileNotFoundError(
             "nginx is not installed: install a package of it, such as Debian's nginx-light"

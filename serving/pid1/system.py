@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -78,9 +78,17 @@ class HealthCheck(threading.Thread):
     first answer. An attempt counts for at most its timeout, because the whole container may have
     been paused."""
 
-    def __init__(self, address: Address, path: str, timeout: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        path: str,
+        timeout: float,
+        send: Callable[[Address, str, float], object] = ask,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(name=f"health-{path}", daemon=True)
         self._address, self._path, self._timeout = address, path, timeout
+        self._send, self._clock = send, clock
         self._has_answered, self.silence = False, 0.0
         self.ended = threading.Event()
 
@@ -89,13 +97,13 @@ class HealthCheck(threading.Thread):
             self.ask()
 
     def ask(self) -> None:
-        began = time.monotonic()
+        began = self._clock()
         try:
-            ask(self._address, self._path, self._timeout)
+            self._send(self._address, self._path, self._timeout)
             self._has_answered, self.silence = True, 0.0
         except OSError:
             if self._has_answered:
-                self.silence += PAUSE + min(self._timeout, time.monotonic() - began)
+                self.silence += PAUSE + min(self._timeout, self._clock() - began)
 
 
 @dataclass

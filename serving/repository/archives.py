@@ -7,12 +7,18 @@ and its parts, each in a folder. Stray folders are ignored, and archives may be 
 import os
 import re
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from serving.errors import ConfigError, InvalidRequest
-from serving.repository.layout import CONFIG, folders_in, is_model, versions
-from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
+from serving.repository.layout import CONFIG, folders_in, is_model
+from serving.repository.model_config import (
+    ENSEMBLE,
+    LARGEST_CONFIG,
+    backend_of,
+    parts_of,
+    read_file,
+)
+from serving.repository.paths import check_entries, real_path
 
 EXAMPLE = (
     "an archive holds one model (config.pbtxt and 1/model.onnx at its root, or "
@@ -25,19 +31,11 @@ _BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
 @dataclass(frozen=True)
 class Archive:
     """`folder` is the model's own, or the ensemble's; `parts` are all folders that Triton must see,
-    it included."""
+    it included; `root` is the unpacked archive, which no link leaves."""
 
     folder: Path
     parts: tuple[Path, ...]
-
-    def weight(self) -> int:
-        """Return the bytes that are loaded: the files and the largest version of every folder."""
-        total = 0
-        for part in self.parts:
-            numbered = versions(part)
-            others = [entry for entry in part.iterdir() if entry not in numbered]
-            total += max(map(_size, numbered), default=0) + sum(map(_size, others))
-        return total
+    root: Path
 
 
 def locate(url: str, root: Path) -> Archive:
@@ -53,40 +51,30 @@ def locate(url: str, root: Path) -> Archive:
         raise InvalidRequest(f"'url' must be {expected}; got '{url}'")
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
-    _check_entries(path, root)
-    return Archive(path, (path,)) if (path / CONFIG).is_file() else _of_folders(path)
+    # Triton would load any file that a link leads to, and quote it in its errors
+    inside = real_path(root.joinpath(*path.relative_to(root).parts[:2]), real_path(root))
+    check_entries(path, inside)
+    if (path / CONFIG).is_file():
+        return Archive(path, (path,), inside)
+    return _of_folders(path, inside)
 
 
-def _check_entries(path: Path, root: Path) -> None:
-    """Raise ConfigError when the folder, or a link in it, leads out of the root, because Triton
-    would load files of the container and quote them in its errors; or when it holds a FIFO, socket
-    or device, which ends tritonserver."""
-    inside = os.path.realpath(root)
-    entries = (
-        Path(folder, name)
-        for folder, *names in os.walk(path)
-        for name in chain.from_iterable(names)
-    )
-    for entry in (path, *entries):
-        target = os.path.realpath(entry)
-        if (entry == path or entry.is_symlink()) and not Path(target).is_relative_to(inside):
-            raise ConfigError(
-                entry, f"leads to {target}, out of {root}", "put the file itself into the archive"
-            )
-        if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
-            raise ConfigError(entry, "is neither a file nor a folder", "remove it from the archive")
-
-
-def _of_folders(path: Path) -> Archive:
+def _of_folders(path: Path, root: Path) -> Archive:
     models = [folder for folder in folders_in(path) if is_model(folder)]
     if len(models) == 1:
-        return Archive(models[0], (models[0],))
+        return Archive(models[0], (models[0],), root)
+    total = sum(
+        (folder / CONFIG).stat().st_size for folder in models if (folder / CONFIG).is_file()
+    )
+    if total > LARGEST_CONFIG:
+        problem = f"has {CONFIG} files of {total} bytes in all, at most {LARGEST_CONFIG} are read"
+        raise ConfigError(path, problem, "shorten them")
     configs = {folder: read_file(folder / CONFIG) for folder in models}
     inner = {name for config in configs.values() for name in parts_of(config)}
     ensembles = [folder for folder, config in configs.items() if backend_of(config) == ENSEMBLE]
     outer = [folder for folder in ensembles if folder.name not in inner]
     if len(outer) == 1:
-        return Archive(outer[0], tuple(models))
+        return Archive(outer[0], tuple(models), root)
     if outer:
         contents = f"several ensembles ({_names(outer)}), of which one must be the outermost"
     elif models:
@@ -101,13 +89,3 @@ def _of_folders(path: Path) -> Archive:
 def _names(paths: list[Path]) -> str:
     shown = [path.name + ("/" if path.is_dir() else "") for path in paths[:5]]
     return ", ".join(shown) + (", …" if len(paths) > 5 else "")
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder, without following links to
-    folders."""
-    if not path.is_dir():
-        return path.stat().st_size if path.exists() else 0
-    return sum(
-        _size(entry) for entry in path.iterdir() if not (entry.is_dir() and entry.is_symlink())
-    )

@@ -29,6 +29,7 @@ from serving.errors import ConfigError
 from serving.host.machine import processor_features
 from serving.host.tritonserver import PYTHON, is_nvidia_image
 from serving.repository.layout import CONFIG, PLATFORMS, config_file, own_client
+from serving.repository.paths import real_path
 from serving.settings.table import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
@@ -41,6 +42,7 @@ PLAN_REMEDIES = (
     "built with: build it here (python -m build_engines build NAME --for tensorrt), or have "
     "ONNX Runtime's TensorRT provider serve the ONNX file (--for gpu); docs/build_engines.md"
 )
+LARGEST_CONFIG = 2**20  # bytes of config.pbtxt: 1.5 MB take 5 s to parse; ours have 2 kB
 PACKAGES = "EXECUTION_ENV_PATH"
 MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's word for the model's folder
 STUB = "triton_python_backend_stub"  # in the model's folder: it is started instead of the backend's
@@ -89,9 +91,19 @@ def read_file(file: Path) -> Any:
     """Read a config.pbtxt; an empty one if there is no file, because Triton completes that. Raise
     Unreadable."""
     try:
-        return parse_config(file.read_text(encoding="utf-8") if file.is_file() else "")
+        return parse_config(_text(file) if file.is_file() else "")
     except (OSError, UnicodeDecodeError, ConfigError) as err:
         raise Unreadable(file, str(err)) from err
+
+
+def _text(file: Path) -> str:
+    """Return the text of a config.pbtxt. Raise ConfigError if it is larger than LARGEST_CONFIG."""
+    with file.open("rb") as opened:
+        content = opened.read(LARGEST_CONFIG + 1)
+    if len(content) > LARGEST_CONFIG:
+        problem = f"it has more than {LARGEST_CONFIG} bytes, and parsing it would take too long"
+        raise ConfigError("", problem, "shorten it")
+    return content.decode("utf-8")
 
 
 def read_config(model: Path, device: str) -> Any:
@@ -105,7 +117,7 @@ def read_merged(model: Path, file: Path) -> Any:
     config = read_file(file)
     if file == model / CONFIG or is_whole(config):
         return config
-    return merged(read_file(model / CONFIG), config, file.read_text(encoding="utf-8"))
+    return merged(read_file(model / CONFIG), config, _text(file))
 
 
 def is_whole(config: Any) -> bool:
@@ -191,14 +203,15 @@ def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def correlation_type(config: Any) -> str | None:
-    """Return the datatype of the sequence ids; None without sequence batching."""
+    """Return the datatype that holds the ids of sequences, "" if the model does not get them; None
+    without sequence batching."""
     if not config.HasField("sequence_batching"):
         return None
     controls = (c for entry in config.sequence_batching.control_input for c in entry.control)
     types = (
         datatype_name(c.data_type) for c in controls if c.kind == Control.CONTROL_SEQUENCE_CORRID
     )
-    return next(types, "BYTES")
+    return next(types, "")
 
 
 def sequence_idle_seconds(config: Any) -> float:
@@ -243,9 +256,9 @@ def mistake_of_packages(model: Path, config: Any) -> str:
     if PACKAGES not in config.parameters:
         return ""
     setting = str(config.parameters[PACKAGES].string_value)
-    path = Path(setting.replace(MODEL, str(model)))
     looked_at = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
     try:
+        path = real_path(packages_of(model, config))
         if path.is_dir():
             files = [file for pattern in looked_at for file in path.glob(pattern)]
             links = {
@@ -256,11 +269,19 @@ def mistake_of_packages(model: Path, config: Any) -> str:
             with tarfile.open(path) as archive:
                 links = {member.name.removeprefix("./"): member.linkname for member in archive}
         mistake = _mistake(links, own_stub=(model / STUB).is_file())
+    except ConfigError as err:
+        mistake = str(err)
     except tarfile.TarError:
         mistake = "it is not a tar archive that gzip, bzip2 or xz compressed"
     except (OSError, EOFError) as err:
         mistake = f"it cannot be read: {getattr(err, 'strerror', None) or err}"
     return f"{PACKAGES} '{setting}': {mistake}" if mistake else ""
+
+
+def packages_of(model: Path, config: Any) -> Path:
+    """Return the path that EXECUTION_ENV_PATH names."""
+    setting = str(config.parameters[PACKAGES].string_value)
+    return Path(setting.replace(MODEL, str(model)))
 
 
 def _mistake(links: Mapping[str, str], own_stub: bool) -> str:

@@ -13,7 +13,6 @@ triton_python_backend_utils. Classes that only its stub has, such as Tensor, are
 
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from serving.errors import ConfigError
 from serving.host.files import digest
 from serving.host.processes import dying_with_us
 from serving.host.tritonserver import only_python_backends
+from serving.repository.checks import STARTABLE, check
 from serving.repository.layout import CONFIG, FILES, versions
 from serving.repository.model_config import (
     ENSEMBLE,
@@ -44,7 +44,6 @@ from serving.repository.model_config import (
 from serving.settings.table import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")  # a stub is started through a shell
 LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, because it may be as large as the disk
 
 
@@ -67,11 +66,12 @@ class Store:
         triton_name: str,
         names: Mapping[str, str] | None = None,
         config: Any = None,
+        root: Path | None = None,
     ) -> Choice | None:
         """Stage the model in `folder` as `triton_name`; `names` are Triton's names of the models
         that an ensemble calls. `config` is the model's for this machine; if it is None, read it
-        from the folder, and return why an engine was chosen, None if there was no choice. Raise
-        ConfigError."""
+        from the folder, and return why an engine was chosen, None if there was no choice. No file
+        of the model is outside of `root`, its archive, if there is one. Raise ConfigError."""
         if self.only_python and not STARTABLE.fullmatch(triton_name):
             problem = (
                 "is not a name with which Triton's Python backend can start a model: rename "
@@ -87,7 +87,7 @@ class Store:
         try:
             if config is None:
                 config, choice = fitted(folder, self.settings, self._processor)
-            _check(folder, config)
+            check(folder, config, self.settings, root)
             for entry in folder.iterdir():
                 if entry.name not in (CONFIG, "configs"):
                     (shown / entry.name).symlink_to(entry.absolute())
@@ -132,19 +132,6 @@ class Store:
             reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
             raise ConfigError(source, f"is not complete, and cannot be completed: {reason}")
         return done.stdout
-
-
-def _check(folder: Path, config: Any) -> None:
-    """Raise ConfigError for a version that tritonserver does not refuse, but dies of or waits for
-    without end."""
-    file = config.default_model_filename or FILES["python"]
-    for version in versions(folder)[-1:]:
-        if int(version.name) >= 2**63:
-            raise ConfigError(
-                version, "is not a version that Triton can read: it must be below 2^63"
-            )
-        if backend_of(config) == "python" and not (version / file).is_file():
-            raise ConfigError(version, f"has no {file}")
 
 
 def signature(*folders: Path | None) -> str:

@@ -4,14 +4,15 @@ import contextlib
 from collections import deque
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
 
 from serving.budget import NEVER, Deadline
-from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.triton.connection import NOWHERE, Connection, RegionUnknown, translated_text
+from serving.errors import TritonTimeout
+from serving.triton.connection import NOWHERE, TOO_LATE, Connection, RegionUnknown, translated_text
 from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
@@ -54,19 +55,22 @@ class TritonGateway(Connection):
 class Call:
     """An inference. `send` starts it without waiting; `result` waits for the reply.
 
-    `result` without `send` is cheaper, because gRPC starts a thread for each call that is sent
-    first.
+    A call with regions of shared memory has no deadline in Triton and is never cancelled there:
+    nobody would know when Triton stops reading them. Its caller leaves at its own deadline, Triton
+    does the work all the same, and its answer frees the regions. So an overloaded model works for
+    callers that have left: for the calls in flight, and then for MOST_WAITING regions at a time.
+
+    Without regions, `result` without `send` is cheaper, because gRPC starts a thread for each call
+    that is sent first.
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
         self._gateway, self._request, self._deadline = gateway, request, deadline
         self._future: Any = None
+        self._end = NEVER.end
         self._regions: dict[str, Region] = {}
         if any(len(tensor.data) >= LEAST for tensor in request.inputs):
-            self._regions = gateway.shared_memory.write(request.inputs)
-        self._message = request.message(
-            {name: region.name for name, region in self._regions.items()}
-        )
+            self._regions = gateway.shared_memory.write(request.model, request.inputs)
 
     def send(self) -> None:
         self._future = self._begin(self._gateway.stub.ModelInfer.future)
@@ -74,46 +78,57 @@ class Call:
     def result(self) -> InferReply:
         """Return the reply. Send the call first if that was not done. Raise a ServingError or
         BackendDied."""
-        is_late = True  # until Triton has answered, it may read the regions
         try:
             message = self._answer()
-            is_late = False
-        except ServingError as err:  # an answer too, unless it says that there was none
-            is_late = isinstance(err, TritonTimeout | TritonUnavailable)
-            raise
         except RegionUnknown:
             self._gateway.shared_memory.forget(self._regions.values())
-            self._message = self._request.message({})
             message = self._gateway.call(self._wait)
         finally:
-            self._release(is_late)
+            self._release()
         return InferReply.of(message)
 
     def cancel(self) -> None:
-        """Cancel the call in Triton, because its caller no longer waits."""
+        """End the call, because its caller no longer waits: in Triton too if it has no regions."""
+        self._release()
         if self._future:
             self._future.cancel()
-        self._release(late=True)
 
     def _answer(self) -> Any:
         try:
-            return self._future.result() if self._future else self._wait()
+            if self._regions and not self._future:
+                self.send()
+            return self._future.result(self._end - monotonic()) if self._future else self._wait()
+        except grpc.FutureTimeoutError as err:
+            raise TritonTimeout(TOO_LATE) from err
         except grpc.RpcError as err:
             return self._gateway.repeat(err, again=self._wait)
 
     def _wait(self) -> Any:
+        """Send the call without regions, and wait for the answer."""
+        self._release()
         return self._begin(self._gateway.stub.ModelInfer)
 
     def _begin(self, infer: Any) -> Any:
-        timeout = self._deadline.left(self._gateway.timeout)
-        return infer(self._message, timeout=timeout, metadata=self._request.metadata)
+        regions = {name: region.name for name, region in self._regions.items()}
+        seconds = self._deadline.left(self._gateway.timeout)
+        self._end = monotonic() + seconds
+        timeout = None if regions else seconds
+        message = self._request.message(regions)
+        return infer(message, timeout=timeout, metadata=self._request.metadata)
 
-    def _release(self, late: bool) -> None:
-        """Free the regions at most once: two calls that share a region would corrupt each other's
-        answers."""
-        regions, self._regions = self._regions, {}
-        if regions:
-            self._gateway.shared_memory.give_back(regions.values(), late)
+    def _release(self) -> None:
+        """Give the regions back: now if Triton has answered or the call was not sent, else in a
+        thread of gRPC's when it answers. A broken connection is an answer too, because tritonserver
+        has ended."""
+        lent, self._regions = self._regions, {}
+        memory, regions = self._gateway.shared_memory, lent.values()
+        if self._future and lent:
+            future, self._future = self._future, None  # `cancel` must not reach it any more
+            if not future.done():
+                memory.wait(self._request.model, regions)
+            future.add_done_callback(lambda _: memory.give_back(regions))
+        else:
+            memory.give_back(regions)
 
 
 class Responses:

@@ -1,7 +1,12 @@
 """Writes large inputs into /dev/shm, so that Triton reads them there instead of receiving them over
 gRPC.
 
-    free --write--> lent --give_back--> free --trim--> free, its pages returned to the system
+    free           --write------> lent
+    lent           --give_back--> free       Triton has answered, or the call was never sent
+    lent           --wait-------> waiting    the caller has left, and Triton may still read it
+    waiting        --give_back--> free       Triton has answered
+    free           --trim-------> free       its pages are returned to the system
+    any of these   --forget-----> gone       tritonserver was restarted
 
 A region is a file that is registered with Triton before its first use and never unregistered
 (quirks.py). Names are never used twice, so Triton cannot mistake an old region for a new one.
@@ -25,18 +30,22 @@ from serving.triton.tensors import Tensor
 FOLDER = Path("/dev/shm")
 # bytes of an input: with 0.6 MB nothing is gained, with 4.9 MB a call takes half the time
 LEAST = 2**20
+# regions of one model: if more wait, it hangs or is overloaded, and its next tensors travel in
+# messages, which Triton drops when their callers leave. Four failed requests leave eight.
+MOST_WAITING = 8
 
 
 @dataclass(eq=False)
 class Region:
-    """A file of `size` bytes, of which the first `backed` have pages. An abandoned call may still
-    read a `late` one."""
+    """A file of `size` bytes, of which the first `backed` have pages. `waits_for` is the model
+    that has not answered, "" unless the region waits."""
 
     name: str
     size: int
     memory: mmap.mmap
     backed: int = 0
-    late: bool = False
+    is_free: bool = False
+    waits_for: str = ""
 
     def empty(self) -> None:
         self.memory.madvise(mmap.MADV_REMOVE)
@@ -54,12 +63,15 @@ class SharedMemory:
         self._prefix, self._limit, self._register = prefix, limit, register
         self._lock = threading.Lock()
         self._regions: set[Region] = set()
-        self._free: list[Region] = []
 
-    def write(self, inputs: Sequence[Tensor]) -> dict[str, Region]:
-        """Write each large input into a region while there is room. Return the regions by the
-        inputs' names."""
-        written = {}
+    def write(self, model: str, inputs: Sequence[Tensor]) -> dict[str, Region]:
+        """Write each large input of a call of the model into a region while there is room. Return
+        the regions by the inputs' names."""
+        written: dict[str, Region] = {}
+        with self._lock:
+            waiting = sum(region.waits_for == model for region in self._regions)
+        if waiting >= MOST_WAITING:
+            return written
         for tensor in inputs:
             size = len(tensor.data)
             if self._prefix and LEAST <= size <= self._limit and (region := self._lend(size)):
@@ -67,27 +79,30 @@ class SharedMemory:
                 written[tensor.name] = region
         return written
 
-    def give_back(self, regions: Iterable[Region], late: bool = False) -> None:
-        """Free the regions for other calls. If `late`, their call was abandoned: their pages stay,
-        because Triton may still read them, and would die if they were gone and /dev/shm were
-        full."""
+    def wait(self, model: str, regions: Iterable[Region]) -> None:
+        """Keep lent regions until the model's answer gives them back."""
         with self._lock:
-            for region in self._regions.intersection(regions):
-                region.late = region.late or late
-                self._free.append(region)
+            for region in regions:
+                region.waits_for = model
+
+    def give_back(self, regions: Iterable[Region]) -> None:
+        """Free the regions for other calls, once for each `write`: two calls that share a region
+        would corrupt each other's answers."""
+        with self._lock:
+            for region in regions:
+                region.is_free, region.waits_for = True, ""
 
     def forget(self, regions: Iterable[Region]) -> None:
         """Drop all regions. Triton does not know these `regions`, so it was restarted."""
         with self._lock:
             if not self._regions.isdisjoint(regions):
                 self._regions.clear()
-                self._free.clear()
 
     def trim(self) -> None:
         """Return the pages of free regions to the system."""
         with self._lock:
-            for region in self._free:
-                if not region.late:
+            for region in self._regions:
+                if region.is_free:
                     region.empty()
 
     def remove_files(self, pid: int | str = "*") -> None:
@@ -110,12 +125,12 @@ class SharedMemory:
 
     def _reuse(self, size: int) -> Region | None:
         with self._lock:
-            fitting = [region for region in self._free if region.size >= size]
+            fitting = [region for region in self._regions if region.is_free and region.size >= size]
             if not fitting:
                 return None
             region = min(fitting, key=lambda region: (region.size, -region.backed))
             self._back(region, size)
-            self._free.remove(region)
+            region.is_free = False
             return region
 
     def _make(self, size: int) -> Region:

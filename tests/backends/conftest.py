@@ -29,7 +29,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """Serves every model of onnx_models.py that can be loaded; those named bad_* fail."""
+    """Serve every model of onnx_models.py that can be loaded. The models named bad_* fail."""
     log = tmp_path_factory.mktemp("log") / "triton.log"
     with serving(repository, backends, log, "--backend-config=default-max-batch-size=6") as running:
         yield running

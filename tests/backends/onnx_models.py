@@ -39,7 +39,7 @@ def model(
 
 
 def arithmetic(shape: Shape) -> bytes:
-    """sum = x + y, product = x * y."""
+    """Make a model of sum = x + y and product = x * y."""
     nodes = [
         helper.make_node("Add", ["x", "y"], ["sum"]),
         helper.make_node("Mul", ["x", "y"], ["product"]),
@@ -49,7 +49,8 @@ def arithmetic(shape: Shape) -> bytes:
 
 
 def lookup() -> bytes:
-    """value = TABLE[index], which fails past the table; double = index + index."""
+    """Make a model of value = TABLE[index], which fails past the table, and double = index +
+    index."""
     make = helper.make_node
     nodes = [
         make("Gather", ["table", "index"], ["value"]),
@@ -72,7 +73,7 @@ def identity(datatype: int, shape: Shape) -> bytes:
 
 
 def optional_bias() -> bytes:
-    """y = x + bias; bias is 100 where the caller gives none."""
+    """Make a model of y = x + bias, where bias is 100 if the caller sends none."""
     return model(
         [helper.make_node("Add", ["x", "bias"], ["y"])],
         {"x": (TensorProto.FLOAT, ["N", 1]), "bias": (TensorProto.FLOAT, ["M", 1])},

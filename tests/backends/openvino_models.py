@@ -46,7 +46,8 @@ openvino.save_model(model, sys.argv[2], compress_to_fp16=False)
 
 
 def fixed_inside() -> bytes:
-    """y = x, by way of the shape [1, 3]: no other number of rows is possible."""
+    """Make a model of y = x that reshapes to [1, 3], so that no other number of rows is
+    possible."""
     shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1, 3])
     tensor = (TensorProto.FLOAT, [1, 3])
     return model(
@@ -55,7 +56,7 @@ def fixed_inside() -> bytes:
 
 
 def every_number() -> bytes:
-    """OUT_T = IN_T for each datatype T but strings, of shape [N, K]."""
+    """Make a model with OUT_T = IN_T of shape [N, K] for each datatype T except strings."""
     inputs, outputs = (
         {f"{way}_{name}": (NUMBERS[name], ["N", "K"]) for name in NUMBERS} for way in ("IN", "OUT")
     )

@@ -59,7 +59,7 @@ def test_complete_as_triton(
 @pytest.mark.parametrize(
     ("name", "named"), [("bad_batch", "max_batch_size 0"), ("bad_bfloat16", "'x'")]
 )
-def test_the_last_line_says_why_it_cannot_be_completed(
+def test_explain_in_the_last_line_why_completion_failed(
     name: str, named: str, repository: Path, backends: Path
 ) -> None:
     done = run(repository / name, backends)
@@ -67,5 +67,5 @@ def test_the_last_line_says_why_it_cannot_be_completed(
     assert named in done.stderr.strip().splitlines()[-1]
 
 
-def test_the_version_is_the_one_that_tritonserver_answers(client: InferenceServerClient) -> None:
+def test_state_the_version_that_tritonserver_reports(client: InferenceServerClient) -> None:
     assert client.get_server_metadata().version == tritonserver.version()

@@ -115,20 +115,18 @@ def assert_equal(outputs: list[NDArray[Any]], expected: list[NDArray[Any]]) -> N
 
 
 @pytest.mark.parametrize("model", ["from_source", "serialized"])
-def test_an_encoded_image_is_processed_as_dali_in_process_does_it(
-    client: Client, model: str
-) -> None:
+def test_process_an_encoded_image_as_dali_in_process_does(client: Client, model: str) -> None:
     assert_equal(infer(client, model, jpeg(1)[None]), reference([jpeg(1)]))
 
 
-def test_a_batch_is_padded_with_zeros_and_each_row_is_its_own_image(client: Client) -> None:
+def test_pad_a_batch_with_zeros(client: Client) -> None:
     images = [jpeg(seed) for seed in (1, 2, 3)]
     longest = max(map(len, images))
     padded = np.stack([np.pad(image, (0, longest - len(image))) for image in images])
     assert_equal(infer(client, "from_source", padded), reference(images))
 
 
-def test_images_of_any_lengths_are_merged_into_one_run(client: Client) -> None:
+def test_merge_images_of_any_length_into_one_run(client: Client) -> None:
     images = [jpeg(seed) for seed in range(6)]
     feeds = [{"DALI_INPUT_0": image[None]} for image in images]
     answers = triton_process.answered_together(client, "serialized", feeds, most=5)
@@ -136,7 +134,7 @@ def test_images_of_any_lengths_are_merged_into_one_run(client: Client) -> None:
         assert_equal([*answer.values()], reference([image]))
 
 
-def test_an_undecodable_image_fails_alone_and_the_next_is_served(client: Client) -> None:
+def test_fail_only_an_undecodable_image(client: Client) -> None:
     images = [jpeg(1), np.frombuffer(b"this is no image", np.uint8), jpeg(2), np.zeros(9, np.uint8)]
 
     answers = triton_process.together(
@@ -154,7 +152,7 @@ def test_an_undecodable_image_fails_alone_and_the_next_is_served(client: Client)
     assert_equal(infer(client, "serialized", jpeg(3)[None]), reference([jpeg(3)]))
 
 
-def test_the_ensemble_on_dali_equals_its_parts_called_one_by_one(client: Client) -> None:
+def test_get_the_same_from_the_dali_ensemble_and_its_parts(client: Client) -> None:
     images = jpeg(3)[None]
     (pixels,) = infer(client, "on_dali_decoder", images)
     assert pixels.shape == (1, 299, 299, 3)
@@ -164,8 +162,8 @@ def test_the_ensemble_on_dali_equals_its_parts_called_one_by_one(client: Client)
     )
 
 
-def test_the_step_in_python_gives_what_the_one_on_dali_gives(client: Client) -> None:
-    """Two decoders and two ways to resize: a grey level apart, as a rule."""
+def test_get_the_same_from_the_python_and_the_dali_step(client: Client) -> None:
+    """The two decode and resize differently, which usually differs by one grey level."""
     for seed in range(3):
         (ours,) = infer(client, "on_python_decoder", jpeg(seed)[None])
         (theirs,) = infer(client, "on_dali_decoder", jpeg(seed)[None])
@@ -176,8 +174,6 @@ NAMED = {"bad_gpu": "device_id=None", "bad_source": "@autoserialize", "bad_empty
 
 
 @pytest.mark.parametrize("model", sorted(NAMED))
-def test_a_model_that_cannot_be_served_is_refused_with_the_reason(
-    client: Client, model: str
-) -> None:
+def test_refuse_a_model_that_cannot_be_served(client: Client, model: str) -> None:
     assert not client.is_model_ready(model)
     assert NAMED[model] in triton_process.refusal(client, model)

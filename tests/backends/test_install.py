@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from backends.install import OURS, STUB, install, main, own_backends
-from serving.host import tritonserver
 
 pytestmark = pytest.mark.unit
 
@@ -19,7 +18,7 @@ def files(folder: Path) -> dict[str, int]:
     }
 
 
-def test_the_python_backend_and_ours_lie_there_as_copies(tmp_path: Path) -> None:
+def test_install_the_python_backend_and_ours_as_copies(tmp_path: Path) -> None:
     assert install(tmp_path / "new" / "backends") == ["python", *own_backends()]
     folder = tmp_path / "new" / "backends"
     assert {path.name for path in (folder / "python").iterdir()} == PYTHON
@@ -35,7 +34,7 @@ def test_the_python_backend_and_ours_lie_there_as_copies(tmp_path: Path) -> None
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
+def test_write_nothing_if_nothing_changed(tmp_path: Path) -> None:
     install(tmp_path)
     (tmp_path / "tensorrt").mkdir()  # of somebody else
     (tmp_path / "tensorrt" / "libtriton_tensorrt.so").touch()
@@ -45,7 +44,7 @@ def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "added", "link", "mode"])
-def test_a_backend_that_is_not_as_it_should_be_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_replace_a_backend_that_differs(tmp_path: Path, damage: str) -> None:
     install(tmp_path)
     model = tmp_path / "onnxruntime" / "model.py"
     if damage in {"missing", "link"}:
@@ -63,15 +62,12 @@ def test_a_backend_that_is_not_as_it_should_be_is_made_again(tmp_path: Path, dam
     assert not model.is_symlink()
 
 
-def test_a_python_without_a_stub_is_named_with_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tritonserver, "PYTHON", "3.99")
+def test_name_a_python_without_a_stub_and_the_supported_ones(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"3\.99"):
-        install(tmp_path)
+        install(tmp_path, python="3.99")
 
 
-def test_the_command_reports_what_it_did_and_why_it_failed(
+def test_report_what_the_command_did_or_why_it_failed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

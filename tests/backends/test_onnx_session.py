@@ -26,7 +26,7 @@ pytestmark = pytest.mark.unit
         ({}, math.inf),
     ],
 )
-def test_the_quota_of_the_control_group_is_read(
+def test_read_the_quota_of_the_control_group(
     tmp_path: Path, files: dict[str, str], expected: float
 ) -> None:
     for name, text in files.items():
@@ -35,7 +35,7 @@ def test_the_quota_of_the_control_group_is_read(
     assert cgroup_quota(tmp_path) == expected
 
 
-def test_the_variable_decides_and_the_cpu_affinity_bounds_without_it(
+def test_take_threads_from_the_variable_or_the_cpu_affinity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "7")
@@ -45,13 +45,13 @@ def test_the_variable_decides_and_the_cpu_affinity_bounds_without_it(
     assert SessionSettings.from_config({}).intra_op_threads == default_threads()
 
 
-def test_a_library_that_is_not_installed_is_named_with_what_to_do() -> None:
+def test_name_a_missing_library_and_say_what_to_do() -> None:
     with pytest.raises(ModuleNotFoundError) as raised, needs("the backend x needs Y", "install Y"):
         __import__("no_such")
     assert "'no_such'" in str(raised.value) and "install Y" in str(raised.value)
 
 
-def test_what_was_freed_below_what_is_in_use_goes_back_to_the_system() -> None:
+def test_return_freed_memory_to_the_system() -> None:
     blocks = [bytes(100_000) + b"x" for _ in range(1000)]  # too small for a mapping of their own
     last = blocks[-1]
     del blocks
@@ -61,7 +61,7 @@ def test_what_was_freed_below_what_is_in_use_goes_back_to_the_system() -> None:
     assert len(last) == 100_001
 
 
-def test_the_options_are_those_of_the_configuration() -> None:
+def test_take_the_options_from_the_configuration() -> None:
     texts = {
         "intra_op_thread_count": "3",
         "inter_op_thread_count": "2",
@@ -106,7 +106,7 @@ LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]
         (LARGE, "2", {"max_batch_size": 0}, False),
     ],
 )
-def test_large_rows_run_separately_on_few_threads(
+def test_run_large_rows_separately_on_few_threads(
     dims: list[str],
     threads: str,
     changes: dict[str, Any],

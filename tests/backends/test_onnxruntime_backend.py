@@ -37,7 +37,7 @@ def floats(*shape: int) -> NDArray[np.float32]:
     return RANDOM.random(shape, dtype=np.float32)
 
 
-def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> None:
+def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) -> None:
     feeds = [{"x": floats(n, 5), "y": floats(n, 5)} for n in (1, 3, 2, 2, 1, 1, 1, 1)]
     for feed, answer in zip(
         feeds, answered_together(client, "arithmetic", feeds, most=6), strict=True
@@ -45,9 +45,7 @@ def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> N
         assert_equal(answer, reference(SERVED["arithmetic"][0], feed))
 
 
-def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(
-    client: Client, server: Server
-) -> None:
+def test_return_their_own_rows_to_merged_parallel_requests(client: Client, server: Server) -> None:
     feeds = [
         {"index": np.array(rows, dtype=np.int64).reshape(-1, 1)}
         for rows in ([0], [1, 2], [3], [4, 0], [2])
@@ -63,16 +61,14 @@ def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(
     assert line in server.text()
 
 
-def test_bytes_that_are_not_utf8_are_the_callers_fault(client: Client) -> None:
+def test_blame_the_caller_for_bytes_that_are_not_utf8(client: Client) -> None:
     with pytest.raises(InferenceServerException, match="'x'") as caught:
         infer(client, "texts", {"x": np.array([[b"\xff\xfe"]], dtype=np.object_)})
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize("model", ["lookup", "at_once"])
-def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(
-    client: Client, model: str
-) -> None:
+def test_answer_an_error_only_to_the_caller_who_caused_it(client: Client, model: str) -> None:
     indices = [0, 99, 3, 2, -77, 4]
     answers = together(client, model, [{"index": np.array([[i]], dtype=np.int64)} for i in indices])
     for index, answer in zip(indices, answers, strict=True):
@@ -85,12 +81,12 @@ def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(
             assert answer.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_shapes_that_onnx_runtime_cannot_compute_with_give_its_message(client: Client) -> None:
+def test_pass_on_onnx_runtime_s_message_about_shapes(client: Client) -> None:
     with pytest.raises(InferenceServerException):
         infer(client, "arithmetic", {"x": floats(1, 2), "y": floats(1, 3)})
 
 
-def test_each_caller_gets_the_outputs_that_it_asked_for(client: Client) -> None:
+def test_return_the_requested_outputs_to_each_caller(client: Client) -> None:
     feed = {"x": floats(1, 2), "y": floats(1, 2)}
     wishes = [["product"], ["sum"], [], ["sum", "product"]]
     with ThreadPoolExecutor(len(wishes)) as pool:
@@ -100,7 +96,7 @@ def test_each_caller_gets_the_outputs_that_it_asked_for(client: Client) -> None:
         assert_equal(answer, {name: expected[name] for name in wish or expected})
 
 
-def test_an_optional_input_may_be_left_out_beside_callers_who_give_it(client: Client) -> None:
+def test_omit_an_optional_input_beside_callers_who_send_it(client: Client) -> None:
     one = np.array([[1.0]], dtype=np.float32)
     feeds = [{"x": one}, {"x": one, "bias": 2 * one}, {"x": 2 * one}, {"x": one, "bias": 5 * one}]
     answers = together(client, "optional_input", feeds)
@@ -112,14 +108,14 @@ def test_an_optional_input_may_be_left_out_beside_callers_who_give_it(client: Cl
     ]
 
 
-def test_a_model_without_batches_takes_its_shape_as_it_is(client: Client) -> None:
+def test_keep_the_shape_of_a_model_without_batches(client: Client) -> None:
     feeds = [{"x": floats(2, 3), "y": floats(2, 3)} for _ in range(4)]
     for feed, answer in zip(feeds, together(client, "unbatched", feeds), strict=True):
         assert isinstance(answer, dict)
         assert_equal(answer, reference(SERVED["unbatched"][0], feed))
 
 
-def test_a_model_without_config_gets_one_from_its_file(client: Client) -> None:
+def test_complete_a_model_without_config_from_its_file(client: Client) -> None:
     generated = config(client, "without_config")
     assert generated["max_batch_size"] == 6  # the server's --backend-config=default-max-batch-size
     assert "dynamic_batching" in generated
@@ -136,7 +132,7 @@ def test_a_model_without_config_gets_one_from_its_file(client: Client) -> None:
     )
 
 
-def test_a_minimal_config_stays_and_a_fixed_shape_is_not_batched(client: Client) -> None:
+def test_keep_a_minimal_config_and_do_not_batch_a_fixed_shape(client: Client) -> None:
     minimal, fixed = config(client, "minimal_config"), config(client, "fixed_shape")
     assert (minimal["max_batch_size"], "dynamic_batching" in minimal) == (16, True)
     assert (fixed.get("max_batch_size", 0), "dynamic_batching" in fixed) == (0, False)
@@ -145,9 +141,7 @@ def test_a_minimal_config_stays_and_a_fixed_shape_is_not_batched(client: Client)
 
 
 @pytest.mark.parametrize("model", ["vector", "scalar"])
-def test_tensors_without_dimensions_of_their_own_are_ones_to_callers(
-    client: Client, model: str
-) -> None:
+def test_show_tensors_without_dimensions_as_shape_one(client: Client, model: str) -> None:
     shape, own = ((3, 1), (3,)) if model == "vector" else ((1,), ())
     feed = {"x": floats(*shape), "y": floats(*shape)}
     expected = reference(
@@ -160,13 +154,11 @@ def test_tensors_without_dimensions_of_their_own_are_ones_to_callers(
 
 
 @pytest.mark.parametrize("model", REFUSED)
-def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(
-    client: Client, model: str
-) -> None:
+def test_refuse_a_model_that_cannot_be_served_as_configured(client: Client, model: str) -> None:
     assert REFUSED[model][-1] in refusal(client, model)
 
 
-def test_each_instance_is_a_process_with_the_threads_that_the_config_says(server: Server) -> None:
+def test_run_each_instance_as_a_process_with_its_threads(server: Server) -> None:
     commands = [
         " ".join(child.cmdline()) for child in psutil.Process(server.process.pid).children()
     ]
@@ -176,7 +168,7 @@ def test_each_instance_is_a_process_with_the_threads_that_the_config_says(server
         assert f"{instance}: {settings}" in server.text()
 
 
-def test_errors_of_requests_do_not_fill_the_log(client: Client, server: Server) -> None:
+def test_keep_errors_of_requests_out_of_the_log(client: Client, server: Server) -> None:
     before = server.text()
     with pytest.raises(InferenceServerException):
         infer(client, "lookup", {"index": np.array([[99]], dtype=np.int64)})

@@ -87,9 +87,7 @@ def pair(*shape: int) -> Arrays:
         ("scalar", (1,)),
     ],
 )
-def test_a_request_is_answered_as_by_onnx_runtime(
-    client: Client, model: str, shape: tuple[int, ...]
-) -> None:
+def test_answer_as_onnx_runtime_does(client: Client, model: str, shape: tuple[int, ...]) -> None:
     feed = pair(*shape)
     assert_close(
         infer(client, model, feed),
@@ -117,7 +115,7 @@ def bundled_feed(name: str) -> Arrays:
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_the_bundled_models_are_computed_as_by_onnx_runtime(
+def test_compute_the_bundled_models_as_onnx_runtime_does(
     client: Client, server: Server, name: str
 ) -> None:
     feed = bundled_feed(name)
@@ -132,9 +130,7 @@ def test_the_bundled_models_are_computed_as_by_onnx_runtime(
 
 
 @pytest.mark.parametrize("model", ["arithmetic", "streams", "padded"])
-def test_merged_requests_of_different_sizes_and_shapes_get_their_own_rows(
-    client: Client, model: str
-) -> None:
+def test_return_each_merged_request_its_own_rows(client: Client, model: str) -> None:
     widths = (2, 3, 2, 7, 3, 1) if model == "arithmetic" else (3,) * 6
     feeds = [pair(rows, width) for rows, width in zip((1, 2, 1, 3, 1, 1), widths, strict=True)]
     for feed, answer in zip(feeds, together(client, model, feeds), strict=True):
@@ -154,7 +150,7 @@ def numbers(name: str) -> Any:
     return np.array([limits, [1, 2, 3]], dtype=name.lower())
 
 
-def test_every_datatype_but_strings_goes_in_and_out_unchanged(client: Client) -> None:
+def test_pass_every_datatype_but_strings_unchanged(client: Client) -> None:
     answer = infer(client, "numbers", {f"IN_{name}": numbers(name) for name in NUMBERS})
     for name in NUMBERS:
         assert answer[f"OUT_{name}"].dtype == numbers(name).dtype
@@ -165,9 +161,7 @@ def test_every_datatype_but_strings_goes_in_and_out_unchanged(client: Client) ->
     ("name", "number"),
     [("INT64", 2**31), ("INT64", -(2**31) - 1), ("UINT64", 2**63), ("UINT32", 2**31)],
 )
-def test_integers_that_openvino_would_change_are_the_callers_fault(
-    client: Client, name: str, number: int
-) -> None:
+def test_refuse_integers_that_openvino_would_change(client: Client, name: str, number: int) -> None:
     feed = {f"IN_{each}": numbers(each) for each in NUMBERS}
     feed[f"IN_{name}"] = np.full((2, 3), number, dtype=name.lower())
     with pytest.raises(InferenceServerException, match=f"'IN_{name}'") as caught:
@@ -175,7 +169,7 @@ def test_integers_that_openvino_would_change_are_the_callers_fault(
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_wrong_shapes_are_their_own_caller_s_fault(client: Client) -> None:
+def test_answer_wrong_shapes_to_their_own_caller_only(client: Client) -> None:
     wrong = {"x": pair(1, 2)["x"], "y": pair(1, 3)["y"]}
     first, answer, last = together(client, "arithmetic", [pair(1, 4), wrong, pair(1, 4)])
     assert isinstance(first, dict)
@@ -184,7 +178,7 @@ def test_wrong_shapes_are_their_own_caller_s_fault(client: Client) -> None:
     assert answer.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_a_model_that_was_warmed_up_is_served(client: Client) -> None:
+def test_serve_a_model_with_a_warm_up(client: Client) -> None:
     assert executions(client, "lookup") == (8, 1)
     answer = infer(client, "lookup", {"index": np.array([[3], [0]], dtype=np.int64)})
     assert (answer["value"].tolist(), answer["double"].tolist()) == (
@@ -193,7 +187,7 @@ def test_a_model_that_was_warmed_up_is_served(client: Client) -> None:
     )
 
 
-def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None:
+def test_serve_openvino_s_own_format_without_a_config(client: Client) -> None:
     generated = config(client, "own_format")
     assert generated["backend"] == "openvino"
     assert generated["max_batch_size"] == 4  # Triton's default
@@ -208,7 +202,7 @@ def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None
     assert_close(named, reference(SERVED["minimal"][0], feed), BF16)
 
 
-def test_an_output_with_several_names_takes_the_one_in_the_config(client: Client) -> None:
+def test_use_the_config_s_name_of_an_output_with_several(client: Client) -> None:
     feed = pair(2, 3)
     expected = reference(SERVED["minimal"][0], feed)
     assert_close(
@@ -218,7 +212,7 @@ def test_an_output_with_several_names_takes_the_one_in_the_config(client: Client
     )
 
 
-def test_a_batch_of_a_fixed_size_is_refused_or_filled_up(client: Client) -> None:
+def test_refuse_or_fill_up_a_batch_of_a_fixed_size(client: Client) -> None:
     assert_served(client, "fixed_batch", pair(8, 3))
     assert_served(client, "padded", pair(3, 3))
     with pytest.raises(InferenceServerException, match="ENABLE_BATCH_PADDING") as caught:
@@ -226,7 +220,7 @@ def test_a_batch_of_a_fixed_size_is_refused_or_filled_up(client: Client) -> None
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_the_datatypes_of_the_config_are_converted(client: Client) -> None:
+def test_convert_to_the_datatypes_of_the_config(client: Client) -> None:
     feed: Arrays = {
         "x": np.array([[1, 2, 250]], np.uint8),
         "y": np.array([[0.5, 1, 2]], np.float32),
@@ -249,19 +243,17 @@ def test_the_datatypes_of_the_config_are_converted(client: Client) -> None:
         "hints_0_0: parameter 'CPU_THREADS_NUM' is unknown",
     ],
 )
-def test_the_log_says_what_became_of_the_parameters(server: Server, line: str) -> None:
+def test_log_what_became_of_the_parameters(server: Server, line: str) -> None:
     assert re.search(line, server.text())
     assert "'client' is unknown" not in server.text()
 
 
 @pytest.mark.parametrize("model", REFUSED)
-def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(
-    client: Client, model: str
-) -> None:
+def test_refuse_a_model_that_cannot_be_served_as_configured(client: Client, model: str) -> None:
     assert re.search(REFUSED[model][-1], refusal(client, model))
 
 
-def test_a_second_start_compiles_nothing(server: Server, folder: Path, backends: Path) -> None:
+def test_compile_nothing_at_a_second_start(server: Server, folder: Path, backends: Path) -> None:
     inodes = {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")}
     assert "bert_0_0: OpenVINO" in server.text()
     options = ["--model-control-mode=explicit", "--load-model=bert", "--load-model=two_instances"]
@@ -272,9 +264,7 @@ def test_a_second_start_compiles_nothing(server: Server, folder: Path, backends:
     assert {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")} == inodes
 
 
-def test_a_compiled_model_that_was_cut_off_is_compiled_again(
-    folder: Path, backends: Path, tmp_path: Path
-) -> None:
+def test_compile_a_truncated_model_again(folder: Path, backends: Path, tmp_path: Path) -> None:
     options = ["--model-control-mode=explicit", "--load-model=lookup"]
 
     def started() -> Path:
@@ -297,7 +287,7 @@ def test_a_compiled_model_that_was_cut_off_is_compiled_again(
     assert started().stat().st_size == size
 
 
-def test_the_cache_is_its_owners_only_and_the_model_folder_stays_as_it_was(
+def test_keep_the_cache_private_and_the_model_folder_unchanged(
     server: Server, folder: Path
 ) -> None:
     assert stat.S_IMODE((folder / "cache/serve-engines/openvino/bert/1").stat().st_mode) == 0o700
@@ -305,7 +295,7 @@ def test_the_cache_is_its_owners_only_and_the_model_folder_stays_as_it_was(
     assert len(list((folder / "cache/serve-engines/openvino/two_instances").rglob("*.blob"))) == 1
 
 
-def test_without_a_writable_cache_a_model_is_still_compiled(
+def test_compile_a_model_without_a_writable_cache(
     folder: Path, backends: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cache/serve-engines").mkdir(parents=True)

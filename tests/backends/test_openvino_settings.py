@@ -44,7 +44,7 @@ def settings(**parameters: str) -> OpenvinoSettings:
         ),
     ],
 )
-def test_parameters_are_properties(
+def test_pass_parameters_on_as_properties(
     parameters: dict[str, str], expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "7")
@@ -52,12 +52,12 @@ def test_parameters_are_properties(
 
 
 @pytest.mark.parametrize("parameters", [{"HINT_BF16": "YES"}, {"INFERENCE_PRECISION_HINT": "f16"}])
-def test_a_precision_that_the_processor_lacks_is_f32(parameters: dict[str, str]) -> None:
+def test_compute_in_f32_if_the_processor_lacks_the_precision(parameters: dict[str, str]) -> None:
     assert settings(**parameters).lacks(WITHOUT)
     assert settings(**parameters).properties(WITHOUT)["INFERENCE_PRECISION_HINT"] == "f32"
 
 
-def test_the_parameters_of_clients_and_of_triton_are_not_reported() -> None:
+def test_ignore_the_parameters_of_clients_and_triton() -> None:
     assert settings(client="resnet", EXECUTION_ENV_PATH="/x").warnings == ()
     assert "'NUM_STREAM'" in settings(NUM_STREAM="1").warnings[0]
 
@@ -68,7 +68,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "serve-engines/openvino"
 
 
-def test_the_cache_is_in_the_folder_for_temporary_files(
+def test_put_the_cache_into_the_temporary_folder(
     monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     assert openvino_settings.root() == cache
@@ -79,13 +79,12 @@ def test_the_cache_is_in_the_folder_for_temporary_files(
 def compiled(model: str, name: str, size: int = 10) -> Path:
     with openvino_settings.opened(model, "1") as folder:
         path: Path = folder / f"{name}.blob"
-        path.write_bytes(bytes(size))
+        with path.open("wb") as blob:
+            blob.truncate(size)
     return path
 
 
-def test_a_name_stays_one_folder_and_the_last_compiled_model_of_a_version_is_kept(
-    cache: Path,
-) -> None:
+def test_keep_one_cache_folder_per_name_with_the_latest_model(cache: Path) -> None:
     first = compiled("../a/b", "1")
     other, second = compiled("other", "1"), compiled("../a/b", "2")
     assert openvino_settings.blobs(cache) == {other, second}
@@ -93,14 +92,12 @@ def test_a_name_stays_one_folder_and_the_last_compiled_model_of_a_version_is_kep
     assert len(second.relative_to(cache).parts) == 3
 
 
-def test_past_the_limit_what_was_used_longest_ago_is_removed(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(openvino_settings, "LIMIT_BYTES", 25)
-    first, second = compiled("first", "1"), compiled("second", "1")
+def test_remove_the_least_recently_used_beyond_the_limit(cache: Path) -> None:
+    size = openvino_settings.LIMIT_BYTES // 2
+    first, second = compiled("first", "1", size), compiled("second", "1", size)
     for path, when in ((first, 1), (second, 2)):
         os.utime(path, (when, when))
     with openvino_settings.opened("first", "1"):  # used again
         pass
-    third = compiled("third", "1")
+    third = compiled("third", "1", size)
     assert openvino_settings.blobs(cache) == {first, third}

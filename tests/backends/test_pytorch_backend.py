@@ -41,7 +41,7 @@ def floats(*shape: int) -> NDArray[np.float32]:
     return RANDOM.random(shape, dtype=np.float32)
 
 
-def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) -> None:
+def test_answer_as_pytorch_in_process_does(client: Client) -> None:
     x = floats(3, 512)
     with torch.inference_mode():
         product, successor = torch.jit.script(SERVED["weighted"][0])(torch.from_numpy(x))
@@ -50,7 +50,7 @@ def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) 
     np.testing.assert_array_equal(answer["OUTPUT__1"], successor.numpy())
 
 
-def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> None:
+def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) -> None:
     feeds = [
         {"minuend": floats(n, 4), "subtrahend": floats(n, 4)} for n in (1, 2, 1, 1, 3, 1, 2, 1)
     ]
@@ -60,7 +60,16 @@ def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> N
         np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
 
 
-def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Client) -> None:
+def test_answer_each_caller_of_a_module_that_reuses_its_memory(client: Client) -> None:
+    """One of the merged requests fails, so each runs alone before any answer is sent."""
+    feeds = [{"x": np.full((1, 4), number, np.float32)} for number in (1, -1, 2, 3)]
+    for _ in range(5):
+        answers = together(client, "reused", feeds)
+        results = [answer["result"][0, 0] for answer in answers if isinstance(answer, dict)]
+        assert results == [1, 2, 3]
+
+
+def test_answer_an_error_only_to_the_caller_who_caused_it(client: Client) -> None:
     feeds = [{"INPUT__0": np.array([[index]])} for index in (0, 99, 3, 2)]
     answers = together(client, "lookup", feeds)
     assert [answer["OUTPUT__0"].item() for answer in answers if isinstance(answer, dict)] == [
@@ -72,15 +81,13 @@ def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Cl
     assert "index 99" in answers[1].message()
 
 
-def test_a_dictionary_of_tensors_has_the_names_of_the_inputs_as_keys(client: Client) -> None:
+def test_pass_a_dictionary_keyed_by_the_input_names(client: Client) -> None:
     feed = {"minuend": floats(5), "subtrahend": floats(5)}
     answer = infer(client, "by_dictionary", feed)
     np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
 
 
-def test_datatypes_come_back_as_they_went_in_by_the_order_in_the_configuration(
-    client: Client,
-) -> None:
+def test_return_each_datatype_in_the_configured_order(client: Client) -> None:
     dtypes = {"BOOL": np.bool_, "FP16": np.float16, "INT64": np.int64, "UINT8": np.uint8}
     feed = {f"in_{name}": (100 * floats(2, 3)).astype(dtypes[name]) for name in FOUR}
     answer = infer(client, "datatypes", feed)
@@ -89,7 +96,7 @@ def test_datatypes_come_back_as_they_went_in_by_the_order_in_the_configuration(
         np.testing.assert_array_equal(answer[f"out_{name}"], feed[f"in_{name}"])
 
 
-def test_lists_of_strings_are_served_and_merged(client: Client) -> None:
+def test_serve_and_merge_lists_of_strings(client: Client) -> None:
     texts = (["a", "grüße"], ["b"], ["日本", "c", ""])
     feeds = [{"INPUT__0": np.array([[text] for text in each], dtype=np.object_)} for each in texts]
     for each, answer in zip(texts, together(client, "texts", feeds), strict=True):
@@ -99,7 +106,7 @@ def test_lists_of_strings_are_served_and_merged(client: Client) -> None:
         ]
 
 
-def test_the_parameters_of_the_executor_and_the_threads_are_taken(server: Server) -> None:
+def test_apply_the_parameters_of_executor_and_threads(server: Server) -> None:
     expected = (
         "weighted_shared_0_1: cpu, 3 intra-op threads, inference mode, execution not optimized, "
         "ENABLE_JIT_EXECUTOR=false, ENABLE_JIT_PROFILING=false, ENABLE_TENSOR_FUSER=false"
@@ -111,9 +118,7 @@ def test_the_parameters_of_the_executor_and_the_threads_are_taken(server: Server
     )
 
 
-def test_instances_share_the_pages_of_their_weights_and_answer_alike(
-    client: Client, server: Server
-) -> None:
+def test_share_the_pages_of_weights_between_instances(client: Client, server: Server) -> None:
     assert server.text().count("the instances share 1.0 of 1.0 MB of weights") == 2
     maps = [maps for maps in mapped(server) if "weighted_shared/1/model.pt" in maps]
     assert len(maps) == 2
@@ -132,7 +137,5 @@ def mapped(server: Server) -> list[str]:
 
 
 @pytest.mark.parametrize("model", REFUSED)
-def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(
-    client: Client, model: str
-) -> None:
+def test_refuse_a_model_that_cannot_be_served_as_configured(client: Client, model: str) -> None:
     assert REFUSED[model][-1] in refusal(client, model)

@@ -23,7 +23,7 @@ NVIDIAS = (
 )
 
 
-def test_the_environment_gives_the_stub_this_python_and_its_library() -> None:
+def test_give_the_stub_this_python_and_its_library() -> None:
     base = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/lib", "HOME": "/root"}
     variables = tritonserver.environment(base)
     assert variables["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
@@ -44,7 +44,7 @@ def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) ->
     monkeypatch.setattr(tritonserver, "NVIDIA_IMAGE", folder)
 
 
-def test_nvidia_s_server_is_used_with_the_gpu_s_configurations(
+def test_use_nvidia_s_server_with_the_gpu_s_configurations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = tmp_path / "tritonserver"
@@ -64,7 +64,7 @@ def test_nvidia_s_server_is_used_with_the_gpu_s_configurations(
     )
 
 
-def test_an_image_s_version_is_in_its_file_or_its_variable(
+def test_read_an_image_s_version_from_its_file_or_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia_image(tmp_path, monkeypatch, "2.69.0")
@@ -74,7 +74,7 @@ def test_an_image_s_version_is_in_its_file_or_its_variable(
     assert tritonserver.version() == "2.68.0"
 
 
-def test_only_the_verified_version_waits_for_stubs(
+def test_wait_for_stubs_only_with_the_verified_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verified = tritonserver.with_stub_wait({})["LD_PRELOAD"]
@@ -85,14 +85,10 @@ def test_only_the_verified_version_waits_for_stubs(
     assert tritonserver.with_stub_wait({"A": "b"}) == {"A": "b"}
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tritonserver, "PYTHON", "3.99")
+def test_name_what_is_missing() -> None:
     with pytest.raises(FileNotFoundError, match=r"libpython3\.99"):
-        tritonserver.environment({})
-    monkeypatch.setattr(tritonserver, "PACKAGE", "no_such_package")
+        tritonserver.environment({}, python="3.99")
     with pytest.raises(FileNotFoundError, match="'nvidia-pytriton'"):
-        tritonserver.binary()
-    monkeypatch.setattr(sys, "prefix", "/nowhere")
-    monkeypatch.setattr(tritonserver, "version", lambda: STUB_WAIT_VERSION)
+        tritonserver.package("no_such_package")
     with pytest.raises(FileNotFoundError, match=r"stub_wait\.so"):
-        tritonserver.with_stub_wait({})
+        tritonserver.with_stub_wait({}, prefix="/nowhere")

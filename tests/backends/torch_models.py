@@ -51,6 +51,21 @@ class Datatypes(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         return a, b, c, d
 
 
+class Reused(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
+    """Gives its input back in memory of its own, the same in each call. A negative number is an
+    error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x < 0).any()):
+            raise ValueError("a negative number")
+        result = self.memory[: x.numel()].view(x.shape)
+        return result.copy_(x)
+
+
 class Texts(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
     def forward(self, texts: list[str]) -> list[str]:
         return [text + "!" for text in texts]
@@ -108,6 +123,7 @@ SERVED: dict[str, tuple[nn.Module, str]] = {
         Lookup(),
         ALONE + tensors("input", INPUT__0="INT64 1") + tensors("output", OUTPUT__0="FP32 1"),
     ),
+    "reused": (Reused(), ALONE + tensors("input", x="FP32 -1") + RESULT),
     "datatypes": (
         Datatypes(),
         ALONE

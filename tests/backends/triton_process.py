@@ -52,7 +52,7 @@ def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
 def serving(
     repository: Path, backends: Path, log: Path, *options: str, **variables: str
 ) -> Iterator[Server]:
-    """A Triton that has started, whether all its models load or not."""
+    """Start a Triton and stop it at the end, whether all its models load or not."""
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
     addresses = [
@@ -94,8 +94,8 @@ def serving(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM. What it
-    leaves in shared memory goes too."""
+    """Send SIGTERM, then SIGKILL to the group, because a server whose stub cannot start ignores
+    SIGTERM. Remove what it leaves in shared memory."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
@@ -124,8 +124,8 @@ def executions(client: Client, model: str) -> tuple[int, int]:
 
 
 def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
-    """The answers, or Triton's errors, to feeds that are sent at once, which these models' dynamic
-    batcher merges."""
+    """Send the feeds at once, so that the dynamic batcher merges them. Return the answers or
+    Triton's errors."""
 
     def one(feed: Arrays) -> Arrays | Exception:
         try:

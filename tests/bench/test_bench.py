@@ -14,7 +14,7 @@ from tests.support.harness import PATIENCE, ROOT
 pytestmark = pytest.mark.stack
 
 
-def test_two_scenarios_run_against_the_bare_server_and_triton(tmp_path: Path) -> None:
+def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     scenarios, servers = ["photo, 1", "4 floats"], ["ours", "bare", "triton"]
     options = [
@@ -47,13 +47,13 @@ def test_two_scenarios_run_against_the_bare_server_and_triton(tmp_path: Path) ->
     assert "not 200" not in page.read_text()
 
 
-def test_a_row_with_a_failed_answer_has_no_figures() -> None:
+def test_print_no_figures_for_a_row_with_a_failed_answer() -> None:
     failed, good = Round(100.0, 1.0, 2.0, errors=3), Round(50.0, 1.0, 2.0, errors=0)
     assert "100.0" not in row("peer", [failed], [good])
     assert "| 0.50 " in row("peer", [good], [Round(100.0, 1.0, 2.0, 0)])
 
 
-def test_answers_are_compared_by_best_label_or_first_numbers() -> None:
+def test_compare_answers_by_best_label_or_first_numbers() -> None:
     assert gist({"predictions": [{"classes": [{"label": "cup"}, {"label": "mug"}]}]}) == "cup"
     assert gist({"embedding": [0.123, 0.456, 0.7, 0.8]}) == [0.12, 0.46, 0.7]
     assert gist({"predictions": []}) is None

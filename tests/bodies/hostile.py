@@ -27,7 +27,7 @@ LARGEST = Budget().body_bytes
 
 
 class Ones(ModelClient):
-    """Any JSON value becomes a 1."""
+    """A client that turns any JSON value into a 1."""
 
     codec: ClassVar[Codec] = JSON
     example = b"1"
@@ -49,7 +49,7 @@ class Ones(ModelClient):
 
 
 class Echo(TritonGateway):
-    """Gives every call's inputs back."""
+    """Return every call's inputs."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", 1.0)
@@ -118,7 +118,7 @@ def numbered(count: int) -> bytes:
 
 
 def strings(count: int) -> tuple[str, bytes]:
-    """A binary tensor of empty strings, four bytes each."""
+    """Return a binary tensor of empty strings, four bytes each."""
     input = b'{"name":"x","datatype":"BYTES","shape":[1,%d],"parameters":{"binary_data_size":%d}}'
     head = b'{"inputs":[%b]}' % (input % (count, 4 * count))
     return f"{BINARY};json-header-size={len(head)}", head + bytes(4 * count)

@@ -2,6 +2,7 @@
 end."""
 
 import gzip
+import json
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,10 +60,10 @@ def answer(served: ServedModel, body: Body, request: Request = Request("id")) ->
 
 
 @pytest.mark.parametrize("deep", DEEP, ids=["lists", "deeper lists", "objects", "deeper objects"])
-def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
+def test_refuse_values_nested_1000_deep(deep: bytes) -> None:
     for template in TEMPLATES:
         with pytest.raises(InvalidRequest):
-            answer(NUMBERS, read_body(JSON_TYPE, template % deep, generates=True))
+            answer(sequences(), read_body(JSON_TYPE, template % deep, generates=True))
     for parameter in CLIENT.require_client().parameters:
         text = b'{"instances":[1],"parameters":{"%b":%b}}' % (parameter.name.encode(), deep)
         with pytest.raises(
@@ -71,7 +72,7 @@ def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
             answer(CLIENT, read_body(JSON_TYPE, text))
 
 
-def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
+def test_accept_a_string_or_integer_as_id_of_generate() -> None:
     for own_id, expected in ((b'"7"', "7"), (b"7", "7"), (b"0", None), (b"null", None)):
         reply = answer(NUMBERS, read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True))
         assert orjson.loads(reply.content).get("id") == expected
@@ -81,25 +82,109 @@ def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x00\xd8\x00\x00", b"\xff\xff\xff\xff"])
-def test_strings_of_an_npy_file_that_are_not_unicode_are_the_callers_mistake(data: bytes) -> None:
+def test_refuse_npy_strings_that_are_not_unicode(data: bytes) -> None:
     with pytest.raises(DecodingError):
         Hostile(NPY, npy_file("<U1", (1, 1), data), TEXTS).ask()
 
 
-def test_an_id_of_a_sequence_that_triton_refuses_is_the_callers_mistake() -> None:
-    body = b'{"inputs":[%b],"parameters":{"sequence_id":"%b"}}'
-    assert Hostile(JSON_TYPE, body % (ONE, b"a" * 128), NUMBERS).ask().content
-    with pytest.raises(InvalidRequest, match="129"):
-        Hostile(JSON_TYPE, body % (ONE, b"a" * 129), NUMBERS).ask()
-    sequences = replace(NUMBERS, sequencing=Sequencing("BYTES", 1.0))
+def sequences(*id_types: str) -> ServedModel:
+    return replace(NUMBERS, sequencing=Sequencing(frozenset(id_types), 1.0))
+
+
+def sent(model: ServedModel, parameters: object) -> dict[str, object]:
+    """Return the parameters that Triton would get."""
+    data = b'{"inputs":[%b],"parameters":%b}' % (ONE, json.dumps(parameters).encode())
+    (batch,) = read_body(JSON_TYPE, data).bind(model, Request("id")).batches()
+    return dict(batch.parameters)
+
+
+ID_TYPES: tuple[tuple[tuple[str, ...], list[int | str], list[object]], ...] = (
+    (("UINT64",), [0, 1, 2**63 - 1], [-1, 2**63, 2**64 - 1, "x", "7", "", 1.0, True, None, [1]]),
+    (("INT64",), [-(2**63), 2**63 - 1], [2**63, "x" * 128, "7", 1.5, False, {"a": 1}]),
+    (("UINT32",), [0, 2**32 - 1], [-1, 2**32, 2**32 + 5, "x", True]),
+    (("INT32",), [-(2**31), 2**31 - 1], [2**31, -(2**31) - 1, "x", 0.0]),
+    (("BYTES",), ["x" * 128, "ä" * 64], [7, 1.5, True, "", "7", "x" * 127, "x" * 129, "\0" * 128]),
+    ((), [7, -7, "7", "x" * 128], [2**63, 1.5, True, "x" * 129, "a\0b", []]),
+    (("INT32", "UINT64"), [0, 2**31 - 1], [-1, 2**31, "x"]),  # parts of an ensemble
+    (("INT32", "BYTES"), [], [7, "x"]),
+)
+
+
+@pytest.mark.parametrize(("id_types", "right", "wrong"), ID_TYPES)
+def test_give_a_sequence_id_the_datatype_of_the_model(
+    id_types: tuple[str, ...], right: list[int | str], wrong: list[object]
+) -> None:
+    model = sequences(*id_types)
+    for own_id in right:
+        assert sent(model, {"sequence_id": own_id, "a": 1}) == {"sequence_id": own_id, "a": 1}
+    for refused in wrong:
+        with pytest.raises(InvalidRequest, match=r"sequence_id|session's id"):
+            sent(model, {"sequence_id": refused})
+
+
+def test_send_no_sequence_parameters_to_a_model_without_sequences() -> None:
+    for own_id in (7, "x" * 200, None, [1]):
+        flags = {"sequence_start": "maybe", "sequence_end": [1]}
+        assert sent(NUMBERS, {"sequence_id": own_id, "a": 1, **flags}) == {"a": 1}
+
+
+def test_accept_only_booleans_as_flags_of_a_sequence() -> None:
+    for flag in ("sequence_start", "sequence_end"):
+        for word in (True, 1, "1", "true", "TRUE"):
+            assert sent(sequences(), {flag: word}) == {flag: True}
+        for word in (False, 0, "0", "False"):
+            assert sent(sequences(), {flag: word}) == {flag: False}
+        for wrong in (None, 2, 1.0, "", "yes", [True], {"a": 1}):
+            with pytest.raises(InvalidRequest, match=flag):
+                sent(sequences(), {flag: wrong})
+
+
+@pytest.mark.parametrize("digits", [4, 16, 4500, 10_000])
+def test_refuse_an_npy_dimension_of_any_number_of_digits(digits: int) -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x%b,), }" % (b"f" * digits)
+    data = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
+    with pytest.raises(DecodingError, match="npy"):
+        Hostile(NPY, data, NUMBERS).ask()
+
+
+def test_bound_an_id_in_a_header() -> None:
     one = read_body(JSON_TYPE, b'{"inputs":[%b]}' % ONE)
     with pytest.raises(InvalidRequest, match="130"):
-        answer(sequences, one, Request("id", session="\xe4" * 65))
+        answer(sequences("BYTES"), one, Request("id", session="\xe4" * 65))
+
+
+PARAMETERS: tuple[tuple[str, list[object], list[object]], ...] = (
+    ("timeout", [0, 10**15], [-1, 10**15 + 1, 2**63, 1.5, "1", True, None]),
+    ("priority", [0, 2**63 - 1], [-1, 2**63, 1.5, "1", True, []]),
+    ("triton_enable_empty_final_response", [True, False], [1, "true", None]),
+    ("triton_", [], [1, True]),
+    ("triton_other", [], [1, "a"]),
+    ("own", [1, -1, 1.5, "a", "", "a\nb", True], ["a\0b", None, [], {}, 2**63, -(2**63) - 1]),
+    ("sequence_id\0", [], [1, "a"]),
+)
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), PARAMETERS)
+def test_forward_only_parameters_that_triton_accepts(
+    name: str, right: list[object], wrong: list[object]
+) -> None:
+    for value in right:
+        assert sent(NUMBERS, {name: value}) == {name: value}
+    for value in wrong:
+        with pytest.raises(InvalidRequest, match="parameter"):
+            sent(NUMBERS, {name: value})
+
+
+def test_refuse_a_parameter_that_is_not_finite() -> None:
+    for number in (b"1e999", b"-1e999"):
+        data = b'{"inputs":[%b],"parameters":{"a":%b}}' % (ONE, number)
+        with pytest.raises(InvalidRequest):
+            answer(NUMBERS, read_body(JSON_TYPE, data))
 
 
 @dataclass(frozen=True)
 class Looks(Deadline):
-    """A deadline that passes after a number of looks at it."""
+    """A deadline that passes after it was checked a number of times."""
 
     looks: list[int] = field(default_factory=list)  # those that are left, as the only item
 
@@ -122,7 +207,7 @@ def looks(count: int) -> Looks:
         (b"1\n" * 10_000, CLIENT, 50),
     ],
 )
-def test_reading_json_lines_checks_the_deadline(
+def test_check_the_deadline_while_reading_json_lines(
     data: bytes, model: ServedModel, count: int
 ) -> None:
     with pytest.raises(TritonTimeout):
@@ -140,13 +225,13 @@ def test_reading_json_lines_checks_the_deadline(
         (tensor("FP32", b"[" * 20 + b"1" + b"]" * 20, b"1"), 10),
     ],
 )
-def test_reading_tensors_checks_the_deadline(data: bytes, count: int) -> None:
+def test_check_the_deadline_while_reading_tensors(data: bytes, count: int) -> None:
     with pytest.raises(TooLate):
         Hostile(JSON_TYPE, data, NUMBERS).ask(looks(count))
 
 
 @pytest.mark.parametrize("deep", [1, 7, 30])
-def test_lists_and_numbers_side_by_side_are_read_in_their_order(deep: int) -> None:
+def test_read_lists_and_numbers_side_by_side_in_their_order(deep: int) -> None:
     """Each level of lists was a pass over all numbers: 27 s for 31 levels and 12 million zeros."""
     nested = b"[" * deep + b"2" + b"]" * deep
     body = read_body(JSON_TYPE, b'{"x":[1,%b,[3,[4]],5]}' % nested, generates=True)
@@ -156,14 +241,15 @@ def test_lists_and_numbers_side_by_side_are_read_in_their_order(deep: int) -> No
         answer(NUMBERS, body)
 
 
-def test_lines_of_many_instances_are_not_worked_all_at_once() -> None:
-    """A batch has eight instances and a group four batches, so each of these lines is a group."""
+def test_process_lines_of_many_instances_in_portions() -> None:
+    """A batch has eight instances and a group four batches, so each of these lines is a group of
+    its own."""
     line = orjson.dumps({"instances": [1] * 100}) + b"\n"
     with pytest.raises(TritonTimeout, match=r"^[1-9] "):
         Hostile(LINES, line * 1000, CLIENT).ask(looks(100))
 
 
-def test_bodies_within_the_limits_are_answered() -> None:
+def test_answer_bodies_within_the_limits() -> None:
     content_type, data = strings(MOST_STRINGS)
     assert Hostile(content_type, data, TEXTS).ask().content.count(b'""') == MOST_STRINGS
     assert orjson.loads(
@@ -185,7 +271,7 @@ def test_bodies_within_the_limits_are_answered() -> None:
         (JSON_TYPE, tensor("FP32", many(b"1", 1000), b"1,1000"), NUMBERS),
     ],
 )
-def test_an_answer_over_the_limit_is_413_with_the_setting(
+def test_answer_413_naming_the_setting_for_an_answer_over_the_limit(
     content_type: str, data: bytes, model: ServedModel
 ) -> None:
     hostile = Hostile(content_type, data, model)
@@ -194,7 +280,7 @@ def test_an_answer_over_the_limit_is_413_with_the_setting(
         hostile.ask(budget=Budget(body_bytes=100))
 
 
-def test_a_line_whose_answer_is_over_the_limit_is_an_error_in_its_place() -> None:
+def test_answer_an_error_in_the_place_of_a_line_over_the_limit() -> None:
     record = tensor("FP32", many(b"1", 200), b"1,200")
     records = record + b"\n" + record.replace(b"1,200]", b"1,1]")
     reply = Hostile(LINES, records, NUMBERS).ask(budget=Budget(body_bytes=200))
@@ -202,29 +288,29 @@ def test_a_line_whose_answer_is_over_the_limit_is_an_error_in_its_place() -> Non
     assert (first["code"], second["code"]) == ("payload_too_large", "invalid_request")
 
 
-def test_an_output_s_json_is_bounded_before_it_is_written() -> None:
+def test_bound_an_output_s_json_before_writing_it() -> None:
     reply = InferReply("1", (Tensor("y", "FP32", (10**12,), b""),))
     with pytest.raises(PayloadTooLarge):
         write_reply(NUMBERS, reply, Budget())
     assert b'"binary_data_size":0' in write_reply(NUMBERS, reply, Budget(), binary={"y"})
 
 
-def test_strings_of_very_different_lengths_become_no_npy_file() -> None:
-    """Each takes as many bytes as the longest."""
+def test_refuse_npy_for_strings_of_very_different_lengths() -> None:
+    """In npy each string takes as many bytes as the longest."""
     array = np.array([b"x" * 10**6, *[b""] * 1000], dtype=np.object_)
     with pytest.raises(PayloadTooLarge):
         write_npy(array, Budget())
 
 
-def test_instances_of_earlier_batches_are_let_go() -> None:
-    """All images of a body, decoded, would take a thousand times its length."""
+def test_free_the_instances_of_earlier_batches() -> None:
+    """All images of a body, if decoded at once, would take a thousand times its length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
     results = body.bind(CLIENT, Request("id")).results(Echo())
     assert [list(result.instances) for result in results] == [[]] * 13
 
 
 @pytest.mark.parametrize("datatype", [np.float16, np.float32, np.float64])
-def test_nan_and_infinity_are_null_in_every_json(datatype: Any) -> None:
+def test_write_nan_and_infinity_as_null_in_every_json(datatype: Any) -> None:
     array = np.array([np.nan, np.inf, -np.inf, 1], datatype)
     reply = InferReply("1", (Tensor.of("y", array),))
     assert orjson.loads(write_reply(NUMBERS, reply, Budget()))["outputs"][0]["data"] == [

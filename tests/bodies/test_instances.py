@@ -27,7 +27,7 @@ pytestmark = pytest.mark.unit
 
 
 class Brightness(ModelClient):
-    """An image's first pixel, sent to a model that gives back what it gets."""
+    """A client that sends an image's first pixel to a model that returns its input."""
 
     codec = IMAGE
     example = b""
@@ -47,8 +47,7 @@ class Brightness(ModelClient):
 
 
 class Recorder(Echo):
-    """Gives every call's inputs back, and remembers their batch sizes and how many were sent
-    ahead."""
+    """Return every call's inputs, and record batch sizes and the number of batches sent ahead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +95,7 @@ def client_of(max_batch_size: int, client: type[ModelClient] = Brightness) -> Se
     return ServedModel(model, client(model))
 
 
-def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Recorder) -> None:
+def test_split_instances_at_max_batch_size_in_order(echo: Recorder) -> None:
     assert predict(echo, client_of(4), [item(n) for n in range(10)]) == (
         [float(n) for n in range(10)],
         "1",
@@ -104,16 +103,16 @@ def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Record
     assert echo.batches == [4, 4, 2]
 
 
-def test_a_batch_is_sent_ahead_only_if_another_follows(echo: Recorder) -> None:
+def test_send_a_batch_ahead_only_if_another_follows(echo: Recorder) -> None:
     predict(echo, client_of(4), [item(n) for n in range(4)])
     assert echo.sent == []
     predict(echo, client_of(4), [item(n) for n in range(6)])
     assert echo.sent == [4, 2]
 
 
-def test_large_images_make_smaller_batches(echo: Recorder) -> None:
-    """16 pixels each, and 40 are allowed: a batch ends before the image that goes beyond the
-    bound."""
+def test_make_smaller_batches_of_large_images(echo: Recorder) -> None:
+    """Images have 16 pixels and 40 are allowed, so a batch ends before the image that would exceed
+    the bound."""
     decoder = Decoder(Limits(max_image_pixels=40))
     predictions, _ = predict(echo, client_of(32), [item(n) for n in range(7)], decoder)
     assert echo.batches == [2, 2, 2, 1]
@@ -132,26 +131,27 @@ def test_ask_only_for_outputs_of_the_client(
     assert echo.asked == [asked, asked]
 
 
-def test_a_wrong_instance_is_counted_within_the_request(echo: Recorder) -> None:
+def test_number_a_wrong_instance_within_the_request(echo: Recorder) -> None:
     items = [item(0), item(1), Item("instances", raw=b"no image")]
     with pytest.raises(DecodingError) as raised:
         predict(echo, client_of(2), items)
     assert (raised.value.instance, raised.value.field) == (2, "instances")
 
 
+@pytest.mark.parametrize("names", [["y"], ["x0", "x1"], ["x\0"], [""]])
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
-def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Recorder, what: str) -> None:
+def test_keep_unknown_tensors_from_triton(echo: Recorder, what: str, names: list[str]) -> None:
     one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": msgspec.Raw(b"[1]")}
     document: dict[str, Any] = {"inputs": [one]}
-    document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
+    document[what] = [{**(one if what == "inputs" else {}), "name": name} for name in names]
     body = TensorBody(msgspec.convert(document, schemas.Tensors), memoryview(b""), length=1000)
-    with pytest.raises(InvalidRequest, match=what):
+    with pytest.raises(InvalidRequest, match=f"unknown {what[:-1]} '{names[0]}'; .*known: x"):
         body.bind(client_of(4), Request("id")).answer(echo)
     assert echo.batches == []
 
 
 class Meeting(ImageCodec):
-    """Loads images only two at a time."""
+    """A codec that loads images only two at a time."""
 
     def __init__(self) -> None:
         self._both = threading.Barrier(2, timeout=PATIENCE)
@@ -165,7 +165,7 @@ class InPairs(Brightness):
     codec = Meeting()
 
 
-def test_images_of_a_request_are_loaded_at_once(echo: Recorder) -> None:
+def test_load_the_images_of_a_request_in_parallel(echo: Recorder) -> None:
     served = client_of(4, InPairs)
     predictions, _ = predict(
         echo, served, [item(n) for n in range(4)], Decoder(Limits(), threads=2)
@@ -174,10 +174,8 @@ def test_images_of_a_request_are_loaded_at_once(echo: Recorder) -> None:
 
 
 @pytest.mark.parametrize("damaged", [{1, 3}, {1, 2}, {3}])
-def test_the_first_of_several_wrong_instances_is_reported(
-    echo: Recorder, damaged: set[int]
-) -> None:
-    """Some are no images, others end too early, which is found out later."""
+def test_report_the_first_of_several_wrong_instances(echo: Recorder, damaged: set[int]) -> None:
+    """Some are not images. Others are truncated, which is noticed later."""
     items = [item(n, side=64) for n in range(5)]
     for number in damaged:
         raw = items[number].raw or b""
@@ -188,7 +186,7 @@ def test_the_first_of_several_wrong_instances_is_reported(
     assert echo.batches == []
 
 
-def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Recorder) -> None:
+def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
     decoder = Decoder(Limits())
     turn = decoder.wait_for_turn("image", NEVER)
     with pytest.raises(TooLate):
@@ -199,7 +197,7 @@ def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Recorder) 
 
 
 class Length(ModelClient):
-    """A text's, sent to the same model."""
+    """A client that sends a text's length to the same model."""
 
     codec: ClassVar[Codec] = TEXT
     example = b""
@@ -211,7 +209,7 @@ class Length(ModelClient):
         return [float(row[0]) for row in outputs["x"]]
 
 
-def test_a_text_does_not_wait_behind_images(echo: Recorder) -> None:
+def test_let_a_text_pass_waiting_images(echo: Recorder) -> None:
     decoder = Decoder(Limits())
     decoder.wait_for_turn("image", NEVER)
     assert predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)[0] == [

@@ -69,7 +69,7 @@ def size(data: Any) -> int:
 
 
 @given(DATATYPES, DATA)
-def test_a_large_document_has_the_meaning_of_a_small_one(datatype: str, data: Any) -> None:
+def test_parse_a_large_document_like_a_small_one(datatype: str, data: Any) -> None:
     body = of_data(datatype, data)
     # A small body bounds its shapes by its length, so both get the same length.
     assert tensors(body.ljust(1000)) == tensors(body + PADDING)
@@ -101,25 +101,25 @@ def test_a_large_document_has_the_meaning_of_a_small_one(datatype: str, data: An
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}, [1]]}',
     ],
 )
-def test_odd_documents_mean_the_same_too(body: bytes) -> None:
+def test_parse_odd_documents_the_same_too(body: bytes) -> None:
     assert tensors(body) == tensors(body + PADDING)
 
 
-def test_a_large_document_that_ends_too_early_is_refused() -> None:
+def test_refuse_a_truncated_large_document() -> None:
     body = of_data("FP64", [1.5] * 10_000)
     with pytest.raises(InvalidRequest):
         read_body("application/json", body[:-2])
 
 
-def test_many_keys_are_not_looked_for_one_by_one() -> None:
-    """simdjson looks for each from the start: of 200,000 that would take minutes."""
+def test_read_many_keys_in_one_pass() -> None:
+    """simdjson searches for each key from the start, which takes minutes for 200,000 keys."""
     keys = b"".join(b'"%d": 1, ' % number for number in range(200_000))
     inputs = b'"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [1]}]}'
     with pytest.raises(PayloadTooLarge):
         tensors(b"{" + keys + inputs)
 
 
-def test_a_large_document_of_too_many_parts_is_refused_before_it_is_read() -> None:
+def test_refuse_a_large_document_of_too_many_parts_unread() -> None:
     body = (
         b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ['
         + b"[]," * 2_100_000
@@ -137,7 +137,7 @@ def test_a_large_document_of_too_many_parts_is_refused_before_it_is_read() -> No
         ("UINT64", [2**64 - 1, 0]),
     ],
 )
-def test_numbers_keep_all_their_digits(datatype: str, numbers: list[float]) -> None:
+def test_keep_all_digits_of_numbers(datatype: str, numbers: list[float]) -> None:
     for tensor in tensors(of_data(datatype, numbers) + PADDING):
         assert isinstance(tensor, Tensor)
         assert tensor.array().tolist() == numbers

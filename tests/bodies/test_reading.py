@@ -36,7 +36,7 @@ BINARY = "application/vnd.sagemaker-triton.binary+json"
 
 
 @pytest.mark.parametrize("content_type", TYPES)
-def test_json_is_recognised_under_any_content_type(content_type: str) -> None:
+def test_recognise_json_under_any_content_type(content_type: str) -> None:
     body = read_body(
         content_type, b' {"model_name": "m", "model_version": 2, "instances": ["a", "b"]}'
     )
@@ -46,7 +46,7 @@ def test_json_is_recognised_under_any_content_type(content_type: str) -> None:
     assert isinstance(read_body(content_type, b'{"inputs": []}'), TensorBody)
 
 
-def test_npy_files_are_recognised() -> None:
+def test_recognise_npy_files() -> None:
     assert read_body("application/octet-stream", b"\x93NUMPY") == NpyBody(b"\x93NUMPY")
 
 
@@ -61,7 +61,7 @@ class Anything(Length):
     codec = JSON
 
 
-def test_a_client_of_json_names_the_keys_of_an_instance_or_takes_any() -> None:
+def test_check_the_keys_of_an_instance_if_the_client_names_them() -> None:
     body = read_body("", b'{"instances": [{"petal": 1, "sepals": 2}]}')
     assert len(list(body.bind(client_of(1, Anything), Request("id")).batches())) == 1
     with pytest.raises(DecodingError, match="'sepals'") as raised:
@@ -72,7 +72,7 @@ def test_a_client_of_json_names_the_keys_of_an_instance_or_takes_any() -> None:
 
 
 @pytest.mark.parametrize("size", ["", "-1", "1.5", "x", "3", "9" * 5000, "\u0663"])
-def test_a_header_size_that_is_not_a_number_within_the_body_is_refused(size: str) -> None:
+def test_refuse_a_header_size_outside_the_body(size: str) -> None:
     with pytest.raises(InvalidRequest):
         read_body(f"{BINARY};json-header-size={size}", b"{}")
 
@@ -91,13 +91,13 @@ def test_a_header_size_that_is_not_a_number_within_the_body_is_refused(size: str
         ("", {}),
     ],
 )
-def test_custom_attributes_are_pairs_and_the_rest_is_the_caller_s(
+def test_read_pairs_from_custom_attributes_and_ignore_the_rest(
     header: str, pairs: dict[str, str]
 ) -> None:
     assert read_attributes(header) == pairs
 
 
-def test_a_quoted_cell_goes_on_over_lines() -> None:
+def test_read_a_quoted_cell_over_several_lines() -> None:
     client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
     items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client)
     assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']
@@ -108,7 +108,7 @@ def test_a_quoted_cell_goes_on_over_lines() -> None:
             list(CsvBody(b"1,2\n" + slow, header=False).items(client))
 
 
-def test_a_form_that_is_cut_or_has_no_boundary_is_refused() -> None:
+def test_refuse_a_truncated_form_or_one_without_boundary() -> None:
     whole = (
         b'--b\r\nContent-Disposition: form-data; name="image"; '
         b'filename="a.png"\r\n\r\nxy\r\n--b--\r\n'
@@ -135,7 +135,7 @@ LIMIT = len(BODY)
 
 
 def packed(data: bytes) -> bytes:
-    """Pack without the time, which would be in the name of a test."""
+    """Compress without the time, which would become a part of the test's name."""
     return gzip.compress(data, mtime=0)
 
 
@@ -149,11 +149,11 @@ def packed(data: bytes) -> bytes:
         (" Identity ", BODY),
     ],
 )
-def test_a_packed_body_is_unpacked_up_to_the_limit(encoding: str, data: bytes) -> None:
+def test_unpack_a_compressed_body_up_to_the_limit(encoding: str, data: bytes) -> None:
     assert unpacked(data, encoding, LIMIT) == BODY
 
 
-def test_nothing_packed_is_nothing() -> None:
+def test_unpack_an_empty_body() -> None:
     assert unpacked(packed(b""), "gzip", LIMIT) == b""
     assert unpacked(b"", "gzip", LIMIT) == b""
 
@@ -161,13 +161,13 @@ def test_nothing_packed_is_nothing() -> None:
 @pytest.mark.parametrize(
     "data", [packed(BODY), packed(BODY[:700]) * 2 + packed(b"1"), packed(bytes(10**8))]
 )
-def test_a_byte_more_than_the_limit_is_too_large(data: bytes) -> None:
+def test_refuse_a_byte_more_than_the_limit(data: bytes) -> None:
     with pytest.raises(PayloadTooLarge):
         unpacked(data, "gzip", LIMIT - 1)
 
 
 @pytest.mark.parametrize("data", [b"hello", packed(BODY)[:-9], packed(BODY) + b"rest", BODY])
-def test_a_body_that_cannot_be_unpacked_is_an_invalid_request(data: bytes) -> None:
+def test_refuse_a_body_that_cannot_be_unpacked(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         unpacked(data, "gzip", LIMIT * 10)
 
@@ -189,5 +189,5 @@ LINES, EVENTS = "application/jsonlines", "text/event-stream"
         ("nonsense;;q=x,,", JSON_TYPE),
     ],
 )
-def test_accept_is_read_by_quality_and_json_is_what_anybody_gets(accept: str, wanted: str) -> None:
+def test_read_accept_by_quality_and_fall_back_to_json(accept: str, wanted: str) -> None:
     assert (streamed_type(accept) or JSON_TYPE) == wanted

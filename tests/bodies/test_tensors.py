@@ -43,8 +43,8 @@ def body(length: int = 100, **tensor: Any) -> Body:
     )
 
 
-def test_bf16_travels_as_the_upper_half_of_fp32() -> None:
-    """tests/conformance has the other datatypes; no model on ONNX Runtime has this one."""
+def test_send_bf16_as_the_upper_half_of_fp32() -> None:
+    """tests/conformance covers the other datatypes. No model on ONNX Runtime has this one."""
     assert batch(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
     tensor = Tensor.of("y", np.array([-2.0], np.float32), "BF16")
     job = TensorBody(schemas.Tensors(inputs=[]), memoryview(b""), length=10).bind(MODEL, REQUEST)
@@ -54,7 +54,7 @@ def test_bf16_travels_as_the_upper_half_of_fp32() -> None:
 
 
 @pytest.mark.parametrize("data", [[[1, 2], [3, 4]], [1, [2, [3]], 4], [[[[1], [2]], [[3], [4]]]]])
-def test_nested_data_are_flattened(data: Any) -> None:
+def test_flatten_nested_data(data: Any) -> None:
     (tensor,) = batch(body(datatype="INT8", shape=[2, 2], data=data)).inputs
     assert bytes(tensor.data) == b"\1\2\3\4"
 
@@ -74,7 +74,7 @@ def binary(sizes: list[Any], data: bytes, shape: list[int] | None = None) -> Ten
 
 
 @pytest.mark.parametrize("size", ["2", 2.0])
-def test_a_size_of_binary_data_that_is_not_a_whole_number_is_refused(size: Any) -> None:
+def test_refuse_a_binary_data_size_that_is_not_an_integer(size: Any) -> None:
     with pytest.raises(InvalidRequest):
         batch(binary([size], b"ab", [2]))
 
@@ -95,24 +95,24 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("tensor", WRONG.values(), ids=WRONG)
-def test_a_wrong_tensor_is_refused(tensor: dict[str, Any]) -> None:
+def test_refuse_a_wrong_tensor(tensor: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         batch(body(**tensor))
 
 
 @pytest.mark.parametrize("shape", [[2**70], [0, 2**62], [2**32, 2**32, 2**32], [300]])
-def test_a_shape_that_the_body_cannot_hold_is_refused(shape: list[int]) -> None:
+def test_refuse_a_shape_that_the_body_cannot_hold(shape: list[int]) -> None:
     with pytest.raises(InvalidRequest):
         batch(body(datatype="FP32", shape=shape, data=[1]))
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, None, [], {}])
-def test_a_parameter_that_triton_cannot_take_is_refused(value: Any) -> None:
+def test_refuse_a_parameter_that_triton_cannot_take(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="'p'"):
         batch(read_object(b'{"inputs": [], "parameters": {"p": %b}}' % json.dumps(value).encode()))
 
 
-def test_raw_input_takes_the_shape_that_its_bytes_fill() -> None:
+def test_derive_the_shape_of_raw_input_from_its_bytes() -> None:
     def raw(spec: TensorSpec, data: bytes, batch_size: int = 0) -> tuple[tuple[int, ...], bytes]:
         (tensor,) = batch(
             read_binary("0", "json-header-size", data), served(spec, batch=batch_size)
@@ -131,7 +131,7 @@ def test_raw_input_takes_the_shape_that_its_bytes_fill() -> None:
             raw(wrong, b"12345678")
 
 
-def test_a_flat_body_is_inputs_and_parameters() -> None:
+def test_read_a_flat_body_as_inputs_and_parameters() -> None:
     document = {
         "text": "a",
         "scale": [1, 2],
@@ -149,7 +149,7 @@ def test_a_flat_body_is_inputs_and_parameters() -> None:
 
 
 @pytest.mark.parametrize("digits", [25, 400])
-def test_a_flat_value_of_very_many_digits_is_a_number_or_refused(digits: int) -> None:
+def test_read_or_refuse_a_flat_value_of_very_many_digits(digits: int) -> None:
     asked = read_object(b'{"text": "a", "scale": %b}' % (b"9" * digits), generates=True)
     if digits < 308:
         assert batch(asked).inputs[1].array().tolist() == [np.float32(1e25)]
@@ -158,8 +158,8 @@ def test_a_flat_value_of_very_many_digits_is_a_number_or_refused(digits: int) ->
             batch(asked)
 
 
-def test_a_flat_value_takes_the_shape_that_is_declared() -> None:
-    """NVIDIA's own tests ask their large language models like this."""
+def test_give_a_flat_value_the_declared_shape() -> None:
+    """NVIDIA's own tests call their large language models like this."""
     model = served(TensorSpec("PROMPT", "BYTES", (1, 1)), TensorSpec("STREAM", "BOOL", (1, 1)))
     flat = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}, generates=True), model)
     assert [tensor.shape for tensor in flat.inputs] == [(1, 1), (1, 1)]
@@ -169,7 +169,7 @@ def reply(*outputs: Tensor, **parameters: bool) -> InferReply:
     return InferReply("3", outputs, parameters)
 
 
-def test_a_flat_reply_has_one_value_or_a_list_per_output_in_the_order_of_the_keys() -> None:
+def test_write_a_flat_reply_with_a_value_or_list_per_output() -> None:
     outputs = [
         Tensor("text", "BYTES", (1, 1), b"\1\0\0\0a"),
         Tensor.of("about", np.array([[1, 2]])),
@@ -179,13 +179,13 @@ def test_a_flat_reply_has_one_value_or_a_list_per_output_in_the_order_of_the_key
     )
     line = job.line(reply(*outputs, end=False))
     assert (
-        line
-        == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
+        line == b'{"about":[1,2],"end":false,"id":"mine",'
+        b'"model_name":"m","model_version":"3","text":"a"}'
     )
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_an_npy_file_is_the_model_s_input(order: Any) -> None:
+def test_read_an_npy_file_as_the_model_s_input(order: Any) -> None:
     array = np.asarray(np.arange(6, dtype=np.float64).reshape(2, 3), order=order)
     assert np.array_equal(read_npy(npy(array)), array)
     (tensor,) = batch(NpyBody(npy(array)), served(TensorSpec("x", "FP32", (2, 3)), batch=4)).inputs
@@ -207,7 +207,7 @@ def test_an_npy_file_is_the_model_s_input(order: Any) -> None:
         (np.array([[70000, 0]]), "FP16", False),
     ],
 )
-def test_numbers_of_an_npy_file_that_do_not_fit_are_refused(
+def test_refuse_npy_numbers_that_do_not_fit_the_datatype(
     array: Any, datatype: str, fits: bool
 ) -> None:
     asked, model = NpyBody(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
@@ -220,6 +220,6 @@ def test_numbers_of_an_npy_file_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("cut", [6, 10, 60, -1])
-def test_an_npy_file_that_ends_too_early_is_refused(cut: int) -> None:
+def test_refuse_a_truncated_npy_file(cut: int) -> None:
     with pytest.raises(DecodingError):
         read_npy(npy(np.zeros(3, np.float32))[:cut])

@@ -9,7 +9,7 @@ from build_engines import comparison
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give each test a cache of its own, so that this machine's is neither used nor changed."""
+    """Give each test its own cache, so that this machine's is neither used nor changed."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("BUILD_ENGINES_CACHE", str(folder))
     return folder

@@ -48,7 +48,8 @@ def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
     [batch,classes]."""
     rng = np.random.default_rng(0)
     shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "m": (8, classes)}
-    graph = parsed(f"""classifier (float[batch,3,{side},{side}] images) => (float[batch,{classes}] logits) {{
+    graph = parsed(f"""classifier (float[batch,3,{side},{side}] images)
+        => (float[batch,{classes}] logits) {{
         a = Conv <pads = [1, 1, 1, 1]> (images, w1)
         b = Relu (a)
         c = Conv <pads = [1, 1, 1, 1]> (b, w2)

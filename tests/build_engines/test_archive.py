@@ -35,8 +35,8 @@ def step(model: str, source: str, target: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """An ensemble `twice` of `scale`, called two times by way of an inner ensemble, and the bundled
-    resnet."""
+    """Make an ensemble `twice`, which calls `scale` twice through an inner ensemble, and the
+    bundled resnet."""
     folder = tmp_path / "models"
     save_scale(folder / "scale/1/model.onnx")
     (folder / "scale/config.pbtxt").write_text(f'name: "scale"\n{MODEL}')
@@ -57,9 +57,7 @@ def names(path: Path) -> list[str]:
         return tar.getnames()
 
 
-def test_an_archive_holds_the_model_in_its_folder_and_nothing_else(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_archive_the_model_and_nothing_else(repository: Path, tmp_path: Path) -> None:
     wanted = {
         f"resnet/{path.relative_to(repository / 'resnet')}"
         for path in (repository / "resnet").rglob("*")
@@ -76,7 +74,7 @@ def test_an_archive_holds_the_model_in_its_folder_and_nothing_else(
             assert (tmp_path / "unpacked" / name).read_bytes() == (repository / name).read_bytes()
 
 
-def test_the_same_model_gives_the_same_bytes(repository: Path, tmp_path: Path) -> None:
+def test_make_the_same_bytes_for_the_same_model(repository: Path, tmp_path: Path) -> None:
     digests = set()
     for number, moment in enumerate((0, 1_000_000_000)):
         for file in repository.rglob("*"):
@@ -87,7 +85,7 @@ def test_the_same_model_gives_the_same_bytes(repository: Path, tmp_path: Path) -
     assert len(digests) == 1
 
 
-def test_an_archive_takes_along_the_clients_of_its_repository(
+def test_include_the_clients_of_the_repository_in_an_archive(
     repository: Path, tmp_path: Path
 ) -> None:
     (repository / "clients").mkdir()
@@ -106,9 +104,7 @@ def test_an_archive_takes_along_the_clients_of_its_repository(
     ]
 
 
-def test_copies_have_names_of_their_own_and_so_have_their_parts(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_rename_copies_and_their_parts(repository: Path, tmp_path: Path) -> None:
     paths = archive("twice", repository, tmp_path / "out", 3)
     assert [path.name for path in paths] == ["twice-0.tar.gz", "twice-1.tar.gz", "twice-2.tar.gz"]
     tops = [{name.partition("/")[0] for name in names(path)} for path in paths]
@@ -121,9 +117,7 @@ def test_copies_have_names_of_their_own_and_so_have_their_parts(
     assert parse_config(texts["scale_1"]).name == "scale_1"
 
 
-def test_a_copy_keeps_the_client_that_its_name_meant_and_the_comments(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_keep_client_and_comments_in_a_renamed_copy(repository: Path, tmp_path: Path) -> None:
     for name, client in (("resnet", ""), ("scale", "bert")):
         text = (
             f'parameters {{ key: "client" value: {{ string_value: "{client}" }} }}\n'
@@ -147,7 +141,7 @@ def test_a_copy_keeps_the_client_that_its_name_meant_and_the_comments(
         (lambda r: (r / "twice/config.pbtxt").unlink(), "config.pbtxt"),
     ],
 )
-def test_an_incomplete_model_is_not_archived(
+def test_refuse_to_archive_an_incomplete_model(
     break_it: object, named: str, repository: Path, tmp_path: Path
 ) -> None:
     break_it(repository)  # type: ignore[operator]

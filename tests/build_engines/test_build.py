@@ -38,7 +38,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_build_is_repeated_only_after_a_change(tmp_path: Path) -> None:
+def test_build_again_only_after_a_change(tmp_path: Path) -> None:
     folder, is_new = build(request(tmp_path))
     assert (folder, is_new) == (tmp_path / "models/own", True)
     assert build(request(tmp_path)) == (folder, False)
@@ -51,9 +51,7 @@ def test_a_build_is_repeated_only_after_a_change(tmp_path: Path) -> None:
     assert (folder / "config.pbtxt").stat().st_size > 100
 
 
-def test_the_record_says_what_was_made_from_what_and_nothing_of_this_machine(
-    tmp_path: Path,
-) -> None:
+def test_record_sources_and_results_but_nothing_of_this_machine(tmp_path: Path) -> None:
     folder, _ = build(request(tmp_path))
     record = read_record(folder)
     assert record["made_from"]["weights"] == "scale.onnx"
@@ -61,7 +59,7 @@ def test_the_record_says_what_was_made_from_what_and_nothing_of_this_machine(
     assert str(tmp_path) not in (folder / "build.json").read_text()
 
 
-def test_a_failed_build_leaves_the_model_that_was_there(tmp_path: Path) -> None:
+def test_keep_the_old_model_if_a_build_fails(tmp_path: Path) -> None:
     folder, _ = build(request(tmp_path))
     before = files(folder)
     with pytest.raises(BuildError):
@@ -70,7 +68,7 @@ def test_a_failed_build_leaves_the_model_that_was_there(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["own"]
 
 
-def test_what_a_user_laid_into_the_folder_stays(tmp_path: Path) -> None:
+def test_keep_files_of_the_user_in_the_folder(tmp_path: Path) -> None:
     folder, _ = build(request(tmp_path))
     (folder / "2").mkdir()
     (folder / "2/model.onnx").write_bytes((folder / "1/model.onnx").read_bytes())
@@ -80,7 +78,7 @@ def test_what_a_user_laid_into_the_folder_stays(tmp_path: Path) -> None:
     assert (folder / "2/model.onnx").is_file()
 
 
-def test_what_a_killed_build_left_goes_after_a_day(tmp_path: Path) -> None:
+def test_remove_what_a_killed_build_left_after_a_day(tmp_path: Path) -> None:
     old, young = tmp_path / f"{SCRATCH}old", tmp_path / f"{SCRATCH}young"
     for folder in (old, young):
         folder.mkdir()
@@ -90,8 +88,8 @@ def test_what_a_killed_build_left_goes_after_a_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Path) -> None:
-    """Calibrating on 300 images takes long enough."""
+def test_leave_nothing_half_made_if_a_build_is_interrupted(number: int, tmp_path: Path) -> None:
+    """Calibrating on 300 images takes long enough to interrupt it."""
     images, repository = tmp_path / "images", tmp_path / "models"
     images.mkdir()
     for each in range(300):
@@ -115,7 +113,7 @@ def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Pa
     assert not repository.exists()
 
 
-def test_an_interruption_that_a_library_swallows_is_repeated() -> None:
+def test_repeat_an_interruption_that_a_library_swallows() -> None:
     code = """
 import contextlib, signal, time
 from build_engines import __main__ as command
@@ -136,7 +134,7 @@ raise SystemExit(command.main(["verify", "own"]))
     )
 
 
-def test_list_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_every_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [*RECIPES, "NAME"]
@@ -159,7 +157,7 @@ def test_list_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
         ([], 2, "COMMAND"),
     ],
 )
-def test_a_mistake_ends_with_one_line_that_names_it(
+def test_report_a_mistake_in_one_line(
     arguments: list[str],
     code: int,
     named: str,
@@ -177,8 +175,8 @@ def test_a_mistake_ends_with_one_line_that_names_it(
     assert errors.strip().splitlines()[-1] == errors.strip() or errors.startswith("usage:")
 
 
-def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    """torch is hidden, as where only what serves is installed."""
+def test_name_a_missing_package(tmp_path: Path) -> None:
+    """torch is hidden, as on a machine that has only the packages for serving."""
     code = """
 import sys
 class Blocker:

@@ -32,7 +32,7 @@ def build(folder: Path, *arguments: str, model: str = "image_classes") -> int:
     return main([*words, *arguments])
 
 
-def test_the_classifier_is_efficientnet_unless_weights_are_named(tmp_path: Path) -> None:
+def test_use_efficientnet_unless_weights_are_named(tmp_path: Path) -> None:
     assert build(tmp_path) == 0
     decoder = read_config(tmp_path / "models/image_classes_decoder")
     assert (list(decoder.output[0].dims), decoder.output[0].data_type) == (
@@ -42,7 +42,7 @@ def test_the_classifier_is_efficientnet_unless_weights_are_named(tmp_path: Path)
     assert len((tmp_path / "models/image_classes/labels.txt").read_text().splitlines()) == 1000
 
 
-def test_scores_of_the_file_are_not_computed_again(tmp_path: Path) -> None:
+def test_keep_the_scores_of_the_file(tmp_path: Path) -> None:
     tiny_network(tmp_path / "tiny.onnx", (3, 96, 96))
     model = onnx.load(tmp_path / "tiny.onnx")
     model.graph.node.append(helper.make_node("Softmax", ["scores"], ["shares"]))
@@ -56,7 +56,7 @@ def test_scores_of_the_file_are_not_computed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((96, 96, 3), "HWC"), ((3, 96, 96), "CHW")])
-def test_an_onnx_file_keeps_names_and_decides_the_layout(
+def test_keep_an_onnx_file_s_names_and_read_its_layout(
     tmp_path: Path, shape: tuple[int, ...], layout: str
 ) -> None:
     tiny_network(tmp_path / "tiny.onnx", shape)
@@ -75,7 +75,7 @@ def test_an_onnx_file_keeps_names_and_decides_the_layout(
     ("decoder", "backends"),
     [("auto", ["dali", "python"]), ("dali", ["dali"]), ("python", ["python"])],
 )
-def test_dali_decodes_on_gpus_unless_told_otherwise(
+def test_decode_with_dali_on_gpus_by_default(
     tmp_path: Path, decoder: str, backends: list[str]
 ) -> None:
     tiny_network(tmp_path / "tiny.onnx", (96, 96, 3))
@@ -89,14 +89,14 @@ def test_dali_decodes_on_gpus_unless_told_otherwise(
 
 
 @pytest.mark.parametrize("setting", ["pooling=max", "normalize=maybe", "max_length=x", "maximum=1"])
-def test_a_wrong_setting_is_refused(
+def test_refuse_a_wrong_setting(
     setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build(tmp_path, "--set", setting, model="text_embedding") == 2
     assert f"--set {setting.partition('=')[0]}: " in capsys.readouterr().err
 
 
-def test_one_logit_gives_its_sigmoid_and_one_that_is_not_finite_an_error(tmp_path: Path) -> None:
+def test_return_the_sigmoid_of_one_logit_unless_it_is_not_finite(tmp_path: Path) -> None:
     client = Client(Model("own", tmp_path, (), ()))
     (prediction,) = client.postprocess(
         {"OUTPUT": np.zeros((1, 1), np.float32)}, {}, [b""], {"top_k": 5}
@@ -106,7 +106,7 @@ def test_one_logit_gives_its_sigmoid_and_one_that_is_not_finite_an_error(tmp_pat
         client.postprocess({"OUTPUT": np.full((1, 1), np.nan, np.float32)}, {}, [b""], {"top_k": 5})
 
 
-def test_a_network_of_another_shape_is_refused(
+def test_refuse_a_network_of_another_shape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_network(tmp_path / "tiny.onnx", (224, 96, 3))

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from build_engines import model_folder
 from build_engines.__main__ import main
-from build_engines.model_folder import read_config
+from build_engines.model_folder import load, read_config
 from tests.build_engines.models import save, save_classifier
 
 pytestmark = pytest.mark.stack
@@ -47,7 +46,7 @@ def save_matrix(file: Path, rows: int | str, columns: int, shape: list[int | str
     return save(graph, file)
 
 
-def test_an_output_called_variable_is_configured_as_what_is_computed(tmp_path: Path) -> None:
+def test_configure_an_output_called_variable_as_computed(tmp_path: Path) -> None:
     assert build(tmp_path, save_matrix(tmp_path / "own.onnx", 1, 4, [4])) == 0
     config = read_config(tmp_path / "models/own")
     assert (config.max_batch_size, list(config.output[0].dims)) == (0, [1, 3])
@@ -57,7 +56,7 @@ def test_an_output_called_variable_is_configured_as_what_is_computed(tmp_path: P
     ("length", "first", "batch", "dims"),
     [("length", 1, 0, [[-1, 1], [1, 1, 2]]), ("batch", "batch", 8, [[1], [1, 2]])],
 )
-def test_a_state_beside_an_input_of_any_length_is_configured_as_what_is_computed(
+def test_configure_a_state_beside_an_input_of_any_length(
     length: str, first: int | str, batch: int, dims: list[list[int]], tmp_path: Path
 ) -> None:
     graph = helper.make_graph(
@@ -80,7 +79,7 @@ def test_a_state_beside_an_input_of_any_length_is_configured_as_what_is_computed
     assert (config.max_batch_size, [list(each.dims) for each in config.output]) == (batch, dims)
 
 
-def test_a_model_that_fails_on_its_example_is_not_built(
+def test_refuse_to_build_a_model_that_fails_on_its_example(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = save_matrix(tmp_path / "own.onnx", "n", 48, [3, "h", "w"])
@@ -92,21 +91,18 @@ def test_a_model_that_fails_on_its_example_is_not_built(
     assert build(tmp_path, file, *words, "--no-load") == 0
 
 
-def test_builds_need_no_tritonserver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing() -> Path:
+def test_build_without_tritonserver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def missing() -> set[str]:
         raise FileNotFoundError("no tritonserver here")
 
-    monkeypatch.setattr(model_folder, "binary", missing)
-    assert build(tmp_path, save_classifier(tmp_path / "own.onnx")) == 0
-    assert "not loaded" in capsys.readouterr().out
+    assert build(tmp_path, save_classifier(tmp_path / "own.onnx"), "--no-load") == 0
+    load(tmp_path / "models/own", tmp_path / "models/own", missing)
+    assert "not loaded: no tritonserver here" in capsys.readouterr().out
 
 
-def test_a_model_for_a_backend_that_is_missing_is_built_and_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_build_but_do_not_load_for_a_missing_backend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "backends").mkdir()
-    monkeypatch.setattr(model_folder, "backend_directory", lambda: tmp_path / "backends")
-    assert build(tmp_path, save_classifier(tmp_path / "own.onnx")) == 0
+    assert build(tmp_path, save_classifier(tmp_path / "own.onnx"), "--no-load") == 0
+    load(tmp_path / "models/own", tmp_path / "models/own", lambda: {"python"})
     assert "'onnxruntime'" in capsys.readouterr().out

@@ -43,7 +43,7 @@ class Trained:
 
 @cache
 def people() -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
-    """Numbers and texts, one column of which no model uses; "yes" or "no"."""
+    """Make rows of numbers and texts with "yes" or "no". No model uses one of the columns."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
@@ -59,7 +59,8 @@ def people() -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
 
 
 def mixed(folder: Path) -> Trained:
-    """A pipeline of numbers and texts, classes "no" and "yes"; the column `note` is dropped."""
+    """Train a pipeline of numbers and texts with the classes "no" and "yes". It drops the column
+    `note`."""
     frame, answers = people()
     encoders = ColumnTransformer(
         [
@@ -73,7 +74,7 @@ def mixed(folder: Path) -> Trained:
 
 
 def forest(folder: Path) -> Trained:
-    """A matrix with names; the names of irises."""
+    """Train on a matrix with column names, and on the names of irises."""
     iris = load_iris(as_frame=True)
     model = RandomForestClassifier(5, random_state=0).fit(iris.data, iris.target_names[iris.target])
     return saved(model, folder / "forest.joblib", iris.data)
@@ -94,8 +95,8 @@ def odd_classes(folder: Path) -> Trained:
 
 
 def misconverted(folder: Path) -> Trained:
-    """Categorical columns of HistGradientBoosting, which skl2onnx 1.20 does not know and does not
-    refuse."""
+    """Train HistGradientBoosting on categorical columns, which skl2onnx 1.20 does not know but
+    accepts."""
     frame, answers = people()
     encoders = ColumnTransformer([("texts", OrdinalEncoder(), ["job"])], remainder="passthrough")
     model = make_pipeline(
@@ -109,8 +110,7 @@ def misconverted(folder: Path) -> Trained:
 
 
 def xgboosts(folder: Path) -> Trained:
-    """XGBoost's own file, with names of columns and of three classes' numbers; cells may be
-    empty."""
+    """Save XGBoost's own file, with column names and three numeric classes. Cells may be empty."""
     iris = load_iris(as_frame=True)
     rows = iris.data.mask(np.random.default_rng(0).random(iris.data.shape) < 0.1)
     model = xgboost.XGBClassifier(n_estimators=5, max_depth=3).fit(rows, iris.target)
@@ -126,8 +126,8 @@ def lightgbms(folder: Path) -> Trained:
 
 
 def letters(folder: Path) -> Trained:
-    """A column of texts, some of which are missing, and one of numbers; the class of missing texts
-    is "missing"."""
+    """Train on a column of texts, some of them missing, and one of numbers. The class of missing
+    texts is "missing"."""
     rng = np.random.default_rng(0)
     rows = pd.DataFrame(
         {"c": rng.choice(np.array(["p", "q", None], object), 60), "v": rng.normal(size=60)}
@@ -145,7 +145,7 @@ def saved(model: Any, file: Path, rows: pd.DataFrame) -> Trained:
 
 
 class Code:
-    """A pickle that leaves a file where it is read."""
+    """An object whose pickle writes a file when it is read."""
 
     def __reduce__(self) -> Any:
         return Path(CODE).write_text, ("read",)

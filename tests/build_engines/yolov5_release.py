@@ -138,7 +138,8 @@ def random_release(classes: int) -> Release:
 
 
 def save(release: Release, path: Path, **changes: Any) -> Path:
-    """Save as the release does: half precision, the model or its moving average in a dictionary."""
+    """Save as the release does: in half precision, with the model or its moving average in a
+    dictionary."""
     torch.save(
         {"epoch": -1, "ema": None, "model": release.half(), "optimizer": None, "date": "2022"}
         | changes,

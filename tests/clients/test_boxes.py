@@ -26,7 +26,7 @@ WORKED = [
 
 
 @pytest.mark.parametrize(("size", "expected"), WORKED)
-def test_letterbox_follows_yolov5s_rule(size: tuple[int, int], expected: tuple[int, ...]) -> None:
+def test_letterbox_as_yolov5_does(size: tuple[int, int], expected: tuple[int, ...]) -> None:
     fit = Letterbox.fit(*size, 640, 640)
     assert (fit.new_width, fit.new_height, fit.left, fit.top) == expected
 
@@ -34,7 +34,8 @@ def test_letterbox_follows_yolov5s_rule(size: tuple[int, int], expected: tuple[i
 def onnx_nms() -> onnxruntime.InferenceSession:
     """Return a session of the one node NonMaxSuppression."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 11]>
-        nms (float[1, n, 4] boxes, float[1, c, n] scores, int64[1] limit, float[1] iou, float[1] score)
+        nms (float[1, n, 4] boxes, float[1, c, n] scores, int64[1] limit, float[1] iou,
+            float[1] score)
         => (int64[m, 3] kept) { kept = NonMaxSuppression (boxes, scores, limit, iou, score) }""")
     return onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
@@ -42,8 +43,8 @@ def onnx_nms() -> onnxruntime.InferenceSession:
 
 
 def random_case(rng: np.random.Generator) -> tuple[Any, Any, Any, float]:
-    """Boxes, scores, classes, IoU threshold: crowded, with equal scores, twins, empty boxes and
-    exact IoUs."""
+    """Return boxes, scores, classes and an IoU threshold: crowded, with equal scores, twins, empty
+    boxes and exact IoUs."""
     count, size = int(rng.integers(0, 80)), int(rng.choice([6, 40, 640]))
     low = rng.uniform(0, size, (count, 2))
     boxes = np.concatenate((low, low + rng.uniform(0, size / 2, (count, 2))), 1)
@@ -64,7 +65,7 @@ def random_case(rng: np.random.Generator) -> tuple[Any, Any, Any, float]:
     )
 
 
-def test_nms_keeps_the_boxes_of_onnx_s_operator_in_1000_random_cases() -> None:
+def test_suppress_boxes_as_onnx_s_operator_in_1000_random_cases() -> None:
     rng, session = np.random.default_rng(2), onnx_nms()
     for _ in range(1000):
         boxes, scores, classes, iou = random_case(rng)

@@ -44,7 +44,7 @@ def client_of(
 
 
 def photo(size: tuple[int, int] = (60, 40), seed: int = 0) -> Image.Image:
-    """A smooth coloured picture with some noise, as a photo has."""
+    """Return a smooth coloured picture with some noise, like a photo."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
     pixels = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), np.int16)
@@ -74,11 +74,11 @@ def ids(prediction: Mapping[str, Any]) -> list[int]:
         for index, size in enumerate(SIZES)
     ],
 )
-def test_shortest_is_nearly_transformers(
+def test_resize_the_shortest_side_nearly_as_transformers_does(
     size: tuple[int, int], interpolation: str, side: int, crop_pct: float
 ) -> None:
-    """Only the cut is computed, and Pillow rounds between its two passes, whose order it takes by
-    the size."""
+    """Only the crop is computed. Pillow rounds between its two passes, whose order depends on the
+    size."""
     method = Image.Resampling[interpolation.upper()]
     reference = ConvNextImageProcessorPil(
         size={"shortest_edge": side}, crop_pct=crop_pct, resample=method, **ONLY_CUT
@@ -94,9 +94,9 @@ def test_shortest_is_nearly_transformers(
 @pytest.mark.parametrize(
     "size", [(804, 600), (600, 804), (800, 600), (640, 427), (427, 640), (300, 300)]
 )
-def test_exact_cuts_as_torchvision_or_as_transformers_does(size: tuple[int, int]) -> None:
-    """torchvision cannot be imported beside a torch for CPUs: these are the formulas of its Resize
-    and CenterCrop."""
+def test_crop_exactly_as_torchvision_or_transformers_does(size: tuple[int, int]) -> None:
+    """torchvision cannot be imported beside a torch for CPUs, so these are the formulas of its
+    Resize and CenterCrop."""
     image = photo(size)
     short, long = min(image.size), max(image.size)
     sides = (
@@ -116,7 +116,7 @@ def test_exact_cuts_as_torchvision_or_as_transformers_does(size: tuple[int, int]
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("target", [(224, 224), (96, 160)])
-def test_stretch_equals_transformers_image_processor(
+def test_stretch_as_transformers_image_processor_does(
     size: tuple[int, int], target: tuple[int, int]
 ) -> None:
     client = client_of((3, *target), resize="stretch")
@@ -130,13 +130,13 @@ def test_stretch_equals_transformers_image_processor(
 
 
 @pytest.mark.parametrize("size", [(500, 250), (250, 500), (64, 64), (20, 40), (300, 10)])
-def test_pad_equals_pillows(size: tuple[int, int]) -> None:
+def test_pad_as_pillow_does(size: tuple[int, int]) -> None:
     client = client_of((3, 64, 64), resize="pad", pad_value="114")
     expected = ImageOps.pad(photo(size), (64, 64), Image.Resampling.BILINEAR, (114, 114, 114))
     np.testing.assert_array_equal(client.fit(photo(size)), np.asarray(expected))
 
 
-def test_a_frame_that_is_not_square_is_covered_and_cut_in_the_centre() -> None:
+def test_cover_a_frame_that_is_not_square_and_crop_the_centre() -> None:
     image = Image.new("RGB", (300, 100), "black")
     image.paste("white", (100, 0, 200, 100))
     assert client_of((3, 50, 50), crop_pct="1").fit(image)[:, 1:-1].min() == 255
@@ -147,8 +147,8 @@ def test_a_frame_that_is_not_square_is_covered_and_cut_in_the_centre() -> None:
 
 @pytest.mark.parametrize("size", [(1, 50_000), (50_000, 1)])
 @pytest.mark.parametrize("resize", ["shortest", "stretch", "pad"])
-def test_a_ribbon_is_not_blown_up_before_it_is_cut(size: tuple[int, int], resize: str) -> None:
-    """Resized first, the shorter side to 256, it would take 10 GB."""
+def test_crop_a_ribbon_without_enlarging_it_first(size: tuple[int, int], resize: str) -> None:
+    """If it were resized first (shorter side to 256), it would take 10 GB."""
     assert client_of(resize=resize).preprocess([Image.new("RGB", size, "red")])["pixels"].shape == (
         1,
         3,
@@ -157,7 +157,7 @@ def test_a_ribbon_is_not_blown_up_before_it_is_cut(size: tuple[int, int], resize
     )
 
 
-def test_a_ribbon_is_cut_where_another_image_is() -> None:
+def test_crop_a_ribbon_at_the_same_place_as_other_images() -> None:
     ribbon = photo((20 * 32, 32)).convert("RGB")
     client = client_of((3, 32, 32), crop_pct="1", scale="1", mean="0", std="1")
     expected = np.asarray(ribbon.crop((304, 0, 336, 32))).transpose(2, 0, 1)
@@ -173,7 +173,7 @@ def test_a_ribbon_is_cut_where_another_image_is() -> None:
         ({"channel_order": "bgr", "scale": "1", "mean": "1,2,3", "std": "1"}, [29, 18, 7]),
     ],
 )
-def test_pixels_become_scale_minus_mean_over_std(
+def test_scale_pixels_and_normalise_them_by_mean_and_std(
     settings: dict[str, Any], pixel: list[float]
 ) -> None:
     tensor = client_of((3, 4, 4), **settings).preprocess([Image.new("RGB", (9, 9), (10, 20, 30))])[
@@ -183,14 +183,14 @@ def test_pixels_become_scale_minus_mean_over_std(
 
 
 @pytest.mark.parametrize("size", [(50, 40), (40, 50)])
-def test_nhwc_is_the_same_tensor_with_the_channels_last(size: tuple[int, int]) -> None:
+def test_put_the_channels_last_for_nhwc(size: tuple[int, int]) -> None:
     first, last = client_of((3, 32, 24)), client_of((32, 24, 3))
     expected = first.preprocess([photo(size), photo(size, 1)])["pixels"]
     actual = last.preprocess([photo(size), photo(size, 1)])["pixels"]
     np.testing.assert_array_equal(actual, expected.transpose(0, 2, 3, 1))
 
 
-def test_one_channel_gets_the_image_in_grey() -> None:
+def test_convert_to_grey_for_one_channel() -> None:
     client = client_of((1, 28, 28), mean="0", std="1", resize="stretch")
     tensor = client.preprocess([photo()])["pixels"]
     expected = np.asarray(photo().convert("L").resize((28, 28), Image.Resampling.BILINEAR)) / 255
@@ -202,27 +202,27 @@ def test_one_channel_gets_the_image_in_grey() -> None:
 @pytest.mark.parametrize(
     ("datatype", "numpy_type"), [("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)]
 )
-def test_the_tensor_has_the_inputs_datatype(datatype: str, numpy_type: Any) -> None:
+def test_make_the_tensor_in_the_input_s_datatype(datatype: str, numpy_type: Any) -> None:
     tensor = client_of(datatype=datatype).preprocess([photo()])["pixels"]
     assert tensor.dtype == numpy_type
     np.testing.assert_allclose(tensor, client_of().preprocess([photo()])["pixels"], atol=2e-3)
 
 
-def test_an_input_of_uint8_gets_the_pixels_themselves() -> None:
+def test_pass_raw_pixels_to_an_input_of_uint8() -> None:
     client = client_of((24, 32, 3), datatype="UINT8", classes=(10,))
     np.testing.assert_array_equal(
         client.preprocess([photo((64, 48))])["pixels"][0], client.fit(photo((64, 48)))
     )
 
 
-def test_a_size_that_varies_is_taken_from_the_setting() -> None:
+def test_take_a_variable_size_from_the_setting() -> None:
     assert client_of((3, -1, -1), size="48").preprocess([photo()])["pixels"].shape == (1, 3, 48, 48)
     assert client_of((-1, -1, -1), size="48,64", layout="nhwc").preprocess([photo()])[
         "pixels"
     ].shape == (1, 48, 64, 3)
 
 
-def test_a_model_with_its_own_batch_dimension_gets_it_in_every_row() -> None:
+def test_add_a_batch_dimension_of_the_model_s_own_to_every_row() -> None:
     client = client_of((1, 3, 32, 32), classes=(1, 10), max_batch_size=0)
     assert client.preprocess([photo(), photo()])["pixels"].shape == (2, 1, 3, 32, 32)
     assert ids(predict(client, np.eye(10, dtype=np.float32)[None, 3:4], top_k=1)[0]) == [3]
@@ -249,12 +249,12 @@ def test_a_model_with_its_own_batch_dimension_gets_it_in_every_row() -> None:
     ],
     ids=str,
 )
-def test_a_setting_that_does_not_fit_is_named(arguments: dict[str, Any], name: str) -> None:
+def test_name_a_setting_that_does_not_fit(arguments: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"'{name}'"):
         client_of(**arguments)
 
 
-def test_labels_come_from_the_folder_and_class_ids_stand_in_without_it(tmp_path: Path) -> None:
+def test_read_labels_from_the_folder_or_use_class_ids(tmp_path: Path) -> None:
     rows = np.array([[0, 3, 1]], np.float32)
     assert [c["label"] for c in predict(client_of(classes=(3,)), rows)[0]["classes"]] == [
         "1",
@@ -272,7 +272,7 @@ def test_labels_come_from_the_folder_and_class_ids_stand_in_without_it(tmp_path:
 
 
 @pytest.mark.parametrize("classes", [(10,), (10, 1, 1)])
-def test_labels_that_disagree_with_the_output_are_refused(
+def test_refuse_labels_that_do_not_match_the_output(
     tmp_path: Path, classes: tuple[int, ...]
 ) -> None:
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
@@ -280,7 +280,7 @@ def test_labels_that_disagree_with_the_output_are_refused(
         client_of(classes=classes, folder=tmp_path)
 
 
-def test_labels_of_an_output_that_varies_are_counted_when_it_is_there(tmp_path: Path) -> None:
+def test_count_labels_against_the_output_if_its_size_varies(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
     client = client_of(classes=(-1,), folder=tmp_path)
     assert predict(client, np.zeros((1, 3), np.float32))[0]["classes"][0]["label"] == "a"
@@ -288,7 +288,7 @@ def test_labels_of_an_output_that_varies_are_counted_when_it_is_there(tmp_path: 
         predict(client, np.zeros((1, 4), np.float32))
 
 
-def test_classes_come_best_first_one_prediction_per_image_in_order() -> None:
+def test_return_classes_best_first_in_the_order_of_images() -> None:
     rows = np.random.default_rng(0).normal(size=(32, 1000)).astype(np.float32)
     predictions = predict(client_of(classes=(1000,)), rows, top_k=7)
     for row, prediction in zip(rows.astype(np.float64), predictions, strict=True):
@@ -300,7 +300,7 @@ def test_classes_come_best_first_one_prediction_per_image_in_order() -> None:
         )
 
 
-def test_softmax_sums_to_one_even_for_huge_logits() -> None:
+def test_sum_softmax_to_one_even_for_huge_logits() -> None:
     scores = softmax(np.array([[1e4, 1e4, -1e4], [-1e30, 0, 1e30]], np.float32))
     np.testing.assert_allclose(scores, [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
 
@@ -308,12 +308,12 @@ def test_softmax_sums_to_one_even_for_huge_logits() -> None:
 @pytest.mark.parametrize(
     ("activation", "score"), [("softmax", 0.8808), ("sigmoid", 0.8808), ("none", 2.0)]
 )
-def test_one_logit_has_a_score_of_its_own(activation: str, score: float) -> None:
+def test_score_a_single_logit(activation: str, score: float) -> None:
     (prediction,) = predict(client_of(classes=(1,), activation=activation), [[2.0]])
     assert [c["score"] for c in prediction["classes"]] == pytest.approx([score], abs=1e-4)
 
 
-def test_probabilities_are_left_alone_and_equal_scores_come_by_class_id() -> None:
+def test_keep_probabilities_and_order_equal_scores_by_class_id() -> None:
     client = client_of(classes=(3,), activation="none")
     (prediction,) = predict(client, [[0.25, 0.5, 0.25]])
     assert [(c["class_id"], c["score"]) for c in prediction["classes"]] == [
@@ -327,7 +327,7 @@ def test_probabilities_are_left_alone_and_equal_scores_come_by_class_id() -> Non
     ("shape", "datatype"),
     [((2, 10), np.float16), ((2, 10, 1, 1), np.float32), ((2, 1, 10), np.float64)],
 )
-def test_outputs_of_any_float_and_with_idle_dimensions_work(
+def test_accept_outputs_of_any_float_and_with_dimensions_of_one(
     shape: tuple[int, ...], datatype: Any
 ) -> None:
     rows = np.zeros((2, 10), datatype)
@@ -338,12 +338,12 @@ def test_outputs_of_any_float_and_with_idle_dimensions_work(
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_an_output_that_is_not_finite_is_an_error_and_never_a_prediction(value: float) -> None:
+def test_answer_an_error_if_an_output_is_not_finite(value: float) -> None:
     with pytest.raises(InferenceFailed, match="'scores'"):
         predict(client_of(), np.full((1, 10), value, np.float32))
 
 
-def test_top_k_is_five_unless_the_request_or_the_folder_says_otherwise() -> None:
+def test_return_five_classes_by_default() -> None:
     assert client_of().read_parameters({}) == {"top_k": 5}
     assert client_of(top_k="2").read_parameters({}) == {"top_k": 2}
     assert client_of(top_k="2").read_parameters({"top_k": "3"}) == {"top_k": 3}
@@ -351,9 +351,7 @@ def test_top_k_is_five_unless_the_request_or_the_folder_says_otherwise() -> None
 
 
 @pytest.mark.parametrize(("shorter", "longer"), [(800, 1333), (64, 96), (1000, 1000), (900, 800)])
-def test_an_image_that_keeps_its_proportions_has_transformers_size(
-    shorter: int, longer: int
-) -> None:
+def test_size_images_as_transformers_does_keeping_proportions(shorter: int, longer: int) -> None:
     draw = random.Random(0)
     edges = (shorter, longer - 1, longer, longer + 1)
     for most in (50, 2000, 20000):
@@ -370,7 +368,7 @@ def test_an_image_that_keeps_its_proportions_has_transformers_size(
                 assert kept_ratio(*sides, shorter, longer, 16) == yolos
 
 
-def test_an_image_that_is_too_narrow_is_refused() -> None:
+def test_refuse_an_image_that_is_too_narrow() -> None:
     def resized(width: int) -> Image.Image:
         return keep_ratio(Image.new("RGB", (width, 100)), 64, 96, 16, Image.Resampling.BILINEAR)
 

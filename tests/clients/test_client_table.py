@@ -46,7 +46,7 @@ def answers(client: Client, **outputs: Any) -> list[Any]:
     return client.postprocess(arrays, {}, [None] * len(next(iter(arrays.values()))), {})
 
 
-def test_an_input_for_each_column_gets_its_cells_in_its_datatype() -> None:
+def test_fill_each_column_s_input_in_its_datatype() -> None:
     client = client_of(EACH)
     assert client.columns == ("age", "job", "paid")
     tensors = client.preprocess([[1, "a", True], {"paid": "0", "age": "2.5", "job": "ö"}])
@@ -59,7 +59,7 @@ def test_an_input_for_each_column_gets_its_cells_in_its_datatype() -> None:
     }
 
 
-def test_inputs_of_several_columns_take_their_part_of_the_row() -> None:
+def test_split_a_row_over_inputs_of_several_columns() -> None:
     client = client_of((TensorSpec("a", "FP64", (2,)), TensorSpec("b", "INT8", (1,))))
     tensors = client.preprocess([["1", 2, 3], [4, 5.5, "6.0"]])
     assert tensors["a"].tolist() == [[1.0, 2.0], [4.0, 5.5]]
@@ -83,14 +83,14 @@ def test_inputs_of_several_columns_take_their_part_of_the_row() -> None:
         ("BYTES", 3),
     ],
 )
-def test_a_cell_that_is_wrong_is_named(datatype: str, cell: Any) -> None:
+def test_name_a_wrong_cell(datatype: str, cell: Any) -> None:
     client = client_of((TensorSpec("X", datatype, (1,)),))
     good = "a" if datatype == "BYTES" else 1
     with pytest.raises(DecodingError, match="'X'"):
         client.preprocess([[good], [cell]])
 
 
-def test_whole_numbers_keep_all_their_digits() -> None:
+def test_keep_all_digits_of_whole_numbers() -> None:
     tensors = client_of((TensorSpec("id", "INT64", (1,)),)).preprocess(
         [[2**62 + 1], [str(2**62 + 1)]]
     )
@@ -102,13 +102,13 @@ def test_whole_numbers_keep_all_their_digits() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "INT64", "BOOL"])
-def test_booleans_of_pandas_are_cells(datatype: str) -> None:
+def test_accept_booleans_as_pandas_writes_them(datatype: str) -> None:
     cells = pd.DataFrame([[True, False]]).to_csv(index=False, header=False).strip().split(",")
     client = client_of((TensorSpec("X", datatype, (2,)),))
     assert (client.preprocess([cells])["X"].tolist(), client.header(cells)) == ([[1, 0]], None)
 
 
-def test_a_header_of_numbers_is_one_where_pandas_writes_it(tmp_path: Path) -> None:
+def test_recognise_a_header_of_numbers_as_pandas_writes_it(tmp_path: Path) -> None:
     cells = list(pd.DataFrame(np.ones((2, 3))).to_csv(index=False).splitlines()[0].split(","))
     wide = (TensorSpec("X", "FP32", (3,)),)
     assert client_of(wide).header(cells) == ()
@@ -118,7 +118,7 @@ def test_a_header_of_numbers_is_one_where_pandas_writes_it(tmp_path: Path) -> No
     assert named.header(cells) == cells
 
 
-def test_columns_that_take_empty_cells_are_named_one_by_one() -> None:
+def test_name_each_column_that_takes_empty_cells() -> None:
     client = client_of(EACH, missing="1")
     assert client.preprocess([[1, None, True]])["job"].tolist() == [[b""]]
     with pytest.raises(DecodingError, match="'age'"):
@@ -127,20 +127,20 @@ def test_columns_that_take_empty_cells_are_named_one_by_one() -> None:
         client_of(EACH, missing="3")
 
 
-def test_predictions_and_classes_of_booleans_are_booleans() -> None:
+def test_return_booleans_for_boolean_predictions_and_classes() -> None:
     outputs = (TensorSpec("label", "BOOL", (1,)), TensorSpec("probabilities", "FP32", (2,)))
     predictions = answers(client_of(outputs=outputs), label=[[True]], probabilities=[[0.25, 0.75]])
     assert predictions == [{"prediction": True, "probabilities": {"False": 0.25, "True": 0.75}}]
 
 
 @pytest.mark.parametrize("row", [["", 1], [None, 1], {"a": "nan", "b": 1}])
-def test_empty_cells_are_nan_if_the_model_takes_missing_numbers(row: Any, tmp_path: Path) -> None:
+def test_read_empty_cells_as_nan_if_the_model_takes_them(row: Any, tmp_path: Path) -> None:
     client = client_of(folder=written(tmp_path, columns="a\nb\n"), missing="nan")
     (cells,) = client.preprocess([row])["X"]
     assert np.isnan(cells[0]) and cells[1] == 1
 
 
-def test_classes_have_the_names_of_the_folder(tmp_path: Path) -> None:
+def test_name_classes_by_the_label_file(tmp_path: Path) -> None:
     outputs = {"label": [[1], [0]], "probabilities": [[0.25, 0.75], [1.0, 0.0]]}
     assert answers(client_of(), **outputs)[0] == {
         "prediction": 1,
@@ -156,12 +156,12 @@ def test_classes_have_the_names_of_the_folder(tmp_path: Path) -> None:
     assert [each["prediction"] for each in predictions] == ["yes", "no"]
 
 
-def test_blanks_are_part_of_a_name_and_only_a_line_feed_ends_it(tmp_path: Path) -> None:
+def test_keep_blanks_in_names_that_end_with_a_line_feed(tmp_path: Path) -> None:
     client = client_of(folder=written(tmp_path, columns=" age\r\njob \n \n", labels="\na\u2028b\n"))
     assert (client.columns, client.labels) == ((" age", "job "), ["", "a\u2028b"])
 
 
-def test_further_outputs_keep_their_names() -> None:
+def test_return_further_outputs_under_their_names() -> None:
     outputs = (TensorSpec("label", "INT64", ()), TensorSpec("scores", "FP32", (2,)))
     client = client_of(outputs=outputs)
     assert answers(client, label=[4], scores=[[1.0, 2.0]]) == [
@@ -194,7 +194,7 @@ def test_refuse_folders_that_do_not_fit(
         client_of(inputs, folder=written(tmp_path, **files), **options)
 
 
-def test_names_of_columns_say_how_wide_a_matrix_of_any_width_is(tmp_path: Path) -> None:
+def test_derive_the_width_of_a_matrix_from_its_column_names(tmp_path: Path) -> None:
     client = client_of(
         (TensorSpec("X", "FP32", (-1,)),), folder=written(tmp_path, columns="a\nb\nc\n")
     )
@@ -202,7 +202,7 @@ def test_names_of_columns_say_how_wide_a_matrix_of_any_width_is(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("inputs", [FLOATS, EACH])
-def test_the_example_is_a_row_that_the_model_takes(inputs: Any) -> None:
+def test_make_an_example_that_the_model_takes(inputs: Any) -> None:
     client = client_of(inputs)
     row = ROW.from_bytes(client.example, Limits())
     assert len(client.preprocess([row])) == len(inputs)
@@ -219,6 +219,6 @@ def test_the_example_is_a_row_that_the_model_takes(inputs: Any) -> None:
         (b"[1, null]", [1, None]),
     ],
 )
-def test_a_row_is_csv_or_json(data: bytes, row: Any) -> None:
+def test_read_a_row_as_csv_or_json(data: bytes, row: Any) -> None:
     assert ROW.from_bytes(data, Limits()) == row
     assert ROW.from_bytes(b"a" * 140_000, Limits()) == ["a" * 140_000]

@@ -46,7 +46,7 @@ def client(labelled: Path) -> Client:
 
 
 def rows_of(*rows: tuple[float, ...]) -> NDArray[np.float32]:
-    """A YOLOv5 output of three classes [100,8]: `rows`, the rest without objects."""
+    """Return a YOLOv5 output of three classes [100,8]: `rows`, and rows without objects."""
     table = np.zeros((100, 8), np.float32)
     table[10 : 10 + len(rows)] = rows
     return table
@@ -66,7 +66,7 @@ SEVEN = (500, 320, 100, 100, 0.5, 0.2, 0.1, 0.8)
 WIDE = Image.new("RGB", (1280, 720), "white")
 
 
-def test_a_row_becomes_a_detection_in_pixels_of_the_image_as_sent(client: Client) -> None:
+def test_return_detections_in_pixels_of_the_original_image(client: Client) -> None:
     (prediction,) = detect(client, [rows_of(CAT)], [WIDE])
     box = {"xmin": 160, "ymin": 100, "xmax": 240, "ymax": 140}
     assert prediction == {
@@ -75,7 +75,7 @@ def test_a_row_becomes_a_detection_in_pixels_of_the_image_as_sent(client: Client
     }
 
 
-def test_both_layouts_give_the_same_detections(labelled: Path) -> None:
+def test_return_the_same_detections_for_both_layouts(labelled: Path) -> None:
     rows = rows_of(CAT, DOG, SEVEN)
     columns = np.concatenate((rows[:, :4], rows[:, 5:] * rows[:, 4:5]), 1).T
     old = detect(client_of(labelled), [rows], [WIDE])
@@ -87,7 +87,7 @@ def test_both_layouts_give_the_same_detections(labelled: Path) -> None:
     )
 
 
-def test_scores_in_fp16_are_compared_in_fp32(labelled: Path) -> None:
+def test_compare_fp16_scores_in_fp32(labelled: Path) -> None:
     # 0.3 is 0.30005 in FP16
     low = np.tile(np.array((*CAT[:4], 0.3, 1, 0, 0), np.float16), (1, 100, 1))
     heads = {
@@ -101,7 +101,7 @@ def test_scores_in_fp16_are_compared_in_fp32(labelled: Path) -> None:
         ]
 
 
-def test_boxes_over_the_edge_are_clipped(client: Client) -> None:
+def test_clip_boxes_at_the_edge(client: Client) -> None:
     (prediction,) = detect(client, [rows_of((10, 150, 100, 100, 1, 1, 0, 0))], [WIDE])
     assert prediction["detections"][0]["box"] == {"xmin": 0, "ymin": 0, "xmax": 120, "ymax": 120}
 
@@ -118,7 +118,7 @@ def test_boxes_over_the_edge_are_clipped(client: Client) -> None:
         ({"classes": []}, ["cat", "dog", "7"]),
     ],
 )
-def test_parameters_choose_detections(
+def test_filter_detections_by_parameters(
     client: Client, parameters: dict[str, Any], labels: list[str]
 ) -> None:
     # overlaps CAT, and DOG, which is of another class
@@ -128,9 +128,7 @@ def test_parameters_choose_detections(
 
 
 @pytest.mark.parametrize(("iou", "count"), [(0.3, 1), (0.4, 2)])
-def test_iou_sets_how_much_boxes_of_a_class_may_overlap(
-    client: Client, iou: float, count: int
-) -> None:
+def test_limit_the_overlap_of_boxes_by_iou(client: Client, iou: float, count: int) -> None:
     shifted = (120, 200, 40, 20, 0.7, 0.9, 0.1, 0.0)  # half of the box in common: IoU 1/3
     (prediction,) = detect(client, [rows_of(CAT, shifted)], [WIDE], iou=iou)
     assert len(prediction["detections"]) == count
@@ -144,25 +142,25 @@ def test_iou_sets_how_much_boxes_of_a_class_may_overlap(
         {"threshold": 0.1},
     ],
 )
-def test_a_wrong_parameter_is_named(client: Client, parameters: dict[str, Any]) -> None:
+def test_name_a_wrong_parameter(client: Client, parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=f"'{next(iter(parameters))}'"):
         client.read_parameters(parameters)
 
 
-def test_config_sets_the_defaults(labelled: Path) -> None:
+def test_take_the_defaults_from_the_config(labelled: Path) -> None:
     client = client_of(labelled, confidence="0.7", classes="dog,7")
     (prediction,) = detect(client, [rows_of(CAT, DOG, SEVEN)], [WIDE])
     assert [detection["label"] for detection in prediction["detections"]] == ["dog"]
 
 
-def test_without_a_label_file_class_ids_are_the_labels(tmp_path: Path) -> None:
+def test_use_class_ids_as_labels_without_a_label_file(tmp_path: Path) -> None:
     (prediction,) = detect(client_of(tmp_path), [rows_of(SEVEN)], [WIDE], classes=["2"])
     assert [
         (detection["label"], detection["class_id"]) for detection in prediction["detections"]
     ] == [("2", 2)]
 
 
-def test_a_label_of_several_classes_chooses_all_of_them(tmp_path: Path) -> None:
+def test_select_all_classes_that_share_a_label(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\ncat\n")
     assert client_of(tmp_path).class_ids(["cat", "1"]) == (0, 2, 1)
 
@@ -184,7 +182,7 @@ def test_refuse_folders_that_do_not_fit(labelled: Path, shapes: dict[str, Any]) 
         client_of(labelled, **shapes)
 
 
-def test_an_output_that_is_not_finite_is_an_error_and_not_an_answer(client: Client) -> None:
+def test_answer_an_error_if_an_output_is_not_finite(client: Client) -> None:
     with pytest.raises(InferenceFailed, match="'out'"):
         detect(client, [rows_of((np.nan, *CAT[1:]))], [WIDE])
 
@@ -197,7 +195,7 @@ def test_an_output_that_is_not_finite_is_an_error_and_not_an_answer(client: Clie
         ("UINT8", np.uint8, [255, 51, 0]),
     ],
 )
-def test_pixels_are_rgb_from_0_to_1_or_to_255_in_uint8(
+def test_scale_pixels_to_1_or_keep_255_in_uint8(
     labelled: Path, datatype: str, dtype: Any, pixel: Any
 ) -> None:
     client = client_of(labelled, datatype=datatype)
@@ -206,7 +204,7 @@ def test_pixels_are_rgb_from_0_to_1_or_to_255_in_uint8(
     np.testing.assert_allclose(values[0, :, 320, 320], pixel, atol=2e-4)
 
 
-def test_a_model_with_its_own_batch_dimension_gets_it(labelled: Path) -> None:
+def test_keep_the_batch_dimension_of_a_model(labelled: Path) -> None:
     client = client_of(labelled, (1, 3, 320, 320), (1, -1, 8))
     assert client.preprocess([WIDE])["in"].shape == (1, 1, 3, 320, 320)
     (prediction,) = detect(client, [rows_of((160, 160, 16, 16, 1, 1, 0, 0))[None]], [WIDE])
@@ -227,14 +225,14 @@ def test_a_model_with_its_own_batch_dimension_gets_it(labelled: Path) -> None:
         ([(1280, 720), (640, 480)], (480, 640)),
     ],
 )
-def test_a_free_size_fits_the_stride(
+def test_round_a_free_size_to_the_stride(
     labelled: Path, sizes: list[tuple[int, int]], expected: tuple[int, int]
 ) -> None:
     images = [Image.new("RGB", size) for size in sizes]
     assert client_of(labelled, (3, -1, -1)).preprocess(images)["in"].shape[2:] == expected
 
 
-def test_drawing_changes_pixels_at_the_boxes_only(client: Client) -> None:
+def test_draw_only_at_the_boxes(client: Client) -> None:
     (prediction,) = detect(client, [rows_of(CAT, SEVEN)], [WIDE])
     picture = client.draw(WIDE, prediction)
     for detection in prediction["detections"]:

@@ -87,7 +87,7 @@ def check_equal(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_each_head_gives_the_boxes_of_onnxs_own_operator(seed: int, tmp_path: Path) -> None:
+def test_get_the_boxes_of_the_onnx_operator_from_each_head(seed: int, tmp_path: Path) -> None:
     spans, scores = scene(seed)
     wanted = of_the_operator(spans, scores)
     assert len(wanted) > 50
@@ -109,7 +109,9 @@ def test_each_head_gives_the_boxes_of_onnxs_own_operator(seed: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("shape", [(300, 6), (-1, 6)])
-def test_an_end_to_end_head_is_taken_as_it_is(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_return_the_rows_of_an_end_to_end_head_unchanged(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     table = np.zeros((300, 6))
     table[:3] = [[10, 50, 74, 114, 0.5, 1], [32, 40, 96, 72, 0.9, 0], [12, 50, 74, 114, 0.4, 1]]
@@ -124,17 +126,15 @@ def test_an_end_to_end_head_is_taken_as_it_is(shape: tuple[int, ...], tmp_path: 
 
 
 @pytest.mark.parametrize("last", [0.5, -1, 2])
-def test_six_columns_that_are_not_an_end_to_end_head_are_an_error(
-    last: float, tmp_path: Path
-) -> None:
+def test_refuse_six_columns_that_are_not_an_end_to_end_head(last: float, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     with pytest.raises(InferenceFailed, match="labels"):
         detect(client_of(tmp_path, (300, 6)), np.full((300, 6), last))
 
 
 @pytest.mark.parametrize("layout", ["yolov5u", "yolov5", "end2end"])
-def test_masks_are_the_edges_of_maps_that_torch_enlarges(layout: str, tmp_path: Path) -> None:
-    """Ultralytics' process_mask: enlarged bilinearly, above 0, cut at the box."""
+def test_enlarge_masks_as_torch_does(layout: str, tmp_path: Path) -> None:
+    """Ultralytics' process_mask enlarges bilinearly, keeps what is above 0 and crops at the box."""
     ys, xs = np.mgrid[:80, :80].astype(np.float32)
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 12 - np.hypot(xs - 30, ys - 40)  # a disc
@@ -192,7 +192,7 @@ def test_masks_are_the_edges_of_maps_that_torch_enlarges(layout: str, tmp_path: 
 
 @pytest.mark.parametrize("values", [2, 3])
 @pytest.mark.parametrize("final", [False, True])
-def test_keypoints_are_in_pixels_of_the_image(values: int, final: bool, tmp_path: Path) -> None:
+def test_return_keypoints_in_pixels_of_the_image(values: int, final: bool, tmp_path: Path) -> None:
     points = np.array([[[32, 40, 0.9], [160, 160, 0.2]]])[..., :values]
     box = [0, 40, 320, 280, 0.8, 0] if final else [160, 160, 320, 240, 0.8]
     row = np.concatenate((box, points.reshape(-1)))
@@ -210,7 +210,7 @@ def test_keypoints_are_in_pixels_of_the_image(values: int, final: bool, tmp_path
 
 
 @pytest.mark.parametrize("keypoints", ["17", "17,4", "0,3", "1.5,3"])
-def test_keypoints_are_a_number_and_the_values_of_each(keypoints: str, tmp_path: Path) -> None:
+def test_refuse_a_wrong_keypoints_setting(keypoints: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="'keypoints'"):
         client_of(tmp_path, (56, 8400), keypoints=keypoints)
 
@@ -233,9 +233,9 @@ def unpacked(rle: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (37, 29), (3000, 1500)])
-def test_run_lengths_are_as_large_as_the_image(size: tuple[int, int], tmp_path: Path) -> None:
-    """A mask that is above 0 everywhere is its box; a box beyond the image is cut, and one outside
-    has no mask."""
+def test_make_run_lengths_as_large_as_the_image(size: tuple[int, int], tmp_path: Path) -> None:
+    """A mask that is above 0 everywhere equals its box. A box is cut at the image, and one outside
+    it has no mask."""
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 1
     boxes = np.array([[100, 160, 60, 40], [160, 160, 600, 600], [160, 160, 0.01, 0.01]])

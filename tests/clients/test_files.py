@@ -40,7 +40,7 @@ def test_refuse_files_of_other_folders(
 
 @pytest.mark.parametrize("setting", ["labels", "tokenizer"])
 @pytest.mark.parametrize("name", ["/{tmp}/secret", "../secret"])
-def test_a_text_model_reads_no_file_outside_its_folder(
+def test_read_no_file_outside_a_text_model_s_folder(
     tmp_path: Path, setting: str, name: str
 ) -> None:
     serve(tmp_path, "text-classification")

@@ -20,7 +20,8 @@ from tokenizers import processors
 
 from build_engines.build import export
 from build_engines.request import Request
-from clients._text.tokenizer import LONGEST_TOKEN
+from clients._text.fill_mask import FillMask
+from clients._text.tokenizer import LONGEST_TOKEN, PORTION
 from clients.base import Model
 from clients.bert import Client
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, ServingError
@@ -76,7 +77,9 @@ def pipeline(task: str, checkpoint: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_encoder_fills_masks_as_transformers_does(family: str, served_with: Serve) -> None:
+def test_fill_masks_as_transformers_does_with_every_encoder(
+    family: str, served_with: Serve
+) -> None:
     served, checkpoint = served_with("fill-mask", family)
     mask, reference = served.client.tokenizer.mask, pipeline("fill-mask", checkpoint)
     texts = [f"the {mask} sat on the mat.", f"{mask} dog ran on {mask} rug!"]
@@ -94,7 +97,7 @@ def test_every_encoder_fills_masks_as_transformers_does(family: str, served_with
             ]
 
 
-def test_masks_are_filled_with_the_targets_that_are_named(served_with: Serve) -> None:
+def test_fill_masks_with_the_named_targets(served_with: Serve) -> None:
     served, checkpoint = served_with("fill-mask")
     text, targets = "the [MASK] sat on the mat.", ["dog", "cat", "moon"]
     ours = served.predict([text], targets=targets)[0]["masks"][0]
@@ -104,9 +107,7 @@ def test_masks_are_filled_with_the_targets_that_are_named(served_with: Serve) ->
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "deberta-v2", "modernbert"])
-def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(
-    family: str, served_with: Serve
-) -> None:
+def test_classify_texts_and_pairs_as_the_pipeline_does(family: str, served_with: Serve) -> None:
     served, checkpoint = served_with("text-classification", family, num_labels=3)
     check_classes(
         served, checkpoint, [TEXTS[0], PAIRS[0], TEXTS[2], {"text": TEXTS[0], "text_pair": ""}]
@@ -123,9 +124,7 @@ def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(
         named({0: "bad", 1: "good"}),
     ],
 )
-def test_the_problem_of_a_classifier_is_that_of_its_checkpoint(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_read_the_problem_type_from_the_checkpoint(changes: dict[str, Any], tmp_path: Path) -> None:
     check_classes(
         serve(tmp_path, "text-classification", changes), tmp_path / "checkpoint", TEXTS, top_k=2
     )
@@ -141,7 +140,7 @@ def check_classes(served: Served, checkpoint: Path, instances: list[Any], top_k:
         )
 
 
-def test_a_tokenizer_that_truncates_on_the_left_keeps_the_end(
+def test_keep_the_end_if_the_tokenizer_truncates_on_the_left(
     served_with: Serve, tmp_path: Path
 ) -> None:
     text, left = LONG * 20 + TEXTS[2], {"truncation_side": "left"}  # more characters than are read
@@ -158,7 +157,7 @@ def test_a_tokenizer_that_truncates_on_the_left_keeps_the_end(
     assert served.predict(["cat"], prompt=text) == served.predict([f"{text}cat"])
 
 
-def test_a_long_pair_loses_the_end_of_its_longer_text_and_says_so(served_with: Serve) -> None:
+def test_truncate_the_longer_text_of_a_pair_and_report_it(served_with: Serve) -> None:
     served, checkpoint = served_with("text-classification", "roberta", num_labels=3)
     theirs = pipeline("text-classification", checkpoint)(PAIRS[1], top_k=None, truncation=True)
     ours = served.predict([PAIRS[1], PAIRS[0]])
@@ -171,7 +170,7 @@ def test_a_long_pair_loses_the_end_of_its_longer_text_and_says_so(served_with: S
     assert [p["truncated"] for p in ours] == [True, False]
 
 
-def test_the_function_that_makes_scores_is_a_parameter(served_with: Serve) -> None:
+def test_choose_the_score_function_by_a_parameter(served_with: Serve) -> None:
     served, checkpoint = served_with("text-classification", "bert", num_labels=3)
     for function in ("sigmoid", "none", "softmax"):
         theirs = pipeline("text-classification", checkpoint)(
@@ -193,7 +192,7 @@ def same_entities(ours: list[Any], theirs: list[Any]) -> None:
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "electra"])
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
-def test_entities_are_those_of_the_pipeline(family: str, strategy: str, served_with: Serve) -> None:
+def test_find_entities_as_the_pipeline_does(family: str, strategy: str, served_with: Serve) -> None:
     served, checkpoint = served_with("token-classification", family, **named(LABELS))
     reference = pipeline("token-classification", checkpoint)
     texts = [*TEXTS[:3], "Quickly, the catly CATS ran!  Ünder the moons", LONG]
@@ -210,9 +209,7 @@ def test_entities_are_those_of_the_pipeline(family: str, strategy: str, served_w
 
 
 @pytest.mark.parametrize("stride", [1, 5])
-def test_a_long_text_is_read_in_windows_where_a_stride_says_so(
-    stride: int, served_with: Serve
-) -> None:
+def test_read_a_long_text_in_windows_if_a_stride_is_set(stride: int, served_with: Serve) -> None:
     served, checkpoint = served_with("token-classification", "bert", **named(LABELS))
     reference = pipeline("token-classification", checkpoint)
     parameters = {"aggregation_strategy": "simple", "stride": stride}
@@ -225,7 +222,7 @@ def test_a_long_text_is_read_in_windows_where_a_stride_says_so(
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_zero_shot_classes_are_those_of_the_pipeline(
+def test_classify_zero_shot_as_the_pipeline_does(
     family: str, multi_label: bool, served_with: Serve
 ) -> None:
     served, checkpoint = served_with(ZERO_SHOT, family, **named(INFERENCE))
@@ -244,7 +241,7 @@ def test_zero_shot_classes_are_those_of_the_pipeline(
             )
 
 
-def test_an_instance_names_its_own_labels(served_with: Serve) -> None:
+def test_take_the_labels_from_the_instance(served_with: Serve) -> None:
     served, _ = served_with(ZERO_SHOT, "bert", **named(INFERENCE))
     own = {"text": TEXTS[0], "candidate_labels": ["moon", "sun"]}
     ours = served.predict([own, TEXTS[0]], candidate_labels=["cat", "dog", "fox"])
@@ -255,7 +252,7 @@ def test_an_instance_names_its_own_labels(served_with: Serve) -> None:
     assert ours[0] == served.predict([TEXTS[0]], candidate_labels=["moon", "sun"])[0]
 
 
-def test_a_long_prompt_is_not_repeated_for_each_text(served_with: Serve) -> None:
+def test_do_not_copy_a_long_prompt_for_each_text(served_with: Serve) -> None:
     served, _ = served_with("embedding", "bert")
     prompt = "the " * 2**20
     tracemalloc.start()
@@ -269,7 +266,7 @@ def test_a_long_prompt_is_not_repeated_for_each_text(served_with: Serve) -> None
 
 
 @pytest.mark.parametrize("task", ["embedding", "token-classification", "text-ranking"])
-def test_a_text_without_tokens_is_refused_by_its_number(task: str, tmp_path: Path) -> None:
+def test_refuse_a_text_without_tokens_by_its_index(task: str, tmp_path: Path) -> None:
     served = serve(tmp_path, task, {"num_labels": 1} if task == "text-ranking" else {})
     # without special tokens
     served.client.tokenizer.tokenizer.post_processor = processors.Sequence([])
@@ -285,12 +282,12 @@ def test_a_text_without_tokens_is_refused_by_its_number(task: str, tmp_path: Pat
     assert served.predict(texts[:1])
 
 
-def test_a_model_without_entailment_is_not_a_zero_shot_classifier(tmp_path: Path) -> None:
+def test_refuse_zero_shot_without_an_entailment_label(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="'entail'"):
         serve(tmp_path, ZERO_SHOT, named({0: "bad", 1: "good"}))
 
 
-def test_documents_are_ranked_by_their_scores_with_the_query(served_with: Serve) -> None:
+def test_rank_documents_by_their_score_with_the_query(served_with: Serve) -> None:
     served, checkpoint = served_with("text-ranking", "bert", num_labels=1)
     documents = ["the moon was red", "A dog!", "the cat sat on the mat.", LONG]
     reference = pipeline("text-classification", checkpoint)
@@ -344,7 +341,7 @@ def with_tokenizer(
 
 
 @pytest.mark.parametrize("changes", [*NO_TYPES, *TYPES], ids=str)
-def test_token_types_are_given_as_by_transformers(
+def test_pass_token_types_as_transformers_does(
     changes: dict[str, Any], served_with: Serve, tmp_path: Path
 ) -> None:
     served, checkpoint = with_tokenizer(
@@ -355,7 +352,7 @@ def test_token_types_are_given_as_by_transformers(
 
 @pytest.mark.parametrize("family", ["albert", "bert", "distilbert"])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
-def test_a_text_is_pooled_as_the_checkpoint_or_the_setting_says(
+def test_pool_a_text_by_the_checkpoint_or_the_setting(
     pooling: str, family: str, tmp_path: Path
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", family)
@@ -384,9 +381,7 @@ def test_a_text_is_pooled_as_the_checkpoint_or_the_setting_says(
             np.testing.assert_allclose(prediction["embedding"], pooled[pooling](states), atol=1e-4)
 
 
-def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(
-    served_with: Serve, tmp_path: Path
-) -> None:
+def test_cut_then_scale_embeddings_and_prepend_prompts(served_with: Serve, tmp_path: Path) -> None:
     folder = with_tokenizer(*served_with("embedding"), {}, tmp_path)[0].client.model.path
     prompts = {"prompts": {"query": "the cat ", "other": "a dog "}, "default_prompt_name": "other"}
     (folder / "tokenizer" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
@@ -487,7 +482,7 @@ INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_id
         {"top_k": 4, "doc_stride": 3, "max_seq_len": 20, "max_answer_len": 2},
     ],
 )
-def test_answers_are_those_of_all_spans_in_windows(
+def test_find_answers_among_all_spans_in_windows(
     family: str, parameters: dict[str, Any], served_with: Serve
 ) -> None:
     served, checkpoint = served_with("question-answering", family)
@@ -511,7 +506,7 @@ def test_answers_are_those_of_all_spans_in_windows(
         assert not prediction["truncated"]
 
 
-def test_starts_and_ends_may_be_two_outputs(served_with: Serve, tmp_path: Path) -> None:
+def test_read_starts_and_ends_from_two_outputs(served_with: Serve, tmp_path: Path) -> None:
     served, _ = served_with("question-answering", "bert")
     shutil.copytree(served.client.model.path, tmp_path / "apart")
     model = onnx.load(tmp_path / "apart/1/model.onnx")
@@ -532,7 +527,7 @@ def test_starts_and_ends_may_be_two_outputs(served_with: Serve, tmp_path: Path) 
     assert apart.predict(instances) == served.predict(instances)
 
 
-def test_an_answer_need_not_be_of_whole_words(served_with: Serve) -> None:
+def test_return_an_answer_of_partial_words(served_with: Serve) -> None:
     served, _ = served_with("question-answering", "bert")
     instance = {"question": "is it", "context": "suns"}
     for words, expected in ((True, {"suns"}), (False, {"sun", "s", "suns"})):
@@ -540,7 +535,7 @@ def test_an_answer_need_not_be_of_whole_words(served_with: Serve) -> None:
         assert {each["answer"] for each in prediction["answers"]} == expected
 
 
-def test_fill_mask_takes_a_model_that_gives_logits_for_every_token(tmp_path: Path) -> None:
+def test_require_logits_for_every_token_to_fill_masks(tmp_path: Path) -> None:
     served = serve(tmp_path, "fill-mask")
     tensors = served.client.preprocess(MASKED)
     n, width = tensors["input_ids"].shape
@@ -554,7 +549,7 @@ def test_fill_mask_takes_a_model_that_gives_logits_for_every_token(tmp_path: Pat
         np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)
 
 
-def test_a_label_file_takes_the_place_of_id2label(tmp_path: Path) -> None:
+def test_prefer_a_label_file_to_id2label(tmp_path: Path) -> None:
     serve(tmp_path, "text-classification", {"num_labels": 2})
     (tmp_path / "bert" / "labels.txt").write_text("minus\nplus\n")
     served = Served(tmp_path / "bert", task="text-classification", labels="labels.txt")
@@ -562,7 +557,7 @@ def test_a_label_file_takes_the_place_of_id2label(tmp_path: Path) -> None:
     assert {c["class_id"]: c["label"] for c in classes} == {0: "minus", 1: "plus"}
 
 
-def test_a_long_text_is_read_in_part_and_reported_as_truncated(tmp_path: Path) -> None:
+def test_report_a_long_text_as_truncated(tmp_path: Path) -> None:
     """Tokenizing all of it would take 300 bytes a character: 1.5 GB for 5 MB."""
     served = serve(tmp_path, "embedding")
     short = served.predict(["cat " * 22, "cat " * 23, "cat " * 500, ""])
@@ -580,19 +575,16 @@ def test_a_long_text_is_read_in_part_and_reported_as_truncated(tmp_path: Path) -
     assert [(p["tokens"], p["truncated"]) for p in spaces] == [(LIMIT + 1, True), (4, False)]
 
 
-def test_texts_tokenized_in_portions_get_the_same_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_the_same_tokens_from_texts_in_portions(tmp_path: Path) -> None:
     served = serve(tmp_path, "embedding")
-    whole = served.client.preprocess(TEXTS * 3)
-    monkeypatch.setattr("clients._text.tokenizer.PORTION", 20)
-    portions = served.client.preprocess(TEXTS * 3)
-    assert all((whole[name] == portions[name]).all() for name in whole)
+    long = ["the cat " * 100, *TEXTS]
+    times = 2 * PORTION // len("".join(long))
+    whole, portions = served.client.preprocess(long), served.client.preprocess(long * times)
+    for name, rows in whole.items():
+        assert np.array_equal(np.concatenate([rows] * times), portions[name])
 
 
-def test_more_masks_than_are_filled_in_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuse_more_masks_than_the_limit(tmp_path: Path) -> None:
     """Each mask needs a row of scores for the whole vocabulary, and a sequence for each of its
     tokens."""
     served = serve(tmp_path, "fill-mask")
@@ -602,19 +594,20 @@ def test_more_masks_than_are_filled_in_are_refused(
         served.client.postprocess(
             values, tensors, [""], served.client.read_parameters({"top_k": 900})
         )
-    monkeypatch.setattr("clients._text.fill_mask.MOST_MASKS", 3)
+    assert isinstance(served.client.task, FillMask)
+    served.client.task.most_masks = 3
     with pytest.raises(DecodingError, match=r"instance 1: .*4 \[MASK\]"):
         served.client.preprocess(["[MASK] " * 3, "[MASK] " * 4])
 
 
-def test_the_limit_can_be_set_lower_and_never_above_the_models(tmp_path: Path) -> None:
+def test_lower_the_limit_of_a_model_but_never_raise_it(tmp_path: Path) -> None:
     serve(tmp_path, "embedding")
     for setting, width in (("10", 10), ("0", LIMIT), ("4096", LIMIT)):
         served = Served(tmp_path / "bert", max_length=setting)
         assert served.client.preprocess(["cat " * 100])["input_ids"].shape == (1, width)
 
 
-def test_padding_is_to_the_longest_of_the_batch_or_to_a_multiple(tmp_path: Path) -> None:
+def test_pad_to_the_longest_of_the_batch_or_to_a_multiple(tmp_path: Path) -> None:
     plain = serve(tmp_path, "embedding")
     tensors = plain.client.preprocess(["the cat", "the cat sat on"])
     assert tensors["input_ids"].tolist()[0] == [2, 5, 7, 3, 0, 0]
@@ -629,7 +622,7 @@ def test_padding_is_to_the_longest_of_the_batch_or_to_a_multiple(tmp_path: Path)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
+def test_refuse_to_fill_masks_without_a_mask_token(tmp_path: Path) -> None:
     serve(tmp_path, "fill-mask")
     settings = tmp_path / "bert" / "tokenizer" / "tokenizer_config.json"
     settings.write_text(json.dumps({"mask_token": "<none>"}))
@@ -637,7 +630,7 @@ def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
         Served(tmp_path / "bert", task="fill-mask")
 
 
-def test_threads_share_a_client(served_with: Serve) -> None:
+def test_share_a_client_between_threads(served_with: Serve) -> None:
     served, _ = served_with("embedding")
     texts = [f"Sentence number {i} " + "goes on " * (i % 7) for i in range(64)]
     expected = [served.client.preprocess([text])["input_ids"].tolist() for text in texts]
@@ -709,7 +702,7 @@ REFUSED: list[Refused] = [
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[0]}: {case[4]}")
-def test_an_instance_or_a_parameter_beyond_the_limits_is_refused(
+def test_refuse_an_instance_or_a_parameter_beyond_the_limits(
     case: Refused, served_with: Serve
 ) -> None:
     task, instances, parameters, error, name = case

@@ -56,7 +56,7 @@ def ranking(folder: Path) -> TextRanking:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("longer", [(200, 3), (3, 200), (200, 300), (70, 70)])
-def test_long_texts_of_a_pair_get_the_tokens_of_the_whole_texts(
+def test_cut_long_texts_of_a_pair_without_changing_its_tokens(
     folder: Path, longer: tuple[int, int], side: str
 ) -> None:
     """The library itself, which makes a window of each part of one text with each of the other."""
@@ -74,7 +74,7 @@ def test_long_texts_of_a_pair_get_the_tokens_of_the_whole_texts(
     assert tensors["num_tokens"].tolist() == [len(whole)] * 2
 
 
-def test_nms_of_several_portions_is_that_of_one() -> None:
+def test_keep_the_same_boxes_in_several_portions() -> None:
     rng = np.random.default_rng(0)
     corners = rng.uniform(0, 60, (3 * PORTION, 2))
     boxes = np.concatenate((corners, corners + rng.uniform(1, 30, corners.shape)), 1)
@@ -117,14 +117,14 @@ LATE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("work", LATE.values(), ids=LATE)
-def test_work_ends_when_the_time_is_over(folder: Path, work: Callable[[Path], Any]) -> None:
+def test_end_work_when_the_time_is_over(folder: Path, work: Callable[[Path], Any]) -> None:
     work(folder)
     for deadline, seconds in ((Deadline.after(-1), 1.0), (NEVER, 0.0)):
         with within(deadline, seconds), pytest.raises(TooLate):
             work(folder)
 
 
-def test_a_parameter_has_at_most_a_thousand_names() -> None:
+def test_bound_the_names_in_a_parameter() -> None:
     for default in (Names(), ()):
         parameter = Parameter("classes", default, "")
         for values in (["1"] * MOST_NAMES, ",".join(["1"] * MOST_NAMES)):
@@ -134,7 +134,7 @@ def test_a_parameter_has_at_most_a_thousand_names() -> None:
                 parameter.parse(values)
 
 
-def test_the_documents_of_a_query_have_a_bound(folder: Path) -> None:
+def test_bound_the_documents_of_a_query(folder: Path) -> None:
     task = ranking(folder)
     task.tokenizer.max_characters = MOST_MADE // 4
     documents = ["a" * (MOST_MADE // 4)] * 5

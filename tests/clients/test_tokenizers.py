@@ -107,9 +107,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize("save", FAMILIES)
-def test_ids_and_offsets_are_those_of_autotokenizer(
-    save: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_get_ids_and_offsets_of_autotokenizer(save: Callable[[Path], None], tmp_path: Path) -> None:
     save(tmp_path)
     ours = TextTokenizer(tmp_path, LENGTH)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
@@ -132,7 +130,7 @@ def test_ids_and_offsets_are_those_of_autotokenizer(
 
 
 @pytest.mark.parametrize("save", FAMILIES)
-def test_tokenizer_json_gives_the_same_without_transformers(
+def test_get_the_same_from_tokenizer_json_without_transformers(
     save: Callable[[Path], None], tmp_path: Path
 ) -> None:
     save(tmp_path)
@@ -208,7 +206,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_folder_that_cannot_be_read_is_refused_by_name(case: str, tmp_path: Path) -> None:
+def test_refuse_an_unreadable_folder_by_name(case: str, tmp_path: Path) -> None:
     files, name = REFUSED[case]
     for file, content in files.items():
         (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps(content))

@@ -65,7 +65,7 @@ def detections_of(
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_detector_gives_the_boxes_of_transformers(name: str, tmp_path: Path) -> None:
+def test_get_the_boxes_of_transformers_from_a_detector(name: str, tmp_path: Path) -> None:
     checkpoint, client = serve(tmp_path, name)
     whole = pipeline("object-detection", checkpoint, name)
     for picture, prediction in zip(
@@ -78,7 +78,7 @@ BOXES = [[0.5, 0.5, 0.2, 0.4], [0.1, 0.9, 0.4, 0.4]]
 INSIDE = {"xmin": 80.0, "ymin": 30.0, "xmax": 120.0, "ymax": 70.0}
 
 
-def test_a_box_has_its_best_class_or_several(tmp_path: Path) -> None:
+def test_return_the_best_class_of_a_box_or_several(tmp_path: Path) -> None:
     logits = [[9, 8.5, 0], [0, 1, 9]]
     (best,) = detections_of(detector_of(tmp_path), logits, BOXES)
     assert (best["class_id"], best["box"]) == (0, INSIDE)
@@ -91,7 +91,7 @@ def test_a_box_has_its_best_class_or_several(tmp_path: Path) -> None:
     assert len(detections_of(more, logits, BOXES, confidence=0.9)) == 3
 
 
-def test_a_network_with_a_batch_of_one_of_its_own_gives_boxes(tmp_path: Path) -> None:
+def test_get_boxes_from_a_network_with_a_fixed_batch_of_one(tmp_path: Path) -> None:
     outputs = (TensorSpec("logits", "FP32", (1, 2, 3)), TensorSpec("pred_boxes", "FP32", (1, 2, 4)))
     client = detr.Client(
         Model("own", tmp_path, (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), outputs, 0)
@@ -102,9 +102,7 @@ def test_a_network_with_a_batch_of_one_of_its_own_gives_boxes(tmp_path: Path) ->
     )
 
 
-def test_a_large_jpeg_is_not_decoded_smaller_since_boxes_are_in_its_own_pixels(
-    tmp_path: Path,
-) -> None:
+def test_decode_a_large_jpeg_for_boxes_at_full_size(tmp_path: Path) -> None:
     client, large = (
         detector_of(tmp_path, exact="false"),
         encode_image(Image.new("RGB", (1200, 800)), "image/jpeg"),
@@ -112,14 +110,14 @@ def test_a_large_jpeg_is_not_decoded_smaller_since_boxes_are_in_its_own_pixels(
     assert client.codec.from_bytes(large, Limits(10**7, side=client.side)).size == (1200, 800)
 
 
-def test_boxes_are_cut_at_the_image_and_drawn(tmp_path: Path) -> None:
+def test_clip_boxes_at_the_image_and_draw_them(tmp_path: Path) -> None:
     client, sheet = detector_of(tmp_path), Image.new("RGB", (200, 100))
     (detection,) = detections_of(client, [[0, 0, 9], [9, 0, 0]], BOXES)
     assert detection["box"] == {"xmin": 0.0, "ymin": 70.0, "xmax": 60.0, "ymax": 100.0}
     assert ImageChops.difference(client.draw(sheet, {"detections": [detection]}), sheet).getbbox()
 
 
-def test_outputs_that_are_not_boxes_with_these_labels_are_refused(tmp_path: Path) -> None:
+def test_refuse_outputs_that_are_not_boxes_with_these_labels(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="pred_boxes"):
         detector_of(tmp_path, boxes=5)
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
@@ -164,7 +162,7 @@ def of_the_network(checkpoint: Path, name: str, picture: Image.Image) -> Any:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_an_encoder_gives_the_vectors_of_transformers(name: str, tmp_path: Path) -> None:
+def test_get_the_vectors_of_transformers_from_an_encoder(name: str, tmp_path: Path) -> None:
     checkpoint, client = serve(tmp_path, name)
     ours = [each["embedding"] for each in predict(client, images(), normalize=False)]
     if name in ("clip", "siglip", "clip-projected"):
@@ -183,10 +181,8 @@ def test_an_encoder_gives_the_vectors_of_transformers(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_clip_s_two_towers_are_two_models_that_compare_texts_with_images(
-    alone: bool, tmp_path: Path
-) -> None:
-    """A text tower may be a folder of its own."""
+def test_compare_texts_with_images_by_clip_s_two_towers(alone: bool, tmp_path: Path) -> None:
+    """A text tower may be in a folder of its own."""
     checkpoint, client = serve(tmp_path, "clip")
     network = transformers.CLIPModel.from_pretrained(checkpoint)
     folder = checkpoint
@@ -217,15 +213,15 @@ def test_clip_s_two_towers_are_two_models_that_compare_texts_with_images(
     np.testing.assert_allclose(scale * images_ @ vectors.T, wanted.numpy(), atol=1e-3)
 
 
-def test_another_network_s_text_tower_is_refused(tmp_path: Path) -> None:
-    """SigLIP's reads texts that are padded to its whole length."""
+def test_refuse_the_text_tower_of_another_network(tmp_path: Path) -> None:
+    """SigLIP's text tower reads texts that are padded to its full length."""
     folder = save_vision(tmp_path, "siglip")
     save_tokenizer(folder, "bytes")
     with pytest.raises(BuildError, match="SiglipModel"):
         export(Request("words", client="bert"), folder, tmp_path / "made")
 
 
-def test_an_encoder_with_a_batch_of_one_of_its_own_gives_a_vector() -> None:
+def test_get_a_vector_from_an_encoder_with_a_fixed_batch_of_one() -> None:
     inputs, outputs = (
         (TensorSpec("input", "UINT8", (1, 3, 8, 8)),),
         (TensorSpec("vector", "FP32", (1, 2)),),
@@ -237,7 +233,7 @@ def test_an_encoder_with_a_batch_of_one_of_its_own_gives_a_vector() -> None:
     ]
 
 
-def test_an_output_that_is_not_a_vector_is_refused() -> None:
+def test_refuse_an_output_that_is_not_a_vector() -> None:
     with pytest.raises(InvalidRequest, match="'vector'"):
         encoder_of(7, 7, 32)
     for wrong in (np.full((1, 4), np.nan), np.zeros((1, 2, 4))):
@@ -268,7 +264,7 @@ def map_of(prediction: Any) -> NDArray[np.uint8]:
     return np.array(Image.open(io.BytesIO(b64decode(prediction["map"]["b64"]))))
 
 
-def test_a_segmenter_gives_the_maps_of_transformers(tmp_path: Path) -> None:
+def test_get_the_maps_of_transformers_from_a_segmenter(tmp_path: Path) -> None:
     checkpoint, client = serve(tmp_path, "segformer")
     whole = pipeline("image-segmentation", checkpoint, "segformer")
     for picture, prediction in zip(images(), predict(client, images()), strict=True):
@@ -289,7 +285,7 @@ def test_a_segmenter_gives_the_maps_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(64, 48), (7, 5), (1, 1), (100, 13)])
-def test_scores_are_enlarged_as_torch_does(size: tuple[int, int]) -> None:
+def test_enlarge_scores_as_torch_does(size: tuple[int, int]) -> None:
     scores = np.random.default_rng(0).normal(size=(9, 12, 16)).astype(np.float32)
     larger = torch.nn.functional.interpolate(
         torch.from_numpy(scores[None]), size[::-1], mode="bilinear"
@@ -297,9 +293,7 @@ def test_scores_are_enlarged_as_torch_does(size: tuple[int, int]) -> None:
     assert (best_classes(scores, size) != larger[0].argmax(0).numpy()).mean() < 1e-3
 
 
-def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts(
-    tmp_path: Path,
-) -> None:
+def test_sort_shares_and_let_the_first_class_win_equal_scores(tmp_path: Path) -> None:
     scores = np.zeros((3, 2, 4))
     scores[2, :, 1:] = 1
     client = segmenter_of(tmp_path, 3, 2, 4)
@@ -310,7 +304,7 @@ def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts
     assert map_of(prediction).tolist() == [[0, 2, 2, 2]] * 2
 
 
-def test_a_network_with_a_batch_of_one_of_its_own_gives_a_map(tmp_path: Path) -> None:
+def test_get_a_map_from_a_network_with_a_fixed_batch_of_one(tmp_path: Path) -> None:
     inputs, outputs = (
         (TensorSpec("input", "UINT8", (1, 3, 8, 8)),),
         (TensorSpec("scores", "FP32", (1, 3, 2, 4)),),
@@ -322,7 +316,7 @@ def test_a_network_with_a_batch_of_one_of_its_own_gives_a_map(tmp_path: Path) ->
     assert map_of(prediction).tolist() == [[1] * 4] * 2
 
 
-def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
+def test_bound_draw_and_omit_a_map(tmp_path: Path) -> None:
     client, scores = segmenter_of(tmp_path, 3, 2, 4), np.random.default_rng(0).random((3, 2, 4))
     large = Image.new("RGB", (3000, 1500), "white")
     prediction = map_answer(client, scores, large)
@@ -342,7 +336,7 @@ def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Pa
         client.draw(large, without)
 
 
-def test_an_output_that_is_not_a_map_of_these_labels_is_refused(tmp_path: Path) -> None:
+def test_refuse_an_output_that_is_not_a_map_of_these_labels(tmp_path: Path) -> None:
     for shape in ((32,), (257, 4, 4), (1, 4, 4)):
         with pytest.raises(InvalidRequest):
             segmenter_of(tmp_path, *shape)

@@ -168,7 +168,7 @@ def _trained(kind: str, marks: Mapping[str, str]) -> Tokenizer:
 
 
 class Served:
-    """Serves a model folder by its client, with ONNX Runtime instead of Triton."""
+    """Serve a model folder by its client, with ONNX Runtime instead of Triton."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         options = onnxruntime.SessionOptions()

@@ -46,7 +46,7 @@ def paletted() -> Image.Image:
         *((Image.new("RGB", (16, 16), GREEN), each, GREEN) for each in FORMATS),
     ],
 )
-def test_an_image_of_any_mode_and_format_becomes_rgb(
+def test_convert_an_image_of_any_mode_and_format_to_rgb(
     image: Image.Image, format: str, colour: tuple[int, ...]
 ) -> None:
     decoded = IMAGE.from_bytes(encoded(image, format, quality=95), LIMITS)
@@ -54,7 +54,7 @@ def test_an_image_of_any_mode_and_format_becomes_rgb(
     assert corner(decoded) == pytest.approx(colour, abs=6 if format == "JPEG" else 1)
 
 
-def test_a_palette_s_transparent_colour_is_laid_on_white() -> None:
+def test_lay_a_palette_s_transparent_colour_on_white() -> None:
     for transparent, colour in ((0, WHITE), (1, RED)):
         assert (
             corner(IMAGE.from_bytes(encoded(paletted(), transparency=transparent), LIMITS))
@@ -63,8 +63,8 @@ def test_a_palette_s_transparent_colour_is_laid_on_white() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_exif_orientation_is_applied(orientation: int) -> None:
-    """The picture as it should be seen has a red left upper corner and is 3 wide, 2 high."""
+def test_apply_the_exif_orientation(orientation: int) -> None:
+    """Seen correctly, the picture has a red top left corner and is 3 wide and 2 high."""
     seen = Image.new("RGB", (30, 20), WHITE)
     seen.paste(RED, (0, 0, 10, 10))
     # Pillow's Transpose that undoes each orientation
@@ -76,7 +76,7 @@ def test_the_exif_orientation_is_applied(orientation: int) -> None:
 
 
 @pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
-def test_more_than_one_frame_is_refused(format: str) -> None:
+def test_refuse_more_than_one_frame(format: str) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, GREEN)]
     with pytest.raises(DecodingError, match="frame"):
         IMAGE.from_bytes(
@@ -84,7 +84,7 @@ def test_more_than_one_frame_is_refused(format: str) -> None:
         )
 
 
-def test_a_phone_s_jpeg_with_a_preview_is_read() -> None:
+def test_read_a_phone_s_jpeg_with_a_preview() -> None:
     frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN)]
     image = IMAGE.from_bytes(
         encoded(frames[0], "MPO", save_all=True, append_images=frames[1:]), LIMITS
@@ -94,13 +94,13 @@ def test_a_phone_s_jpeg_with_a_preview_is_read() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kept", [0.5, 0.9])
-def test_a_truncated_image_is_refused(format: str, kept: float) -> None:
+def test_refuse_a_truncated_image(format: str, kept: float) -> None:
     data = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), format)
     with pytest.raises(DecodingError):
         IMAGE.from_bytes(data[: int(len(data) * kept)], LIMITS)
 
 
-def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
+def test_refuse_too_many_pixels_by_the_header_alone() -> None:
     with pytest.raises(DecodingError, match="900000000"):
         IMAGE.from_bytes(png_that_claims(30_000, 30_000), LIMITS)
     with pytest.raises(DecodingError, match="15"):
@@ -108,7 +108,7 @@ def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
 
 
 @pytest.mark.parametrize("length", range(7))
-def test_base64_is_read_in_every_usual_form(length: int) -> None:
+def test_read_base64_in_every_usual_form(length: int) -> None:
     data = bytes(range(250, 250 - length, -1))
     plain, url = base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()
     for text in (plain, url, plain.rstrip("="), f"data:image/png;base64,{plain}", "\n".join(plain)):
@@ -116,12 +116,12 @@ def test_base64_is_read_in_every_usual_form(length: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["!", "a", "ab=c", "äö", "data:image/png,xyz!"])
-def test_what_is_no_base64_is_refused(text: str) -> None:
+def test_refuse_invalid_base64(text: str) -> None:
     with pytest.raises(DecodingError, match="base64"):
         decode_base64(text)
 
 
-def test_texts_and_json_values_are_read() -> None:
+def test_read_texts_and_json_values() -> None:
     assert (
         TEXT.from_bytes("ü".encode(), LIMITS)
         == TEXT.open_json("ü", LIMITS)
@@ -134,7 +134,7 @@ def test_texts_and_json_values_are_read() -> None:
         JSON.from_bytes(b"{", LIMITS)
 
 
-def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
+def test_keep_an_encoded_image_but_check_its_header() -> None:
     data = png_that_claims(8, 6)
     assert ENCODED_IMAGE.from_bytes(data, Limits()) == data
     assert ENCODED_IMAGE.open_json({"b64": base64.b64encode(data).decode()}, Limits()) == data
@@ -155,7 +155,7 @@ def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
         ((4000, 3000), 0, (4000, 3000)),
     ],
 )
-def test_a_large_jpeg_may_be_decoded_smaller_to_a_side(
+def test_decode_a_large_jpeg_at_a_reduced_size(
     size: tuple[int, int], side: int, decoded: tuple[int, int]
 ) -> None:
     data = encoded(Image.new("RGB", size, RED), "JPEG")
@@ -166,8 +166,6 @@ def test_a_large_jpeg_may_be_decoded_smaller_to_a_side(
 @pytest.mark.parametrize(
     ("side", "decoded"), [(200, (200, 400)), (201, (300, 600)), (401, (500, 1000))]
 )
-def test_a_turned_jpeg_that_is_decoded_smaller_is_still_turned(
-    side: int, decoded: tuple[int, int]
-) -> None:
+def test_apply_the_orientation_at_a_reduced_size_too(side: int, decoded: tuple[int, int]) -> None:
     data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=turned())
     assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded

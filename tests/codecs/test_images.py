@@ -31,7 +31,8 @@ import os, sys, traceback
 from serving.codecs import IMAGE, Limits
 from serving.errors import DecodingError
 def memory(name):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 def measure(pixels, side, path):
     data = open(path, "rb").read()
     before = memory("VmRSS")
@@ -83,7 +84,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_take_memory_or_work_is_refused_before(name: str, measured: Measured) -> None:
+def test_refuse_expensive_images_before_decoding_them(name: str, measured: Measured) -> None:
     make, message = REFUSED[name]
     rise, answer = measured(make(), 0)
     assert message in answer
@@ -95,9 +96,7 @@ def test_what_would_take_memory_or_work_is_refused_before(name: str, measured: M
     # 5/8
     [*((name, 0) for name in LARGEST), ("a turned JPEG", 1875), ("a progressive JPEG", 1625)],
 )
-def test_no_image_takes_more_memory_than_the_limit_says(
-    name: str, side: int, measured: Measured
-) -> None:
+def test_decode_no_image_beyond_the_memory_limit(name: str, side: int, measured: Measured) -> None:
     data = LARGEST[name]()
     rise, answer = measured(data, side)
     assert answer.startswith(f"({side or ''}")
@@ -109,7 +108,7 @@ def test_no_image_takes_more_memory_than_the_limit_says(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_decodes_by_itself_is_not_given_them_either(name: str) -> None:
+def test_pass_no_expensive_image_to_a_model_that_decodes(name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises(DecodingError, match=message):
         ENCODED_IMAGE.from_bytes(make(), Limits(PIXELS))
@@ -118,15 +117,15 @@ def test_a_model_that_decodes_by_itself_is_not_given_them_either(name: str) -> N
 @pytest.mark.parametrize(
     ("format", "kind"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2"), ("TIFF", "<i4")]
 )
-def test_a_grey_image_of_more_than_8_bits_is_pillow_s_rgb(format: str, kind: str) -> None:
+def test_convert_deep_grey_images_as_pillow_does(format: str, kind: str) -> None:
     levels = np.arange(0, 2**16, 16).reshape(64, 64).astype(kind)
     file = encoded(Image.fromarray(levels), format)
     wanted = Image.open(BytesIO(file)).convert("I").convert("RGB")
     assert np.array_equal(IMAGE.from_bytes(file, Limits()), np.asarray(wanted))
 
 
-def test_the_pixels_of_every_strip_are_converted() -> None:
-    """A strip has 2^20 pixels: this image is seven and a bit."""
+def test_convert_the_pixels_of_every_strip() -> None:
+    """A strip has 2^20 pixels, so this image has seven and a part of one."""
     image = Image.linear_gradient("L").resize((2700, 2900))
     image.putalpha(255)
     assert (
@@ -135,22 +134,22 @@ def test_the_pixels_of_every_strip_are_converted() -> None:
     )
 
 
-def test_a_reduced_progressive_jpeg_counts_its_coefficients_at_full_size() -> None:
+def test_count_a_progressive_jpeg_s_coefficients_at_full_size() -> None:
     data = encoded(Image.new("RGB", (1600, 1600)), "JPEG", progressive=True)
     reduced = IMAGE.memory(IMAGE.open(data, Limits(side=200)))
     assert 1600 * 1600 * 6 < reduced < IMAGE.memory(IMAGE.open(data, Limits()))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_a_jpeg_between_pillow_s_sizes_is_its_whole_self_but_smaller(mode: str) -> None:
-    """Pillow decodes the modes that libjpeg alone cannot turn into RGB, like CMYK."""
+def test_decode_a_jpeg_between_pillow_s_sizes_without_cropping(mode: str) -> None:
+    """Pillow itself decodes the modes that libjpeg cannot convert to RGB, like CMYK."""
     data = encoded(Image.radial_gradient("L").resize((768, 576)).convert(mode), "JPEG", quality=95)
     whole, reduced = (IMAGE.from_bytes(data, Limits(side=side)) for side in (0, 358))
     assert reduced.size == ((768, 576) if mode == "CMYK" else (480, 360))
     assert np.abs(difference(whole.resize(reduced.size), reduced)).max() <= 3
 
 
-def test_a_jpeg_with_junk_that_pillow_reads_over_is_what_pillow_reads() -> None:
+def test_skip_junk_in_a_jpeg_as_pillow_does() -> None:
     plain = encoded(Image.radial_gradient("L").resize((768, 576)), "JPEG")
     at = plain.index(b"\xff\xc0")
     whole, reduced = (
@@ -176,9 +175,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 @pytest.mark.parametrize(
     "format", ["JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "DDS"]
 )
-def test_errors_of_pillow_at_a_damaged_file_are_the_caller_s(
-    format: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blame_the_caller_for_a_damaged_file(format: str, caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(format)
     noise = Image.frombytes("RGB", (32, 24), chance.randbytes(3 * 32 * 24))  # the same in each run
     data = encoded(noise, format, exif=turned())

@@ -1,4 +1,4 @@
-"""python -m tests.conformance: asks both servers every row and writes conformance.md."""
+"""Send every row to both servers and write conformance.md: python -m tests.conformance."""
 
 import sys
 

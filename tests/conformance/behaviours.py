@@ -1,5 +1,5 @@
-"""A row of the table: a request to both servers, and the parts of their answers that are
-compared."""
+"""Define a row of the table: a request to both servers, and the parts of their answers to
+compare."""
 
 import json
 import re
@@ -21,8 +21,8 @@ SAME, IMPROVEMENT, BUG = "same", "improvement", "BUG"
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two servers: its port, a function that restarts it, the path of an invocation; for
-    multi-model also the archives' folder, the prefix of their names in this run, and a folder
+    """One of the two servers: its port, a function that restarts it, and the path of an invocation.
+    For multi-model also the folder of archives, the prefix of their names in this run, and a folder
     outside."""
 
     port: int
@@ -41,7 +41,8 @@ Ask = Callable[[Side], str]
 
 @dataclass(frozen=True)
 class Row:
-    """One row. `improvement` says why our answer differs; without it both must be the same."""
+    """One row. `improvement` says why our answer differs; without it both answers must be the
+    same."""
 
     section: str
     title: str
@@ -68,7 +69,7 @@ class Observed:
 
 
 def shown(answer: Answer) -> str:
-    """An answer in the form that is compared and shown: of an error, only its status and whether it
+    """Return an answer as it is compared and shown. Of an error, that is the status and whether it
     has a text."""
     if answer.status == 0:
         return "hangs up"
@@ -81,7 +82,7 @@ def shown(answer: Answer) -> str:
 
 
 def body_text(answer: Answer) -> str:
-    """JSON, with parameters in the order of their names; what is binary behind it in hexadecimal
+    """Return JSON with its parameters sorted by name, and binary data behind it as hexadecimal
     digits."""
     size = re.search(r"json-header-size=(\d+)", answer.content_type)
     length = int(size[1]) if size else len(answer.body)
@@ -91,7 +92,7 @@ def body_text(answer: Answer) -> str:
 
 
 def _with_ordered_parameters(text: str) -> str:
-    """gRPC has no order of them; and 1e300 is 1e+300."""
+    """Sort the parameters, which gRPC does not order, and write 1e300 as 1e+300."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -125,7 +126,7 @@ def get(path: str, method: str = "GET", see: See = shown) -> Ask:
 def post(
     body: object, headers: Headers | None = None, see: See = shown, method: str = "POST"
 ) -> Ask:
-    """An invocation; a body that is neither bytes nor a string is sent as JSON."""
+    """Return an invocation. A body that is neither bytes nor a string is sent as JSON."""
     data = (
         body
         if isinstance(body, bytes)
@@ -140,7 +141,8 @@ def post(
 def binary(
     header: object, blob: bytes, content_type: str = f"{BINARY};json-header-size=LENGTH"
 ) -> Ask:
-    """An invocation with binary tensors after the JSON; LENGTH stands for the JSON's length."""
+    """Return an invocation with binary tensors after the JSON. LENGTH stands for the JSON's
+    length."""
     data = compact(header) if header is not None else b""
     return post(data + blob, {"Content-Type": content_type.replace("LENGTH", str(len(data)))})
 
@@ -152,7 +154,7 @@ def compact(value: object) -> bytes:
 def tensor(
     name: str, datatype: str, shape: list[int], data: object = None, **parameters: object
 ) -> dict[str, object]:
-    """A KServe v2 input; `parameters` are its own."""
+    """Return a KServe v2 input with these parameters."""
     value: dict[str, object] = {"name": name, "shape": shape, "datatype": datatype}
     if data is not None:
         value["data"] = data

@@ -1,5 +1,5 @@
-"""CONTRACT section 3, row 4: SAGEMAKER_TRITON_INFERENCE_TYPE on `echo` and on `teller`, a model of
-many responses."""
+"""Row 4 of CONTRACT section 3: SAGEMAKER_TRITON_INFERENCE_TYPE on `echo` and on `teller`, a model
+of many responses."""
 
 from tests.conformance.behaviours import Row, post
 

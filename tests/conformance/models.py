@@ -1,4 +1,4 @@
-"""The models and archives of the rows."""
+"""Make the models and archives of the rows."""
 
 from pathlib import Path
 
@@ -15,7 +15,8 @@ TEXTS = PORT % ("in", "in") + PORT % ("out", "out")
 
 
 def make_single_repository(repository: Path) -> None:
-    """`scale`, `identity`, `echo`, `teller` and the ensemble `chain` of `first` and `second`."""
+    """Make `scale`, `identity`, `echo`, `teller` and the ensemble `chain` of `first` and
+    `second`."""
     make_identity(repository)
     make_scale(repository)
     make_echo(repository)
@@ -24,17 +25,17 @@ def make_single_repository(repository: Path) -> None:
 
 
 def make_talker(folder: Path) -> None:
-    """One text in, one text out, or a failure."""
+    """Make a model that returns its text, or fails if told to."""
     make_python_model(folder, TEXTS, TALKER)
 
 
 def make_broken(folder: Path, text: str) -> None:
-    """Its load fails with this text."""
+    """Make a model that fails to load with this text."""
     make_python_model(folder, TEXTS, BROKEN.replace("TEXT", text))
 
 
 def make_ensemble(folder: Path, parts: tuple[str, str] = ("first", "second")) -> None:
-    """`chain`, of two parts that are talkers."""
+    """Make `chain`, an ensemble of two talkers."""
     for part in parts:
         make_talker(folder / part)
     steps = ",\n".join(

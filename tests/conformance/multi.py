@@ -1,5 +1,5 @@
-"""CONTRACT section 3, rows 6, 7 and 9: the routes of a multi-model endpoint, in the order in which
-they are asked."""
+"""Rows 6, 7 and 9 of CONTRACT section 3: the routes of a multi-model endpoint, in the order of the
+calls."""
 
 from tests.conformance import wire
 from tests.conformance.behaviours import (
@@ -48,7 +48,7 @@ OUT_OF_MEMORY = (
 
 
 def make_archives(side: Side) -> None:
-    """Makes folders as the platform unpacks archives: ID/model with the archive's content."""
+    """Make folders as the platform unpacks archives: ID/model with the archive's content."""
     for name in ("talker", "twin"):
         make_talker(side.archive(name) / "talker")
     make_talker(side.archive("at_root"))
@@ -72,7 +72,7 @@ def masked(side: Side, text: str) -> str:
 def call(
     method: str, path: str, body: object = None, headers: Headers | None = None, see: See = shown
 ) -> Ask:
-    """A request to a route of /models; an object is sent as JSON."""
+    """Return a request to a route of /models. An object is sent as JSON."""
     data = b"" if body is None else body if isinstance(body, bytes) else compact(body)
 
     def asked(side: Side) -> str:
@@ -83,7 +83,7 @@ def call(
 
 
 def load(name: str, target: str = "", sub: str = "", url: str = "", archive: str = "") -> Ask:
-    """POST /models; `target` is the Target-Model header."""
+    """Return a POST to /models. `target` is the Target-Model header."""
 
     def asked(side: Side) -> str:
         folder = url or f"{side.archive(archive or name)}{sub}"

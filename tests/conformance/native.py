@@ -1,4 +1,4 @@
-"""Native Triton as NVIDIA's SageMaker image starts it (docker/sagemaker/serve), from the same
+"""Start native Triton as NVIDIA's SageMaker image does (docker/sagemaker/serve), from the same
 repository."""
 
 import contextlib
@@ -25,8 +25,8 @@ NOT_OFFERED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=fals
 
 
 class Native:
-    """One tritonserver with its SageMaker endpoint at `port`; `options` are added to its command
-    line."""
+    """Run one tritonserver with its SageMaker endpoint at `port`. `options` are added to its
+    command line."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ def single(folder: Path, repository: Path, model: str) -> Native:
 
 
 def multi(folder: Path, archives: Path) -> Native:
-    """Multi-model mode: a dummy repository. It takes an archive with config.pbtxt at its root below
-    /opt/ml/models only: so where `archives` is another folder, that is what it sees there."""
+    """Start multi-model mode with a dummy repository. It accepts an archive with config.pbtxt at
+    its root only below /opt/ml/models, so another folder `archives` is mounted there."""
     (folder / "dummy").mkdir(parents=True)
     options = ["--allow-sagemaker=true", "--sagemaker-port=PORT", *NOT_OFFERED]
     view = () if archives == PLATFORM else (*UNSHARED, VIEW.format(archives))
@@ -112,7 +112,7 @@ def multi(folder: Path, archives: Path) -> Native:
 
 
 def generating(folder: Path, repository: Path, model: str) -> Native:
-    """Triton's HTTP endpoint, whose generate the SageMaker endpoint of newer versions calls for
+    """Start Triton's HTTP endpoint. The SageMaker endpoint of newer versions calls its generate for
     /invocations."""
     options = [
         "--http-address=127.0.0.1",

@@ -1,5 +1,5 @@
-"""Behaviours that take more than one request: connections, encodings, and whether the server
-survives."""
+"""Ask for behaviours that take more than one request: connections, encodings, and whether the
+server survives."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from tests.conformance.wire import Answer
 
 X: dict[str, object] = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2.5]}
 ONE = {"inputs": [X]}
-PATIENCE = 20.0  # seconds, for an answer that may never come
+PATIENCE = 20.0  # seconds to wait for an answer that may never come
 FLOAT = b"\0\0\x80\x3f"
 HEADER = compact(
     {
@@ -48,12 +48,12 @@ def error_fields(answer: Answer) -> str:
 
 
 def echo_of(name: str) -> Callable[[Answer], str]:
-    """Whether this header comes back in the reply."""
+    """Return a view of an answer that shows whether this header comes back."""
     return lambda answer: f"{answer.status}, {name}: {answer.headers.get(name.lower(), 'none')}"
 
 
 def and_then(ask: Ask) -> Ask:
-    """The answer, and the status of an ordinary request after it."""
+    """Return the answer, and the status of an ordinary request after it."""
 
     def asked(side: Side) -> str:
         first = ask(side)
@@ -108,7 +108,8 @@ def compressed(encoding: str) -> Ask:
 
 
 def compressed_binary(side: Side) -> str:
-    """The length in the Content-Type counts the JSON's bytes before they were compressed."""
+    """Send a compressed binary body. The length in the Content-Type counts the uncompressed
+    JSON."""
     headers = {
         "Content-Encoding": "gzip",
         "Content-Type": f"{BINARY};json-header-size={len(HEADER)}",
@@ -122,7 +123,7 @@ def bomb(side: Side) -> str:
 
 
 def large(megabytes: int, as_binary: bool) -> Ask:
-    """Sends so many MB of numbers, as JSON or as bytes, and sums what comes back."""
+    """Send `megabytes` MB of numbers, as JSON or as bytes, and show the size of the answer."""
     count = megabytes * 250_000 if as_binary else megabytes * 500_000
     tensor = {"name": "x", "shape": [1, count], "datatype": "FP32"}
 

@@ -1,4 +1,4 @@
-"""Both servers in the same mode with the same models, and the rows to ask them."""
+"""Start both servers in the same mode with the same models, and name the rows to send to them."""
 
 import secrets
 import shutil
@@ -17,7 +17,7 @@ from tests.support.harness import Server
 
 @dataclass(frozen=True)
 class Scenario:
-    """`start` gives the two sides and stops them at the end; `seconds` is about what it takes."""
+    """`start` yields the two sides and stops them at the end. `seconds` is roughly its duration."""
 
     name: str
     title: str
@@ -78,7 +78,7 @@ def _multi(folder: Path) -> Iterator[tuple[Side, Side]]:
 
 @contextmanager
 def _archives(folder: Path) -> Iterator[Path]:
-    """/opt/ml/models, or another folder if this user cannot make it."""
+    """Return /opt/ml/models, or another folder if this user cannot create it."""
     created = [path for path in (PLATFORM.parent, PLATFORM) if not path.exists()]
     try:
         PLATFORM.mkdir(parents=True, exist_ok=True)

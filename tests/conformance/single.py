@@ -1,4 +1,4 @@
-"""CONTRACT section 3, rows 1 to 5, on `scale`: a model of one FP32 input x, whose output y is three
+"""Rows 1 to 5 of CONTRACT section 3 on `scale`, a model of one FP32 input x whose output y is three
 times x."""
 
 from collections.abc import Callable
@@ -71,12 +71,12 @@ LEADING = b"\r\n  " + b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","
 
 
 def sized(size: int, shape: list[int], *data: object) -> dict[str, object]:
-    """A request whose input says that it has that many bytes."""
+    """Return a request whose input claims to have this many bytes."""
     return {"inputs": [tensor("x", "FP32", shape, *data, binary_data_size=size)]}
 
 
 def wrong(see: Callable[[Answer], str] = shown, **changes: object) -> Ask:
-    """An invocation with something else in its input."""
+    """Return an invocation whose input has these fields instead."""
     return post({"inputs": [{**X, **changes}]}, see=see)
 
 

@@ -1,6 +1,8 @@
-"""CONTRACT section 3, rows 4, 8 and 9: what stops a start. Native's rules are a shell script of its
-image (docker/sagemaker/serve), which is not part of tritonserver: its answers are those that the
-script gives."""
+"""Rows 4, 8 and 9 of CONTRACT section 3: what stops a start.
+
+Native's rules are a shell script in its image (docker/sagemaker/serve) and not part of
+tritonserver, so its answers are the ones that the script gives.
+"""
 
 import tempfile
 from collections.abc import Callable
@@ -17,7 +19,7 @@ Fill = Callable[[Path], None]
 
 
 def start(fill: Fill, native: str, words: tuple[str, ...], **variables: str) -> Ask:
-    """Starts ours on a repository; its last output must contain `words` when it stops."""
+    """Start ours on a repository. If it stops, its last output must contain `words`."""
 
     def asked(side: Side) -> str:
         if side is SCRIPT:
@@ -57,7 +59,7 @@ def _unless(missing: list[str], text: str) -> str:
 
 
 def _nothing(folder: Path) -> None:
-    """An empty repository."""
+    """Make an empty repository."""
 
 
 def _one(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The table: every behaviour observed on both servers, and conformance.md made of it."""
+"""Observe every behaviour on both servers, and write conformance.md."""
 
 import html
 import tempfile
@@ -13,24 +13,27 @@ from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.support.harness import ROOT
 
 PAGE = ROOT / "tests/conformance/conformance.md"
-AT_ONCE = 3  # scenarios
+AT_ONCE = 3  # scenarios that run in parallel
 INTRODUCTION = """\
 # Side by side with native Triton
 
-Made by `python -m tests.conformance`, and held true by the tests: every row was asked of tritonserver 2.51.0
-(24.10) with its own SageMaker endpoint, started as NVIDIA's SageMaker image starts it, and of `serve`, with the
-same models and the same bytes. The sections are those of what native's users have today:
+Written by `python -m tests.conformance`; `tests/conformance` checks it. Each row was sent to
+tritonserver 2.51.0 (24.10) with its own SageMaker endpoint, started as NVIDIA's SageMaker image
+starts it, and to `serve`, with the same models and the same bytes. The sections are what users of
+native Triton have today:
 
-1 /ping and routes, 2 JSON invocations, 3 binary tensors, 4 generate, 5 errors, 6 multi-model endpoints, 7 out of
-memory, 8 start-up of a single model, 9 start-up for many.
+1 /ping and routes, 2 JSON invocations, 3 binary tensors, 4 generate, 5 errors, 6 multi-model
+endpoints, 7 out of memory, 8 start-up of a single model, 9 start-up of several.
 
-"same" compares the status, the body byte for byte and its Content-Type; of an error only the status and that a
-text is there (`{"error"}`), as ours has more fields and often another text. `…binary+json` is short for
-`application/vnd.sagemaker-triton.binary+json`, ⏎ is a line's end.
+"same" compares the status, the body byte for byte and the Content-Type. For an error it compares
+the status only, and checks that there is a text (`{"error"}`), because our errors have more fields
+and often another text. `…binary+json` is short for `application/vnd.sagemaker-triton.binary+json`,
+⏎ for the end of a line.
 
-Two things of native's are not in this version of tritonserver: SAGEMAKER_TRITON_INFERENCE_TYPE, which newer
-versions answer as `/v2/models/MODEL/generate` and `generate_stream` (so these two were asked), and the start-up
-rules, which are a shell script of NVIDIA's image (so its rules stand in section 8, not observations).
+Two features are not in this version of tritonserver. Newer versions read
+SAGEMAKER_TRITON_INFERENCE_TYPE and answer as `/v2/models/MODEL/generate` and `generate_stream`, so
+those two routes were called. The start-up rules are a shell script in NVIDIA's image, so section 8
+shows its rules and not observations.
 """
 
 
@@ -99,7 +102,7 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Characters that a table's cell would take for its own."""
+    """Escape characters that have a meaning in a table."""
     return (
         html.escape(text, quote=False)
         .replace("|", "&#124;")

@@ -1,5 +1,4 @@
-"""Side by side with native Triton: every difference is explained, and conformance.md is up to
-date."""
+"""Compare with native Triton: every difference is explained, and conformance.md is up to date."""
 
 import pytest
 
@@ -14,15 +13,15 @@ def observed() -> list[Observed]:
     return observe()
 
 
-def test_every_difference_from_native_triton_is_an_improvement_that_is_listed(
+def test_list_every_difference_from_native_triton_as_an_improvement(
     observed: list[Observed],
 ) -> None:
     assert [row for row in observed if row.verdict == BUG] == []
 
 
-def test_the_page_shows_what_was_observed(observed: list[Observed]) -> None:
+def test_print_the_observed_behaviour_on_the_page(observed: list[Observed]) -> None:
     assert render(observed).splitlines() == PAGE.read_text(encoding="utf-8").splitlines()
 
 
-def test_every_section_of_the_contract_has_rows(observed: list[Observed]) -> None:
+def test_have_rows_for_every_section_of_the_contract(observed: list[Observed]) -> None:
     assert {row.behaviour.section for row in observed} == set("123456789")

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over one socket, byte for byte, for requests that no well-behaved client sends."""
+"""Send HTTP/1.1 over one socket, byte for byte, for requests that no well-behaved client sends."""
 
 import contextlib
 import http.client
@@ -12,7 +12,7 @@ Headers = dict[str, str]
 
 @dataclass(frozen=True)
 class Answer:
-    """One response; `headers` with their names in lower case; `interim` is the status of a 1xx
+    """One response. The names of `headers` are in lower case. `interim` is the status of a 1xx
     before it, or 0."""
 
     status: int
@@ -26,7 +26,8 @@ class Answer:
 
 
 def request(method: str, path: str, headers: Headers | None = None, body: bytes = b"") -> bytes:
-    """The bytes of a request, its Content-Length included unless the headers say how long it is."""
+    """Return the bytes of a request, with a Content-Length unless the headers say how long it
+    is."""
     fields = {"Host": "localhost", **(headers or {})}
     if not {"Content-Length", "Transfer-Encoding"} & fields.keys() and (
         body or method in ("POST", "PUT")
@@ -37,8 +38,8 @@ def request(method: str, path: str, headers: Headers | None = None, body: bytes 
 
 
 def exchange(port: int, data: bytes, *methods: str, seconds: float = SECONDS) -> list[Answer]:
-    """Sends `data`, one request of each method, and reads the answers; fewer when no more come in
-    time."""
+    """Send `data`, which has one request of each method, and read the answers. Return fewer if no
+    more come in time."""
     answers: list[Answer] = []
     with (
         contextlib.suppress(ConnectionError, TimeoutError),
@@ -59,13 +60,13 @@ def _connected(port: int, seconds: float) -> socket.socket:
 def send(
     port: int, method: str, path: str, headers: Headers | None = None, body: bytes = b""
 ) -> Answer:
-    """One request on a connection of its own; status 0 when the server hangs up."""
+    """Send one request on its own connection. Return status 0 if the server hangs up."""
     answers = exchange(port, request(method, path, headers, body), method)
     return answers[0] if answers else Answer(0)
 
 
 def chunked(body: bytes, size: int) -> bytes:
-    """The body in chunks of that size, as Transfer-Encoding: chunked has it."""
+    """Return the body in chunks of that size, as Transfer-Encoding: chunked requires."""
     parts = [body[at : at + size] for at in range(0, len(body), size)]
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in [*parts, b""])
 

@@ -15,7 +15,7 @@ EXAMPLES = ROOT / "deploy/examples"
 CREATE = ("create", "--image", IMAGE)
 
 
-def test_an_asynchronous_endpoint_scales_with_its_backlog(aws: Account) -> None:
+def test_scale_an_asynchronous_endpoint_by_its_backlog(aws: Account) -> None:
     file = str(EXAMPLES / "asynchronous.yaml")
     assert aws.deploy(*CREATE, "--config", file) == aws.deploy("autoscale", "--config", file) == 0
     config, model = aws.described()
@@ -31,7 +31,7 @@ def test_an_asynchronous_endpoint_scales_with_its_backlog(aws: Account) -> None:
     assert "PredefinedMetricSpecification" not in tracking
 
 
-def test_a_serverless_endpoint_has_no_instances(
+def test_create_a_serverless_endpoint_without_instances(
     aws: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(EXAMPLES / "serverless.json")
@@ -43,7 +43,7 @@ def test_a_serverless_endpoint_has_no_instances(
     assert "4096 MB" in capsys.readouterr().out
 
 
-def test_an_update_rolls_and_what_it_does_not_name_stays(aws: Account) -> None:
+def test_roll_an_update_and_keep_what_it_does_not_name(aws: Account) -> None:
     file = str(EXAMPLES / "rolling.yaml")
     assert aws.deploy(*CREATE, "--config", file) == 0
     assert aws.deploy("update", "--image", IMAGE + "1", "--config", file) == 0
@@ -58,7 +58,7 @@ def test_an_update_rolls_and_what_it_does_not_name_stays(aws: Account) -> None:
     assert aws.inventory()["models"] == set()
 
 
-def test_instance_pools_are_what_botocore_accepts(
+def test_make_instance_pools_that_botocore_accepts(
     aws: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """moto does not know them."""
@@ -88,7 +88,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("document", "named"), WRONG.values(), ids=WRONG)
-def test_a_wrong_key_is_refused_by_its_name_before_anything_is_written(
+def test_refuse_a_wrong_key_by_name_before_writing_anything(
     aws: Account, tmp_path: Path, document: Any, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file.json").write_text(json.dumps(document))
@@ -108,9 +108,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_file_that_is_no_configuration_is_refused(
-    aws: Account, tmp_path: Path, text: str
-) -> None:
+def test_refuse_a_file_that_is_not_a_configuration(aws: Account, tmp_path: Path, text: str) -> None:
     (tmp_path / "file.yaml").write_text(text)
     assert exit_code(aws, *CREATE, "--config", str(tmp_path / "file.yaml")) == 2
     assert aws.writes() == []

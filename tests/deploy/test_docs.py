@@ -53,7 +53,7 @@ def actions(policy: dict[str, Any]) -> list[str]:
     return [action for each in listed for action in ([each] if isinstance(each, str) else each)]
 
 
-def test_the_policy_allows_the_calls_that_the_code_makes_and_what_these_imply(
+def test_allow_the_calls_that_the_code_makes_in_the_policy(
     aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws.scripted["InvokeEndpointWithResponseStream"] = [{"Body": []}]
@@ -68,7 +68,7 @@ def test_the_policy_allows_the_calls_that_the_code_makes_and_what_these_imply(
     assert len(listed) == len(set(listed))
 
 
-def test_the_policy_has_least_privilege() -> None:
+def test_grant_least_privilege_in_the_policy() -> None:
     assert not [action for action in actions(POLICY) if "*" in action]
     for statement in POLICY["Statement"]:
         assert (
@@ -79,15 +79,14 @@ def test_the_policy_has_least_privilege() -> None:
 
 
 @pytest.mark.parametrize("name", ["deploy-policy", "execution-role-policy"])
-def test_iam_accepts_the_policies(aws: Account, name: str) -> None:
+def test_validate_the_policies_with_iam(aws: Account, name: str) -> None:
     aws.client("iam").create_policy(
         PolicyName=name, PolicyDocument=(DOCS / f"{name}.json").read_text()
     )
 
 
-def test_the_execution_role_is_for_one_account_only(aws: Account) -> None:
-    """Or another account's SageMaker could be made to assume it (AWS: the confused deputy
-    problem)."""
+def test_restrict_the_execution_role_to_one_account(aws: Account) -> None:
+    """Otherwise another account's SageMaker could assume it (AWS: the confused deputy problem)."""
     text = (DOCS / "execution-role-trust.json").read_text()
     aws.client("iam").create_role(
         RoleName="another", AssumeRolePolicyDocument=text.replace("ACCOUNT", "123456789012")
@@ -102,7 +101,7 @@ LINES = re.findall(r"^\.venv/bin/python -m deploy (.*)$", TEXT.replace("\\\n", "
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_dry_runs_work(
+def test_run_the_dry_runs_of_the_page(
     aws: Account, monkeypatch: pytest.MonkeyPatch, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -112,7 +111,7 @@ def test_dry_runs_work(
     assert aws.deploy(*words, "--dry-run") == 0, capsys.readouterr().err
 
 
-def test_every_option_in_quotes_exists() -> None:
+def test_name_only_options_that_exist() -> None:
     (commands,) = [
         each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction)
     ]

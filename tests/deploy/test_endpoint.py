@@ -31,7 +31,7 @@ def make_foreign(aws: Account, name: str, tags: list[dict[str, str]]) -> None:
     sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=name, Tags=tags)
 
 
-def test_a_round_trip_leaves_nothing_behind_and_touches_nothing_else(aws: Account) -> None:
+def test_create_and_delete_without_leaving_or_touching_anything_else(aws: Account) -> None:
     make_foreign(aws, f"{NAME}-0a1b2c3d", [])
     make_foreign(aws, f"{NAME}-other", OTHER_TAGS)
     before = aws.inventory()
@@ -43,7 +43,7 @@ def test_a_round_trip_leaves_nothing_behind_and_touches_nothing_else(aws: Accoun
     assert aws.inventory() == before
 
 
-def test_a_create_or_an_update_that_changes_nothing_writes_nothing(aws: Account) -> None:
+def test_write_nothing_if_nothing_changes(aws: Account) -> None:
     words = (*CREATE, "--model-data", "s3://b/model.tar.gz")
     assert aws.deploy(*words) == 0
     aws.calls.clear()
@@ -51,7 +51,7 @@ def test_a_create_or_an_update_that_changes_nothing_writes_nothing(aws: Account)
     assert aws.writes() == []
 
 
-def test_what_failed_half_way_can_be_repeated(aws: Account) -> None:
+def test_repeat_a_command_that_failed_half_way(aws: Account) -> None:
     before = aws.inventory()
     # refused by AWS after the model was made
     assert aws.deploy(*CREATE, "--instance-type", "ml.m5.tiny") == 1
@@ -62,7 +62,7 @@ def test_what_failed_half_way_can_be_repeated(aws: Account) -> None:
     assert aws.inventory() == before
 
 
-def test_create_replaces_a_failed_endpoint_only(
+def test_replace_only_a_failed_endpoint_on_create(
     aws: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert aws.deploy(*CREATE) == 0
@@ -75,7 +75,7 @@ def test_create_replaces_a_failed_endpoint_only(
     assert [name for _, name, _ in aws.writes()] == ["DeleteEndpoint", "CreateEndpoint"]
 
 
-def test_somebody_elses_endpoint_is_left_alone(aws: Account) -> None:
+def test_leave_endpoints_of_others_alone(aws: Account) -> None:
     make_foreign(aws, NAME, [])
     before = aws.inventory()
     for words in (CREATE, ("update", "--image", IMAGE), ("autoscale",), ("status",)):
@@ -84,7 +84,7 @@ def test_somebody_elses_endpoint_is_left_alone(aws: Account) -> None:
     assert aws.inventory() == before
 
 
-def test_a_missing_repository_or_role_names_the_remedy(
+def test_say_how_to_make_a_missing_repository_or_role(
     aws: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws.client("ecr").delete_repository(repositoryName=NAME)
@@ -94,7 +94,7 @@ def test_a_missing_repository_or_role_names_the_remedy(
     assert "--role" in capsys.readouterr().err
 
 
-def test_the_options_become_fields_of_the_requests(aws: Account) -> None:
+def test_turn_options_into_fields_of_the_requests(aws: Account) -> None:
     words = ["--model-data", "s3://b/models/", "--env", "SERVE_WORKERS=2", "--instances", "2"]
     assert aws.deploy(*CREATE, *words, "--instance-type", "ml.m5.large") == 0
     config, model = aws.described()
@@ -113,7 +113,7 @@ def test_the_options_become_fields_of_the_requests(aws: Account) -> None:
     assert "Mode" not in aws.described("many")[1]["PrimaryContainer"]
 
 
-def test_update_keeps_what_is_not_named_and_deletes_the_old_model(aws: Account) -> None:
+def test_keep_what_an_update_does_not_name_and_delete_the_old_model(aws: Account) -> None:
     words = ("--model-data", "s3://b/model.tar.gz", "--env", "SERVE_WORKERS=2", "--env", "MINE=1")
     assert aws.deploy(*CREATE, *words, "--instance-type", "ml.m5.large") == 0
     scaled = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
@@ -130,7 +130,7 @@ def test_update_keeps_what_is_not_named_and_deletes_the_old_model(aws: Account) 
     assert aws.inventory()["configs"] == {config["EndpointConfigName"]}
 
 
-def test_update_refuses_an_endpoint_that_is_changing(aws: Account) -> None:
+def test_refuse_to_update_an_endpoint_that_is_changing(aws: Account) -> None:
     assert aws.deploy(*CREATE) == 0
     reply = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
     aws.scripted["DescribeEndpoint"] = [{**reply, "EndpointStatus": "Updating"}]
@@ -138,7 +138,7 @@ def test_update_refuses_an_endpoint_that_is_changing(aws: Account) -> None:
     assert aws.described()[1]["PrimaryContainer"]["Image"] == IMAGE
 
 
-def test_a_failed_endpoint_is_an_error_with_reason_and_log(
+def test_report_a_failed_endpoint_with_reason_and_log(
     aws: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     states = [
@@ -152,7 +152,7 @@ def test_a_failed_endpoint_is_an_error_with_reason_and_log(
     assert f"/aws/sagemaker/Endpoints/{NAME}" in err
 
 
-def test_a_rolled_back_update_fails_and_keeps_the_old_model(
+def test_fail_and_keep_the_old_model_if_an_update_rolls_back(
     aws: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert aws.deploy(*CREATE) == 0
@@ -169,7 +169,7 @@ def test_a_rolled_back_update_fails_and_keeps_the_old_model(
     assert len(aws.inventory()["models"]) == 2
 
 
-def test_scaling_is_set_replaced_and_removed(aws: Account) -> None:
+def test_set_replace_and_remove_scaling(aws: Account) -> None:
     assert aws.deploy(*CREATE) == 0
     assert (
         aws.deploy("autoscale", "--min", "2", "--max", "6")
@@ -185,9 +185,7 @@ def test_scaling_is_set_replaced_and_removed(aws: Account) -> None:
     assert aws.inventory()["targets"] == aws.inventory()["policies"] == []
 
 
-def test_status_prints_the_facts_without_secrets(
-    aws: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_the_status_without_secrets(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         aws.deploy(*CREATE, "--env", "HF_TOKEN=hush", "--env", "SERVE_WORKERS=2")
         == aws.deploy("autoscale")
@@ -204,7 +202,7 @@ def test_status_prints_the_facts_without_secrets(
     } <= {*rows}
 
 
-def test_delete_asks_first(aws: Account) -> None:
+def test_ask_before_deleting(aws: Account) -> None:
     assert aws.deploy(*CREATE) == 0
     assert aws.deploy("delete") == 2  # standard input is not a terminal
     assert NAME in aws.inventory()["endpoints"]
@@ -219,7 +217,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_dry_run_prints_the_command_s_calls(
+def test_print_the_calls_in_a_dry_run(
     aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws.deploy(*CREATE)
@@ -246,7 +244,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
-def test_wrong_options_write_nothing(
+def test_write_nothing_with_wrong_options(
     aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert aws.deploy(*CREATE, *words) == 2
@@ -254,7 +252,7 @@ def test_wrong_options_write_nothing(
     assert aws.writes() == []
 
 
-def test_a_variable_that_resembles_a_setting_gets_a_warning(
+def test_warn_of_a_variable_that_resembles_a_setting(
     aws: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert aws.deploy(*CREATE, "--env", "SERVE_WORKER=2", "--env", "MINE=1") == 0
@@ -289,14 +287,16 @@ def test_a_variable_that_resembles_a_setting_gets_a_warning(
         (["--instance-type", "ml.m5.large"], False),
     ],
 )
-def test_old_drivers_get_a_warning(
+def test_warn_of_old_drivers(
     aws: Account, words: list[str], warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert aws.deploy(*CREATE, *words, "--dry-run") == 0
     assert ("warning" in capsys.readouterr().err) == warned
 
 
-def test_a_refused_call_names_the_policy(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_name_the_policy_if_a_call_is_refused(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     aws.scripted["DescribeEndpoint"] = [
         {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
     ]
@@ -304,7 +304,7 @@ def test_a_refused_call_names_the_policy(aws: Account, capsys: pytest.CaptureFix
     assert "docs/deploy-policy.json" in capsys.readouterr().err
 
 
-def test_a_region_is_needed(
+def test_require_a_region(
     aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from deploy.commandline import main

@@ -29,7 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def without_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No credentials and no region, as on a machine that has only the simulator."""
+    """Remove credentials and region, as on a machine that has only the simulator."""
     for name in (
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
@@ -47,7 +47,7 @@ def invoke(url: str, *words: str) -> int:
     return main(["invoke", *words, "--endpoint-url", url])
 
 
-def test_a_file_is_sent_with_model_version_and_parameters(
+def test_send_a_file_with_model_version_and_parameters(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(url, DIGIT, "--model", "resnet", "--version", "1", "--parameter", "top_k=2") == 0
@@ -56,7 +56,7 @@ def test_a_file_is_sent_with_model_version_and_parameters(
     assert [each["label"] for each in document["predictions"][0]["classes"]] == ["6", "0"]
 
 
-def test_a_text_and_json_are_sent(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_send_text_and_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["--text", "A man is eating food."],
         ["--json", '{"instances": ["A man is eating food."]}'],
@@ -66,13 +66,15 @@ def test_a_text_and_json_are_sent(url: str, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(("name", "form"), [("found.png", "PNG"), ("found.JPG", "JPEG")])
-def test_an_output_file_asks_for_a_picture(url: str, tmp_path: Path, name: str, form: str) -> None:
+def test_ask_for_a_picture_if_an_output_file_is_named(
+    url: str, tmp_path: Path, name: str, form: str
+) -> None:
     assert invoke(url, PAGE, "--model", "yolov5", "--output", str(tmp_path / name)) == 0
     with Image.open(tmp_path / name) as drawn, Image.open(PAGE) as plain:
         assert (drawn.format, drawn.size) == (form, plain.size)
 
 
-def test_a_picture_for_the_terminal_needs_a_file(
+def test_require_a_file_for_a_picture(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(url, PAGE, "--model", "yolov5", "--accept", "image/png") == 1
@@ -80,7 +82,7 @@ def test_a_picture_for_the_terminal_needs_a_file(
     assert invoke(url, PAGE, "--model", "yolov5", "--output", str(tmp_path / "no/file.png")) == 2
 
 
-def test_the_suffix_tells_the_content_type(
+def test_derive_the_content_type_from_the_suffix(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = tmp_path / "lines.jsonl"
@@ -92,13 +94,13 @@ def test_the_suffix_tells_the_content_type(
     assert invoke(url, str(unknown), "--model", "resnet") == 0
 
 
-def test_a_stream_is_printed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_a_stream(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(url, "--json", '{"instances": ["ä", "b"]}', "--model", "bert", "--stream") == 0
     events = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data: ")]
     assert [len(json.loads(line[6:])["predictions"]) for line in events] == [2]
 
 
-def test_an_error_of_the_container_keeps_its_status_and_its_code(
+def test_keep_status_and_code_of_an_error_of_the_container(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(url, "--text", "x", "--model", "nobody") == 1
@@ -108,11 +110,11 @@ def test_an_error_of_the_container_keeps_its_status_and_its_code(
 
 
 @pytest.mark.parametrize("words", [[], ["/nowhere"], ["--text", "x", "--parameter", "a"]])
-def test_wrong_options_are_refused(words: list[str]) -> None:
+def test_refuse_wrong_options(words: list[str]) -> None:
     assert invoke("http://127.0.0.1:9", *words) == 2
 
 
-def test_the_configuration_adds_fields(
+def test_add_fields_from_the_configuration(
     aws: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "component.yaml"

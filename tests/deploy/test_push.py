@@ -44,7 +44,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     ],
     indirect=["engine"],
 )
-def test_the_engine_tags_and_pushes(
+def test_tag_and_push_with_the_engine(
     aws: Account, engine: Path, push: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert aws.deploy("push", "--tag", "v1") == 0
@@ -64,9 +64,7 @@ def test_the_engine_tags_and_pushes(
     assert password not in seen.out + seen.err + engine.read_text()
 
 
-def test_a_missing_repository_is_made_and_a_dry_run_only_says_so(
-    aws: Account, engine: Path
-) -> None:
+def test_create_a_missing_repository_unless_it_is_a_dry_run(aws: Account, engine: Path) -> None:
     words = ("push", "--tag", "v1", "--repository", "other")
     before = aws.inventory()
     assert aws.deploy(*words, "--dry-run") == 0
@@ -95,7 +93,7 @@ def test_warn_of_oci_manifests(
     assert ("warning" in capsys.readouterr().err) == warned
 
 
-def test_pushes_fail(
+def test_report_a_failed_push(
     aws: Account, engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PUSH_EXIT", "3")
@@ -103,7 +101,7 @@ def test_pushes_fail(
     assert "exit code 3" in capsys.readouterr().err
 
 
-def test_an_engine_is_needed(
+def test_require_an_engine(
     aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")

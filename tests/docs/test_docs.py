@@ -23,11 +23,11 @@ PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs"
 SHELL = [(page, block) for page in PAGES for block in shell(page)]
 
 
-def test_the_page_of_settings_is_the_one_that_the_code_prints() -> None:
+def test_print_the_page_of_settings() -> None:
     assert (ROOT / "docs/settings.md").read_text() == markdown()
 
 
-def test_every_route_stands_in_the_table() -> None:
+def test_list_every_route_in_the_table() -> None:
     page = (ROOT / "docs/calling.md").read_text()
     app = create_app(Settings.from_env({"SERVE_KSERVE": "true"}))
     rules = {
@@ -39,7 +39,7 @@ def test_every_route_stands_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", families())
-def test_every_parameter_of_a_client_stands_in_its_rows(name: str) -> None:
+def test_list_every_parameter_of_a_client(name: str) -> None:
     page = (ROOT / "docs/calling.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith(f"| `{name}`")]
     client = import_module(f"clients.{name}").Client
@@ -48,7 +48,7 @@ def test_every_parameter_of_a_client_stands_in_its_rows(name: str) -> None:
     }
 
 
-def test_every_link_leads_to_a_file_and_a_heading() -> None:
+def test_link_only_to_existing_files_and_headings() -> None:
     pages = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
@@ -68,7 +68,7 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
             assert not anchor or anchor in headings, f"{page.name}: {target}#{anchor}"
 
 
-def test_every_test_that_a_page_names_is_there() -> None:
+def test_name_only_tests_that_exist() -> None:
     named = {
         (page, path)
         for page in PAGES
@@ -77,7 +77,7 @@ def test_every_test_that_a_page_names_is_there() -> None:
     assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
 
 
-def test_the_readme_lists_every_page_once() -> None:
+def test_list_every_page_once_in_the_readme() -> None:
     listed = TEXT.split("## Pages")[1]
     pages = [
         *PAGES[1:],
@@ -89,7 +89,7 @@ def test_the_readme_lists_every_page_once() -> None:
 @pytest.mark.parametrize(
     ("page", "block"), SHELL, ids=[f"{page}: {block.section}" for page, block in SHELL]
 )
-def test_every_block_of_commands_is_executed_or_says_what_it_needs(page: str, block: Block) -> None:
+def test_run_every_block_of_commands_or_say_what_it_needs(page: str, block: Block) -> None:
     if block.marker.startswith(EXECUTED_BY):
         path = ROOT / block.marker.removeprefix(EXECUTED_BY)
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
@@ -119,18 +119,18 @@ def test_every_block_of_commands_is_executed_or_says_what_it_needs(page: str, bl
         ("text", "6 0.9558", "6 0.8558"),
     ],
 )
-def test_an_output_that_is_another_one_is_noticed(language: str, shown: str, output: str) -> None:
+def test_notice_a_different_output(language: str, shown: str, output: str) -> None:
     compare(shown.replace("…", "2.0"), Block("", language, shown))
     with pytest.raises(AssertionError):
         compare(output, Block("", language, shown))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_block_escapes_the_reader(page: str) -> None:
+def test_read_every_block_of_commands(page: str) -> None:
     assert len(blocks(page)) == (ROOT / page).read_text().count("\n```") / 2
 
 
-def test_deploy_takes_the_readme_s_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parse_the_readme_s_command_lines_with_deploy(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [shlex.split(command) for command in commands("Deploy") if "-m deploy" in command]
     assert [words[3] for words in lines] == ["push", "create", "invoke", "delete"]
     with account() as aws:
@@ -138,7 +138,7 @@ def test_deploy_takes_the_readme_s_command_lines(capsys: pytest.CaptureFixture[s
             assert aws.deploy(*words[3:], "--dry-run") == 0, capsys.readouterr().err
 
 
-def test_contributing_lists_each_folder_of_tests() -> None:
+def test_list_each_folder_of_tests_in_contributing() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| Tests in `tests/` |")[2]
     folders = {
         path.parent.relative_to(ROOT / "tests").parts[0]

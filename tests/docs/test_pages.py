@@ -39,19 +39,19 @@ def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def commands(guide: list[Block], marker: str, program: str) -> list[list[str]]:
-    """The arguments of each call of `python -m PROGRAM` below that marker."""
+    """Return the arguments of each call of `python -m PROGRAM` below that marker."""
     lines = chain.from_iterable(
         block.commands for block in guide if block.runs and block.marker == marker
     )
     return [words[3:] for line in lines if (words := shlex.split(line))[1:3] == ["-m", program]]
 
 
-def test_a_guide_s_commands_give_what_it_shows(reader: Reader) -> None:
+def test_get_from_a_guide_s_commands_what_it_shows(reader: Reader) -> None:
     reader.follow(reader.blocks[-1])
     assert reader.read == len(reader.blocks)
 
 
-def test_deploy_takes_the_guide_s_command_lines(
+def test_parse_the_guide_s_command_lines_with_deploy(
     guide: list[Block],
     reader: Reader,
     monkeypatch: pytest.MonkeyPatch,
@@ -64,7 +64,7 @@ def test_deploy_takes_the_guide_s_command_lines(
             assert aws.deploy(*words, "--dry-run") == 0, f"{words}\n{capsys.readouterr().err}"
 
 
-def test_what_needs_a_gpu_is_understood_and_says_what_is_missing(
+def test_say_what_is_missing_for_commands_that_need_a_gpu(
     guide: list[Block],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -99,7 +99,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Read
     TO_FOLLOW,
     ids=[f"{page}: {block.commands[0][:60]}" for page, block in TO_FOLLOW],
 )
-def test_what_a_page_says_to_run_gives_what_it_shows(
+def test_get_from_a_page_s_commands_what_it_shows(
     readers: dict[str, Reader], page: str, block: Block
 ) -> None:
     readers[page].follow(block)

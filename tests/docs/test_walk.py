@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.model_lifecycle.test_multimodel import Container, make_model, tensor
-from tests.support.harness import ROOT, Server, make_identity, wait_until
+from tests.model_lifecycle.test_multimodel import Container, make_model
+from tests.support.harness import ROOT, Server, make_identity, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 WARM = 50  # calls before the one that is recorded
@@ -34,7 +34,7 @@ def start(folder: Path, repository: Path, **variables: str) -> Server:
 
 
 def entered(folder: Path, call: Callable[[], requests.Response]) -> set[str]:
-    """Return the files that the thread which answers a warm call enters, and nginx.conf."""
+    """Return the files that the thread answering a warm call enters, and nginx.conf."""
 
     def recorded() -> set[str]:
         documents = [json.loads(file.read_text()) for file in folder.glob("*.json")]
@@ -58,7 +58,7 @@ def entered(folder: Path, call: Callable[[], requests.Response]) -> set[str]:
     return {"nginx.conf"} | set(wait_until(recorded, "the worker has written its record"))
 
 
-def test_a_picture_enters_the_files_that_the_page_names(tmp_path: Path) -> None:
+def test_trace_a_picture_through_the_files_that_the_page_names(tmp_path: Path) -> None:
     picture = next((ROOT / "model_repository/resnet").glob("example.*")).read_bytes()
     server = start(tmp_path, ROOT / "model_repository")
     asked = {
@@ -70,7 +70,7 @@ def test_a_picture_enters_the_files_that_the_page_names(tmp_path: Path) -> None:
     assert names == documented("picture")
 
 
-def test_tensors_as_json_enter_the_files_that_the_page_names(tmp_path: Path) -> None:
+def test_trace_json_tensors_through_the_files_that_the_page_names(tmp_path: Path) -> None:
     make_identity(tmp_path / "repository", ["FP32"])
     server = start(tmp_path, tmp_path / "repository")
     body = {
@@ -80,7 +80,7 @@ def test_tensors_as_json_enter_the_files_that_the_page_names(tmp_path: Path) -> 
     assert names == documented("kserve")
 
 
-def test_a_multi_model_call_enters_the_files_that_the_page_names(tmp_path: Path) -> None:
+def test_trace_a_multi_model_call_through_the_files_of_the_page(tmp_path: Path) -> None:
     root = tmp_path / "archives"
     container = Container(
         start(
@@ -94,5 +94,5 @@ def test_a_multi_model_call_enters_the_files_that_the_page_names(tmp_path: Path)
     make_model(container.path("ten") / "net")
     loaded = container.load("ten", "ten")
     assert loaded.status_code == 200, loaded.text
-    names = entered(tmp_path, lambda: container.invoke("ten", json={"inputs": [tensor(1)]}))
+    names = entered(tmp_path, lambda: container.invoke("ten", json={"inputs": [tensor([1])]}))
     assert names == documented("multi")

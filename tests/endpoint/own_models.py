@@ -66,7 +66,7 @@ def pose(folder: Path) -> None:
 
 
 def columns(box: list[float]) -> Any:
-    """A detector's table of 100 boxes, all of them this one."""
+    """Return a detector's table of 100 boxes, which all equal this one."""
     return np.tile(np.array(box)[:, None], (1, 100))
 
 
@@ -139,7 +139,7 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
 
 
 def make(name: str, folder: Path) -> None:
-    """The files that the model's row names, and a picture."""
+    """Make the files that the model's row names, and a picture."""
     folder.mkdir()
     # the same in each run: some noise has no animal
     images()[1].resize((96, 64)).save(folder / "cat.jpg")

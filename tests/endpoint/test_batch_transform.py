@@ -17,6 +17,7 @@ from tests.support.harness import (
     Server,
     b64,
     encoded,
+    expect_error,
     link_model,
     make_python_model,
     make_scale,
@@ -36,7 +37,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Sums rows and tells how many came together; a row below 0 spoils all, one over 100 sleeps, one over 1000 dies."""
+    """Sum each row and return how many rows came together.
+
+    A row below 0 fails the whole batch, one over 100 sleeps, one over 1000 ends the process."""
 
     def execute(self, requests):
         replies = []
@@ -46,10 +49,12 @@ class TritonPythonModel:
                 os._exit(1)
             time.sleep(max(0.0, float(rows.max()) - 100))
             if rows.min() < 0:
-                replies.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("a row is below 0")))
+                error = pb_utils.TritonError("a row is below 0")
+                replies.append(pb_utils.InferenceResponse(error=error))
                 continue
             sums = np.stack([rows.sum(axis=1), np.full(len(rows), len(rows))], axis=1)
-            replies.append(pb_utils.InferenceResponse([pb_utils.Tensor("sums", sums.astype(np.float32))]))
+            tensor = pb_utils.Tensor("sums", sums.astype(np.float32))
+            replies.append(pb_utils.InferenceResponse([tensor]))
         return replies
 '''
 
@@ -73,7 +78,8 @@ class Client(ModelClient):
         return {"rows": np.array(instances, dtype=np.float32)}
 
     def postprocess(self, outputs, inputs, instances, parameters):
-        return [{"sum": float(row[0]) * parameters["times"], "together": int(row[1])} for row in outputs["sums"]]
+        times = parameters["times"]
+        return [{"sum": float(a) * times, "together": int(b)} for a, b in outputs["sums"]]
 """
 
 
@@ -111,7 +117,7 @@ def send(
 
 
 def lines(reply: requests.Response) -> list[Any]:
-    """One value per line; every line ends, the last one too."""
+    """Write one value per line, with an end after every line."""
     assert reply.status_code == 200, reply.text
     assert reply.headers["Content-Type"] == LINES
     assert reply.content.endswith(b"\n")
@@ -122,7 +128,7 @@ def picture(colour: str) -> dict[str, str]:
     return b64(encoded(Image.new("RGB", (40, 30), colour)))
 
 
-def test_each_line_gives_a_line_in_batches_of_the_largest_size(server: Server) -> None:
+def test_answer_each_line_in_batches_of_the_largest_size(server: Server) -> None:
     rows = lines(send(server, [[n, 1] for n in range(100)]))
     assert [line["sum"] for line in rows] == [n + 1 for n in range(100)]
     assert [line["together"] for line in rows] == [BATCH] * 96 + [4] * 4
@@ -132,7 +138,7 @@ def test_each_line_gives_a_line_in_batches_of_the_largest_size(server: Server) -
     "kind", [LINES, "application/x-jsonlines", "application/x-ndjson", f"{LINES}; charset=utf-8"]
 )
 @pytest.mark.parametrize("accept", ["*/*", LINES, "application/json"])
-def test_every_name_of_json_lines_is_understood_with_any_accept(
+def test_accept_every_name_of_json_lines_with_any_accept(
     server: Server, kind: str, accept: str
 ) -> None:
     (line,) = lines(send(server, [[1, 2]], headers={"Content-Type": kind, "Accept": accept}))
@@ -142,13 +148,13 @@ def test_every_name_of_json_lines_is_understood_with_any_accept(
 @pytest.mark.parametrize(
     ("body", "sums"), [(b"[1, 2]", [3]), (b"\n[1, 2]\r\n\r\n  \n[3, 4]\r\n\n", [3, 7])]
 )
-def test_a_last_line_needs_no_end_and_empty_lines_are_skipped(
+def test_accept_a_last_line_without_end_and_skip_empty_lines(
     server: Server, body: bytes, sums: list[int]
 ) -> None:
     assert [line["sum"] for line in lines(send(server, body))] == sums
 
 
-def test_lines_that_are_wrong_in_every_way_spoil_no_other(server: Server) -> None:
+def test_answer_the_other_lines_beside_wrong_ones(server: Server) -> None:
     wrong = {
         b"{nonsense": "decoding_error",  # not JSON
         b'"a string"': "decoding_error",  # the client refuses it
@@ -175,7 +181,7 @@ def test_lines_that_are_wrong_in_every_way_spoil_no_other(server: Server) -> Non
     assert {line["code"] for line in lines(send(server, [[-1, 0]] * 20))} == {"inference_failed"}
 
 
-def test_a_record_may_be_a_request_and_is_answered_as_one(server: Server) -> None:
+def test_answer_a_record_that_is_a_request_as_one(server: Server) -> None:
     records = [
         {"instances": [[1, 2]], "parameters": {"times": 10}},
         {"instances": [[1, 2], [3, 4]]},
@@ -193,7 +199,7 @@ def test_a_record_may_be_a_request_and_is_answered_as_one(server: Server) -> Non
     assert (rows[4]["predictions"][0]["sum"], rows[5]["code"]) == (3, "invalid_request")
 
 
-def test_parameters_of_the_request_hold_for_every_line(server: Server) -> None:
+def test_apply_parameters_of_the_request_to_every_line(server: Server) -> None:
     attributes = {"X-Amzn-SageMaker-Custom-Attributes": "model_name=summer;times=3"}
     reply = send(server, [[1, 2], [3, 4]], headers=attributes)
     assert [line["sum"] for line in lines(reply)] == [9, 21]
@@ -204,12 +210,12 @@ def test_parameters_of_the_request_hold_for_every_line(server: Server) -> None:
     assert (reply.headers["X-Model-Name"], reply.headers["X-Model-Version"]) == ("summer", "1")
 
 
-def test_a_wrong_parameter_of_the_request_is_a_400(server: Server) -> None:
+def test_answer_400_for_a_wrong_parameter_of_the_request(server: Server) -> None:
     reply = send(server, [[1, 2]], params={"times": "many"})
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    expect_error(reply, 400, "invalid_request")
 
 
-def test_images_are_decoded_line_by_line(server: Server) -> None:
+def test_decode_images_line_by_line(server: Server) -> None:
     huge = b64(png_that_claims(100_000, 100_000))
     named = [
         {**picture("black"), "model_name": name, "parameters": {"top_k": 1}}
@@ -230,7 +236,7 @@ def tensor(values: list[float], **more: Any) -> dict[str, Any]:
     }
 
 
-def test_tensor_models_take_a_kserve_request_per_line(server: Server) -> None:
+def test_read_a_kserve_request_per_line_for_tensor_models(server: Server) -> None:
     short = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1.0]}]}
     binary = tensor([1.0], parameters={"binary_data_output": True})
     rows = lines(
@@ -245,7 +251,7 @@ def test_tensor_models_take_a_kserve_request_per_line(server: Server) -> None:
     assert rows[3]["code"] == "not_acceptable"
 
 
-def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
+def test_answer_every_line_with_the_version_of_the_request(server: Server) -> None:
     records = [tensor([1.0]), tensor([1.0], model_version="1")]
     reply = send(server, records, "scale", params={"model_version": 1})
     assert [line["outputs"][0]["data"] for line in lines(reply)] == [[2.0], [2.0]]
@@ -261,33 +267,30 @@ def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
         ([[1, 2]] * 8 + [[104, 0]], "summer", 504, "triton_timeout"),
     ],
 )
-def test_a_wrong_request_is_an_error(
+def test_answer_an_error_to_a_wrong_request(
     server: Server, records: Any, model: str, status: int, code: str
 ) -> None:
     reply = send(server, records, model)
-    assert (reply.status_code, reply.json()["code"]) == (status, code)
+    expect_error(reply, status, code)
 
 
-def test_lines_that_take_too_long_together_are_a_504(server: Server) -> None:
-    """Each group ends in time, all of them do not: our own 504 comes before nginx's."""
+def test_answer_504_to_lines_that_take_too_long_together(server: Server) -> None:
+    """Each group ends in time, but not all of them together. Our 504 comes before nginx's."""
     reply = send(server, [[100.2, 0], *[[0, 0]] * (4 * BATCH - 1)] * 45)
-    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
-    assert "SAGEMAKER_MAX_PAYLOAD_IN_MB" in reply.json()["error"]
+    expect_error(reply, 504, "triton_timeout", "SAGEMAKER_MAX_PAYLOAD_IN_MB")
 
 
-def test_a_triton_that_dies_in_between_is_a_503_of_the_whole_and_lines_work_again(
-    server: Server,
-) -> None:
+def test_answer_503_to_all_lines_if_triton_dies_between(server: Server) -> None:
     with server.unattended():
         os.kill(server.pid("tritonserver"), signal.SIGKILL)
         reply = send(server, [[1, 2]] * 20)
-    assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
+    expect_error(reply, 503, "triton_unavailable")
     assert reply.headers["Retry-After"]
     server.wait_ready()
     assert len(lines(send(server, [[1, 2]] * 20))) == 20
 
 
-def test_execution_parameters_are_those_of_the_variables(server: Server) -> None:
+def test_take_execution_parameters_from_the_variables(server: Server) -> None:
     reply = server.get("/execution-parameters")
     assert reply.json() == {
         "MaxConcurrentTransforms": 3,

@@ -26,6 +26,7 @@ from tests.support.harness import (
     make_python_model,
     make_scale,
     module_server,
+    tensor,
     wait_until,
 )
 from tests.support.load import Load
@@ -38,7 +39,9 @@ output { name: "y" data_type: TYPE_FP32 dims: [2] }
 """
 CHAIN = f"""platform: "ensemble"
 {PORTS}ensemble_scheduling {{ step {{
-  model_name: "PART" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+  model_name: "PART" model_version: -1
+  input_map {{ key: "x" value: "x" }}
+  output_map {{ key: "y" value: "y" }}
 }} }}
 """
 
@@ -55,15 +58,15 @@ started = module_server(make_scale, make_ends, SERVE_WORKERS="2")
 
 @pytest.fixture(scope="module")
 def running(started: Server) -> Iterator[Server]:
-    """`ends`, `chain` which consists of it, `outer` which consists of that, and `scale`."""
+    """Serve `ends`, `chain` which consists of it, `outer` which consists of that, and `scale`."""
     triton = started.pid("tritonserver")
     yield started
     assert started.pid("tritonserver") == triton, "no test restarts tritonserver"
 
 
 def ask(server: Server, model: str, x: float = 1) -> requests.Response:
-    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [x, x]}
-    return server.post(f"/v2/models/{model}/infer", json={"inputs": [tensor]})
+    one = tensor([x, x])
+    return server.post(f"/v2/models/{model}/infer", json={"inputs": [one]})
 
 
 def serves(server: Server, model: str) -> bool:
@@ -71,7 +74,7 @@ def serves(server: Server, model: str) -> bool:
 
 
 def stub(server: Server) -> int:
-    """The living process of `ends`; 0 when there is none."""
+    """Return the pid of the living process of `ends`, or 0."""
     for each in psutil.Process(server.pid("tritonserver")).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if "/ends/1/" in " ".join(each.cmdline()):
@@ -89,20 +92,19 @@ def crashes(server: Server) -> float:
 
 
 def new_worker(server: Server) -> Registry:
-    """The models as a worker knows them that has answered nothing yet."""
+    """Return the models as a worker sees them that has not answered anything yet."""
     settings = replace(Settings(), run_dir=server.run_dir)
     gateway = TritonGateway(f"unix:{settings.triton_grpc}", PATIENCE)
     return Registry(gateway, Table(settings.table_file), settings.deaths_socket)
 
 
 def is_unloaded(server: Server, name: str) -> bool:
-    """Triton never says so of one whose process has died, only once that was loaded again."""
+    """Return whether the model is unloaded. Triton never reports that of a model whose process
+    died, only once it was loaded again."""
     return {entry.reason for entry in new_worker(server).index()[name]} == {"unloaded"}
 
 
-def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(
-    running: Server,
-) -> None:
+def test_reload_a_model_that_ended_its_process_and_no_other(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
         reply = ask(running, "ends", 13)
@@ -118,7 +120,7 @@ def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(
     assert crashes(running) == 1
 
 
-def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
+def test_notice_a_dead_process_without_a_caller(running: Server) -> None:
     killed = stub(running)
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: stub(running) not in (0, killed), "another process")
@@ -126,7 +128,7 @@ def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
     wait_until(lambda: running.says("'ends_0_0'", "SIGKILL", process="manager"), "the log says so")
 
 
-def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -> None:
+def test_answer_each_caller_correctly_after_a_pause(running: Server) -> None:
     paused = psutil.Process(stub(running))
     paused.suspend()
     with ThreadPoolExecutor(4) as pool:
@@ -139,7 +141,7 @@ def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -
     assert stub(running) == paused.pid
 
 
-def test_a_part_of_an_ensemble_s_part_is_started_again(running: Server) -> None:
+def test_reload_a_nested_part_of_an_ensemble(running: Server) -> None:
     reply = ask(running, "outer", 13)
     assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting"), reply.text
     wait_until(
@@ -148,7 +150,7 @@ def test_a_part_of_an_ensemble_s_part_is_started_again(running: Server) -> None:
     )
 
 
-def test_a_model_that_keeps_dying_is_refused_alone_and_tried_later(running: Server) -> None:
+def test_refuse_only_a_model_that_keeps_dying_and_retry_later(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(
             lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused"
@@ -177,7 +179,7 @@ def test_a_model_that_keeps_dying_is_refused_alone_and_tried_later(running: Serv
 
 
 def end_refusal(server: Server, name: str) -> None:
-    """Let a manager that is started anew find that the time is over."""
+    """Let a new manager find that the refusal has expired."""
     table, manager = (
         Table(replace(Settings(), run_dir=server.run_dir).table_file),
         server.pid("manager"),

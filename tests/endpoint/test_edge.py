@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.support.harness import PATIENCE, Server, make_sleeper, wait_until
+from tests.support.harness import PATIENCE, Server, expect_error, make_sleeper, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -45,7 +45,7 @@ def get(path: bytes, *headers: bytes) -> bytes:
 
 
 def answers(server: Server, request: bytes) -> tuple[list[int], bytes]:
-    """The statuses of all replies until nginx closes the connection, and the last body."""
+    """Return the statuses of all replies until nginx closes the connection, and the last body."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(request)
         data = connection.makefile("rb").read()
@@ -97,9 +97,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_ambiguous_or_broken_request_gets_our_error_and_the_connection_ends(
-    server: Server, name: str
-) -> None:
+def test_refuse_an_ambiguous_request_and_close_the_connection(server: Server, name: str) -> None:
     status, request = REFUSED[name]
     statuses, body = answers(server, request)
     assert statuses == [status]
@@ -114,14 +112,16 @@ def test_an_ambiguous_or_broken_request_gets_our_error_and_the_connection_ends(
 @pytest.mark.parametrize(
     "request_bytes", [post(LENGTH, b"X-A: \x01\x1b", CLOSE), get(b"/\xff\xfe")]
 )
-def test_bytes_that_only_gunicorn_refuses_are_400(server: Server, request_bytes: bytes) -> None:
+def test_answer_400_to_bytes_that_only_gunicorn_refuses(
+    server: Server, request_bytes: bytes
+) -> None:
     assert (answers(server, request_bytes)[0], server.ping()) == ([400], 200)
 
 
-def test_a_caller_gets_the_reply_to_a_large_body_that_flask_does_not_read(server: Server) -> None:
+def test_deliver_the_reply_to_a_large_body_that_flask_does_not_read(server: Server) -> None:
     for _ in range(10):
         reply = requests.put(f"{server.url}/invocations", data=bytes(20_000_000), timeout=PATIENCE)
-        assert (reply.status_code, reply.json()["code"]) == (405, "method_not_allowed")
+        expect_error(reply, 405, "method_not_allowed")
 
 
 SERVED = {
@@ -148,17 +148,17 @@ SERVED = {
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_unusual_but_valid_requests_are_answered_once_each(server: Server, name: str) -> None:
+def test_answer_unusual_but_valid_requests_once_each(server: Server, name: str) -> None:
     expected, request = SERVED[name]
     statuses, body = answers(server, request)
     assert (statuses, json.loads(body)["predictions"]) == (expected, [0.0])
 
 
-def test_a_request_of_http_0_9_gets_no_more_than_a_body(server: Server) -> None:
+def test_answer_http_0_9_with_a_body_only(server: Server) -> None:
     assert answers(server, b"GET /ping\r\n") == ([], b"")
 
 
-def test_control_characters_of_a_caller_are_escaped_in_the_log(server: Server) -> None:
+def test_escape_a_caller_s_control_characters_in_the_log(server: Server) -> None:
     escapes = b"\x1b[31mred\xc2\x9bX"
     answers(server, get(b"/" + escapes))
     answers(
@@ -168,7 +168,7 @@ def test_control_characters_of_a_caller_are_escaped_in_the_log(server: Server) -
     assert not re.findall(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]", server.log.read_bytes())
 
 
-def test_a_post_that_nginx_answers_itself_is_logged_as_a_post(server: Server) -> None:
+def test_log_a_post_that_nginx_answers_as_a_post(server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": "is-a-post"}
     assert server.post("/ping", data=bytes(5000)).status_code == 413  # not logged
     assert server.post("/nowhere", data=bytes(5000), headers=headers).status_code == 404
@@ -196,7 +196,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 8 MB in memory; the test is skipped where none can be mounted."""
+    """Mount a file system of 8 MB in memory."""
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False
@@ -217,7 +217,7 @@ def fill(folder: Path) -> Path:
     return file
 
 
-def test_with_a_full_disk_small_requests_are_answered_and_large_ones_are_500(
+def test_answer_small_requests_with_a_full_disk_and_500_to_large_ones(
     sleeper: Path, tmp_path: Path
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
@@ -236,7 +236,7 @@ def test_with_a_full_disk_small_requests_are_answered_and_large_ones_are_500(
         filled = fill(disk)
         assert {invoke(server).status_code for _ in range(50)} == {200}
         reply = invoke(server, padding=3_000_000)
-        assert (reply.status_code, reply.json()["code"]) == (500, "internal_error")
+        expect_error(reply, 500, "internal_error")
         assert {invoke(server).status_code for _ in range(20)} == {200}
         filled.unlink()
         assert invoke(server, padding=3_000_000).status_code == 200
@@ -254,7 +254,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 class Limited(Server):
-    """A server whose processes may have no more than 256 files open, even those of root."""
+    """A server whose processes, even root's, may open no more than 256 files."""
 
     _drop = (
         ("setpriv", "--inh-caps=-sys_resource", "--bounding-set=-sys_resource")
@@ -264,7 +264,7 @@ class Limited(Server):
     prefix = (*_drop, sys.executable, "-c", LIMITED)
 
 
-def test_with_few_files_no_request_is_lost(sleeper: Path, tmp_path: Path) -> None:
+def test_lose_no_request_with_few_open_files(sleeper: Path, tmp_path: Path) -> None:
     limited = Limited(tmp_path, sleeper, SERVE_MAX_CONCURRENCY="64").wait_ready()
     statuses = Counter[object]()
 
@@ -284,5 +284,5 @@ def test_with_few_files_no_request_is_lost(sleeper: Path, tmp_path: Path) -> Non
     assert "worker_connections" not in limited.output()
 
 
-def test_the_model_managers_own_route_is_closed_to_callers(server: Server) -> None:
+def test_close_the_model_manager_s_own_route_to_callers(server: Server) -> None:
     assert server.post("/examples/sleeper/answer").status_code == 404

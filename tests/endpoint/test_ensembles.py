@@ -80,7 +80,7 @@ def strings(*texts: str) -> NDArray[np.object_]:
     return np.array([[text.encode()] for text in texts], dtype=np.object_)
 
 
-def test_texts_through_the_ensemble_equal_its_parts(triton: InferenceServerClient) -> None:
+def test_get_the_same_from_a_text_ensemble_and_its_parts(triton: InferenceServerClient) -> None:
     texts = {"INPUT0": strings(*TEXTS)}
     whole = infer(triton, "text_embedding", texts)["finaloutput"]
     assert whole.shape == (len(TEXTS), 384)
@@ -92,7 +92,7 @@ def test_texts_through_the_ensemble_equal_its_parts(triton: InferenceServerClien
     )
 
 
-def test_pooling_by_the_ensemble_equals_pooling_in_the_network(
+def test_get_the_same_pooling_from_the_ensemble_and_the_network(
     triton: InferenceServerClient,
 ) -> None:
     by_tokens, whole = (
@@ -102,9 +102,7 @@ def test_pooling_by_the_ensemble_equals_pooling_in_the_network(
 
 
 @pytest.mark.parametrize("names", [("text_embedding", "bert"), ("left", "left_bert")])
-def test_the_embedding_is_the_one_that_bert_s_client_makes(
-    server: Server, names: tuple[str, str]
-) -> None:
+def test_get_the_same_embedding_from_bert_s_client(server: Server, names: tuple[str, str]) -> None:
     # past max_batch_size, and longer than the model takes
     texts = [*TEXTS * 10, "word " * 600 + TEXTS[0]]
     bodies = [{"model_name": name, "instances": texts} for name in names]
@@ -115,9 +113,7 @@ def test_the_embedding_is_the_one_that_bert_s_client_makes(
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-def test_many_callers_with_texts_of_different_lengths_get_their_own_answers(
-    triton: InferenceServerClient,
-) -> None:
+def test_answer_each_caller_with_texts_of_different_lengths(triton: InferenceServerClient) -> None:
     texts = [" ".join(["word"] * count) for count in range(1, 17)]
     expected = infer(triton, "text_embedding", {"INPUT0": strings(*texts)})["finaloutput"]
     with ThreadPoolExecutor(8) as pool:
@@ -133,7 +129,7 @@ def test_many_callers_with_texts_of_different_lengths_get_their_own_answers(
     [strings(*["x"] * 17), np.array([[b"\xff\xfe"]], dtype=np.object_)],
     ids=["too many", "not UTF-8"],
 )
-def test_texts_that_it_cannot_take_are_refused(
+def test_refuse_texts_that_the_ensemble_cannot_take(
     triton: InferenceServerClient, texts: NDArray[np.object_]
 ) -> None:
     with pytest.raises(InferenceServerException):
@@ -145,7 +141,7 @@ def pages() -> list[Image.Image]:
     return [page.image for page in islice(held_out_pages(7), 3)]
 
 
-def test_images_through_the_ensemble_equal_its_parts(
+def test_get_the_same_from_an_image_ensemble_and_its_parts(
     triton: InferenceServerClient, pages: list[Image.Image]
 ) -> None:
     files = [*(encoded(page, "JPEG") for page in pages), encoded(Image.new("RGBA", (9, 9)), "PNG")]
@@ -164,7 +160,7 @@ def test_images_through_the_ensemble_equal_its_parts(
     np.testing.assert_array_equal(whole, scores)
 
 
-def test_an_image_goes_to_it_raw_and_the_likeliest_classes_come_back(
+def test_send_a_raw_image_and_get_the_likeliest_classes(
     server: Server, pages: list[Image.Image]
 ) -> None:
     reply = server.post(
@@ -184,7 +180,7 @@ def test_an_image_goes_to_it_raw_and_the_likeliest_classes_come_back(
 
 
 @pytest.mark.parametrize("cut", [3000, 9])
-def test_an_undecodable_image_is_the_callers_fault(
+def test_blame_the_caller_for_an_undecodable_image(
     server: Server, pages: list[Image.Image], cut: int
 ) -> None:
     reply = server.post(
@@ -193,9 +189,7 @@ def test_an_undecodable_image_is_the_callers_fault(
     assert reply.status_code == 400
 
 
-def test_a_multi_model_endpoint_loads_an_ensemble_s_archive(
-    server: Server, built: Path, tmp_path: Path
-) -> None:
+def test_load_the_archive_of_an_ensemble(server: Server, built: Path, tmp_path: Path) -> None:
     arguments = [
         "archive",
         "text_embedding",

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import requests
 from PIL import Image
 
 from serving.codecs import encode_image
 from serving.errors import DecodingError
-from tests.support.harness import Server, b64, encoded, npy, png_that_claims
+from tests.support.harness import Server, b64, encoded, expect_error, npy, png_that_claims
 
 pytestmark = pytest.mark.stack
 
@@ -22,19 +21,6 @@ LIMIT = 25 * 2**20
 
 def picture(format: str = "PNG", size: tuple[int, int] = (40, 30), **options: Any) -> bytes:
     return encoded(Image.effect_noise(size, 80).convert("RGB"), format, **options)
-
-
-def expect(reply: requests.Response, status: int, code: str, *names: str) -> None:
-    """Assert the one shape of an error, with each of the names in its text."""
-    assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/json"), (
-        reply.text
-    )
-    body = reply.json()
-    assert set(body) == {"error", "code", "request_id"}
-    assert body["code"] == code
-    assert body["request_id"] == reply.headers["X-Request-Id"] != ""
-    assert "Traceback" not in body["error"]
-    assert not [name for name in names if name not in body["error"]], body["error"]
 
 
 def animation() -> bytes:
@@ -253,13 +239,11 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_mistake_is_answered_with_its_code_and_the_names_that_help(
-    server: Server, case: str
-) -> None:
+def test_answer_a_mistake_with_its_code_and_helpful_names(server: Server, case: str) -> None:
     request, error, names = CASES[case]
     status, code = error.split()
     reply = server.post(**request)
-    expect(reply, int(status), code, *names)
+    expect_error(reply, int(status), code, *names)
     assert not re.search(r"model\.py|At:|secret", reply.text)
 
 
@@ -278,26 +262,26 @@ def test_refuse_two_sources(
 ) -> None:
     headers = {ATTRIBUTES: attributes, TARGET: target}
     reply = server.post(params=query, json={"instances": ["x"], **document}, headers=headers)
-    expect(reply, 400, "invalid_request")
+    expect_error(reply, 400, "invalid_request")
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
-def test_an_image_as_json_is_a_400_with_its_content_type(server: Server, kind: str) -> None:
+def test_answer_400_for_an_image_sent_as_json(server: Server, kind: str) -> None:
     data = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff\xe0"}[kind] + bytes(20)
     reply = server.post(
         params={"model_name": "resnet"}, data=data, headers={"Content-Type": "application/json"}
     )
-    expect(reply, 400, "invalid_request", f"image/{kind}")
+    expect_error(reply, 400, "invalid_request", f"image/{kind}")
 
 
 @pytest.mark.parametrize(
     "kind", ["", "application/x-www-form-urlencoded", "application/octet-stream"]
 )
 @pytest.mark.parametrize("data", [b'["a text"]', b'\n ["a", "b"]', b'"a text"'])
-def test_json_without_its_content_type_is_not_taken_for_a_text(
+def test_refuse_json_without_its_content_type_as_text(
     server: Server, kind: str, data: bytes
 ) -> None:
-    expect(server.post(**raw(data, kind, "bert")), 400, "invalid_request")
+    expect_error(server.post(**raw(data, kind, "bert")), 400, "invalid_request")
 
 
 @pytest.mark.parametrize(
@@ -310,23 +294,25 @@ def test_json_without_its_content_type_is_not_taken_for_a_text(
         ("", b"5"),
     ],
 )
-def test_a_text_may_begin_as_json_does(server: Server, kind: str, data: bytes) -> None:
+def test_accept_a_text_that_begins_like_json(server: Server, kind: str, data: bytes) -> None:
     assert server.post(**raw(data, kind, "bert")).status_code == 200
 
 
-def test_the_error_of_model_in_the_query_names_model_name(server: Server) -> None:
-    expect(server.post(params={"model": "resnet"}, data=b"x"), 400, "invalid_request", "model_name")
+def test_suggest_model_name_for_model_in_the_query(server: Server) -> None:
+    expect_error(
+        server.post(params={"model": "resnet"}, data=b"x"), 400, "invalid_request", "model_name"
+    )
 
 
-def test_the_error_of_tensors_of_another_rank_or_none_names_the_shape(server: Server) -> None:
+def test_name_the_shape_for_tensors_of_another_rank(server: Server) -> None:
     tensor = {"name": "x", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]}
-    expect(
+    expect_error(
         server.post(params={"model_name": "scale"}, json={"inputs": [tensor]}),
         400,
         "invalid_request",
         "[-1, -1]",
     )
-    expect(
+    expect_error(
         server.post(params={"model_name": "scale"}, json={"inputs": []}),
         400,
         "invalid_request",
@@ -334,12 +320,12 @@ def test_the_error_of_tensors_of_another_rank_or_none_names_the_shape(server: Se
     )
 
 
-def test_a_body_at_the_limit_is_read(server: Server) -> None:
+def test_read_a_body_at_the_limit(server: Server) -> None:
     whole = json.dumps({"inputs": [], "padding": ""}).encode().ljust(LIMIT)
     assert server.post(params={"model_name": "scale"}, data=whole).status_code == 400
 
 
-def test_a_picture_too_wide_for_jpeg_is_400_and_a_png() -> None:
+def test_answer_400_if_a_picture_is_too_wide_for_jpeg() -> None:
     wide = Image.new("RGB", (65_501, 1))
     with pytest.raises(DecodingError):
         encode_image(wide, "image/jpeg")

@@ -1,5 +1,5 @@
-"""Bodies at the edge of what a model takes, and calls whose time is over, over real HTTP: each mistake
-is answered by an error that says why. Hostile requests are in hostile_requests.py."""
+"""Bodies at the edge of what a model takes, and calls whose time is over, over real HTTP: each
+mistake is answered by an error that says why. Hostile requests are in hostile_requests.py."""
 
 import json
 from collections.abc import Iterator
@@ -17,11 +17,13 @@ from tests.support.harness import (
     SLEEPER,
     SLEEPER_CLIENT,
     Server,
+    expect_error,
     link_model,
     make_python_model,
     make_scale,
     make_sleeper,
     module_server,
+    tensor,
     wait_until,
 )
 
@@ -38,9 +40,9 @@ QUEUED = (
 
 
 def make_models(repository: Path) -> None:
-    """Make `numbers` and `texts`, which give back what they get; `chain`, without a batch
-    dimension, whose only part is `numbers`; `queued` and `narrow`, sleepers with a dynamic batcher,
-    whose queue holds one request in `narrow`."""
+    """Make `numbers` and `texts`, which return their input; `chain`, without a batch dimension,
+    whose only part is `numbers`; `queued` and `narrow`, sleepers with a dynamic batcher. The queue
+    of `narrow` holds one request."""
     make_scale(repository)
     make_sleeper(repository)
     make_echo(repository, "numbers", "FP32")
@@ -65,7 +67,7 @@ server = module_server(
 
 @pytest.fixture(autouse=True)
 def unharmed(server: Server) -> Iterator[None]:
-    """After each: the same tritonserver, which answers rightly."""
+    """Check after each test that the same tritonserver still answers correctly."""
     pid, worker = server.pid(TRITON), server.pid("gunicorn")
     yield
     assert server.ping() == 200
@@ -74,7 +76,7 @@ def unharmed(server: Server) -> Iterator[None]:
 
 
 def scale(server: Server) -> Any:
-    inputs = [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]
+    inputs = [tensor([1.0])]
     return server.post(params={"model_name": "scale"}, json={"inputs": inputs}).json()["outputs"][
         0
     ]["data"]
@@ -88,7 +90,7 @@ def send(
 
 
 def expect(reply: requests.Response, *statuses: int) -> str:
-    """The text of an error that says what was wrong, not that we failed."""
+    """Return the text of an error that says what was wrong with the request."""
     assert reply.status_code in statuses, reply.text[:500]
     document = reply.json()
     assert set(document) == {"error", "code", "request_id"}
@@ -104,7 +106,7 @@ def ask(server: Server, model: str, *inputs: dict[str, Any]) -> requests.Respons
     ("model", "datatype"),
     [("scale", "FP32"), ("numbers", "FP32"), ("texts", "BYTES"), ("chain", "FP32")],
 )
-def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(
+def test_answer_400_for_no_rows_but_accept_empty_rows(
     server: Server, model: str, datatype: str
 ) -> None:
     for shape in ([0, 0], [0, 2]):
@@ -117,7 +119,7 @@ def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(
         assert (output["shape"], output["data"]) == (shape, [])
 
 
-def test_an_npy_file_and_a_line_of_no_rows_are_refused(server: Server) -> None:
+def test_refuse_an_npy_file_and_a_line_without_rows(server: Server) -> None:
     expect(send(server, "numbers", npy_file("<f4", (0, 3)), NPY), 400)
     line = b'{"inputs":[{"name":"x","shape":[0,3],"datatype":"FP32","data":[]}]}'
     assert send(server, "numbers", line, LINES).json()["code"] == "invalid_request"
@@ -129,14 +131,14 @@ def tokens(rows: int, length: int) -> list[dict[str, Any]]:
     return [{"name": name, **data} for name in names]
 
 
-def test_more_tokens_than_the_model_has_positions_are_400(server: Server) -> None:
+def test_answer_400_for_more_tokens_than_positions(server: Server) -> None:
     assert ask(server, "bert", *tokens(1, 512)).status_code == 200
     expect(ask(server, "bert", *tokens(1, 513)), 400)
     expect(ask(server, "bert", *tokens(0, 0)), 400)
 
 
 @pytest.mark.parametrize("value", [b"[[[1],[2]],{}]", b'[["a"]]', b"{}", b"[" * 500 + b"]" * 500])
-def test_data_that_are_nested_wrong_are_400_in_a_stream_too(server: Server, value: bytes) -> None:
+def test_answer_400_for_wrongly_nested_data_in_a_stream_too(server: Server, value: bytes) -> None:
     for accept in ("text/event-stream", "application/jsonlines", "application/json"):
         for data in (
             b'{"x":%b}' % value,
@@ -148,7 +150,7 @@ def test_data_that_are_nested_wrong_are_400_in_a_stream_too(server: Server, valu
             expect(reply, 400)
 
 
-def test_raw_input_is_refused_as_a_stream(server: Server) -> None:
+def test_refuse_raw_input_as_a_stream(server: Server) -> None:
     headers = {"Content-Type": f"{BINARY};json-header-size=0", "Accept": "text/event-stream"}
     expect(server.post(params={"model_name": "numbers"}, data=bytes(4), headers=headers), 400)
 
@@ -158,8 +160,8 @@ def sleep(server: Server, *seconds: float, model: str = "queued") -> requests.Re
 
 
 def executions(server: Server) -> int:
-    """Return how often Triton has executed `queued`, when neither a worker nor Triton has anything
-    more to do."""
+    """Return how often Triton has executed `queued`, once neither a worker nor Triton has anything
+    left to do."""
     wait_until(lambda: server.in_work() == 0, "no request is in work")
     wait_until(
         lambda: sleep(server, 0).status_code == 200, "Triton answers after all that it still had"
@@ -168,7 +170,7 @@ def executions(server: Server) -> int:
     return int(stats["model_stats"][0]["execution_count"])
 
 
-def test_requests_whose_deadline_passed_in_the_queue_are_not_executed(server: Server) -> None:
+def test_drop_requests_whose_deadline_passed_in_the_queue(server: Server) -> None:
     before = executions(server)
     with ThreadPoolExecutor(CALLERS) as pool:
         replies = list(pool.map(lambda _: sleep(server, 1), range(CALLERS)))
@@ -179,23 +181,22 @@ def test_requests_whose_deadline_passed_in_the_queue_are_not_executed(server: Se
     assert executions(server) - before <= CALLERS // 2
 
 
-def test_a_call_that_takes_too_long_is_a_504_on_either_path(server: Server) -> None:
+def test_answer_504_to_a_call_that_takes_too_long_on_either_path(server: Server) -> None:
     tensor = {"name": "seconds", "shape": [1], "datatype": "FP32", "data": [SECONDS + 1]}
     with ThreadPoolExecutor(1) as pool:
         by_path = pool.submit(server.post, "/v2/models/sleeper/infer", json={"inputs": [tensor]})
         for reply in (sleep(server, SECONDS + 1), by_path.result()):
-            assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
-            assert "SERVE_REQUEST_TIMEOUT" in reply.json()["error"]
+            expect_error(reply, 504, "triton_timeout", "SERVE_REQUEST_TIMEOUT")
 
 
-def test_the_instances_after_the_deadline_are_not_sent(server: Server) -> None:
+def test_send_no_instances_after_the_deadline(server: Server) -> None:
     before = executions(server)
     reply = sleep(server, *[1] * CALLERS)
-    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
+    expect_error(reply, 504, "triton_timeout")
     assert executions(server) - before <= CALLERS // 2
 
 
-def test_a_request_that_the_model_s_queue_policy_refuses_may_be_repeated(server: Server) -> None:
+def test_answer_503_if_the_queue_policy_refuses_a_request(server: Server) -> None:
     with ThreadPoolExecutor(CALLERS) as pool:
         replies = list(pool.map(lambda _: sleep(server, 0.2, model="narrow"), range(CALLERS)))
     refused = [reply for reply in replies if reply.status_code == 503]

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.stack
 BOUNDED = {name: row for name, row in ROWS.items() if row.megabytes is not None}
 REQUEST_SECONDS = 60 + 2  # the deadline by default, and two seconds more
 SMALL = encoded(Image.new("RGB", (32, 32)))
-# Bytes that the front may keep: each worker makes a model's client, with its tokenizer, at its first
-# call.
+# bytes that the front may keep: each worker makes a model's client at its first call, with its
+# tokenizer
 KEPT = 400 * 2**20
 
 server = module_server(make_models)
@@ -88,9 +88,7 @@ def idle(server: Server) -> int:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_a_hostile_request_costs_little_and_others_are_answered(
-    server: Server, idle: int, name: str
-) -> None:
+def test_bound_what_a_hostile_request_costs(server: Server, idle: int, name: str) -> None:
     row, front = BOUNDED[name], Front(server)
     send = row.sent(server.url, PATIENCE)
     wait_until(lambda: front.memory() < idle + KEPT, "the front gives back what it took before")

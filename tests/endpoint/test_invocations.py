@@ -4,9 +4,11 @@ independent places."""
 import base64
 import gzip
 import io
+import json
 from itertools import islice
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import requests
@@ -15,7 +17,7 @@ from PIL import Image
 
 from build_engines.weights.packages import file_of
 from tests.support.digits import held_out, held_out_pages
-from tests.support.harness import ROOT, Server, b64, encoded, npy
+from tests.support.harness import ROOT, Server, b64, encoded, expect_error, npy
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -42,7 +44,7 @@ def top(prediction: Any) -> str:
     return label
 
 
-def test_resnet_reads_held_out_digits_sent_raw(server: Server) -> None:
+def test_classify_held_out_digits_sent_raw(server: Server) -> None:
     read = [
         top(
             predictions(
@@ -55,7 +57,7 @@ def test_resnet_reads_held_out_digits_sent_raw(server: Server) -> None:
     assert np.mean(read) >= 0.97
 
 
-def test_an_image_in_every_shape_gives_the_same_prediction(
+def test_get_the_same_prediction_for_an_image_in_every_form(
     server: Server, digits: list[tuple[bytes, str]]
 ) -> None:
     data, name = digits[0][0], {"model_name": "resnet"}
@@ -86,7 +88,7 @@ def test_an_image_in_every_shape_gives_the_same_prediction(
     assert set(raw["classes"][0]) == {"label", "class_id", "score"}
 
 
-def test_many_instances_come_back_in_order_past_max_batch_size(
+def test_return_instances_in_order_beyond_max_batch_size(
     server: Server, digits: list[tuple[bytes, str]]
 ) -> None:
     many = [data for data, _ in digits] * 2
@@ -103,7 +105,7 @@ def test_many_instances_come_back_in_order_past_max_batch_size(
     assert np.allclose(ours, theirs, atol=1e-4)
 
 
-def test_several_files_of_a_form_are_several_instances(
+def test_read_several_files_of_a_form_as_instances(
     server: Server, digits: list[tuple[bytes, str]]
 ) -> None:
     files = [("image", (f"{n}.png", digits[n][0], "image/png")) for n in range(3)]
@@ -122,9 +124,7 @@ def test_several_files_of_a_form_are_several_instances(
     "array",
     [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)],
 )
-def test_npy_goes_in_and_json_or_npy_comes_out_as_accept_asks(
-    server: Server, array: NDArray[Any]
-) -> None:
+def test_read_npy_and_return_json_or_npy_by_accept(server: Server, array: NDArray[Any]) -> None:
     kind = "application/x-npy"
     call: dict[str, Any] = {"params": {"model_name": "scale"}, "data": npy(array)}
     result = np.load(
@@ -144,7 +144,7 @@ def test_npy_goes_in_and_json_or_npy_comes_out_as_accept_asks(
         {"params": {"model_name": "bert", "model_version": "1"}},
     ],
 )
-def test_a_model_is_named_in_any_of_the_places(server: Server, source: dict[str, Any]) -> None:
+def test_name_a_model_in_any_of_the_places(server: Server, source: dict[str, Any]) -> None:
     headers = {"Content-Type": "text/plain", **source.get("headers", {})}
     reply = server.post(data=TEXT, params=source.get("params"), headers=headers)
     assert reply.status_code == 200, reply.text
@@ -153,7 +153,7 @@ def test_a_model_is_named_in_any_of_the_places(server: Server, source: dict[str,
     assert (reply.json()["model_name"], reply.json()["model_version"]) == ("bert", "1")
 
 
-def test_bert_embeds_like_transformers_on_torch(server: Server) -> None:
+def test_embed_as_transformers_on_torch_does(server: Server) -> None:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -180,9 +180,7 @@ def overlap(a: dict[str, float], b: NDArray[Any]) -> float:
     return float(both / (areas - both))
 
 
-def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(
-    server: Server,
-) -> None:
+def test_find_nine_of_ten_digits_of_held_out_pages(server: Server) -> None:
     pages, hits, detections = list(islice(held_out_pages(100), 20)), 0, 0
     for first in range(0, len(pages), 5):
         body = {
@@ -204,7 +202,7 @@ def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(
 
 
 @pytest.mark.parametrize("kind", ["image/jpeg", "image/png"])
-def test_yolov5_draws_when_accept_asks_for_a_picture(server: Server, kind: str) -> None:
+def test_draw_boxes_if_accept_asks_for_a_picture(server: Server, kind: str) -> None:
     image = next(held_out_pages(3))[0]
     reply = server.post(
         params={"model_name": "yolov5"}, data=encoded(image), headers={**PNG, "Accept": kind}
@@ -215,7 +213,7 @@ def test_yolov5_draws_when_accept_asks_for_a_picture(server: Server, kind: str) 
     assert np.abs(np.asarray(drawn.convert("RGB"), int) - np.asarray(image, int)).max() > 100
 
 
-def test_models_are_listed_with_their_inputs_and_parameters(server: Server) -> None:
+def test_list_models_with_their_inputs_and_parameters(server: Server) -> None:
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert {name: model["client"] for name, model in listed.items()} == {
         "resnet": "resnet",
@@ -233,7 +231,7 @@ def test_models_are_listed_with_their_inputs_and_parameters(server: Server) -> N
     assert "top_k" in {p["name"] for p in listed["resnet"]["parameters"]}
 
 
-def test_64_callers_of_three_models_and_ping_get_only_200s(
+def test_answer_64_callers_of_three_models_and_ping(
     server: Server, digits: list[tuple[bytes, str]]
 ) -> None:
     page = (REPOSITORY / "yolov5").glob("example.*").__next__().read_bytes()
@@ -254,3 +252,15 @@ def test_64_callers_of_three_models_and_ping_get_only_200s(
     assert set(load.answers) == {"200"}, load.answers
     assert (load.refused, load.cut) == (0, 0)
     assert {(ping.status_code, ping.text) for ping in pings} == {(200, "")}
+
+
+@pytest.mark.parametrize("lines", [2, 3, 8])
+def test_refuse_custom_attributes_that_no_reply_can_repeat(server: Server, lines: int) -> None:
+    body = json.dumps({"model_name": "scale", "instances": "not looked at"})
+    with httpx.Client(base_url=server.url) as client:
+        headers = [(ATTRIBUTES, f"a{line}={'x' * 7000}") for line in range(lines)]
+        headers.append(("Content-Type", "application/json"))
+        reply = client.post("/invocations", headers=headers, content=body)
+    expect_error(reply, 400, "invalid_request", ATTRIBUTES)
+    assert "Server-Timing" not in reply.headers
+    assert ATTRIBUTES not in reply.headers

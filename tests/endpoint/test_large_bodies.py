@@ -64,8 +64,8 @@ class Client(ModelClient):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Others can reach its gRPC, so its workers must show the secret to share memory with
-    Triton."""
+    """Start a server whose gRPC others can reach, so that its workers must show the secret to share
+    memory with Triton."""
     folder = tmp_path_factory.mktemp("serve")
     make_python_model(folder / "models/ends", CONFIG, MODEL, CLIENT)
     limits = {"SERVE_MAX_BODY_MB": "100", "SERVE_REQUEST_TIMEOUT": "120", "SERVE_WORKERS": "1"}
@@ -87,7 +87,7 @@ def worker(server: Server) -> int:
 
 
 def send(server: Server, size: int) -> None:
-    """Send `size` MB of numbers from 0 on; the answer must be the first number and the last."""
+    """Send `size` MB of numbers from 0 on. The answer must be the first and the last number."""
     numbers = np.arange(size * MEGABYTE // 4, dtype=np.float32)
     parameters = {"binary_data_size": numbers.nbytes}
     header = {
@@ -104,7 +104,7 @@ def send(server: Server, size: int) -> None:
     assert reply.json()["outputs"][0]["data"] == [0.0, float(numbers[-1])]
 
 
-def test_a_large_body_is_held_once_in_a_worker_and_once_in_shared_memory(server: Server) -> None:
+def test_hold_a_large_body_once_per_worker_and_in_shared_memory(server: Server) -> None:
     size, pid = 90, worker(server)
     send(server, 1)
     before = memory(pid, "VmRSS")
@@ -125,7 +125,7 @@ def ends(server: Server, number: int) -> Any:
     return reply.json()["predictions"]
 
 
-def test_callers_at_once_get_answers_to_their_own_inputs(server: Server) -> None:
+def test_answer_concurrent_callers_with_their_own_results(server: Server) -> None:
     with ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(lambda number: ends(server, number), range(120)))
     assert answers == [[[float(number)] * 2] for number in range(120)]
@@ -135,7 +135,7 @@ def test_callers_at_once_get_answers_to_their_own_inputs(server: Server) -> None
     assert all(f"/dev/shm/{name}" in maps for name in names)
 
 
-def test_an_idle_worker_gives_the_pages_of_shared_memory_back(server: Server) -> None:
+def test_free_the_shared_memory_of_an_idle_worker(server: Server) -> None:
     assert server.post(json={"instances": [-1]}).status_code == 500
     wait_until(
         lambda: sum(file.stat().st_blocks for file in regions(server)) == 0, "no page is left"
@@ -143,14 +143,14 @@ def test_an_idle_worker_gives_the_pages_of_shared_memory_back(server: Server) ->
     assert ends(server, 2) == [[2.0, 2.0]]
 
 
-def test_a_call_that_failed_gives_its_region_back_once(server: Server) -> None:
-    """A region that is given back twice is lent to two calls at once."""
+def test_return_the_region_of_a_failed_call_once(server: Server) -> None:
+    """A region that is returned twice would be lent to two calls at once."""
     failed = [server.post(json={"instances": [-1]}).status_code for _ in range(8)]
     assert not {200, 503} & {*failed}
-    test_callers_at_once_get_answers_to_their_own_inputs(server)
+    test_answer_concurrent_callers_with_their_own_results(server)
 
 
-def test_a_new_tritonserver_gets_inputs_in_new_regions(server: Server) -> None:
+def test_use_new_regions_with_a_new_tritonserver(server: Server) -> None:
     ends(server, 3)
     before = set(regions(server))
     server.replace("tritonserver")
@@ -163,7 +163,7 @@ def test_a_new_tritonserver_gets_inputs_in_new_regions(server: Server) -> None:
     assert before.isdisjoint(regions(server))
 
 
-def test_a_killed_worker_leaves_no_shared_memory(server: Server) -> None:
+def test_leave_no_shared_memory_of_a_killed_worker(server: Server) -> None:
     ends(server, 7)
     old, killed = regions(server), worker(server)
     assert old

@@ -11,14 +11,22 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper, wait_until
+from tests.support.harness import (
+    ROOT,
+    Server,
+    link_model,
+    make_scale,
+    make_sleeper,
+    tensor,
+    wait_until,
+)
 from tests.support.load import Load
 from tests.support.streaming_models import make_teller
 
 pytestmark = pytest.mark.stack
 
 EXAMPLE = (ROOT / "model_repository/resnet/example.png").read_bytes()
-SCALE = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+SCALE = {"inputs": [tensor([1, 2])]}
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
-def test_a_signal_before_anything_is_started_ends_the_start(small: Path, tmp_path: Path) -> None:
+def test_end_the_start_on_an_early_signal(small: Path, tmp_path: Path) -> None:
     server = Server(tmp_path, small)
     pid = server.process.pid
     while not catches(pid, signal.SIGTERM):
@@ -45,14 +53,14 @@ def test_a_signal_before_anything_is_started_ends_the_start(small: Path, tmp_pat
     assert not server.run_dir.exists()
 
 
-def test_sigint_while_starting_stops_everything(small: Path, tmp_path: Path) -> None:
+def test_stop_everything_on_sigint_while_starting(small: Path, tmp_path: Path) -> None:
     server = Server(tmp_path, small)
     wait_until(lambda: (server.run_dir / "status.json").exists(), "a status")
     assert server.stop(signal.SIGINT) == 0
     server.wait_gone()
 
 
-def test_sigterm_finishes_accepted_requests_and_leaves_no_file(small: Path, tmp_path: Path) -> None:
+def test_finish_accepted_requests_on_sigterm_and_leave_no_file(small: Path, tmp_path: Path) -> None:
     before, awaited = time.time(), tmp_path / "go-on"
     link_model(ROOT / "model_repository/resnet", small)
     make_teller(small)
@@ -90,8 +98,8 @@ def test_sigterm_finishes_accepted_requests_and_leaves_no_file(small: Path, tmp_
 
 
 def checked_out() -> Iterator[Path]:
-    """Yield all files but those of tools, and of the bench and the image's build, whose tests may
-    run meanwhile."""
+    """Yield all files except those of tools, the bench and the image's build, whose tests may be
+    running."""
     tools = {".git", ".venv", "__pycache__", ".cache", "dist"}
     tools |= {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
     for parent, folders, names in os.walk(ROOT):

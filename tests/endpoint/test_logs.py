@@ -24,13 +24,14 @@ from tests.support.harness import (
     make_scale,
     make_sleeper,
     module_server,
+    tensor,
     wait_until,
 )
 
 pytestmark = pytest.mark.stack
 
 NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
-TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
+TENSORS = {"inputs": [tensor([7])]}
 MARK = "payload-4711-mark"
 DYING_AGENT = "#!/bin/sh\necho 'no credentials'\nexit 3\n"
 PRINTER = """
@@ -48,7 +49,8 @@ class TritonPythonModel:
             traceback.print_exc()
         print('{"is": json, "not": this}', file=sys.stderr)
         print("it goes on", file=sys.stderr, flush=True)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", self.x(each))]) for each in requests]
+        tensors = [pb_utils.Tensor("y", self.x(request)) for request in requests]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
 
     def x(self, request):
         return pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
@@ -65,7 +67,7 @@ def make_printer(repository: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With an agent for CloudWatch that dies."""
+    """Start a server whose CloudWatch agent dies."""
     folder = tmp_path_factory.mktemp("info")
     for make in (make_scale, make_sleeper, make_identity, make_printer):
         make(folder / "models")
@@ -82,7 +84,7 @@ quiet = module_server(make_scale, make_sleeper, SERVE_LOG_LEVEL="error", **PUBLI
 def send(
     server: Server, path: str = "/invocations", /, **request: Any
 ) -> tuple[requests.Response, str]:
-    """The reply and the id that the request was given."""
+    """Return the reply and the id that the request was given."""
     request_id = uuid.uuid4().hex
     headers = {"X-Amzn-SageMaker-Inference-Id": request_id} | request.pop("headers", {})
     reply = server.post(path, headers=headers, **request)
@@ -91,8 +93,8 @@ def send(
 
 
 def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[dict[str, Any]]:
-    """Those of one request; waits for nginx's, which comes after the reply, and for the process'
-    own."""
+    """Return the lines of a request. Wait for nginx's, which comes after the reply, and for the
+    process' own."""
 
     def lines() -> list[dict[str, Any]]:
         return [line for line in server.entries() if line.get("request_id") == request_id]
@@ -104,7 +106,7 @@ def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[di
     return [line for line in lines() if line["process"] == process]
 
 
-def test_one_line_says_everything_of_a_request(server: Server) -> None:
+def test_log_everything_about_a_request_in_one_line(server: Server) -> None:
     reply, request_id = send(server, json={"instances": [0.2], "model_name": "sleeper"})
     [line] = lines_of(server, request_id)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", line.pop("time"))
@@ -130,9 +132,7 @@ def test_one_line_says_everything_of_a_request(server: Server) -> None:
     }
 
 
-def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answered(
-    server: Server,
-) -> None:
+def test_log_triton_s_stage_and_the_version_for_forwarded_tensors(server: Server) -> None:
     for version in ("1", "2"):
         _, request_id = send(
             server, json=TENSORS | {"model_name": "scale", "model_version": version}
@@ -166,7 +166,7 @@ def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answere
     ],
     ids=["model", "body", "route", "size", "failure"],
 )
-def test_refusals_are_logged(
+def test_log_refusals(
     server: Server, path: str, request_: Any, expected: tuple[str, int, str, str]
 ) -> None:
     reply, request_id = send(server, path, **request_)
@@ -176,7 +176,7 @@ def test_refusals_are_logged(
     assert "X-Error-Code" not in reply.headers
 
 
-def test_an_internal_error_is_explained_under_its_request_id(server: Server) -> None:
+def test_log_an_internal_error_under_its_request_id(server: Server) -> None:
     body = {"model_name": "sleeper", "instances": [0], "parameters": {"mistake": "raise"}}
     _, request_id = send(server, json=body)
     [line] = lines_of(server, request_id, "gunicorn")
@@ -189,7 +189,7 @@ def test_an_internal_error_is_explained_under_its_request_id(server: Server) -> 
     assert re.search(r"KeyError\n(.*\n)*  .*/sleeper/client.py:\d+ in postprocess$", line["trace"])
 
 
-def test_every_line_is_an_object_whoever_wrote_it(server: Server) -> None:
+def test_log_objects_whichever_process_writes(server: Server) -> None:
     send(server, json=TENSORS | {"model_name": "printer"})
     wait_until(lambda: server.says("it goes on", process="tritonserver"), "what the model printed")
     assert all(line.startswith('{"') for line in server.output().splitlines())
@@ -206,7 +206,7 @@ def test_every_line_is_an_object_whoever_wrote_it(server: Server) -> None:
     ]
 
 
-def test_a_start_that_fails_says_why_in_objects(tmp_path: Path) -> None:
+def test_log_why_a_start_failed_as_objects(tmp_path: Path) -> None:
     server = Server(tmp_path, tmp_path, SERVE_WORKERS="-1", SERVE_DEVICE="tpu")
     assert server.wait_ended() == 2
     lines = server.entries("serve", level="critical")
@@ -217,8 +217,8 @@ def test_a_start_that_fails_says_why_in_objects(tmp_path: Path) -> None:
 
 
 def marked_requests() -> list[dict[str, Any]]:
-    """Bodies that hold MARK wherever a body can hold something: served ones and all kinds of wrong
-    ones."""
+    """Yield bodies that have MARK wherever a body can have something: valid ones and all kinds of
+    wrong ones."""
     text = {"name": "in_BYTES", "shape": [1, 1], "datatype": "BYTES", "data": [MARK]}
     sleeper = {"model_name": "sleeper"}
     return [
@@ -258,11 +258,12 @@ def marked_requests() -> list[dict[str, Any]]:
     ]
 
 
-def test_no_part_of_a_body_is_in_the_log(server: Server) -> None:
+def test_log_no_part_of_a_body(server: Server) -> None:
     ids = [send(server, **request)[1] for request in marked_requests()]
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
-            f"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{MARK}".encode()
+            b"POST /invocations HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 99\r\n\r\n" + MARK.encode()
         )
     for request_id in ids:
         assert lines_of(server, request_id)
@@ -271,7 +272,7 @@ def test_no_part_of_a_body_is_in_the_log(server: Server) -> None:
     assert MARK not in server.output()
 
 
-def test_at_the_level_error_only_failures_are_logged(quiet: Server) -> None:
+def test_log_only_failures_at_the_level_error(quiet: Server) -> None:
     good, good_id = send(quiet, json=TENSORS | {"model_name": "scale"})
     wrong, wrong_id = send(quiet, json=TENSORS | {"model_name": "nope"})
     failed, failed_id = send(quiet, json={"model_name": "sleeper", "instances": [-1]})
@@ -286,12 +287,12 @@ def test_at_the_level_error_only_failures_are_logged(quiet: Server) -> None:
     assert not levels & {"debug", "info", "warning"}
 
 
-def test_without_the_cloudwatch_agent_the_log_names_it_and_serving_goes_on(quiet: Server) -> None:
+def test_serve_without_the_cloudwatch_agent_and_log_it(quiet: Server) -> None:
     assert quiet.says("amazon-cloudwatch-agent")
     assert not (quiet.run_dir / "cloudwatch.json").exists()
 
 
-def test_an_agent_that_dies_again_and_again_is_given_up_and_serving_goes_on(server: Server) -> None:
+def test_give_up_an_agent_that_keeps_dying_and_serve_on(server: Server) -> None:
     wait_until(
         lambda: server.says("cloudwatch-agent", "6", "no credentials"), "the agent is given up"
     )
@@ -311,7 +312,7 @@ def record(error: Exception) -> logging.LogRecord:
 
 
 @pytest.mark.parametrize("messages", [False, True])
-def test_an_exception_is_one_line_and_has_its_message_only_when_debugging(messages: bool) -> None:
+def test_log_an_exception_in_one_line_and_its_text_only_at_debug(messages: bool) -> None:
     text = JsonFormatter(messages).format(record(ValueError(f"not a number: {MARK}\nsecond line")))
     assert "\n" not in text
     line = json.loads(text)
@@ -321,7 +322,7 @@ def test_an_exception_is_one_line_and_has_its_message_only_when_debugging(messag
     assert (MARK in text) == ("it failed" in text) == messages
 
 
-def test_a_line_with_a_long_message_fits_into_a_pipe() -> None:
+def test_fit_a_line_with_a_long_message_into_a_pipe() -> None:
     record_ = record(ValueError("x"))
     record_.msg, record_.args = "\u00e9" * 100_000, ()
     text = JsonFormatter(True).format(record_)

@@ -10,13 +10,13 @@ import requests
 
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
-from tests.support.harness import PATIENCE, Server, make_scale
+from tests.support.harness import PATIENCE, Server, make_scale, tensor
 from tests.support.streaming_models import make_reader, make_summer
 
 pytestmark = pytest.mark.stack
 
 KEY, SECRET = "X-Management-Key", "open=sesame 42"
-TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
+TENSORS = {"inputs": [tensor([7])]}
 LOADED = ("opaque", "words", "sums")
 CLOSED = [
     ("GET", "/models"),
@@ -31,7 +31,7 @@ CLOSED = [
 
 @pytest.fixture(scope="module")
 def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """In multi-model mode, where every management route exists; three archives are loaded."""
+    """Start multi-model mode, where every management route exists, and load three archives."""
     folder = tmp_path_factory.mktemp("secret")
     for name, make in {"opaque": make_scale, "words": make_reader, "sums": make_summer}.items():
         make(folder / "models" / name / "model")
@@ -59,7 +59,7 @@ def is_forbidden(reply: requests.Response) -> bool:
 
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)
-def test_without_the_secret_every_management_call_is_refused(
+def test_refuse_every_management_call_without_the_secret(
     secret: Server, method: str, path: str
 ) -> None:
     reply = call(secret, method, path)
@@ -67,7 +67,7 @@ def test_without_the_secret_every_management_call_is_refused(
     assert method == "HEAD" or is_forbidden(reply)
 
 
-def test_loads_and_unloads_are_counted_by_result(secret: Server) -> None:
+def test_count_loads_and_unloads_by_result(secret: Server) -> None:
     def count(text: str) -> float:
         lines = secret.get("/metrics").text.splitlines()
         return sum(float(line.split()[1]) for line in lines if line.startswith(text))
@@ -86,7 +86,7 @@ def test_loads_and_unloads_are_counted_by_result(secret: Server) -> None:
 @pytest.mark.parametrize(
     "path", ["/models?x=1", "/%6Dodels", "/./models", "//models", "/models/", "/x/../models"]
 )
-def test_no_spelling_of_the_path_gets_around_it(secret: Server, path: str) -> None:
+def test_guard_every_spelling_of_the_path(secret: Server, path: str) -> None:
     with requests.Session() as session:
         request = requests.Request("GET", secret.url).prepare()
         request.url = secret.url + path
@@ -105,22 +105,22 @@ def test_no_spelling_of_the_path_gets_around_it(secret: Server, path: str) -> No
         b"\xff\xfe",
     ],
 )
-def test_a_wrong_value_is_refused(secret: Server, value: str | bytes) -> None:
+def test_refuse_a_wrong_value(secret: Server, value: str | bytes) -> None:
     assert is_forbidden(call(secret, "GET", "/models", **{KEY: value}))
 
 
 @pytest.mark.parametrize("header", [KEY, KEY.lower(), KEY.upper()])
-def test_the_right_value_opens(secret: Server, header: str) -> None:
+def test_accept_the_right_value(secret: Server, header: str) -> None:
     reply = call(secret, "GET", "/models", **{header: SECRET})
     assert reply.status_code == 200
     assert reply.json()["models"]
 
 
-def test_a_header_with_underscores_is_another_header(secret: Server) -> None:
+def test_refuse_the_header_spelled_with_underscores(secret: Server) -> None:
     assert is_forbidden(call(secret, "GET", "/models", **{KEY.replace("-", "_"): SECRET}))
 
 
-def test_inference_ping_and_metrics_stay_open(secret: Server) -> None:
+def test_leave_inference_ping_and_metrics_open(secret: Server) -> None:
     assert secret.post("/models/opaque/invoke", json=TENSORS).json()["outputs"][0]["data"] == [21]
     reply = secret.post(json=TENSORS, headers={"X-Amzn-SageMaker-Target-Model": "opaque"})
     assert reply.json()["outputs"][0]["data"] == [21]
@@ -128,7 +128,7 @@ def test_inference_ping_and_metrics_stay_open(secret: Server) -> None:
     assert secret.get("/metrics").status_code == 200
 
 
-def test_the_secret_is_in_no_log_and_in_no_error(secret: Server) -> None:
+def test_keep_the_secret_out_of_logs_and_errors(secret: Server) -> None:
     errors = [
         call(secret, "GET", "/models").text,
         call(secret, "GET", "/models", **{KEY: SECRET + "x"}).text,
@@ -139,14 +139,14 @@ def test_the_secret_is_in_no_log_and_in_no_error(secret: Server) -> None:
 
 
 @pytest.mark.parametrize("secret", ["just-a-word-42", "=word-42", "X-Key-42=", "X-Key=wörd-42"])
-def test_a_secret_that_no_header_can_carry_stops_the_start_and_is_not_quoted(secret: str) -> None:
+def test_stop_the_start_on_an_invalid_secret_without_quoting_it(secret: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_env({"SERVE_MANAGEMENT_SECRET": secret})
     assert "SERVE_MANAGEMENT_SECRET" in str(caught.value) and secret not in str(caught.value)
 
 
-def test_no_command_line_and_no_model_s_process_has_the_secret(secret: Server) -> None:
-    """Model code, and what it starts, sees its own environment; others of the user see every
+def test_keep_the_secret_from_command_lines_and_models(secret: Server) -> None:
+    """Model code and its children see their own environment. Other processes of the user see every
     command line."""
     triton = psutil.Process(secret.pid("tritonserver"))
     models = [triton, *triton.children(recursive=True)]
@@ -157,7 +157,7 @@ def test_no_command_line_and_no_model_s_process_has_the_secret(secret: Server) -
         assert SECRET not in " ".join(psutil.Process(pid).cmdline())
 
 
-def test_an_archive_streams_and_keeps_sessions(secret: Server, tmp_path: Path) -> None:
+def test_stream_and_keep_sessions_with_an_archive(secret: Server, tmp_path: Path) -> None:
     awaited, lines = tmp_path / "go-on", {"Accept": "application/jsonlines"}
     body = {"text_input": f"a {awaited}"}
     reply = secret.post(

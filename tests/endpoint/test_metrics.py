@@ -21,14 +21,11 @@ from serving.front.incoming import Incoming
 from serving.front.metrics import MOST_MODELS, OTHER, Metrics
 from serving.request import STAGES
 from serving.settings.table import Settings
-from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
+from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
-TENSORS = {
-    "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}],
-    "model_name": "scale",
-}
+TENSORS = {"inputs": [tensor([1, 2])], "model_name": "scale"}
 
 # The parser adds _total to the name of a counter that lacks it, as Triton's do.
 IN_TRITON = "nv_inference_request_success_total"
@@ -43,7 +40,7 @@ exec sleep 1000
 
 
 def parse(text: str) -> dict[str, Metric]:
-    """The families by name; a name must not come twice, nor a series."""
+    """Return the families by name. Neither a name nor a series may occur twice."""
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
     assert sorted(names) == sorted(set(names))
@@ -75,8 +72,8 @@ def scrape(server: Server) -> dict[str, Metric]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With the agent, and models in two repositories: one has a folder around the models, one a
-    folder that is not a model."""
+    """Start a server with the agent and two repositories. One has a folder around the models, the
+    other a folder that is not a model."""
     folder = tmp_path_factory.mktemp("serve")
     make_scale(folder / "first")
     (folder / "first/code").mkdir()
@@ -111,12 +108,12 @@ def call(server: Server, seconds: float = 0) -> requests.Response:
 
 
 def with_example(server: Server) -> dict[str, Metric]:
-    """Return what is counted once the sleeper's example is."""
+    """Return the expected counts, including the sleeper's example."""
     metrics = scrape(server)
     return metrics if value(metrics, IN_TRITON, model="sleeper") else {}
 
 
-def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -> None:
+def test_count_requests_of_all_workers(server: Server) -> None:
     before = wait_until(lambda: with_example(server), "Triton has counted the example")
     padded = json.dumps(TENSORS | {"model_version": "1"}).ljust(5000).encode()
     replies = [server.post(data=padded), server.post(json=TENSORS | {"model_version": "2"})]
@@ -148,7 +145,7 @@ def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -
         )
 
 
-def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
+def test_measure_triton_s_time_in_the_triton_stage(server: Server) -> None:
     before = scrape(server)
     reply = call(server, 0.4)
     after = scrape(server)
@@ -164,7 +161,7 @@ def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
     }
 
 
-def test_a_name_that_a_caller_made_up_adds_no_series(server: Server) -> None:
+def test_add_no_series_for_an_invented_model_name(server: Server) -> None:
     before = scrape(server)
     for number in range(5):
         assert (
@@ -180,9 +177,7 @@ def test_a_name_that_a_caller_made_up_adds_no_series(server: Server) -> None:
     assert value(after, "serve_requests_total") - value(before, "serve_requests_total") == 6
 
 
-def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work(
-    server: Server,
-) -> None:
+def test_keep_counts_but_nothing_in_flight_with_new_workers(server: Server) -> None:
     before = value(scrape(server), "serve_requests_total", code="200")
     workers = [child.pid for child in psutil.Process(server.pid("gunicorn")).children()]
     assert len(workers) == 3
@@ -200,7 +195,7 @@ def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work
     assert value(after, "serve_in_flight") == 0
 
 
-def test_metrics_of_the_front_are_given_while_triton_is_down(server: Server) -> None:
+def test_return_metrics_of_the_front_while_triton_is_down(server: Server) -> None:
     assert call(server).status_code == 200
     assert value(scrape(server), "serve_triton_up") == 1
     starts = value(scrape(server), "serve_process_starts_total", process="tritonserver")
@@ -216,7 +211,7 @@ def test_metrics_of_the_front_are_given_while_triton_is_down(server: Server) -> 
     assert value(scrape(server), "serve_process_starts_total", process="tritonserver") == starts + 1
 
 
-def test_the_cloudwatch_agent_is_started_with_its_configuration(server: Server) -> None:
+def test_start_the_cloudwatch_agent_with_its_configuration(server: Server) -> None:
     started = server.run_dir / "agent-starts"
     wait_until(started.exists, "the agent has started")
     assert (server.run_dir / "agent-in-container").read_text() == "True"
@@ -236,7 +231,7 @@ def test_the_cloudwatch_agent_is_started_with_its_configuration(server: Server) 
     assert server.ping() == 200
 
 
-def test_models_of_every_repository_are_served_by_name(server: Server) -> None:
+def test_serve_models_of_every_repository_by_name(server: Server) -> None:
     assert server.post(json=TENSORS).json()["outputs"][0]["data"] == [3, 6]
     assert call(server, 0.5).json()["predictions"] == [0.5], (
         "its client.py was found in the second repository"
@@ -245,7 +240,7 @@ def test_models_of_every_repository_are_served_by_name(server: Server) -> None:
     assert server.says("first/code") and server.says("'top'")
 
 
-def test_the_level_warning_logs_refused_requests_only(server: Server) -> None:
+def test_log_only_refused_requests_at_the_level_warning(server: Server) -> None:
     statuses = {}
     for model in ("scale", "nope"):
         headers = {"X-Amzn-SageMaker-Inference-Id": f"asks-{model}"}
@@ -257,7 +252,7 @@ def test_the_level_warning_logs_refused_requests_only(server: Server) -> None:
     assert server.entries(request_id="asks-scale") == []
 
 
-def test_the_app_gives_its_metrics_without_serve_as_well() -> None:
+def test_return_metrics_of_the_app_without_serve() -> None:
     client = create_app(Settings.from_env({})).test_client()
     assert client.post("/invocations", data=b"").status_code == 400
     metrics = parse(client.get("/metrics").text)
@@ -272,7 +267,7 @@ def count(metrics: Metrics, model: str) -> None:
     metrics.count(source, Response(), 0.02)
 
 
-def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:
+def test_report_models_beyond_the_maximum_under_one_name() -> None:
     metrics = Metrics()
     for number in range(MOST_MODELS + 50):
         count(metrics, f"model-{number}")
@@ -283,7 +278,7 @@ def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:
     assert value(shown, "serve_requests_total") == MOST_MODELS + 50
 
 
-def test_any_model_name_gives_valid_metrics() -> None:
+def test_write_valid_metrics_for_any_model_name() -> None:
     metrics = Metrics()
     for name in ('quo"te', "back\\slash", "new\nline", "Zürich", "{}=,"):
         count(metrics, name)

@@ -34,7 +34,7 @@ TYPES = {".jpg": "image/jpeg", ".csv": "text/csv"}
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the page's table; `body` is JSON or the name of a file."""
+    """A row of the page's table. `body` is JSON or the name of a file."""
 
     kind: str
     task: str
@@ -81,7 +81,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def shape(value: Any) -> Any:
-    """Keys and kinds of values; of a list those of its first item."""
+    """Return keys and kinds of values. A list is represented by its first item."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -90,7 +90,7 @@ def shape(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}: {row.body}")
-def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path) -> None:
+def test_answer_each_row_of_the_page(row: Row, server: Server, folder: Path) -> None:
     path = f"/invocations?model_name={row.model}"
     if row.body.startswith("{"):
         answer = server.post(path, json=json.loads(row.body))
@@ -107,7 +107,7 @@ def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path
 
 
 @pytest.mark.parametrize("command", CALLS)
-def test_each_call_of_the_readme_is_answered(command: str, server: Server, folder: Path) -> None:
+def test_answer_each_call_of_the_readme(command: str, server: Server, folder: Path) -> None:
     local = command.replace("http://localhost:8080", server.url)
     model = re.findall(r"model_name=(\w+)", command)[0]
     done = subprocess.run(
@@ -117,7 +117,7 @@ def test_each_call_of_the_readme_is_answered(command: str, server: Server, folde
     assert {"predictions", "outputs"} & json.loads(done.stdout).keys(), done.stdout
 
 
-def test_images_of_several_sizes_in_one_request_get_the_boxes_of_transformers(
+def test_find_boxes_in_images_of_several_sizes_as_transformers_does(
     server: Server, folder: Path
 ) -> None:
     whole = pipeline("object-detection", folder / "animals" / FOLDER, "yolos")
@@ -130,14 +130,14 @@ def test_images_of_several_sizes_in_one_request_get_the_boxes_of_transformers(
         assert_detections(prediction, picture, whole(picture, threshold=0.1))
 
 
-def test_the_error_of_a_too_narrow_image_names_its_instance_and_size(server: Server) -> None:
+def test_name_instance_and_size_of_a_too_narrow_image(server: Server) -> None:
     instances = [b64(encoded(Image.new("RGB", (900, height)))) for height in (900, 9)]
     answer = server.post("/invocations?model_name=animals", json={"instances": instances})
     assert answer.status_code == 400
     assert "instance 1" in answer.json()["error"] and "900×9" in answer.json()["error"]
 
 
-def test_every_get_route_answers_for_every_model(server: Server) -> None:
+def test_answer_every_get_route_for_every_model(server: Server) -> None:
     clients = {model["name"]: model["client"] for model in server.get("/models").json()["models"]}
     assert clients.keys() == MAKERS.keys()
     paths = [
@@ -153,7 +153,7 @@ def test_every_get_route_answers_for_every_model(server: Server) -> None:
             assert status == (200 if has_example else 400), (path, name)
 
 
-def test_the_page_runs_the_example_of_each_text_task(server: Server) -> None:
+def test_run_the_example_of_each_text_task_on_the_page(server: Server) -> None:
     with chromium() as browser, opened(browser, server.url) as page:
         for model in {row.model for row in TEXTS}:
             page.locator(f'.model input[value="{model}"]').check(force=True)
@@ -163,19 +163,19 @@ def test_the_page_runs_the_example_of_each_text_task(server: Server) -> None:
             )
 
 
-def test_the_readme_builds_a_row_of_the_page() -> None:
+def test_build_a_row_of_the_page_with_the_readme() -> None:
     builds = [line.removeprefix(BUILD) for line in README if line.startswith(BUILD)]
     assert len(builds) == len(CALLS) == 1
     assert set(builds) <= {row.command for row in ROWS}
 
 
-def test_every_line_of_the_table_is_a_row_and_every_model_of_these_tests_has_one() -> None:
+def test_have_a_model_for_each_row_of_the_table_and_vice_versa() -> None:
     assert len(ROWS) == len(re.findall(r"\| `build ", PAGE))
     assert {row.model for row in ROWS} == set(MAKERS)
     assert len({row.command for row in ROWS}) == len(MAKERS)
 
 
-def test_each_task_of_texts_has_a_row() -> None:
+def test_have_a_row_for_each_text_task() -> None:
     assert {row.task for row in ROWS} >= set(TASKS)
 
 
@@ -187,7 +187,7 @@ def ask(server: Server, model: str, body: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("row", TEXTS, ids=lambda row: str(row.task))
-def test_every_form_of_body_asks_a_text_s_task_alike(row: Row, server: Server) -> None:
+def test_get_the_same_answer_for_every_form_of_body(row: Row, server: Server) -> None:
     body = json.loads(row.body)
     parameters = body.pop("parameters", {})
     value = body.get("inputs", body)
@@ -201,7 +201,7 @@ def test_every_form_of_body_asks_a_text_s_task_alike(row: Row, server: Server) -
     assert ask(server, row.model, {**whole, "parameters": parameters}) == [prediction]
 
 
-def test_more_rows_than_a_batch_has_are_asked_in_several_calls(server: Server) -> None:
+def test_split_more_rows_than_a_batch_into_several_calls(server: Server) -> None:
     documents = [f"the {word} sat on the mat" for word in ("cat", "dog", "fox", "sun", "moon") * 20]
     (all_at_once,) = ask(server, "ranks", {"query": "the cat", "documents": documents})
     ranking = all_at_once["ranking"]
@@ -217,7 +217,7 @@ def test_more_rows_than_a_batch_has_are_asked_in_several_calls(server: Server) -
     )
 
 
-def test_instances_of_many_rows_and_of_few_keep_their_order(server: Server) -> None:
+def test_keep_the_order_of_instances_with_many_and_few_rows(server: Server) -> None:
     contexts = ["the cat sat on the mat. " * count for count in (1, 40, 2, 30, 1)]
     instances = [{"question": "the dog", "context": each} for each in contexts]
     together = ask(server, "answers", {"instances": instances})
@@ -227,7 +227,7 @@ def test_instances_of_many_rows_and_of_few_keep_their_order(server: Server) -> N
         assert ours["tokens"] == wanted["tokens"]
 
 
-def test_lines_of_a_batch_are_instances_of_the_task(server: Server) -> None:
+def test_read_lines_of_a_batch_as_instances_of_the_task(server: Server) -> None:
     lines = [
         {"question": "the dog", "context": "the cat sat"},
         {"inputs": {"question": "a", "context": "the sun"}},
@@ -253,7 +253,7 @@ def test_lines_of_a_batch_are_instances_of_the_task(server: Server) -> None:
         ("topics", {"inputs": "a"}, "labels"),
     ],
 )
-def test_an_instance_that_does_not_fit_the_task_is_refused(
+def test_refuse_an_instance_that_does_not_fit_the_task(
     model: str, body: Any, name: str, server: Server
 ) -> None:
     answer = server.post(f"/invocations?model_name={model}", json=body)

@@ -16,6 +16,7 @@ from serving.bodies import schemas
 from serving.clients import families
 from serving.errors import InvalidRequest
 from serving.settings.table import Settings
+from tests.support.harness import tensor
 
 pytestmark = pytest.mark.stack
 
@@ -34,7 +35,7 @@ MODELS = tuple(f"model_{number}" for number in range(140))
 
 
 class Unreachable:
-    """A gateway to Triton that fails the test if anything but its timeout is used."""
+    """A gateway to Triton that fails the test if anything except its timeout is used."""
 
     timeout = 60.0
 
@@ -71,7 +72,7 @@ def described(tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     "variables", [{}, {"SAGEMAKER_MULTI_MODEL": "true"}, {"SERVE_PAGE": "true"}]
 )
-def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_list_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     app = make_app(tmp_path, **variables)
     paths = document(app)["paths"]
     documented = {(path, method.upper()) for path, methods in paths.items() for method in methods}
@@ -84,9 +85,7 @@ def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     assert documented == wanted
 
 
-def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothing(
-    described: Any,
-) -> None:
+def test_describe_140_models_without_calling_them(described: Any) -> None:
     schemas = described["components"]["schemas"]
     assert schemas.keys() == {*families(), "Error", *SHAPES}
     assert schemas["resnet"]["properties"]["parameters"]["properties"]["top_k"]["type"] == "integer"
@@ -104,7 +103,7 @@ def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothin
         )
 
 
-TENSOR = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
+TENSOR = tensor([1], [1])
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("Tensors", {"inputs": [TENSOR]}),
     (
@@ -148,7 +147,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("shape", "body"), BODIES)
-def test_a_body_is_read_if_its_schema_allows_it(
+def test_accept_bodies_exactly_as_the_schema_says(
     described: Any, shape: str, body: dict[str, Any]
 ) -> None:
     """An independent validator decides by the published schema."""

@@ -18,8 +18,8 @@ EXAMPLE = ROOT / "model_repository/resnet/example.png"
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled `resnet`, which SERVE_CPU_ENGINE gives to OpenVINO, and `sums` in OpenVINO's own
-    format without a config.pbtxt."""
+    """Make a repository with the bundled `resnet`, which SERVE_CPU_ENGINE gives to OpenVINO, and
+    `sums` in OpenVINO's own format without a config.pbtxt."""
     folder, source = tmp_path_factory.mktemp("openvino"), tmp_path_factory.mktemp("source")
     link_model(ROOT / "model_repository/resnet", folder)
     write_model(source / "sums", arithmetic(["N", 3]), "")
@@ -46,7 +46,7 @@ def server(
     assert running.stop() == 0
 
 
-def test_the_list_and_the_log_say_which_engine_and_why(server: Server) -> None:
+def test_list_and_log_the_engine_and_the_reason(server: Server) -> None:
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert (
         listed["resnet"]["engine"] == "openvino"
@@ -60,7 +60,7 @@ def test_the_list_and_the_log_say_which_engine_and_why(server: Server) -> None:
     assert server.says("resnet: OpenVINO", "SERVE_CPU_ENGINE")
 
 
-def test_a_model_with_a_client_takes_images(server: Server) -> None:
+def test_send_images_to_a_model_with_a_client(server: Server) -> None:
     asked = {"data": EXAMPLE.read_bytes(), "headers": {"Content-Type": "image/png"}}
     reply = server.post("/invocations?model_name=resnet&top_k=2", **asked)
     assert reply.status_code == 200, reply.text
@@ -69,7 +69,7 @@ def test_a_model_with_a_client_takes_images(server: Server) -> None:
     assert (best["label"], best["score"]) == ("6", pytest.approx(0.956, abs=0.02))
 
 
-def test_a_model_without_a_config_takes_tensors(server: Server) -> None:
+def test_send_tensors_to_a_model_without_a_config(server: Server) -> None:
     tensor = {"shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}
     body = {"inputs": [{"name": name, **tensor} for name in ("x", "y")]}
     reply = server.post("/invocations?model_name=sums", json=body)
@@ -80,7 +80,7 @@ def test_a_model_without_a_config_takes_tensors(server: Server) -> None:
     assert outputs == {"sum": [2, 4, 6, 8, 10, 12], "product": [1, 4, 9, 16, 25, 36]}
 
 
-def test_the_check_finds_nothing_wrong_with_them(repository: Path) -> None:
+def test_pass_the_check(repository: Path) -> None:
     done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert "resnet" in done.stdout and "sums" in done.stdout

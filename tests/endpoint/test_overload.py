@@ -18,6 +18,7 @@ from tests.support.harness import (
     SLEEPER,
     SLEEPER_CLIENT,
     Server,
+    expect_error,
     make_scale,
     make_sleeper,
     module_server,
@@ -49,7 +50,7 @@ HANGING_CLIENT = SLEEPER_CLIENT.replace(
 
 
 def make_hanging(repository: Path) -> None:
-    """Make two sleepers, which sleep until there is a file `go` beside the repository."""
+    """Make two sleepers that sleep until there is a file `go` beside the repository."""
     loop = (
         f'while seconds and not __import__("os").path.exists("{repository.parent}/go"):\n     '
         "           "
@@ -91,7 +92,7 @@ def counted(server: Server) -> Counter[str]:
     return counts
 
 
-def test_requests_beyond_the_limit_are_refused_counted_and_logged(running: Server) -> None:
+def test_refuse_count_and_log_requests_beyond_the_limit(running: Server) -> None:
     before = counted(running)
     with Load(lambda number: ask(running, number), callers=CALLERS) as load:
         wait_until(lambda: load.answers["503 overloaded"] >= REFUSED, "many are refused")
@@ -112,8 +113,8 @@ def test_requests_beyond_the_limit_are_refused_counted_and_logged(running: Serve
         } == {200}
 
 
-def test_callers_who_leave_keep_their_slots_until_the_work_is_done(running: Server) -> None:
-    """Accept allows a stream, but the model does not stream, so its work goes on when its caller
+def test_hold_the_slot_of_a_caller_who_left_until_the_work_ends(running: Server) -> None:
+    """Accept allows a stream, but the model does not stream, so its work goes on after its caller
     has left."""
     body = json.dumps({"model_name": "sleeper", "instances": [30]}).encode()
     head = (
@@ -142,7 +143,7 @@ def by_path(server: Server, model: str, body: dict[str, object]) -> requests.Res
 
 
 @pytest.mark.parametrize("ask", [by_body, by_path])
-def test_hanging_models_leave_slots(
+def test_leave_slots_for_others_while_models_hang(
     several: Server, ask: Callable[[Server, str, Any], requests.Response]
 ) -> None:
     go, hang, sound = (
@@ -178,10 +179,10 @@ def workers(server: Server) -> set[int]:
     return {child.pid for child in master.children()}
 
 
-def test_a_worker_that_hangs_in_a_client_is_replaced(several: Server) -> None:
+def test_replace_a_worker_that_hangs_in_a_client(several: Server) -> None:
     master, before = several.pid("gunicorn"), workers(several)
     reply = several.post(json={"model_name": "sleeper", "instances": [-1]})
-    assert (reply.status_code, reply.json()["code"]) == (503, "frontend_unavailable")
+    expect_error(reply, 503, "frontend_unavailable")
     wait_until(lambda: len(before - workers(several)) == 1, "another worker")
     calls = [
         several.post(json={"model_name": "sleeper", "instances": [0]}).status_code

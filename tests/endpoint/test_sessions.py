@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import requests
 
-from tests.support.harness import Server, make_scale, module_server, npy
+from tests.support.harness import Server, expect_error, make_scale, module_server, npy, tensor
 from tests.support.streaming_models import (
     make_brief_summer,
     make_direct_summer,
     make_echo,
+    make_named_summer,
     make_summer,
 )
 
@@ -30,6 +31,7 @@ server = module_server(  # open sequences hold Triton at a stop
     make_summer,
     make_direct_summer,
     make_brief_summer,
+    make_named_summer,
     make_echo,
     make_scale,
     SERVE_STOP_TIMEOUT="2",
@@ -60,11 +62,11 @@ def total(reply: requests.Response) -> float:
     return float(value)
 
 
-STATEFUL = ["summer", "direct_summer", "brief_summer"]
+STATEFUL = ["summer", "direct_summer", "brief_summer", "named_summer", "chained_summer"]
 
 
 @pytest.mark.parametrize("model", STATEFUL)
-def test_a_session_goes_on_until_the_request_that_ends_it(server: Server, model: str) -> None:
+def test_keep_a_session_until_the_request_that_ends_it(server: Server, model: str) -> None:
     first = call(server, model, "NEW_SESSION", tensors(1))
     session = opened(first)
     assert total(first) == 1
@@ -80,22 +82,19 @@ def test_a_session_goes_on_until_the_request_that_ends_it(server: Server, model:
 
 
 def assert_is_gone(reply: requests.Response, session: str) -> None:
-    assert (reply.status_code, reply.json()["code"]) == (410, "session_not_found")
-    assert session in reply.json()["error"]
+    expect_error(reply, 410, "session_not_found", session)
 
 
 @pytest.mark.parametrize("model", STATEFUL)
 @pytest.mark.parametrize(
     "session", ["12345", "0", "-1", "99999999999999999999999", "nobody", "new_session"]
 )
-def test_an_unknown_id_is_an_error_and_opens_nothing(
-    server: Server, model: str, session: str
-) -> None:
+def test_refuse_an_unknown_session_and_open_none(server: Server, model: str, session: str) -> None:
     for _ in range(2):
         assert_is_gone(call(server, model, session, tensors(1)), session)
 
 
-def test_a_session_opened_and_ended_at_once_has_both_headers(server: Server) -> None:
+def test_return_both_headers_if_a_session_opens_and_ends_at_once(server: Server) -> None:
     before = datetime.now(UTC)
     reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end=True))
     match = re.fullmatch(r"\d+; Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", reply.headers[SESSION])
@@ -105,7 +104,7 @@ def test_a_session_opened_and_ended_at_once_has_both_headers(server: Server) -> 
     assert reply.headers[CLOSED] == opened(reply)
 
 
-def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
+def test_end_an_idle_session_but_not_a_used_one(server: Server) -> None:
     idle, used = (opened(call(server, "brief_summer", "NEW_SESSION", tensors(1))) for _ in range(2))
     for number in range(2, 8):
         time.sleep(1)  # of the four that the model allows, the rest for a machine that is busy
@@ -113,7 +112,7 @@ def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
     assert_is_gone(call(server, "brief_summer", idle, tensors(1)), idle)
 
 
-def test_the_header_of_the_reply_may_come_back_as_it_was(server: Server) -> None:
+def test_accept_the_session_header_of_the_reply_unchanged(server: Server) -> None:
     reply = call(server, "summer", "NEW_SESSION", tensors(1))
     assert total(call(server, "summer", reply.headers[SESSION], tensors(1))) == 2
 
@@ -127,9 +126,7 @@ ENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("request_", ENDS.values(), ids=ENDS)
-def test_a_session_can_be_ended_in_each_of_these_places(
-    server: Server, request_: dict[str, Any]
-) -> None:
+def test_end_a_session_in_each_of_these_places(server: Server, request_: dict[str, Any]) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", {"instances": [1]}))
     arguments = dict(request_)
     arguments["headers"] = {SESSION: session, **arguments.get("headers", {})}
@@ -140,7 +137,7 @@ def test_a_session_can_be_ended_in_each_of_these_places(
     assert_is_gone(call(server, "summer", session, tensors(1)), session)
 
 
-def test_instances_are_the_steps_of_the_sequence_in_their_order(server: Server) -> None:
+def test_take_instances_as_the_steps_of_a_sequence_in_order(server: Server) -> None:
     first = call(server, "summer", "NEW_SESSION", {"instances": [1, 2, 3]})
     assert first.json()["predictions"] == [
         {"total": t, "count": c} for t, c in ((1, 1), (3, 2), (6, 3))
@@ -152,7 +149,7 @@ def test_instances_are_the_steps_of_the_sequence_in_their_order(server: Server) 
     assert second.headers[CLOSED] == opened(first)
 
 
-def test_instances_without_a_session_are_a_sequence_of_their_own(server: Server) -> None:
+def test_take_instances_without_a_session_as_their_own_sequence(server: Server) -> None:
     for _ in range(2):
         reply = server.post(params={"model_name": "summer"}, json={"instances": [1, 2]})
         assert reply.json()["predictions"][-1] == {"total": 3, "count": 2}
@@ -160,18 +157,16 @@ def test_instances_without_a_session_are_a_sequence_of_their_own(server: Server)
         assert CLOSED not in reply.headers
 
 
-def test_binary_tensors_and_npy_files_belong_to_sessions_too(server: Server) -> None:
+def test_accept_binary_tensors_and_npy_files_in_sessions(server: Server) -> None:
     document, params = tensors(0), {"model_name": "summer"}
     del document["inputs"][0]["data"]
     document["inputs"][0]["parameters"] = {"binary_data_size": 4}
     header = json.dumps(document).encode()
-    kind = {
-        "Content-Type": f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
-    }
+    binary = f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
     first = server.post(
         params=params,
         data=header + np.float32(1).tobytes(),
-        headers={SESSION: "NEW_SESSION"} | kind,
+        headers={SESSION: "NEW_SESSION", "Content-Type": binary},
     )
     session = opened(first)
     headers = {
@@ -183,7 +178,7 @@ def test_binary_tensors_and_npy_files_belong_to_sessions_too(server: Server) -> 
     assert (total(reply), reply.headers[CLOSED]) == (101, session)
 
 
-def test_a_stream_belongs_to_a_session_too(server: Server) -> None:
+def test_accept_a_stream_in_a_session(server: Server) -> None:
     lines = {"Accept": "application/jsonlines"}
     first = call(server, "summer", "NEW_SESSION", tensors(1), **lines)
     assert total(first) == 1
@@ -192,25 +187,150 @@ def test_a_stream_belongs_to_a_session_too(server: Server) -> None:
     assert_is_gone(call(server, "summer", opened(first), {"number": 1}, **lines), opened(first))
 
 
-def test_the_header_wins_over_an_id_in_the_body(server: Server) -> None:
+def test_prefer_the_header_to_an_id_in_the_body(server: Server) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
     assert (
         total(call(server, "summer", session, tensors(1, sequence_id=7, sequence_start=True))) == 2
     )
 
 
-def test_sequences_without_the_header_are_triton_s_own(server: Server) -> None:
+def test_pass_sequences_without_the_header_to_triton(server: Server) -> None:
     params = {"model_name": "summer"}
     assert (
         total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_start=True))) == 1
     )
     assert total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_end=True))) == 2
     reply = server.post(params=params, json=tensors(1, sequence_id=7))
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    expect_error(reply, 400, "invalid_request")
 
 
-def test_many_callers_sessions_keep_apart(server: Server) -> None:
-    """Each adds its own number, all at once, through all workers."""
+BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size=%d"
+
+
+def ways(model: str, parameters: dict[str, Any]) -> dict[str, requests.Request]:
+    """Return a request with these parameters in each way that a body can carry them."""
+    json_body, flat = tensors(1, **parameters), {"number": 1, **parameters}
+    binary = tensors(1, **parameters)
+    del binary["inputs"][0]["data"]
+    binary["inputs"][0]["parameters"] = {"binary_data_size": 4}
+    header = json.dumps(binary).encode()
+    named, stream = {"model_name": model}, {"Accept": "application/jsonlines"}
+    route = f"/v2/models/{model}"
+
+    def post(path: str, **request: Any) -> requests.Request:
+        return requests.Request("POST", path, **request)
+
+    return {
+        "tensors": post("/invocations", params=named, json=json_body),
+        "a stream of tensors": post("/invocations", params=named, json=json_body, headers=stream),
+        "binary": post(
+            "/invocations",
+            params=named,
+            data=header + np.float32(1).tobytes(),
+            headers={"Content-Type": BINARY % len(header)},
+        ),
+        "flat": post("/invocations", params=named, json=flat, headers=stream),
+        "flat, in parameters": post(
+            "/invocations",
+            params=named,
+            json={"number": 1, "parameters": parameters},
+            headers=stream,
+        ),
+        "infer": post(f"{route}/infer", json=json_body),
+        "generate": post(f"{route}/generate", json=flat),
+        "generate_stream": post(f"{route}/generate_stream", json=flat),
+    }
+
+
+def send(server: Server, way: requests.Request) -> requests.Response:
+    more = {
+        name: getattr(way, name) for name in ("params", "headers", "json") if getattr(way, name)
+    }
+    return server.post(way.url, data=way.data or None, **more)
+
+
+NUMERIC = ["summer", "direct_summer", "chained_summer"]
+
+
+@pytest.mark.parametrize("way", ways("", {}))
+@pytest.mark.parametrize("model", NUMERIC)
+def test_refuse_a_string_as_id_if_the_model_s_ids_are_numbers(
+    server: Server, model: str, way: str
+) -> None:
+    pid = server.pid("tritonserver")
+    for own_id in ("x" * 128, "x" * 24, "x", "7"):
+        for _ in range(2):
+            parameters = {"sequence_id": own_id, "sequence_start": True}
+            reply = send(server, ways(model, parameters)[way])
+            expect_error(reply, 400, "invalid_request", own_id[:20])
+    assert server.pid("tritonserver") == pid
+
+
+def test_give_ids_in_lines_of_tensors_the_model_s_datatype_too(server: Server) -> None:
+    pid = server.pid("tritonserver")
+    lines = [tensors(1, sequence_id="x" * 128, sequence_start=True)] * 4
+    reply = server.post(
+        params={"model_name": "direct_summer"},
+        data="\n".join(map(json.dumps, lines)),
+        headers={"Content-Type": "application/jsonlines"},
+    )
+    codes = [json.loads(line)["code"] for line in reply.text.splitlines()]
+    assert codes == ["invalid_request"] * 4
+    assert server.pid("tritonserver") == pid
+
+
+@pytest.mark.parametrize("length", [0, 1, 32, 124, 125, 127, 129])
+def test_refuse_a_string_as_id_that_triton_would_misread(server: Server, length: int) -> None:
+    parameters = {"sequence_id": "x" * length, "sequence_start": True, "sequence_end": True}
+    reply = server.post(params={"model_name": "named_summer"}, json=tensors(1, **parameters))
+    expect_error(reply, 400, "invalid_request", "128")
+
+
+def test_refuse_a_sequence_id_beyond_the_model_s_datatype(server: Server) -> None:
+    params = {"model_name": "direct_summer"}
+    first = server.post(params=params, json=tensors(1, sequence_id=5, sequence_start=True))
+    assert total(first) == 1
+    for number in (2**32 + 5, 2**31, -(2**31) - 1):
+        reply = server.post(params=params, json=tensors(1, sequence_id=number))
+        expect_error(reply, 400, "invalid_request")
+    assert total(server.post(params=params, json=tensors(1, sequence_id=5, sequence_end=1))) == 2
+
+
+@pytest.mark.parametrize("way", [way for way in ways("", {}) if "stream" not in way])
+@pytest.mark.parametrize(
+    ("model", "own_id"),
+    [
+        ("summer", 2**63 - 1),
+        ("direct_summer", -5),
+        ("chained_summer", 9),
+        ("named_summer", "x" * 128),
+        ("brief_summer", "7"),
+        ("brief_summer", 8),
+    ],
+)
+def test_give_kserve_sequence_ids_the_model_s_datatype(
+    server: Server, model: str, own_id: int | str, way: str
+) -> None:
+    steps: list[dict[str, Any]] = [{"sequence_start": True}, {}, {"sequence_end": "true"}]
+    for number, flags in enumerate(steps, 1):
+        reply = send(server, ways(model, {"sequence_id": own_id, **flags})[way])
+        assert reply.status_code == 200, reply.text
+        document = reply.json()
+        outputs = {output["name"]: output["data"][0] for output in document.get("outputs", [])}
+        assert (outputs or document)["total"] == number
+
+
+def test_ignore_sequence_parameters_of_a_model_without_sequences(server: Server) -> None:
+    inputs = [tensor([2])]
+    parameters = {"sequence_id": "x" * 300, "sequence_start": "x", "sequence_end": 5}
+    reply = server.post(
+        params={"model_name": "scale"}, json={"inputs": inputs, "parameters": parameters}
+    )
+    assert reply.status_code == 200, reply.text
+
+
+def test_keep_the_sessions_of_many_callers_separate(server: Server) -> None:
+    """Each caller adds its own number, all at once, through all workers."""
 
     def caller(number: int) -> list[float]:
         reply = call(server, "summer", "NEW_SESSION", tensors(number))
@@ -227,10 +347,10 @@ def test_many_callers_sessions_keep_apart(server: Server) -> None:
 
 
 @pytest.mark.parametrize("session", ["NEW_SESSION", "1234"])
-def test_a_model_without_sequences_serves_and_says_nothing_of_a_session(
+def test_return_no_session_header_from_a_model_without_sequences(
     server: Server, session: str
 ) -> None:
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2]}]}
+    body = {"inputs": [tensor([2])]}
     reply = call(server, "scale", session, body)
     assert reply.json()["outputs"][0]["data"] == [6.0]
     assert SESSION not in reply.headers
@@ -238,13 +358,13 @@ def test_a_model_without_sequences_serves_and_says_nothing_of_a_session(
 
 
 @pytest.mark.parametrize("body", [{"instances": ["no number"]}, tensors(1, sequence_end="maybe")])
-def test_an_error_opens_no_session(server: Server, body: Any) -> None:
+def test_open_no_session_with_an_error(server: Server, body: Any) -> None:
     reply = call(server, "summer", "NEW_SESSION", body)
     assert reply.status_code == (400 if "inputs" in body else 500)
     assert SESSION not in reply.headers
 
 
-def test_sessions_are_gone_when_triton_was_started_again(server: Server) -> None:
+def test_forget_sessions_when_triton_restarts(server: Server) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
     server.replace("tritonserver")
     server.wait_ready()

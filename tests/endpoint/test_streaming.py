@@ -14,7 +14,7 @@ from flask import Flask
 
 from predictor import create_app
 from serving.settings.table import Settings
-from tests.support.harness import Server, module_server, wait_until
+from tests.support.harness import Server, expect_error, module_server, wait_until
 from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
 
 pytestmark = pytest.mark.stack
@@ -37,7 +37,7 @@ def server(started: Server) -> Iterator[Server]:
 
 
 def app(server: Server, **variables: str) -> Flask:
-    """Return a worker of this process with other settings, which asks the server's Triton."""
+    """Return a worker in this process that has other settings and calls the server's Triton."""
     repository = str(server.run_dir.parent / "models")
     settings = {
         "SERVE_RUN_DIR": str(server.run_dir),
@@ -89,7 +89,7 @@ def seconds(server: Server) -> float:
     return sum(map(float, durations))
 
 
-def test_a_flat_body_gives_an_event_per_response(server: Server) -> None:
+def test_send_an_event_per_response_to_a_flat_body(server: Server) -> None:
     before = seconds(server)
     reply = ask(
         server,
@@ -105,7 +105,7 @@ def test_a_flat_body_gives_an_event_per_response(server: Server) -> None:
     wait_until(lambda: seconds(server) - before >= 1, "the whole stream is counted")
 
 
-def test_tensors_give_a_kserve_reply_per_response(server: Server) -> None:
+def test_send_a_kserve_reply_per_response_to_tensors(server: Server) -> None:
     body = tensors("one two") | {"outputs": [{"name": "text_output"}], "id": "mine"}
     reply = ask(server, "teller", body, **LINES)
     assert reply.headers["Content-Type"] == "application/jsonlines"
@@ -119,31 +119,31 @@ def test_tensors_give_a_kserve_reply_per_response(server: Server) -> None:
     }
 
 
-def test_instances_are_postprocessed_per_response(server: Server) -> None:
+def test_postprocess_instances_per_response(server: Server) -> None:
     body = {"instances": ["one two"], "parameters": {"upper": True}}
     lines = [json.loads(line) for line in ask(server, "reader", body, **LINES).iter_lines()]
     common = {"model_name": "reader", "model_version": "1", "offset": 0}
     assert lines == [common | {"predictions": ["ONE"]}, common | {"predictions": ["TWO"]}]
 
 
-def test_an_ordinary_model_gives_a_stream_of_one(server: Server) -> None:
+def test_stream_one_response_of_an_ordinary_model(server: Server) -> None:
     reply = ask(server, "echo", {"text_input": ["a", "b"]}, **EVENTS)
     assert events(reply) == [
         ("message", {"model_name": "echo", "model_version": "1", "text_output": ["a", "b"]})
     ]
 
 
-def test_a_stateful_model_gives_a_part_per_instance_with_the_number_of_each(server: Server) -> None:
+def test_stream_a_numbered_part_per_instance_of_a_stateful_model(server: Server) -> None:
     lines = ask(server, "summer", {"instances": [1, 2, 3]}, **LINES).iter_lines()
     totals = [(each["offset"], each["predictions"][0]["total"]) for each in map(json.loads, lines)]
     assert totals == [(0, 1.0), (1, 3.0), (2, 6.0)]
 
 
 @pytest.mark.parametrize("accept", [EVENTS, LINES], ids=["events", "lines"])
-def test_each_response_leaves_when_it_is_there(
+def test_send_each_response_as_soon_as_it_arrives(
     server: Server, accept: dict[str, str], tmp_path: Path
 ) -> None:
-    """The model waits for a file, which is made when the response before has come."""
+    """The model waits for a file, which is made once the previous response has arrived."""
     files = [tmp_path / "second", tmp_path / "third"]
     reply = ask(server, "teller", {"text_input": " ".join(["first", *map(str, files)])}, **accept)
     lines = (line for line in reply.iter_lines(chunk_size=1) if line)
@@ -154,13 +154,13 @@ def test_each_response_leaves_when_it_is_there(
     assert list(lines) == []
 
 
-def test_a_stream_may_last_longer_than_a_request(server: Server) -> None:
+def test_let_a_stream_last_longer_than_a_request(server: Server) -> None:
     """SERVE_REQUEST_TIMEOUT is 3 s here, for the whole and between two responses."""
     reply = ask(server, "teller", {"text_input": "a", "delay": 3.5}, **EVENTS)
     assert len(events(reply)) == 1
 
 
-def test_a_deadline_ends_a_stream_with_an_event(server: Server, tmp_path: Path) -> None:
+def test_end_a_stream_at_its_deadline_with_an_event(server: Server, tmp_path: Path) -> None:
     patient = app(server)
     patient.extensions["serving"].gateway.stream_timeout = 2.0
     body = {"text_input": f"a b {tmp_path / 'never'}"}
@@ -170,7 +170,7 @@ def test_a_deadline_ends_a_stream_with_an_event(server: Server, tmp_path: Path) 
     assert (name, last["code"]) == ("error", "triton_timeout")
 
 
-def test_an_error_in_the_middle_is_an_event_or_a_line(server: Server) -> None:
+def test_send_an_error_within_a_stream_as_event_or_line(server: Server) -> None:
     reply = ask(server, "teller", {"text_input": "one fail"}, **EVENTS)
     (first, _), (last, error) = events(reply)
     assert (first, last) == ("message", "error")
@@ -192,7 +192,7 @@ WRONG: dict[str, tuple[Any, int, str]] = {
 
 
 @pytest.mark.parametrize(("body", "status", "words"), WRONG.values(), ids=WRONG)
-def test_an_error_before_a_response_is_an_ordinary_reply(
+def test_answer_an_error_before_the_first_response_normally(
     server: Server, body: Any, status: int, words: str
 ) -> None:
     reply = ask(server, "teller", body, **EVENTS)
@@ -201,16 +201,35 @@ def test_an_error_before_a_response_is_an_ordinary_reply(
     assert words in reply.json()["error"]
 
 
-def test_a_decoupled_model_asked_for_one_answer_says_how_to_ask(server: Server) -> None:
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"priority": "high"},
+        {"priority": -1},
+        {"timeout": 1.5},
+        {"timeout": -1},
+        {"timeout": 2**63 - 1},
+        {"triton_enable_empty_final_response": 1},
+        {"triton_other": True},
+        {"a": "b\0c"},
+    ],
+)
+@pytest.mark.parametrize("in_body", [True, False], ids=["beside the inputs", "in parameters"])
+def test_refuse_a_parameter_that_triton_does_not_accept(
+    server: Server, parameters: dict[str, Any], in_body: bool
+) -> None:
+    more = parameters if in_body else {"parameters": parameters}
+    reply = ask(server, "teller", {"text_input": "one", **more}, **EVENTS)
+    expect_error(reply, 400, "invalid_request", next(iter(parameters)))
+
+
+def test_say_how_to_call_a_decoupled_model(server: Server) -> None:
     for model, body in (("teller", tensors("a")), ("reader", {"instances": ["a"]})):
         reply = ask(server, model, body)
-        assert (reply.status_code, reply.json()["code"]) == (406, "not_acceptable")
-        assert "text/event-stream" in reply.json()["error"]
+        expect_error(reply, 406, "not_acceptable", "text/event-stream")
 
 
-def test_a_caller_who_leaves_before_a_response_cancels_the_request(
-    server: Server, tmp_path: Path
-) -> None:
+def test_cancel_the_request_if_the_caller_leaves(server: Server, tmp_path: Path) -> None:
     before, begun = cancelled(server), tmp_path / "begun"
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     body = json.dumps({"text_input": f">{begun} {tmp_path / 'never'}"})
@@ -221,14 +240,14 @@ def test_a_caller_who_leaves_before_a_response_cancels_the_request(
 
 
 def endless(server: Server, folder: Path) -> requests.Response:
-    """A stream whose first response has come; no other one will."""
+    """Return a stream whose first response has arrived. No other one will."""
     reply = ask(server, "teller", {"text_input": f"a {folder / 'never'}"}, **LINES)
     assert reply.status_code == 200
     return reply
 
 
-def test_callers_who_leave_free_their_slots(server: Server, tmp_path: Path) -> None:
-    """More of them, one batch after the other, than there are threads and places."""
+def test_free_the_slots_of_callers_who_leave(server: Server, tmp_path: Path) -> None:
+    """In total there are more callers than threads and slots."""
     before = cancelled(server)
     for left in (5, 10, 15, 20):
         replies = [
@@ -241,11 +260,11 @@ def test_callers_who_leave_free_their_slots(server: Server, tmp_path: Path) -> N
         wait_until(lambda: server.in_work() == 0, "all places are free")
 
 
-def test_streams_count_among_the_requests_in_work(server: Server, tmp_path: Path) -> None:
+def test_count_streams_among_the_requests_in_flight(server: Server, tmp_path: Path) -> None:
     wait_until(lambda: server.in_work() == 0, "all places are free")
     running = [endless(server, tmp_path) for _ in range(8)]  # one model's half of the places
     reply = ask(server, "teller", {"text_input": "a"}, **LINES)
-    assert (reply.status_code, reply.json()["code"]) == (503, "overloaded")
+    expect_error(reply, 503, "overloaded")
     assert server.ping() == 200
     for each in running:
         each.close()
@@ -255,7 +274,7 @@ def test_streams_count_among_the_requests_in_work(server: Server, tmp_path: Path
     )
 
 
-def test_generate_stream_leaves_the_other_bodies_alone(server: Server) -> None:
+def test_leave_other_bodies_of_generate_stream_unchanged(server: Server) -> None:
     generating = app(server, SAGEMAKER_TRITON_INFERENCE_TYPE="generate_stream").test_client()
 
     def text(model: str, body: Any, **headers: str) -> str:

@@ -17,7 +17,7 @@ from build_engines.build import build
 from build_engines.request import Request
 from tests.build_engines import trained
 from tests.build_engines.trained import Trained
-from tests.support.harness import Server, wait_until
+from tests.support.harness import Server, expect_error, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -57,7 +57,7 @@ def predictions(reply: requests.Response) -> list[dict[str, Any]]:
 
 
 def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Response:
-    """JSON unless the body is text; `headers` with _ for -."""
+    """Send JSON unless the body is text. In `headers`, _ stands for -."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     if isinstance(body, str):
         return server.post(
@@ -66,7 +66,7 @@ def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Respo
     return server.post(f"/invocations?model_name={model}", json=body, headers=named)
 
 
-def test_the_calls_in_the_log_are_answered(server: Server, models: Mapping[str, Trained]) -> None:
+def test_answer_the_calls_in_the_log(server: Server, models: Mapping[str, Trained]) -> None:
     def calls() -> list[str]:
         return [
             entry["message"]
@@ -85,7 +85,7 @@ def text_of(rows: pd.DataFrame, header: bool = False) -> str:
 
 
 @pytest.mark.parametrize("model", ["mixed", "forest", "xgb", "odd", "letters"])
-def test_classes_and_probabilities_are_the_model_s(
+def test_return_the_classes_and_probabilities_of_the_model(
     model: str, server: Server, models: Mapping[str, Trained]
 ) -> None:
     trained_model, rows = models[model].model, models[model].rows
@@ -100,7 +100,7 @@ def test_classes_and_probabilities_are_the_model_s(
         np.testing.assert_allclose(scores, trained_model.predict_proba(wanted), atol=1e-5)
 
 
-def test_a_regression_is_a_number(server: Server, models: Mapping[str, Trained]) -> None:
+def test_return_a_number_from_a_regression(server: Server, models: Mapping[str, Trained]) -> None:
     model = models["lgbm"]
     predicted = [
         each["prediction"] for each in predictions(ask(server, "lgbm", text_of(model.rows)))
@@ -108,7 +108,7 @@ def test_a_regression_is_a_number(server: Server, models: Mapping[str, Trained])
     np.testing.assert_allclose(predicted, model.model.predict(model.rows.to_numpy()), rtol=1e-5)
 
 
-def test_columns_by_name_come_in_any_order(server: Server, models: Mapping[str, Trained]) -> None:
+def test_accept_named_columns_in_any_order(server: Server, models: Mapping[str, Trained]) -> None:
     rows = models["mixed"].rows[:5]
     turned = rows[rows.columns[::-1]]
     wanted = predictions(ask(server, "mixed", text_of(rows)))
@@ -122,7 +122,7 @@ def test_columns_by_name_come_in_any_order(server: Server, models: Mapping[str, 
     )
 
 
-def test_a_header_of_names_unknown_to_the_model_is_ignored(
+def test_ignore_a_header_of_names_unknown_to_the_model(
     server: Server, models: Mapping[str, Trained]
 ) -> None:
     rows = text_of(models["odd"].rows[:3])
@@ -144,7 +144,7 @@ def test_a_header_of_names_unknown_to_the_model_is_ignored(
     assert len(predictions(ask(server, "odd", "0,1,2,3"))) == 1
 
 
-def test_a_row_may_be_the_body_and_csv_a_text_or_a_form_s_file(
+def test_accept_a_row_as_body_and_csv_as_text_or_form_file(
     server: Server, models: Mapping[str, Trained]
 ) -> None:
     rows = models["mixed"].rows[:3]
@@ -159,12 +159,12 @@ def test_a_row_may_be_the_body_and_csv_a_text_or_a_form_s_file(
         assert predictions(reply) == wanted
     several = [("file", ("rows.csv", text)), ("file", ("more.csv", text))]
     reply = server.post("/invocations?model_name=mixed", files=several)
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    expect_error(reply, 400, "invalid_request")
     assert ask(server, "mixed", {"agee": 1}).json()["code"] == "decoding_error"
     assert ask(server, "odd", {"agee": 1}).json()["code"] == "decoding_error"
 
 
-def test_the_answer_can_be_csv(server: Server, models: Mapping[str, Trained]) -> None:
+def test_return_csv_if_asked(server: Server, models: Mapping[str, Trained]) -> None:
     rows = text_of(models["mixed"].rows[:1500].sample(3000, replace=True, random_state=0))
     reply = ask(server, "mixed", rows, Accept="text/csv")
     assert reply.headers["Content-Type"] == "text/csv; charset=utf-8"
@@ -175,7 +175,7 @@ def test_the_answer_can_be_csv(server: Server, models: Mapping[str, Trained]) ->
     assert [[line[0], *map(float, line[1:])] for line in lines] == wanted
 
 
-def test_a_wrong_row_of_a_batch_transform_spoils_no_other(
+def test_answer_the_other_rows_of_a_batch_transform(
     server: Server, models: Mapping[str, Trained]
 ) -> None:
     rows = text_of(models["mixed"].rows[:8]).splitlines()
@@ -218,7 +218,7 @@ def test_a_wrong_row_of_a_batch_transform_spoils_no_other(
         ("mixed", {"instances": [[1, "cook", 3, "Bern", 9]]}, ("instance 0", "'grade'", "int 9")),
     ],
 )
-def test_errors_of_cells_name_row_and_column(
+def test_name_row_and_column_of_a_wrong_cell(
     model: str, body: Any, names: tuple[str, ...], server: Server
 ) -> None:
     reply = ask(server, model, body)
@@ -226,8 +226,8 @@ def test_errors_of_cells_name_row_and_column(
     assert not [name for name in names if name not in reply.json()["error"]], reply.text
 
 
-def test_a_category_that_the_network_does_not_know_is_the_callers_mistake(server: Server) -> None:
-    """Tensors go past the client, which would refuse the cell by its row and column."""
+def test_blame_the_caller_for_an_unknown_category(server: Server) -> None:
+    """Tensors bypass the client, which would refuse the cell by its row and column."""
     cells = [
         ("age", "FP32", 40),
         ("job", "BYTES", "cook"),
@@ -242,19 +242,19 @@ def test_a_category_that_the_network_does_not_know_is_the_callers_mistake(server
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request"), reply.text
 
 
-def test_more_cells_and_rows_than_one_request_may_have_are_refused(server: Server) -> None:
+def test_refuse_more_cells_and_rows_than_a_request_may_have(server: Server) -> None:
     assert ask(server, "odd", "," * 200_000).status_code == 413
     assert ask(server, "odd", "1\n" * 100_001).status_code == 413
 
 
-def test_a_table_s_columns_are_listed_and_a_wrong_header_setting_is_refused(server: Server) -> None:
+def test_list_a_table_s_columns_and_refuse_a_wrong_header_setting(server: Server) -> None:
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert listed["mixed"]["columns"] == ["age", "job", "fare (EUR)", "city", "grade"]
     assert listed["mixed"]["client"] == "table"
     assert ask(server, "odd", "1,2,3,4", Content_Type="text/csv; header=maybe").status_code == 400
 
 
-def test_one_row_of_csv_needs_no_content_type(
+def test_accept_one_row_of_csv_without_a_content_type(
     server: Server, models: Mapping[str, Trained]
 ) -> None:
     row = text_of(models["odd"].rows[:1])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import Server, make_scale
+from tests.support.harness import Server, expect_error, make_scale, tensor
 from tests.support.stand_ins import tensorrt_backend
 
 pytestmark = pytest.mark.stack
@@ -17,7 +17,7 @@ CONFIG = (
     'input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: '
     "TYPE_FP32 dims: [-1] }\n"
 )
-TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+TENSORS = {"inputs": [tensor([1, 2])]}
 REMEDIES = ("--for tensorrt", "--for gpu")
 
 
@@ -52,7 +52,7 @@ def on_gpu(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_a_start_with_another_gpu_s_plan_names_remedies(
+def test_name_remedies_at_a_start_with_another_gpu_s_plan(
     models: Path, on_gpu: dict[str, str], tmp_path: Path
 ) -> None:
     server = start(tmp_path / "serve", models, **on_gpu)
@@ -61,9 +61,7 @@ def test_a_start_with_another_gpu_s_plan_names_remedies(
     assert all(word in last for word in ("scale", *REMEDIES))
 
 
-def test_an_archive_with_another_gpu_s_plan_is_refused(
-    on_gpu: dict[str, str], tmp_path: Path
-) -> None:
+def test_refuse_an_archive_with_another_gpu_s_plan(on_gpu: dict[str, str], tmp_path: Path) -> None:
     make_foreign(tmp_path / "archives/id", "model")
     variables = {
         "SAGEMAKER_MULTI_MODEL": "true",
@@ -73,14 +71,14 @@ def test_an_archive_with_another_gpu_s_plan_is_refused(
     body = {"model_name": "id", "url": str(tmp_path / "archives/id/model")}
     refused = server.post("/models", json=body, headers={TARGET: "id.tar.gz"})
     server.stop()
-    assert (refused.status_code, refused.json()["code"]) == (400, "load_failed")
+    expect_error(refused, 400, "load_failed")
     assert all(word in refused.json()["error"] for word in REMEDIES)
 
 
-def test_without_a_gpu_the_onnx_file_is_served_if_cpu_pbtxt_says_so(
+def test_serve_the_onnx_file_without_a_gpu_if_cpu_pbtxt_says_so(
     models: Path, tmp_path: Path
 ) -> None:
-    """The folder as `build --for tensorrt` writes it."""
+    """The folder is what `build --for tensorrt` writes."""
     (models / "scale/configs").mkdir()
     (models / "scale/configs/cpu.pbtxt").write_text(
         CONFIG.replace("tensorrt_plan", "onnxruntime_onnx")

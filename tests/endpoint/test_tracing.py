@@ -13,18 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.harness import Server, make_scale, wait_until
+from tests.support.harness import Server, make_scale, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
-TENSORS = {
-    "model_name": "scale",
-    "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}],
-}
+TENSORS = {"model_name": "scale", "inputs": [tensor([7])]}
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps the spans that tritonserver sends, which are OTLP in JSON."""
+    """Collect the spans that tritonserver sends, which are OTLP in JSON."""
 
     daemon_threads = True
 
@@ -74,7 +71,7 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.mark.parametrize("is_attribute", [False, True])
-def test_triton_s_spans_are_in_the_caller_s_trace(
+def test_put_triton_s_spans_into_the_caller_s_trace(
     server: Server, collector: Collector, is_attribute: bool
 ) -> None:
     trace, parent = uuid.uuid4().hex, uuid.uuid4().hex[:16]
@@ -93,9 +90,7 @@ def test_triton_s_spans_are_in_the_caller_s_trace(
     assert parent in {span["parentSpanId"] for span in spans_of_trace}
 
 
-def test_only_a_well_formed_and_sampled_traceparent_goes_on(
-    server: Server, collector: Collector
-) -> None:
+def test_forward_only_a_valid_and_sampled_traceparent(server: Server, collector: Collector) -> None:
     silent, last = uuid.uuid4().hex, uuid.uuid4().hex
     unsampled = f"00-{silent}-{'1' * 16}-00"
     malformed = (f"00-{silent}-{'1' * 15}-01", f"00-{silent}\xe9-01", "00-none-of-this")

@@ -1,6 +1,6 @@
-"""Requests of every kind, each with an id of its own and an answer that is known beforehand.
+"""Make requests of every kind, each with its own id and an answer that is known beforehand.
 
-Numbers and words are different in each request, so that another request's answer is a wrong one.
+Numbers and words differ between requests, so that another request's answer counts as wrong.
 """
 
 import io
@@ -28,8 +28,8 @@ from tests.support.streaming_models import make_teller
 ID = "X-Amzn-SageMaker-Inference-Id"
 IMAGE = ROOT / "model_repository/resnet/example.png"
 TEXT = "Faults are found, told and mended."
-LARGE = 3000  # numbers: more than the 2 kB of JSON from which another parser reads them
-IN_SHARED_MEMORY = 300_000  # numbers: more than the 1 MB from which an input goes through /dev/shm
+LARGE = 3000  # numbers: more than 2 kB of JSON, which another parser reads
+IN_SHARED_MEMORY = 300_000  # numbers: more than 1 MB, which goes through /dev/shm
 NPY = "application/x-npy"
 EXITER = """input { name: "x" data_type: TYPE_FP32 dims: [1] }
 output { name: "y" data_type: TYPE_FP32 dims: [1] }
@@ -38,7 +38,7 @@ output { name: "y" data_type: TYPE_FP32 dims: [1] }
 
 @dataclass(frozen=True)
 class Call:
-    """One request; `right` says of a reply of 200 whether it is the answer."""
+    """One request. `right` returns whether a reply with status 200 is the expected answer."""
 
     kind: str
     path: str
@@ -61,8 +61,8 @@ def make_exiter(repository: Path) -> None:
 
 
 def learn(server: Server) -> list[Callable[[int], Call]]:
-    """Makers of calls, one for each kind; the answers of the real models are learnt from a server
-    that is well."""
+    """Return a maker of calls for each kind. Learn the real models' answers from a healthy
+    server."""
     image = Learnt(
         "image", "/invocations?model_name=resnet", {"Content-Type": "image/png"}, IMAGE.read_bytes()
     )
@@ -75,7 +75,7 @@ def learn(server: Server) -> list[Callable[[int], Call]]:
 
 
 class Learnt:
-    """A call whose answer was learnt: what it holds of numbers may differ in their last digits."""
+    """A call whose answer was learnt. The last digits of its numbers may differ."""
 
     def __init__(self, kind: str, path: str, headers: dict[str, str], body: bytes) -> None:
         self._parts = (kind, path, headers, body)
@@ -92,7 +92,7 @@ class Learnt:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON documents are equal, numbers to three digits."""
+    """Return whether two JSON documents are equal, numbers to three digits."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):

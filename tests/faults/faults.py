@@ -1,4 +1,4 @@
-"""The faults: what each does to a server that runs, and what it may do to the callers."""
+"""Define the faults: what each does to a running server, and what it may do to the callers."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ from typing import Any
 
 import psutil
 
-from tests.support.harness import Server, wait_until
+from tests.support.harness import Server, tensor, wait_until
 
 SHM_MB, RUN_DIR_MB = 128, 64
 SECONDS_FULL = 5.0
 
 
 class Confined(Server):
-    """A server with a /dev/shm and a run folder that are small and nobody else's: takes root."""
+    """Run a server with a small /dev/shm and a small run folder of its own. Requires root."""
 
     prefix = (
         "unshare",
@@ -46,9 +46,9 @@ Condition = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Fault:
-    """`strike` returns a condition that is true once the fault is over, healed by us or noticed by
-    the server. `cuts` is whether connections may end without an answer; `works` whether no process
-    hangs."""
+    """A fault that `strike` causes. `strike` returns a condition that is true once the fault is
+    over, repaired by us or noticed by the server. `cuts` says that connections may end without an
+    answer, `works` that no process hangs."""
 
     name: str
     strike: Callable[[Confined], Condition]
@@ -74,7 +74,8 @@ def stub(server: Server) -> int:
 
 
 def is_gone(pid: int) -> bool:
-    """A zombie is: tritonserver reaps none."""
+    """Return whether the process has ended. Zombies count as ended, because tritonserver reaps
+    none."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -91,7 +92,7 @@ def send(number: signal.Signals, find: Callable[[Server], int]) -> Callable[[Con
 
 
 def fill(where: Callable[[Confined], Path]) -> Callable[[Confined], Condition]:
-    """A file system is full for some seconds."""
+    """Fill a file system for some seconds."""
 
     def strike(server: Confined) -> Condition:
         filler, begun = where(server) / "filler", time.monotonic()
@@ -120,7 +121,7 @@ def _written(descriptor: int) -> bool:
 
 
 def pause(server: Confined) -> Condition:
-    """The whole container stands still for longer than a hang may last."""
+    """Stop the whole container for longer than the hang timeout."""
     pids = server.processes()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -129,7 +130,7 @@ def pause(server: Confined) -> Condition:
     def over() -> bool:
         if time.monotonic() < until:
             return False
-        # stubs before tritonserver, which looks after them
+        # continue stubs before tritonserver, which watches them
         for pid in (server.process.pid, *sorted(pids, reverse=True)):
             os.kill(pid, signal.SIGCONT)
         return True
@@ -143,7 +144,7 @@ def hang_timeout(server: Server) -> float:
 
 
 def slow_executes(server: Confined) -> Condition:
-    """Two callers hold one model, each for longer than a hang may last."""
+    """Let two callers hold one model, each for longer than the hang timeout."""
     body = {"model_name": "sleeper", "instances": [hang_timeout(server) + 1]}
     threads = [
         threading.Thread(target=server.post, kwargs={"json": body}, daemon=True) for _ in range(2)
@@ -154,15 +155,15 @@ def slow_executes(server: Confined) -> Condition:
 
 
 def stub_and_manager(server: Confined) -> Condition:
-    """The manager dies before, or while, it starts the model again whose process has died."""
+    """Kill a model's process, and the manager before or while it reloads the model."""
     killed, manager = stub(server), wait_until(lambda: server.pid("manager"), "a manager")
     os.kill(killed, signal.SIGKILL)
     os.kill(manager, signal.SIGKILL)
 
     def answers() -> bool:
-        tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+        one = tensor([1])
         return (
-            server.post("/v2/models/scale/versions/2/infer", json={"inputs": [tensor]}).status_code
+            server.post("/v2/models/scale/versions/2/infer", json={"inputs": [one]}).status_code
             == 200
         )
 
@@ -170,7 +171,7 @@ def stub_and_manager(server: Confined) -> Condition:
 
 
 def without_socket(server: Confined) -> Condition:
-    """Nobody hears of a dead process; the manager's own look finds it."""
+    """Kill a model's process that nobody reports, so that only the manager's own check finds it."""
     killed = stub(server)
     server.inside(server.run_dir / "deaths.sock").unlink()
     os.kill(killed, signal.SIGKILL)
@@ -179,10 +180,9 @@ def without_socket(server: Confined) -> Condition:
 
 def model_exits(server: Confined) -> Condition:
     def answers(x: float) -> bool:
-        tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [x]}
+        one = tensor([x], [1])
         return (
-            server.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code
-            == 200
+            server.post(params={"model_name": "exiter"}, json={"inputs": [one]}).status_code == 200
         )
 
     answers(13)
@@ -220,7 +220,7 @@ FAULTS = [
         fill(lambda server: server.inside(server.run_dir)),
         cuts=True,
     ),
-    # gunicorn's own timeout may end a worker after a pause, and with it a stream that has begun
+    # after a pause gunicorn's own timeout may end a worker, and with it a stream that has begun
     Fault(
         "the whole container paused for longer than a hang may last", pause, cuts=True, works=True
     ),

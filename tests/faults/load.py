@@ -1,13 +1,12 @@
-"""Callers that never stop, and what each of their requests got.
+"""Call a server without a pause, and judge the answer to each request.
 
 A verdict is one of
-- `right`: the answer that was known beforehand, under the request's id;
-- `STATUS code`: an error with a reason, its code and the request's id; of a stream that had begun,
+- `right`: the expected answer, with the request's id;
+- `STATUS code`: an error with a reason, its code and the request's id. For a stream that had begun,
   its last line;
-- `refused`: nobody listened, so the request was not taken;
-- `cut`: the connection ended without an answer, or before its end: the caller knows that it got
-  none;
-- `wrong: …` and `late`: what must never be.
+- `refused`: nothing listened, so the request was not accepted;
+- `cut`: the connection ended before a complete answer, so the caller knows that it has none;
+- `wrong: …` and `late`: must never occur.
 """
 
 import contextlib
@@ -26,8 +25,8 @@ from tests.support.harness import wait_until
 from tests.support.load import Threads
 
 RIGHT, REFUSED, CUT, LATE, WRONG = "right", "refused", "cut", "late", "wrong: "
-HONEST = range(500, 600)  # a request that is sound is never the caller's mistake
-GRACE = 5.0  # seconds beyond the deadline, for a machine that is busy with other things
+HONEST = range(500, 600)  # a valid request is never the caller's mistake
+GRACE = 5.0  # seconds beyond the deadline, for a busy machine
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class Answer:
 
 @dataclass
 class Callers(Threads):
-    """Threads that ask one kind after the other, with ids that begin with `name`, and rest for
-    `pause` seconds between two requests, but while they are hurried."""
+    """Threads that send the kinds of calls in turn, with ids that begin with `name`, and pause for
+    `pause` seconds between two requests unless they are hurried."""
 
     url: str
     makers: Sequence[Callable[[int], Call]]
@@ -56,8 +55,7 @@ class Callers(Threads):
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """Inside the context each has a request in work, and the next one as soon as that is
-        answered."""
+        """Keep a request of each caller in flight inside the context, without pauses."""
         before = len(self.answers)
         self._hurry.set()
         wait_until(
@@ -72,8 +70,8 @@ class Callers(Threads):
         return [answer for answer in tuple(self.answers) if answer.ended >= when]
 
     def all_right_since(self, when: float, times: int = 2) -> bool:
-        """Whether all that ended after that time was right, so often of each kind that began after
-        it."""
+        """Return whether all answers since then were right, with at least `times` answers of each
+        kind to calls that began after it."""
         answers = self.since(when)
         counts = Counter(answer.kind for answer in answers if answer.began >= when)
         enough = len(counts) == len(self.makers) and min(counts.values()) >= times
@@ -93,7 +91,7 @@ class Callers(Threads):
         began = time.monotonic()
         try:
             with requests.Session() as session:
-                session.trust_env = False  # pytest changes the environment meanwhile
+                session.trust_env = False  # pytest changes the environment during the request
                 reply = session.post(
                     self.url + call.path,
                     data=call.body,

@@ -1,5 +1,5 @@
-"""Each fault alone, under constant mixed load: every request gets one answer, right or an honest
-error, in time."""
+"""Cause each fault alone under constant mixed load. Every request gets one answer in time: the
+right one or an honest error."""
 
 import os
 from collections.abc import Iterator
@@ -16,8 +16,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root"),
 ]
 DEADLINE = 30.0
-# seconds: 25 requests a second tell before and after a fault what all do that two processors can
-# answer
+# seconds; 25 requests a second show as much before and after a fault as a full load would
 PAUSE = 0.2
 
 
@@ -46,7 +45,7 @@ def callers(server: Confined) -> Iterator[Callers]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_request_is_answered_despite_a_fault(
+def test_answer_every_request_despite_a_fault(
     fault: Fault, server: Confined, callers: Callers
 ) -> None:
     outcome = trial.run(fault, server, callers)

@@ -1,4 +1,4 @@
-"""What the load calls right, honest and wrong."""
+"""Test what the load judges as right, honest and wrong."""
 
 import json
 
@@ -47,21 +47,21 @@ def reply(status: int, body: object, request_id: str = "load-1") -> requests.Res
         (reply(502, "<html>"), "wrong: 502"),
     ],
 )
-def test_a_reply_is_right_or_an_honest_error_or_wrong(
+def test_tell_right_replies_and_honest_errors_from_wrong_replies(
     response: requests.Response, verdict: str
 ) -> None:
     assert judge(CALL, response, "load-1").startswith(verdict)
 
 
 def answers(*verdicts: str) -> list[Answer]:
-    """One a second."""
+    """Return answers with these verdicts, one a second."""
     return [
         Answer(f"load-{when}", "number", when, when + 1, verdict)
         for when, verdict in enumerate(verdicts)
     ]
 
 
-def test_wrong_late_and_cut_answers_are_named() -> None:
+def test_name_wrong_late_and_cut_answers() -> None:
     mistakes = [
         *mistakes_in(FAULT, answers(RIGHT, "503 overloaded", LATE, CUT, REFUSED, "wrong: 200"))
     ]

@@ -1,4 +1,4 @@
-"""One fault under load: what the callers saw, and how long."""
+"""Cause one fault under load, and collect what the callers saw."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from tests.faults.faults import Confined, Fault
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, WRONG, Answer, Callers
 from tests.support.harness import wait_until
 
-SETTLED = 1.5  # seconds of right answers, after which a fault is over for its callers
+SETTLED = 1.5  # seconds of right answers after which the fault is over for its callers
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Trial:
 
 
 def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
-    """From a load that is answered rightly to one that is again."""
+    """Cause the fault once all answers are right, and wait until they are right again."""
     wait_until(
         lambda: is_well(callers), lambda: f"right answers before the fault; {_last(callers)}"
     )
@@ -48,8 +48,8 @@ def _said_to_hang(server: Confined) -> int:
 
 
 def is_well(callers: Callers, since: float = 0.0) -> bool:
-    """Whether since then, or since the last other answer, every kind has been answered, and
-    rightly, for a while."""
+    """Return whether each kind of call has been answered for a while, and always rightly, since
+    then or since the last wrong answer."""
     others = [answer.ended for answer in callers.since(since) if answer.verdict != RIGHT]
     begin = math.nextafter(max([since, *others]), math.inf)
     return time.monotonic() > begin + SETTLED and callers.all_right_since(begin)
@@ -70,8 +70,7 @@ def mistakes_in(fault: Fault, answers: Iterable[Answer]) -> Iterator[str]:
 
 
 def logged_twice(log: Path, name: str) -> list[str]:
-    """Ids of the load that stand in nginx's log more than once, or with another status than the
-    first."""
+    """Return the ids of requests that nginx's log has more than once."""
     lines = [
         line for line in log.read_text(errors="replace").splitlines() if line.startswith('{"time"')
     ]
@@ -87,6 +86,6 @@ def logged_twice(log: Path, name: str) -> list[str]:
 def _json(line: str) -> dict[str, str]:
     try:
         entry: dict[str, str] = json.loads(line)
-    except ValueError:  # a killed one was writing it
+    except ValueError:  # the process was killed while it wrote the line
         return {}
     return entry

@@ -28,13 +28,13 @@ MOST_BYTES = 1000
 
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
-    """The slots of a test, which are left at its end."""
+    """Hold the slots of a test, and release them at its end."""
     with ExitStack() as stack:
         yield stack
 
 
 def fork(shared: Admission, number: int) -> Admission:
-    """Return a new worker. Like a fork it shares the counters and nothing else."""
+    """Return a new worker. Like a forked one, it shares only the counters."""
     shared.add_worker(number)
     return copy(shared)
 
@@ -61,7 +61,7 @@ def fill(admission: Admission, model: str, held: ExitStack, size: int = 0) -> in
 
 
 @pytest.mark.parametrize(("hanging", "gets"), [(1, [60]), (2, [60, 30]), (4, [60, 30, 15, 8])])
-def test_each_model_that_hangs_gets_half_of_the_free_slots(
+def test_give_each_hanging_model_half_of_the_free_slots(
     hanging: int, gets: list[int], held: ExitStack
 ) -> None:
     admission = Admission(120, MOST_BYTES, several_models=True)
@@ -69,7 +69,7 @@ def test_each_model_that_hangs_gets_half_of_the_free_slots(
     assert fill(admission, "sound", held) >= gets[-1] // 2
 
 
-def test_each_model_that_hangs_gets_half_of_the_free_bytes(held: ExitStack) -> None:
+def test_give_each_hanging_model_half_of_the_free_bytes(held: ExitStack) -> None:
     admission = Admission(120, MOST_BYTES, several_models=True)
     assert [fill(admission, f"hangs {number}", held, size=10) for number in range(3)] == [
         51,
@@ -78,12 +78,12 @@ def test_each_model_that_hangs_gets_half_of_the_free_bytes(held: ExitStack) -> N
     ]
 
 
-def test_a_single_model_gets_all_slots_and_all_bytes(held: ExitStack) -> None:
+def test_give_a_single_model_all_slots_and_bytes(held: ExitStack) -> None:
     assert fill(Admission(5, MOST_BYTES, several_models=False), "m", held) == 5
     assert fill(Admission(50, MOST_BYTES, several_models=False), "m", held, size=100) == 10
 
 
-def test_the_largest_body_is_taken_when_no_other_is_in_flight(held: ExitStack) -> None:
+def test_accept_the_largest_body_if_no_other_is_in_flight(held: ExitStack) -> None:
     admission = Admission(120, MOST_BYTES, several_models=True)
     use(admission, "m", held, MOST_BYTES)
     held.enter_context(admission.enter(0))
@@ -91,7 +91,7 @@ def test_the_largest_body_is_taken_when_no_other_is_in_flight(held: ExitStack) -
         admission.enter(1)
 
 
-def test_a_body_counts_with_what_it_unpacks_to(held: ExitStack) -> None:
+def test_count_the_unpacked_size_of_a_body(held: ExitStack) -> None:
     admission = Admission(2, MOST_BYTES, several_models=False)
     slot = held.enter_context(admission.enter(10))
     slot.grow(890)
@@ -101,7 +101,7 @@ def test_a_body_counts_with_what_it_unpacks_to(held: ExitStack) -> None:
     assert (admission.leases.bytes(0), admission.leases.requests(TOTAL)) == (900, 2)
 
 
-def test_everything_is_free_again_after_an_error(held: ExitStack) -> None:
+def test_free_slots_and_bytes_after_an_error(held: ExitStack) -> None:
     admission = Admission(2, MOST_BYTES, several_models=True)
     for _ in range(3):
         with pytest.raises(KeyError), admission.enter(900) as slot:
@@ -110,7 +110,7 @@ def test_everything_is_free_again_after_an_error(held: ExitStack) -> None:
     assert admission.leases.last_use(0) > 0
 
 
-def test_the_total_holds_for_all_workers_and_a_leaving_request_makes_room() -> None:
+def test_limit_the_total_over_all_workers() -> None:
     shared = Admission(3, MOST_BYTES, several_models=False, workers=3)
     first, second = fork(shared, 7), fork(shared, 8)
     _, _, slot = first.enter(0), first.enter(0), second.enter(0)
@@ -122,7 +122,7 @@ def test_the_total_holds_for_all_workers_and_a_leaving_request_makes_room() -> N
     assert first.last_active > 0
 
 
-def test_a_models_slots_hold_for_all_workers(held: ExitStack) -> None:
+def test_limit_the_slots_of_a_model_over_all_workers(held: ExitStack) -> None:
     shared = Admission(5, MOST_BYTES, several_models=True, workers=2)
     for number in range(2):
         use(fork(shared, number), "hangs", held)
@@ -130,7 +130,7 @@ def test_a_models_slots_hold_for_all_workers(held: ExitStack) -> None:
     use(shared, "another", held)
 
 
-def test_requests_of_an_ended_worker_no_longer_count() -> None:
+def test_forget_the_requests_of_an_ended_worker() -> None:
     shared = Admission(2, MOST_BYTES, several_models=True, workers=2)
     use(fork(shared, 7), "m", ExitStack(), MOST_BYTES)
     shared.remove_worker(7)
@@ -138,7 +138,7 @@ def test_requests_of_an_ended_worker_no_longer_count() -> None:
     fork(shared, 8).enter(MOST_BYTES)
 
 
-def test_the_app_refuses_a_body_that_is_too_large_for_the_memory_and_counts_it() -> None:
+def test_refuse_and_count_a_body_too_large_for_the_memory() -> None:
     app = create_app(Settings.from_env({}))
     services, client = app.extensions["serving"], app.test_client()
     services.admission.most_bytes = 1000

@@ -34,7 +34,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.stack
-def test_a_request_waits_for_no_busy_worker_while_another_has_a_thread_free(tmp_path: Path) -> None:
+def test_give_a_request_to_a_worker_with_a_free_thread(tmp_path: Path) -> None:
     def get(path: str) -> int:
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -87,7 +87,7 @@ print(before, len(gc.get_objects()))
 
 
 @pytest.mark.unit
-def test_a_worker_s_garbage_collector_skips_the_imported_modules() -> None:
+def test_freeze_imported_modules_for_the_garbage_collector() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True
     )

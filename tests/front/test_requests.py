@@ -18,7 +18,7 @@ from tests.support.harness import PATIENCE
 pytestmark = pytest.mark.unit
 
 
-def test_a_stream_is_closed_once_before_its_end_is_sent() -> None:
+def test_close_a_stream_once_before_its_end_is_sent() -> None:
     closed: list[str] = []
     response = Ending(iter([b"one", b"two"]))
     response.call_on_close(lambda: closed.append("closed"))
@@ -29,7 +29,7 @@ def test_a_stream_is_closed_once_before_its_end_is_sent() -> None:
     assert closed == ["closed"]
 
 
-def test_a_forgotten_connection_calls_nobody_even_if_another_gets_its_number() -> None:
+def test_notify_nobody_about_a_forgotten_connection() -> None:
     hang_ups, called = HangUps(), threading.Event()
     for _ in range(50):
         first, other = socket.socketpair()
@@ -48,7 +48,7 @@ def test_a_forgotten_connection_calls_nobody_even_if_another_gets_its_number() -
 
 
 @pytest.mark.parametrize(("waited", "counted"), [(3.0, 3.0), (-1000.0, 0.0)])
-def test_time_in_the_queue_counts_and_a_clock_that_was_set_back_adds_none(
+def test_count_time_in_the_queue_even_if_the_clock_was_set_back(
     waited: float, counted: float
 ) -> None:
     source = Incoming(create_environ(headers={FORWARDED: str(time.time() - waited)}))
@@ -56,14 +56,14 @@ def test_time_in_the_queue_counts_and_a_clock_that_was_set_back_adds_none(
 
 
 @pytest.mark.parametrize("headers", [{}, {FORWARDED: "noon"}])
-def test_a_request_without_nginx_begins_now(headers: dict[str, str]) -> None:
+def test_start_the_deadline_now_without_nginx(headers: dict[str, str]) -> None:
     assert Incoming(create_environ(headers=headers)).forwarded == pytest.approx(
         time.monotonic(), abs=0.5
     )
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/nowhere"])
-def test_a_body_that_no_route_reads_is_read_before_the_connection_is_closed(path: str) -> None:
+def test_drain_a_body_that_no_route_reads(path: str) -> None:
     body = io.BytesIO(b"x" * 1000)
     client = create_app(Settings.from_env({})).test_client()
     client.get(path, environ_overrides={"wsgi.input": body, "CONTENT_LENGTH": "1000"})

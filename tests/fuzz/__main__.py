@@ -18,7 +18,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TARGETS = ("archive", "binary", "body", "config", "form", "headers", "image", "npy", "packed")
+TARGETS = (
+    "archive",
+    "binary",
+    "body",
+    "config",
+    "form",
+    "headers",
+    "image",
+    "npy",
+    "packed",
+    "parameters",
+)
 DEADLINE, HANG = 10, 600  # seconds; on a busy machine a tenth of the first may take a minute
 MEMORY, LONGEST = 1024, 16384  # MB, bytes of an input
 LIBFUZZER = [
@@ -57,8 +68,7 @@ def main() -> int:
 
 
 def fuzz(target: str, executions: int, arguments: argparse.Namespace) -> bool:
-    """Fuzz the target in a process of its own, which libFuzzer ends; return whether nothing
-    failed."""
+    """Fuzz the target in its own process, which libFuzzer ends. Return whether nothing failed."""
     with contextlib.redirect_stderr(io.StringIO()):  # a line for each module that is instrumented
         from tests.fuzz import guided, targets
 
@@ -110,8 +120,8 @@ def _libfuzzer(fuzz: Callable[..., None], *arguments: str) -> tuple[bool, str]:
 
 
 def _into(output: int, fuzz: Callable[..., None], *arguments: str) -> None:
-    """In a fork, which Python would end with _exit(2); libFuzzer writes the input that failed at
-    exit(3)."""
+    """Run libFuzzer in a fork, which Python would end with _exit(2). At exit(3) libFuzzer writes
+    the input that failed."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     try:

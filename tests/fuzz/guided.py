@@ -26,8 +26,8 @@ def timed(target: str, data: bytes) -> None:
 
 
 def fuzz(target: str, *arguments: str) -> None:
-    """Under libFuzzer, which ends this process; the first word is how it starts itself again, where
-    it merges."""
+    """Fuzz under libFuzzer, which ends this process. The first word is the command with which it
+    starts itself again to merge."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     again = shlex.join([sys.executable, "-m", "tests.fuzz.guided", target])

@@ -26,10 +26,14 @@ TENSOR = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1
 HEADER = (
     b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}}]}'
 )
-WORDS = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"BYTES","parameters":{"binary_data_size":10}}]}'
+WORDS = (
+    b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"BYTES",'
+    b'"parameters":{"binary_data_size":10}}]}'
+)
 DEEP = b"[" * 1015 + b"]" * 1015  # orjson reads no more
 CONFIG = b"""name: "m" platform: "onnxruntime_onnx" max_batch_size: 8
-input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ] output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 parameters { key: "client" value { string_value: "resnet" } } dynamic_batching { }
 """
 ENSEMBLE = (
@@ -53,6 +57,13 @@ def part(name: str, content: bytes, more: str = '; filename="f"') -> bytes:
     )
 
 
+PARAMETERS = {
+    "made": b"",
+    "number": b'{"sequence_id":7,"sequence_start":true,"sequence_end":false}',
+    "harm-name": b'{"sequence_id":"%b","sequence_start":true}' % (b"x" * 128),
+    "harm-cut": b'{"sequence_id":4294967301,"timeout":-1,"priority":"high"}',
+    "harm-nul": b'{"sequence_id":"a\\u0000b","triton_other":1,"own":1e999}',
+}
 NOISE = Image.effect_noise((12, 9), 90)
 SEEDS: dict[str, dict[str, bytes]] = {
     "body": {
@@ -102,6 +113,11 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "harm-string-length": b"%d\n" % len(WORDS) + WORDS + b"\xff\xff\xff\xffabcdef",
         "harm-negative": b"-1\n{}",
     },
+    "parameters": {
+        f"{name}-{kind}": b"k" * kind + b"\n" + content
+        for name, content in PARAMETERS.items()
+        for kind in range(18)
+    },
     "packed": {
         "gzip": b"gzip\n" + gzip.compress(b"hello" * 9, mtime=0),
         "deflate": b"deflate\n" + zlib.compress(b"hello" * 9),
@@ -138,7 +154,8 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "file": b"\n\n\n" + part("image", b"GIF89a") + part("top_k", b"2", "") + b"--b--\r\n",
         "query": b"m\nmodel_name=m&top_k=1&model_version=%zz\n" + JSON + TENSOR,
         "harm-parts": b"\n\n\n" + part("a", b"", "") * 60 + b"--b--\r\n",
-        "harm-no-end": b"\n\n\n--b\r\nContent-Disposition: form-data; name*=utf-8''%ff; filename=\r\n\r\n",
+        "harm-no-end": b"\n\n\n--b\r\n"
+        b"Content-Disposition: form-data; name*=utf-8''%ff; filename=\r\n\r\n",
     },
     "config": {
         "onnx": CONFIG,

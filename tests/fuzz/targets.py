@@ -5,9 +5,12 @@ The parts of a request that are no body stand before it, one on a line. Triton i
 gives back what it gets.
 """
 
+import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import flask
@@ -23,8 +26,8 @@ from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request
 from serving.front.services import Services
-from serving.headers import Sequencing, Session
-from serving.model_lifecycle.on_post import triton_name
+from serving.headers import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
+from serving.model_lifecycle.on_post import estimate, triton_name
 from serving.model_status.served_model import ServedModel, describe_model
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
@@ -32,6 +35,7 @@ from serving.request import Request, Target
 from serving.settings.table import Settings
 from serving.triton.tensors import InferRequest, Tensor
 from tests.bodies.hostile import Echo, Ones
+from tests.fuzz import parameters as made
 from tests.fuzz.seeds import SEEDS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -43,7 +47,7 @@ TEXT = "latin-1"  # as headers are
 
 
 class Checked(Echo):
-    """Also makes the message that would go to Triton."""
+    """A stand-in for Triton that also makes the message that would be sent."""
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
         request.message({}).SerializeToString()
@@ -57,7 +61,7 @@ class Checked(Echo):
 
 
 def _count(tensor: Tensor) -> None:
-    """Triton refuses strings that do not fill the shape."""
+    """Refuse strings that do not fill the shape, as Triton does."""
     try:
         tensor.array()
     except Exception as err:
@@ -91,7 +95,7 @@ APP.extensions["serving"] = Services(Settings.from_env({}), "")
 
 
 def answer(body: Body, request: Request | None = None) -> None:
-    """By every kind of model; what one refuses another may take."""
+    """Answer a body with every kind of model, because one may accept what another refuses."""
     body.named  # noqa: B018
     for served in MODELS:
         try:
@@ -101,7 +105,7 @@ def answer(body: Body, request: Request | None = None) -> None:
 
 
 def check(error: ServingError) -> None:
-    """A refusal that says so, in words that can be written."""
+    """Check that the refusal gives a reason that can be written."""
     if error.status not in REFUSALS:
         raise AssertionError(f"{type(error).__name__} is {error.status}") from error
     str(error).encode()
@@ -137,18 +141,78 @@ def image(data: bytes) -> None:
 
 
 def headers(data: bytes) -> None:
-    """Custom-Attributes, Session-Id, and names of models."""
+    """Read Custom-Attributes, Session-Id and names of models."""
     attributes, _, session = data.decode(TEXT).partition("\n")
     pairs = read_attributes(attributes)
     Target.within("the header", pairs)
     triton_name(session)
-    for datatype in ("UINT64", "INT32", "STRING"):
-        if parsed := Session.of(Sequencing(datatype, 1.0), session, [pairs]):
+    for datatype in ("UINT64", "INT32", "BYTES"):
+        sequencing = Sequencing(frozenset({datatype}), 1.0)
+        if parsed := Session.of(sequencing, session, [pairs]):
             parsed.parameters()
 
 
+def parameters(data: bytes) -> None:
+    """The JSON of `parameters`, and the kind of the model and of its body, or what is made of
+    anything else."""
+    kind, _, content = data.partition(b"\n")
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        content = made.text(made.parameters(Random(data)))
+    choice = len(kind)
+    served = SEQUENTIAL[choice % len(SEQUENTIAL)]
+    template = TEMPLATES[choice // len(SEQUENTIAL) % len(TEMPLATES)]
+    job = read_body("application/json", template % content, True).bind(served, Request("id"))
+    for batch in job.batches():
+        request = InferRequest("m", "", tuple(batch.inputs), parameters=batch.parameters)
+        check_sequence(served, request.message({}).parameters)
+
+
+def check_sequence(served: ServedModel, sent: Mapping[str, Any]) -> None:
+    """Raise AssertionError if the id or a flag in Triton's message does not fit the model."""
+    for name in SEQUENCE_PARAMETERS & set(sent):
+        kind = sent[name].WhichOneof("parameter_choice")
+        value = getattr(sent[name], kind)
+        sequencing = served.sequencing
+        if sequencing is None:
+            raise AssertionError(f"a model without sequences gets {name}")
+        if name != SEQUENCE_ID:
+            fits = kind == "bool_param"
+        elif kind == "int64_param":
+            fits = all(value in HELD[id_type] for id_type in sequencing.id_types)
+        else:
+            fits = kind == "string_param" and sequencing.id_types <= {"BYTES"}
+            length = len(value.encode())
+            fits = fits and length <= LONGEST_NAME and "\0" not in value
+            fits = fits and (length == LONGEST_NAME or not sequencing.id_types)
+        if not fits:
+            raise AssertionError(f"{sequencing.id_types} get {name} {value!r}")
+
+
+# the numbers that memory of CORRID's datatype holds
+HELD = {
+    "UINT64": range(2**64),
+    "INT64": range(-(2**63), 2**63),
+    "UINT32": range(2**32),
+    "INT32": range(-(2**31), 2**31),
+    "BYTES": range(0),
+}
+TEMPLATES = (
+    b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}],"parameters":%b}',
+    b'{"x":[1],"parameters":%b}',
+)
+SEQUENTIAL = (
+    _served(None, X),
+    *(
+        replace(_served(None, X), sequencing=Sequencing(frozenset(id_types), 1.0))
+        for id_types in ((), *((name,) for name in HELD), ("INT32", "UINT64"), ("BYTES", "INT32"))
+    ),
+)
+
+
 def form(data: bytes) -> None:
-    """Target-Model, query string and Content-Type, as Flask reads them, and a form."""
+    """Read Target-Model, query string, Content-Type and a form, as Flask does."""
     target, query, kind, content = [*data.split(b"\n", 3), b"", b"", b""][:4]
     sent = {"X-Amzn-SageMaker-Target-Model": target.decode(TEXT).replace("\r", "")}
     with APP.test_request_context(
@@ -174,13 +238,13 @@ def config(data: bytes) -> None:
 
 
 def archive(data: bytes) -> None:
-    """A url, and the config.pbtxt of two folders of an archive, with an empty line between them."""
+    """Read a url, and the config.pbtxt of two folders of an archive, separated by an empty line."""
     url, _, rest = data.partition(b"\n")
     for folder, content in zip(("a", "b"), rest.split(b"\n\n", 1), strict=False):
         model = _root() / "1" / "model" / folder
         model.mkdir(parents=True, exist_ok=True)
         (model / "config.pbtxt").write_bytes(content)
-    locate(str(_root()) + url.decode(TEXT), _root()).weight()
+    estimate(locate(str(_root()) + url.decode(TEXT), _root()), "cpu")
 
 
 def _root() -> Path:
@@ -191,12 +255,12 @@ def _root() -> Path:
 
 _folder: "tempfile.TemporaryDirectory[str] | None" = None
 
-FUNCTIONS = (archive, binary, body, config, form, headers, image, npy, packed)
+FUNCTIONS = (archive, binary, body, config, form, headers, image, npy, packed, parameters)
 TARGETS: dict[str, Callable[[bytes], None]] = {each.__name__: each for each in FUNCTIONS}
 
 
 def run(target: str, data: bytes) -> None:
-    """Raises what is no refusal."""
+    """Run the target. Raise everything that is not a refusal."""
     try:
         TARGETS[target](data)
     except ConfigError:

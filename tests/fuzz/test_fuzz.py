@@ -27,20 +27,20 @@ MODELS = ("resnet", "yolov5", "bert", "scale", "identity", "")
 JSON = "application/json"
 
 
-def test_the_command_and_the_functions_have_the_same_targets() -> None:
+def test_have_a_fuzzing_function_for_each_target_of_the_command() -> None:
     assert list(TARGETS) == sorted(FUNCTIONS)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_kept_corpus_is_answered_or_refused(target: str) -> None:
+def test_answer_or_refuse_the_kept_corpus(target: str) -> None:
     for data in corpus(target).values():
         run(target, data)
 
 
 @pytest.fixture(scope="module")
 def fuzzed() -> str:
-    """What the command says of all targets: our code is instrumented once for them, which takes
-    seconds."""
+    """Return the command's output for all targets. They share a run, because instrumenting our code
+    takes seconds."""
     command = [sys.executable, "-m", "tests.fuzz", "--executions", str(EXECUTIONS * len(TARGETS))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == int("failed: " in done.stdout), done.stdout + done.stderr
@@ -48,7 +48,7 @@ def fuzzed() -> str:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_new_inputs_are_answered_or_refused(target: str, fuzzed: str) -> None:
+def test_answer_or_refuse_new_inputs(target: str, fuzzed: str) -> None:
     assert f"{target}: failed" not in fuzzed, fuzzed
     match = re.search(rf"^{target}: (\d+) inputs", fuzzed, re.MULTILINE)
     assert match, fuzzed
@@ -132,7 +132,7 @@ def one_request(
         assert set(reply.json()) == {"error", "code", "request_id"}, what
 
 
-def test_changed_bodies_are_answered_by_a_server_that_goes_on(server: Server) -> None:
+def test_keep_answering_while_bodies_are_mutated(server: Server) -> None:
     pids = server.pid("tritonserver"), server.pid("gunicorn")
     workers = psutil.Process(server.pid("gunicorn")).children()
     one_request(server)

@@ -32,7 +32,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_a_processor_s_features_are_those_that_linux_lists(tmp_path: Path) -> None:
+def test_read_the_features_of_a_processor_from_linux(tmp_path: Path) -> None:
     write(
         tmp_path,
         {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu avx512f amx_bf16\nvmx flags\t: vnmi\n"},
@@ -89,7 +89,7 @@ GROUPS: dict[str, tuple[dict[str, str], float, float]] = {  # files -> processor
 
 
 @pytest.mark.parametrize(("files", "cpus", "gibibytes"), GROUPS.values(), ids=GROUPS)
-def test_limits_are_the_control_groups_s(
+def test_read_the_limits_of_the_control_group(
     files: dict[str, str], cpus: float, gibibytes: float, tmp_path: Path
 ) -> None:
     write(tmp_path, files)
@@ -97,7 +97,7 @@ def test_limits_are_the_control_groups_s(
 
 
 @pytest.mark.parametrize("text", ["", "rubbish", "max", "0 100000", "100000 0"])
-def test_an_unreadable_limit_is_none(tmp_path: Path, text: str) -> None:
+def test_return_none_for_an_unreadable_limit(tmp_path: Path, text: str) -> None:
     write(
         tmp_path,
         {"sys/fs/cgroup/cpu.max": text, "sys/fs/cgroup/memory.max": text.partition(" ")[0]},
@@ -106,7 +106,7 @@ def test_an_unreadable_limit_is_none(tmp_path: Path, text: str) -> None:
     assert memory_limit(tmp_path) in (8 * GIB, 100000)
 
 
-def test_a_gpu_is_its_device_and_shared_memory_a_file_system(tmp_path: Path) -> None:
+def test_find_a_gpu_by_its_device_and_shared_memory_by_its_mount(tmp_path: Path) -> None:
     assert not has_gpu(write(tmp_path, {"dev/nvidiactl": ""}))
     assert has_gpu(write(tmp_path, {"dev/nvidia0": ""}))
     assert (shm_size(tmp_path), shm_size() > 0) == (0, True)
@@ -128,7 +128,7 @@ def test_a_gpu_is_its_device_and_shared_memory_a_file_system(tmp_path: Path) -> 
         ),
     ],
 )
-def test_kills_for_memory_are_counted(
+def test_count_kills_for_memory(
     tmp_path: Path, group: str, file: str, text: str, kills: int | None
 ) -> None:
     write(tmp_path, {"proc/self/cgroup": group, f"sys/fs/cgroup/{file}": text})

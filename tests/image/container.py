@@ -46,7 +46,8 @@ tmp_dir = "{home}/libpod"
 
 
 def podman_environment() -> dict[str, str]:
-    """Variables with which podman keeps everything in HOME; writes the files that they name."""
+    """Return variables with which podman keeps everything in HOME, and write the files that they
+    name."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     HOME.joinpath("tmp").mkdir(parents=True, exist_ok=True)
     for name, text in (("storage.conf", STORAGE), ("containers.conf", ENGINE)):
@@ -62,7 +63,7 @@ def podman_environment() -> dict[str, str]:
 
 
 def podman(*arguments: str) -> str:
-    """What podman prints; fails with what it says."""
+    """Return what podman prints. Fail with its error."""
     command = [*SUDO, "podman", *arguments]
     done = subprocess.run(
         command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True, text=True
@@ -72,7 +73,7 @@ def podman(*arguments: str) -> str:
 
 
 def build_image(command: str) -> str:
-    """Builds the working tree with a command of docs/image.md; the image's name."""
+    """Build the working tree with a command of docs/image.md. Return the image's name."""
     name = f"localhost/test-{os.getpid()}"
     own = {"ENGINE": "podman", "IMAGE": name, "TAG": "1", "PYTHON": sys.executable}
     environ = os.environ | podman_environment() | own
@@ -83,11 +84,9 @@ def build_image(command: str) -> str:
 
 
 class Container(Server):
-    """A Server whose `serve` is PID 1 of a container, with the ways of tests/support/harness.py to
-    ask and to stop it.
-
-    `options` are podman's, `arguments` those of the image, `variables` the container's.
-    """
+    """A Server whose `serve` is PID 1 of a container, with the methods of tests/support/harness.py
+    to call and stop it. `options` are podman's, `arguments` those of the image, `variables` the
+    container's."""
 
     def __init__(
         self,
@@ -138,8 +137,8 @@ class Container(Server):
         return self
 
     def begun(self) -> dict[str, Any]:
-        """The state of a container that runs or has ended, empty before; fails when podman does not
-        start it."""
+        """Return the state of a container that runs or has ended, empty before. Fail if podman does
+        not start it."""
         ended = self.process.poll() is not None
         state = self.state()
         assert state or not ended, (
@@ -167,7 +166,7 @@ class Container(Server):
         return podman("exec", self.name, *command)
 
     def status(self) -> dict[str, Any]:
-        """Its pids are the container's own numbers."""
+        """Return the status. Its pids are the container's own numbers."""
         state: dict[str, Any] = json.loads(self.run("cat", f"{self.run_dir}/status.json"))
         return state
 

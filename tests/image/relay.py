@@ -1,4 +1,4 @@
-"""Makes a container without a network reachable: python relay.py PORT PID, as root.
+"""Make a container without a network reachable: python relay.py PORT PID, as root.
 
 It listens on 127.0.0.1:PORT of this machine and connects to 127.0.0.1:8080 in the network namespace
 of process PID.

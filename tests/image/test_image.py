@@ -30,7 +30,7 @@ from tests.image.container import (
 )
 from tests.simulate.command import Command
 from tests.simulate.simulation import client_of
-from tests.support.harness import ROOT, b64, wait_until
+from tests.support.harness import ROOT, b64, expect_error, wait_until
 from tests.support.readme import commands
 
 # the first test waits for the build
@@ -49,7 +49,7 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def start(image: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts containers, which are removed after the test."""
+    """Return a function that starts containers, which are removed after the test."""
     running: list[Container] = []
 
     def starter(
@@ -71,11 +71,15 @@ LOCKED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
 # Prints what is installed, how modules are compiled, and who may write what.
 LOOK = r"""
 import importlib.metadata, importlib.util, json, os, pathlib, shutil, sys, sysconfig
-compiled = [p for root in ("/opt/program", sysconfig.get_path("stdlib")) for p in pathlib.Path(root).rglob("*.pyc")]
+def below(*roots):
+    return [path for root in roots for path in pathlib.Path(root).rglob("*")]
+compiled = [p for p in below("/opt/program", sysconfig.get_path("stdlib")) if p.suffix == ".pyc"]
 files = [file for package in importlib.metadata.distributions() for file in package.files]
 def is_changed(file):
     path = file.locate()
-    return not path.exists() or (file.suffix != ".pyc" and file.size not in (None, path.stat().st_size))
+    if not path.exists():
+        return True
+    return file.suffix != ".pyc" and file.size not in (None, path.stat().st_size)
 print(json.dumps({
     "modules": [m for m in sys.argv[1].split() if importlib.util.find_spec(m)],
     "commands": [c for c in sys.argv[2].split() if shutil.which(c)],
@@ -83,10 +87,11 @@ print(json.dumps({
     "compiled": len(compiled),
     "files of packages": len(files),
     "changed": [str(file) for file in files if is_changed(file)],
-    "writable": [d for d, _, files in os.walk("/opt") for f in [d, *(os.path.join(d, n) for n in files)]
-                 if os.access(f, os.W_OK)],
-    "caches": [str(p) for r in ("/root", "/var/cache", "/var/lib/apt/lists") for p in pathlib.Path(r).rglob("*")
-               if p.is_file()] if os.access("/root", os.R_OK) else [],
+    "writable": [path for folder, _, names in os.walk("/opt")
+                 for path in [folder, *(os.path.join(folder, name) for name in names)]
+                 if os.access(path, os.W_OK)],
+    "caches": [str(path) for path in below("/root", "/var/cache", "/var/lib/apt/lists")
+               if path.is_file()] if os.access("/root", os.R_OK) else [],
 }))
 """
 
@@ -115,13 +120,13 @@ def contents(image: str) -> Any:
     )
 
 
-def test_the_dockerfile_has_no_finding() -> None:
+def test_lint_the_dockerfile() -> None:
     tool = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([tool, ROOT / "Dockerfile"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_it_holds_what_serves_and_neither_compilers_nor_training_libraries(contents: Any) -> None:
+def test_ship_neither_compilers_nor_training_libraries(contents: Any) -> None:
     assert contents["modules"] == [
         "transformers",
         "safetensors",
@@ -134,12 +139,12 @@ def test_it_holds_what_serves_and_neither_compilers_nor_training_libraries(conte
     assert contents["caches"] == []
 
 
-def test_every_file_of_its_packages_is_there_as_the_wheels_have_it(contents: Any) -> None:
+def test_ship_every_file_of_the_packages_as_in_their_wheels(contents: Any) -> None:
     assert contents["files of packages"] > 5_000
     assert contents["changed"] == []
 
 
-def test_a_vocabulary_without_tokenizer_json_is_read_in_it(image: str) -> None:
+def test_read_a_vocabulary_without_tokenizer_json_in_the_image(image: str) -> None:
     code = (
         "import os, pathlib, shutil; from clients._text.tokenizer import TextTokenizer; "
         "os.mkdir('/tmp/tokenizer')\nfor name in ('vocab.txt', 'config.json'):\n"
@@ -161,20 +166,20 @@ def test_a_vocabulary_without_tokenizer_json_is_read_in_it(image: str) -> None:
     assert podman(*options).strip() == "[[101, 7592, 2088, 102]]"
 
 
-def test_its_user_may_write_nothing_of_it(contents: Any) -> None:
+def test_let_the_user_write_nothing_in_the_image(contents: Any) -> None:
     assert contents["writable"] == []
 
 
-def test_compiled_modules_stay_valid_whatever_their_source_s_time(contents: Any) -> None:
+def test_keep_compiled_modules_valid_whatever_the_source_s_time(contents: Any) -> None:
     assert contents["compiled"] > 1000
     assert contents["by time"] == []
 
 
-def test_it_has_less_than_1250_mb(config: Any) -> None:
+def test_keep_the_image_below_1250_mb(config: Any) -> None:
     assert config["Size"] < 1250e6
 
 
-def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
+def test_start_stop_and_call_the_image_as_platforms_do(config: Any) -> None:
     run = config["Config"]
     assert run["Entrypoint"] == ["/opt/program/serve"]
     assert "Cmd" not in run
@@ -188,7 +193,7 @@ def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
     assert check["Test"] == ["CMD", "/opt/program/serve", "--ping"]
 
 
-def test_its_labels_say_what_sagemaker_may_do_and_what_it_is(config: Any) -> None:
+def test_label_the_image_for_sagemaker_and_with_its_origin(config: Any) -> None:
     labels = config["Labels"]
     assert labels["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
     assert labels["com.amazonaws.sagemaker.capabilities.multi-models"] == "true"
@@ -203,7 +208,7 @@ def test_its_labels_say_what_sagemaker_may_do_and_what_it_is(config: Any) -> Non
     assert re.fullmatch("sha256:[0-9a-f]{64}", oci["base.digest"])
 
 
-def test_the_bill_of_materials_has_every_package_in_the_version_that_is_locked(image: str) -> None:
+def test_list_every_package_as_locked_in_the_bill_of_materials(image: str) -> None:
     bill = json.loads((ROOT / "dist/sbom.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
     listed = {
@@ -238,7 +243,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Takes as many megabytes as it is sent, for as long as a call lasts, and its weights' all the time."""
+    """Take the megabytes that it is sent during each call, and those of its weights throughout."""
 
     def initialize(self, args):
         folder = pathlib.Path(args["model_repository"]) / args["model_version"]
@@ -249,7 +254,8 @@ class TritonPythonModel:
 
     def take(self, request):
         megabytes = int(pb_utils.get_input_tensor_by_name(request, "megabytes").as_numpy()[0])
-        return pb_utils.Tensor("taken", np.array([len(np.ones(megabytes * 2**20, np.uint8))], np.int64))
+        taken = len(np.ones(megabytes * 2**20, np.uint8))
+        return pb_utils.Tensor("taken", np.array([taken], np.int64))
 '''
 HOG_CONFIG = """
 backend: "python"
@@ -293,7 +299,7 @@ def ended(container: Container) -> tuple[int, str]:
     return container.process.wait(BUILD_SECONDS), container.output()
 
 
-def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) -> None:
+def test_serve_the_bundled_models_and_log_calls_that_work(start: Start) -> None:
     container = start().wait_ready()
     examples = list(ROOT.glob("model_repository/*/example.*"))
     wait_until(
@@ -313,7 +319,7 @@ def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) ->
 
 
 @pytest.mark.parametrize("built_by", ["docs/image.md", "README.md"])
-def test_the_image_of_each_page_classifies_a_photo(
+def test_classify_a_photo_with_the_image_of_each_page(
     image: str, start: Start, tmp_path: Path, built_by: str
 ) -> None:
     if built_by == "README.md":
@@ -340,8 +346,8 @@ def test_the_image_of_each_page_classifies_a_photo(
 
 
 def built_as_the_readme_says(folder: Path) -> str:
-    """Build the README's image, and return its name. Adds to the command what podman needs without
-    a registry."""
+    """Build the README's image and return its name. Add to the command what podman needs without a
+    registry."""
     name = f"localhost/readme-{os.getpid()}"
     build, run = map(shlex.split, README[0].split(" && "))
     assert build[:2] == ["docker", "build"]
@@ -366,7 +372,7 @@ def built_as_the_readme_says(folder: Path) -> str:
     return name
 
 
-def test_sagemaker_s_argument_serves_too_and_a_killed_tritonserver_comes_back(start: Start) -> None:
+def test_take_sagemaker_s_argument_and_restart_a_killed_tritonserver(start: Start) -> None:
     container = start(arguments=("serve",)).wait_ready()
     before = container.pid("tritonserver")
     container.kill(before)
@@ -377,8 +383,8 @@ def test_sagemaker_s_argument_serves_too_and_a_killed_tritonserver_comes_back(st
     assert container.stop() == 0
 
 
-def test_any_user_will_do(start: Start) -> None:
-    """OpenShift picks a user for each project."""
+def test_run_as_any_user(start: Start) -> None:
+    """OpenShift chooses a user for each project."""
     container = start("--user", "12345:0").wait_ready()
     assert find(container).status_code == 200
     code, output = ended(start("--user", "12345:0", arguments=("--check",)))
@@ -386,7 +392,7 @@ def test_any_user_will_do(start: Start) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("serve", "fast"), ("bash", "-c", "true")])
-def test_a_wrong_argument_is_told_with_the_right_ones(
+def test_refuse_a_wrong_argument_and_list_the_right_ones(
     start: Start, arguments: tuple[str, ...]
 ) -> None:
     code, output = ended(start(arguments=arguments))
@@ -395,8 +401,8 @@ def test_a_wrong_argument_is_told_with_the_right_ones(
     assert "--check" in output
 
 
-def test_without_a_place_to_write_it_says_what_to_mount(start: Start) -> None:
-    """Kubernetes' readOnlyRootFilesystem, its emptyDir forgotten."""
+def test_say_what_to_mount_if_nothing_is_writable(start: Start) -> None:
+    """This is Kubernetes' readOnlyRootFilesystem without an emptyDir."""
     code, output = ended(start("--tmpfs", "/opt/nothing", SERVE_RUN_DIR="/run/serve"))
     assert code == 2
     assert "--tmpfs /tmp" in output
@@ -404,7 +410,7 @@ def test_without_a_place_to_write_it_says_what_to_mount(start: Start) -> None:
     assert "Traceback" not in output
 
 
-def test_models_that_its_user_may_not_read_are_named(start: Start, tmp_path: Path) -> None:
+def test_name_models_that_the_user_may_not_read(start: Start, tmp_path: Path) -> None:
     repository = make_hog(tmp_path / "models")
     (repository / "hog/config.pbtxt").chmod(0o600)
     code, output = ended(start("--volume", f"{repository}:/opt/ml/model:ro"))
@@ -414,28 +420,28 @@ def test_models_that_its_user_may_not_read_are_named(start: Start, tmp_path: Pat
     assert "Traceback" not in output
 
 
-def test_settings_follow_the_limits_of_the_control_group(start: Start) -> None:
+def test_derive_settings_from_the_limits_of_the_control_group(start: Start) -> None:
     container = start("--cpus", "1", memory="600m", arguments=("--print-config",))
     assert ended(container)[0] == 0
     shown = dict(re.findall(r"^(SERVE_\w+)=(\S*)", container.output(), re.MULTILINE))
     assert (shown["SERVE_WORKERS"], shown["SERVE_INFERENCE_THREADS"]) == ("1", "1")
 
 
-def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(
+def test_answer_503_beyond_the_memory_limit_and_serve_the_next_call(
     start: Start, tmp_path: Path
 ) -> None:
     repository = make_hog(tmp_path / "models")
     container = start("--volume", f"{repository}:/opt/ml/model:ro", memory="500m").wait_ready()
     assert take(container, 50).json()["outputs"][0]["data"] == [50 * 2**20]
     reply = take(container, 600)
-    assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting")
+    expect_error(reply, 503, "model_restarting")
     wait_until(lambda: take(container, 50).status_code == 200, "it serves again")
     assert container.process.poll() is None
     container.wait_ready()
     assert container.stop() == 0
 
 
-def test_a_small_dev_shm_gets_a_warning_and_a_batch_beyond_it_a_507(start: Start) -> None:
+def test_warn_of_a_small_dev_shm_and_answer_507_beyond_it(start: Start) -> None:
     container = start("--shm-size", "10m", memory="3g").wait_ready()
     assert "/dev/shm has 10 MB" in container.output()
     assert "--shm-size=1g" in container.output()
@@ -457,7 +463,7 @@ def load(container: Container, number: int) -> requests.Response:
     )
 
 
-def test_a_load_beyond_the_memory_limit_is_a_507_until_an_unload(
+def test_answer_507_to_a_load_beyond_the_memory_until_an_unload(
     start: Start, tmp_path: Path
 ) -> None:
     root, archives = tmp_path / "archives", 6
@@ -471,7 +477,7 @@ def test_a_load_beyond_the_memory_limit_is_a_507_until_an_unload(
         replies.append(load(container, len(replies)))
     refused = len(replies) - 1
     assert 0 < refused < archives
-    assert (replies[-1].status_code, replies[-1].json()["code"]) == (507, "out_of_memory")
+    expect_error(replies[-1], 507, "out_of_memory")
     assert container.ask("DELETE", "/models/m0").status_code == 200
     assert load(container, refused).status_code == 200
     assert take(container, 10, f"/models/m{refused}/invoke").status_code == 200
@@ -487,7 +493,7 @@ Simulate = Callable[..., Command]
 
 @pytest.fixture
 def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
-    """Starts it, and looks afterwards that it ended well and left no container."""
+    """Start the simulator, and check afterwards that it ended well and left no container."""
     started: list[Command] = []
 
     def start(*arguments: str) -> Command:
@@ -506,7 +512,9 @@ def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_every_bundled_model_answers(simulate: Simulate, repository: Path, data: bool) -> None:
+def test_get_an_answer_of_every_bundled_model(
+    simulate: Simulate, repository: Path, data: bool
+) -> None:
     repository.chmod(0o755)  # the container's user is not we
     command = simulate("--memory", "3g", *(["--model-data", str(repository)] if data else []))
     client = client_of(command.wait_ready())

@@ -48,7 +48,7 @@ def settings(kind: str) -> Settings:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_deployment_and_the_service_are_valid(version: str) -> None:
+def test_validate_the_deployment_and_the_service(version: str) -> None:
     for manifest in (DEPLOYMENT, SERVICE):
         kubernetes_validate.validate(manifest, version, strict=True)
     assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["selector"]["matchLabels"]
@@ -59,7 +59,7 @@ def test_the_deployment_and_the_service_are_valid(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_serving_runtime_is_valid(version: str) -> None:
+def test_validate_the_serving_runtime(version: str) -> None:
     spec = RUNTIME["spec"]
     assert (RUNTIME["apiVersion"], RUNTIME["kind"]) == (
         "serving.kserve.io/v1alpha1",
@@ -74,7 +74,7 @@ def test_the_serving_runtime_is_valid(version: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PODS)
-def test_the_probes_and_the_grace_period_outlast_the_settings(kind: str) -> None:
+def test_outlast_the_settings_with_probes_and_grace_period(kind: str) -> None:
     spec, set_to = container(kind), settings(kind)
     startup = spec["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > set_to.start_timeout
@@ -88,7 +88,7 @@ def test_the_probes_and_the_grace_period_outlast_the_settings(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", PODS)
-def test_the_container_satisfies_the_restricted_pod_security_standard(kind: str) -> None:
+def test_satisfy_the_restricted_pod_security_standard(kind: str) -> None:
     spec = container(kind)
     context = {**PODS[kind].get("securityContext", {}), **spec["securityContext"]}
     assert context["runAsNonRoot"]
@@ -99,7 +99,7 @@ def test_the_container_satisfies_the_restricted_pod_security_standard(kind: str)
 
 
 @pytest.mark.parametrize("kind", PODS)
-def test_memory_volumes_fit_the_memory_limit(kind: str) -> None:
+def test_fit_memory_volumes_into_the_memory_limit(kind: str) -> None:
     mounted = {mount["name"]: mount["mountPath"] for mount in container(kind)["volumeMounts"]}
     sizes = {
         mounted[volume["name"]]: volume["emptyDir"]["sizeLimit"] for volume in PODS[kind]["volumes"]

@@ -1,6 +1,7 @@
 """Loads that Triton has not ended when the manager gives up, or that the manager or tritonserver
 did not survive."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,20 +11,23 @@ import pytest
 from serving.errors import TritonTimeout
 from serving.host import tritonserver
 from serving.host.files import ProcessStatus, write_status
+from serving.model_lifecycle import manager as manager_module
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_post import OnPost
+from serving.model_lifecycle.recovery import Recovery, Report
 from serving.model_status.table import READY, UNLOADING
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 from tests.backends.triton_process import serving
 from tests.model_lifecycle.test_multimodel import make_model
+from tests.support.harness import wait_until
 
 pytestmark = pytest.mark.stack
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Iterator[OnPost]:
-    """A manager in this process, and a tritonserver."""
+    """Run a manager in this process, and a tritonserver."""
     root = tmp_path / "archives"
     settings = replace(
         Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1
@@ -41,7 +45,7 @@ def policy(tmp_path: Path) -> Iterator[OnPost]:
 
 
 def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
-    """Give up a load after `seconds`; it goes on in Triton as long as its process lives. Return the
+    """Give up a load after `seconds`. It goes on in Triton as long as its process lives. Return the
     archive's URL."""
     folder = policy.settings.model_repositories[0] / "id/model"
     make_model(folder / "net", initialize="hold()")
@@ -54,7 +58,7 @@ def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
     return str(folder)
 
 
-def test_a_load_that_took_too_long_is_ended_soon_after(policy: OnPost) -> None:
+def test_end_a_load_soon_after_its_timeout(policy: OnPost) -> None:
     hold_a_load(policy)
     policy.step()
     assert policy.manager.get("m") is None
@@ -65,9 +69,7 @@ def test_a_load_that_took_too_long_is_ended_soon_after(policy: OnPost) -> None:
 @pytest.mark.parametrize(
     "seconds", [2.0, 0.05], ids=["with its process", "before its process has started"]
 )
-def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(
-    policy: OnPost, seconds: float
-) -> None:
+def test_hold_the_next_load_until_a_timed_out_one_ended(policy: OnPost, seconds: float) -> None:
     url = hold_a_load(policy, seconds)
     policy.load("m", url, "m")
     entry = policy.manager.get("m")
@@ -75,9 +77,60 @@ def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(
     assert policy.manager.gateway.is_model_ready("m")
 
 
-def test_what_the_table_does_not_have_is_unloaded_and_removed(
-    policy: OnPost, tmp_path: Path
+def restarted(policy: OnPost, tmp_path: Path) -> set[str]:
+    """Return the models that another tritonserver has loaded when it answers. Also let the policy
+    end the unloads that the killed one did not."""
+    options = ("--model-control-mode=explicit", "--load-model=*")
+    folder, log = policy.settings.staged_folder, tmp_path / "next.log"
+    with serving(folder, tritonserver.backend_directory(), log, *options) as server:
+        policy.manager.gateway = TritonGateway(f"127.0.0.1:{server.grpc}", 5)
+        policy.step()
+        return {each.name for each in policy.manager.index() if each.state == "READY"}
+
+
+def load_sound(policy: OnPost) -> None:
+    url = policy.settings.model_repositories[0] / "sound/model"
+    make_model(url / "net")
+    policy.load("sound", str(url), "sound")
+
+
+def test_start_the_next_tritonserver_without_a_load_that_hung(
+    policy: OnPost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No process that can be killed ends the load, as if tritonserver itself waited for a file."""
+    load_sound(policy)
+    hold_a_load(policy)
+    make_model(policy.settings.model_repositories[0] / "id/model/net", initialize="hold()")
+    monkeypatch.setattr(manager_module, "UNLOAD_SECONDS", 0.5)
+    monkeypatch.setattr(manager_module, "STUB_SECONDS", 0.5)
+    monkeypatch.setattr(Manager, "_kill_processes", lambda *_: True)
+    policy.step()
+    entry = policy.manager.get("m")
+    assert entry and entry.state == UNLOADING
+    assert policy.manager.store.names() == {"sound"}
+    assert restarted(policy, tmp_path) == {"sound"}
+    assert policy.manager.get("m") is None
+
+
+def test_start_the_next_tritonserver_without_a_reload_that_hung(
+    policy: OnPost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_sound(policy)
+    url = policy.settings.model_repositories[0] / "id/model"
+    make_model(url / "net")
+    policy.load("m", str(url), "m")
+    make_model(url / "net", initialize="hold()")
+    recovery = Recovery(policy.manager)
+    recovery.forget(policy.manager.pid())
+    monkeypatch.setattr(Settings, "load_timeout", 2.0)
+    recovery.report(Report(["m"], "Stub process 'm_0_0' is not healthy.", time.monotonic()))
+    recovery.step()
+    wait_until(lambda: (url / "net/1/held").exists(), "the model is loaded again")
+    wait_until(lambda: policy.manager.store.names() == {"sound"}, "it is not staged any more")
+    assert restarted(policy, tmp_path) == {"sound"}
+
+
+def test_unload_and_remove_what_the_table_does_not_list(policy: OnPost, tmp_path: Path) -> None:
     manager = policy.manager
     make_model(tmp_path / "net")
     manager.store.stage(tmp_path / "net", "stray")

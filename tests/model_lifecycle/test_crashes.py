@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_lifecycle.test_multimodel import CONFIG, Container, expect, tensor
-from tests.support.harness import EXITS, Server, wait_until
+from tests.model_lifecycle.test_multimodel import CONFIG, Container
+from tests.support.harness import EXITS, Server, expect_error, tensor, wait_until
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -46,7 +46,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
 
 
 def status(running: Container, name: str, x: float = 1) -> int:
-    return running.invoke(name, json={"inputs": [tensor(x)]}).status_code
+    return running.invoke(name, json={"inputs": [tensor([x])]}).status_code
 
 
 def serves(running: Container, name: str) -> bool:
@@ -54,25 +54,26 @@ def serves(running: Container, name: str) -> bool:
 
 
 def reloads(running: Container, name: str) -> None:
-    """It is unloaded, loaded and served, and the same tritonserver serves the others."""
+    """Check that the archive is unloaded, loaded and served, and that the same tritonserver serves
+    the others."""
     triton = running.server.pid("tritonserver")
     unloaded = running.unload(name)
     assert unloaded.status_code == 200, unloaded.text
-    expect(running.invoke(name, json={"inputs": [tensor(1)]}), 404, "model_not_loaded")
+    expect_error(running.invoke(name, json={"inputs": [tensor([1])]}), 404, "model_not_loaded")
     loaded = running.load(name, name)
     assert loaded.status_code == 200, loaded.text
     assert serves(running, name) and serves(running, "sound")
     assert running.server.pid("tritonserver") == triton
 
 
-def test_an_archive_that_hangs_can_be_unloaded_and_loaded_again(running: Container) -> None:
-    expect(running.invoke("bad", json={"inputs": [tensor(101)]}), 504, "triton_timeout")
+def test_unload_and_load_an_archive_that_hangs(running: Container) -> None:
+    expect_error(running.invoke("bad", json={"inputs": [tensor([101])]}), 504, "triton_timeout")
     reloads(running, "bad")
 
 
-def test_a_refused_archive_is_served_again_once_it_is_loaded_anew(running: Container) -> None:
+def test_serve_a_refused_archive_after_another_load(running: Container) -> None:
     def refused() -> bool:
-        reply = running.invoke("bad", json={"inputs": [tensor(13)]})
+        reply = running.invoke("bad", json={"inputs": [tensor([13])]})
         assert reply.json()["code"] in ("model_restarting", "model_refused"), reply.text
         return bool(reply.json()["code"] == "model_refused")
 
@@ -81,8 +82,8 @@ def test_a_refused_archive_is_served_again_once_it_is_loaded_anew(running: Conta
     reloads(running, "bad")
 
 
-def test_calls_that_meet_the_end_of_tritonserver_can_be_repeated(running: Container) -> None:
-    with Load(lambda _: running.invoke("sound", json={"inputs": [tensor(1)]}), callers=8) as load:
+def test_answer_503_to_calls_in_flight_when_tritonserver_ends(running: Container) -> None:
+    with Load(lambda _: running.invoke("sound", json={"inputs": [tensor([1])]}), callers=8) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
         running.server.replace("tritonserver")
         running.server.wait_ready()

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.unit
 
 
 class Asked(Examples):
-    """Gets each of `errors` for an answer, None for a 200. `restarts` has tritonserver replaced
-    meanwhile."""
+    """A worker that answers with each of `errors` in turn, None meaning 200. `restarts` replaces
+    tritonserver in between."""
 
     def __init__(self, folder: Path, *errors: Exception | None, restarts: bool = False) -> None:
         manager = Manager(replace(Settings(), run_dir=folder, workers=1), FakeTriton())
@@ -38,7 +38,7 @@ class Asked(Examples):
 @pytest.mark.parametrize(
     "error", [Overloaded("busy"), ServingError("a bug of the client"), ConnectionRefusedError()]
 )
-def test_without_a_verdict_the_example_is_asked_again(tmp_path: Path, error: Exception) -> None:
+def test_send_the_example_again_without_a_verdict(tmp_path: Path, error: Exception) -> None:
     asked = Asked(tmp_path, error, None)
     assert asked.step() > 0
     assert (asked.entry().state, asked.entry().answered, asked.manager.models().was_ready) == (
@@ -54,14 +54,14 @@ def test_without_a_verdict_the_example_is_asked_again(tmp_path: Path, error: Exc
     )
 
 
-def test_a_model_that_fails_on_its_example_is_not_served(tmp_path: Path) -> None:
+def test_refuse_to_serve_a_model_that_fails_on_its_example(tmp_path: Path) -> None:
     asked = Asked(tmp_path, ModelFailed("m", "no"))
     assert asked.step() == 0
     assert (asked.entry().state, asked.entry().reason) == (FAILED, "no")
     assert asked.step() == 0 and not asked.manager.models().was_ready
 
 
-def test_an_answer_of_the_tritonserver_before_counts_for_nothing(tmp_path: Path) -> None:
+def test_ignore_an_answer_of_the_previous_tritonserver(tmp_path: Path) -> None:
     asked = Asked(tmp_path, None, restarts=True)
     asked.step()
     assert not asked.entry().answered

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.host.processes import tree, used_by
-from serving.model_lifecycle.on_post import estimate, shortfall
+from serving.model_lifecycle.on_post import shortfall
 from serving.triton.connection import is_out_of_memory
 from tests.conformance.multi import OUT_OF_MEMORY as NATIVES
 
@@ -27,7 +27,7 @@ TEXTS = (  # tests/conformance asks a real model for those that native Triton kn
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_every_text_that_means_out_of_memory_is_known(text: str) -> None:
+def test_recognise_every_out_of_memory_message(text: str) -> None:
     assert is_out_of_memory(
         f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {text};"
     )
@@ -36,19 +36,15 @@ def test_every_text_that_means_out_of_memory_is_known(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["load failed for model 'BLOOM-7b.tar.gz'", "ROOM_3 is not found", "expected FP32"]
 )
-def test_other_texts_are_not_taken_for_it(text: str) -> None:
+def test_take_no_other_message_for_out_of_memory(text: str) -> None:
     assert not is_out_of_memory(text)
 
 
-def test_a_model_is_admitted_up_to_the_limit_and_not_beyond() -> None:
+def test_admit_models_up_to_the_memory_limit() -> None:
     limit = 100 * MEGABYTE
     assert shortfall(limit, 60 * MEGABYTE, 40 * MEGABYTE) == ""
     reason = shortfall(limit, 60 * MEGABYTE, 41 * MEGABYTE)
     assert all(word in reason for word in ("41 MB", "60 MB", "100 MB", "SERVE_MODEL_MEMORY_SHARE"))
-
-
-def test_larger_files_and_more_models_are_reckoned_with_more_memory() -> None:
-    assert estimate(0, 1) < estimate(MEGABYTE, 1) < estimate(MEGABYTE, 2)
 
 
 CHILD = "import sys; held = bytearray(b'x') * (64 * 2**20); print(1, flush=True); sys.stdin.read()"
@@ -57,7 +53,7 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!
 
 @pytest.fixture
 def parent() -> Iterator[int]:
-    """A process whose child holds 64 MB."""
+    """Start a process whose child holds 64 MB."""
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -68,12 +64,12 @@ def parent() -> Iterator[int]:
     process.wait()
 
 
-def test_the_memory_of_a_process_is_that_of_all_below_it(parent: int) -> None:
+def test_add_the_memory_of_all_descendants(parent: int) -> None:
     assert len(list(tree(parent))) == 2
     assert 64 * MEGABYTE < used_by(parent) < 100 * MEGABYTE
 
 
-def test_a_process_that_is_gone_takes_none() -> None:
+def test_count_no_memory_of_a_process_that_is_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert used_by(process.pid) == 0

@@ -12,10 +12,12 @@ import psutil
 import pytest
 import requests
 
+from serving.host.machine import memory_limit
 from serving.host.processes import tree
+from serving.repository.checks import PER_INSTANCE
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
-from tests.support.harness import NUMBER_CLIENT, Server, wait_until
+from tests.support.harness import NUMBER_CLIENT, Server, expect_error, tensor, wait_until
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -73,7 +75,9 @@ COMPLETES = """
 """
 ENSEMBLE = f"""platform: "ensemble"{PORTS}
 ensemble_scheduling {{ step {{
-  model_name: "part" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+  model_name: "part" model_version: -1
+  input_map {{ key: "x" value: "x" }}
+  output_map {{ key: "y" value: "y" }}
 }} }}
 """
 CLIENT = NUMBER_CLIENT.replace("INPUT", "x").replace(
@@ -82,7 +86,7 @@ CLIENT = NUMBER_CLIENT.replace("INPUT", "x").replace(
 
 
 def make_model(folder: Path, factor: float = 1, initialize: str = "pass", label: str = "") -> None:
-    """A model folder, with a client of its own when there is a label."""
+    """Make a model folder, with its own client if there is a label."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     code = MODEL.replace("FACTOR", str(factor)).replace("INITIALIZE", initialize)
     (folder / "1/model.py").write_text(code)
@@ -144,7 +148,7 @@ LOADED = {  # model_name: (folder, Target-Model)
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """The models of LOADED are loaded, all at once."""
+    """Load the models of LOADED, all at once."""
     folder = tmp_path_factory.mktemp("multi")
     root = folder / "models"
     make_model(root / "h1/model/net", 10, label="ten")
@@ -168,22 +172,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     server.wait_gone()
 
 
-def expect(reply: requests.Response, status: int, code: str, *words: str) -> None:
-    assert (reply.status_code, reply.json()["code"]) == (status, code), reply.text
-    assert set(reply.json()) == {"error", "code", "request_id"}
-    assert not [word for word in words if word not in reply.json()["error"]], reply.text
-
-
-def tensor(x: float) -> dict[str, Any]:
-    return {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-
-
 def predictions(reply: requests.Response) -> Any:
     assert reply.status_code == 200, reply.text
     return reply.json()["predictions"]
 
 
-def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Container) -> None:
+def test_list_loaded_models_page_by_page_with_their_urls(running: Container) -> None:
     assert running.listed() == sorted(LOADED)
     assert running.get("/first").json() == {
         "modelName": "first",
@@ -200,7 +194,7 @@ def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Con
     assert names == sorted(LOADED)
 
 
-def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running: Container) -> None:
+def test_give_archives_with_one_model_name_their_own_clients(running: Container) -> None:
     assert predictions(running.invoke("first", 1, 2)) == [{"ten": 10.0}, {"ten": 20.0}]
     assert predictions(running.invoke("sec/ond %20", 1)) == [{"twenty": 20.0}]
 
@@ -209,25 +203,21 @@ def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running:
     ("target", "factor"),
     [("net-1.tar.gz", 10.0), ("team a/net-2.tar.gz", 20.0), ("ensemble-1", 3.0)],
 )
-def test_invocations_find_a_model_by_its_target(
-    running: Container, target: str, factor: float
-) -> None:
-    reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor(2.0)]})
+def test_find_a_model_by_its_target(running: Container, target: str, factor: float) -> None:
+    reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor([2.0])]})
     assert reply.status_code == 200, reply.text
     assert reply.json()["outputs"][0]["data"] == [2 * factor]
 
 
-def test_neither_triton_nor_the_manager_listens_on_a_port(running: Container) -> None:
+def test_listen_on_no_port_with_triton_and_the_manager(running: Container) -> None:
     for name in ("tritonserver", "manager"):
         assert not psutil.Process(running.server.pid(name)).net_connections("inet")
     assert (running.server.run_dir / "manager.sock").is_socket()
 
 
-def test_invocations_without_a_target_are_a_400_and_with_an_unknown_one_a_404(
-    running: Container,
-) -> None:
-    expect(running.server.post(json={"instances": [1]}), 400, "invalid_request", TARGET)
-    expect(
+def test_answer_400_without_a_target_and_404_for_an_unknown_one(running: Container) -> None:
+    expect_error(running.server.post(json={"instances": [1]}), 400, "invalid_request", TARGET)
+    expect_error(
         running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}),
         404,
         "model_not_loaded",
@@ -235,7 +225,7 @@ def test_invocations_without_a_target_are_a_400_and_with_an_unknown_one_a_404(
     )
 
 
-def test_a_name_in_the_body_does_not_change_the_model_of_the_path(running: Container) -> None:
+def test_ignore_a_name_in_the_body_beside_the_model_in_the_path(running: Container) -> None:
     body = {"modelname": "resnet", "payload": 7}
     assert running.invoke("first", json=body).json()["result"] == {"ten": 70.0}
 
@@ -243,37 +233,81 @@ def test_a_name_in_the_body_does_not_change_the_model_of_the_path(running: Conta
 @pytest.mark.parametrize(
     "query", [{"limit": "0"}, {"limit": "x"}, {"next_page_token": "a"}, {"next_page_token": "_w=="}]
 )
-def test_a_page_that_makes_no_sense_is_a_400(running: Container, query: dict[str, str]) -> None:
-    expect(running.get("", **query), 400, "invalid_request", next(iter(query)))
+def test_answer_400_for_a_wrong_page(running: Container, query: dict[str, str]) -> None:
+    expect_error(running.get("", **query), 400, "invalid_request", next(iter(query)))
 
 
-def test_a_version_that_is_not_there_is_no_404(running: Container) -> None:
+def test_answer_400_for_an_unknown_version(running: Container) -> None:
     reply = running.invoke("first", json={"model_version": "9", "instances": [1]})
-    expect(reply, 400, "invalid_request", "'9'", "latest")
+    expect_error(reply, 400, "invalid_request", "'9'", "latest")
 
 
-def test_a_call_that_runs_out_of_memory_is_a_507(running: Container) -> None:
-    expect(running.invoke("first", -1), 507, "out_of_memory", "no room for this call")
-    expect(running.invoke("first", json={"inputs": [tensor(-1.0)]}), 507, "out_of_memory")
+def test_answer_507_to_a_call_that_runs_out_of_memory(running: Container) -> None:
+    expect_error(running.invoke("first", -1), 507, "out_of_memory", "no room for this call")
+    expect_error(running.invoke("first", json={"inputs": [tensor([-1.0])]}), 507, "out_of_memory")
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
 
 
-def test_a_model_for_which_there_is_no_room_is_a_507_before_it_is_tried(running: Container) -> None:
+def test_answer_400_without_trying_if_a_model_can_never_fit(running: Container) -> None:
     make_model(running.path("huge") / "net")
     with (running.path("huge") / "net/1/weights").open("wb") as weights:
         weights.truncate(2**40)
-    expect(running.load("huge", "huge"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
-    expect(running.get("/huge"), 404, "model_not_loaded")
+    expect_error(
+        running.load("huge", "huge"), 400, "load_failed", "never", "SERVE_MODEL_MEMORY_SHARE"
+    )
+    expect_error(running.get("/huge"), 404, "model_not_loaded")
 
 
-def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended(
-    running: Container,
-) -> None:
+def test_answer_507_without_trying_if_a_model_does_not_fit_now(running: Container) -> None:
+    """Its estimate is twice its file: just below all memory that models may take."""
+    make_model(running.path("large") / "net")
+    with (running.path("large") / "net/1/weights").open("wb") as weights:
+        weights.truncate(int(0.8 * memory_limit() - PER_INSTANCE) // 2 - 2**20)
+    expect_error(running.load("large", "large"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
+    expect_error(running.get("/large"), 404, "model_not_loaded")
+
+
+def test_answer_400_for_instances_that_would_exhaust_the_machine(running: Container) -> None:
+    make_model(running.path("many") / "net")
+    (running.path("many") / "net/config.pbtxt").write_text(CONFIG.replace("count: 1", "count: 257"))
+    expect_error(running.load("many", "many"), 400, "load_failed", "257 instances", "256")
+
+
+def test_answer_400_for_an_archive_with_a_link_to_a_fifo(running: Container) -> None:
+    folder = running.path("fifo") / "net"
+    make_model(folder)
+    os.mkfifo(running.path("fifo") / "pipe")
+    (folder / "labels.txt").symlink_to("../pipe")
+    reply = running.server.post("/models", json={"model_name": "fifo", "url": str(folder)})
+    expect_error(reply, 400, "invalid_request", "net/labels.txt", "neither a file")
+    assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
+
+
+def test_read_no_file_of_the_machine_through_another_archive(running: Container) -> None:
+    for name in ("evil", "reads"):
+        make_model(running.path(name) / "net")
+    (running.path("evil") / "net/evil").symlink_to("/etc")
+    folder = running.path("reads") / "net"
+    (folder / "l").symlink_to(running.path("evil") / "net")
+    (folder / "config.pbtxt").write_text(
+        CONFIG.replace('"y"', '"y" label_filename: "l/evil/passwd"')
+    )
+    expect_error(running.load("reads", "reads"), 400, "invalid_request", "net/l leads to")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/../b", "a//b", "/a", "a/", "a\nb", "n" * 1025])
+def test_refuse_a_name_that_no_path_can_have(running: Container, name: str) -> None:
+    make_model(running.path("named") / "net")
+    expect_error(running.load(name, "named"), 400, "invalid_request", "model_name")
+    assert running.listed() == sorted(LOADED)
+
+
+def test_leave_nothing_of_a_failed_load_and_load_it_once_fixed(running: Container) -> None:
     stubs = running.stubs()
     make_ensemble(running.path("broken"), 5, "five", "raise ValueError('bad weights')")
-    expect(running.load("broken", "broken"), 400, "load_failed", "bad weights")
+    expect_error(running.load("broken", "broken"), 400, "load_failed", "bad weights")
     make_model(running.path("broken") / "part", 5, "raise MemoryError('no room for weights')")
-    expect(running.load("broken", "broken"), 507, "out_of_memory", "no room for weights")
+    expect_error(running.load("broken", "broken"), 507, "out_of_memory", "no room for weights")
     assert "broken" not in running.listed()
     wait_until(lambda: running.stubs() <= stubs, f"of {stubs} processes not more are left")
     make_model(running.path("broken") / "part", 5)
@@ -284,7 +318,9 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
         "import sys\nsys.exit('a_library_that_is_missing')\n",
     ):
         client.write_text(code)
-        expect(running.load("broken", "broken"), 400, "load_failed", "a_library_that_is_missing")
+        expect_error(
+            running.load("broken", "broken"), 400, "load_failed", "a_library_that_is_missing"
+        )
     assert "broken" not in running.listed()
     client.write_text(sound)
     assert running.load("broken", "broken").status_code == 200
@@ -292,7 +328,7 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
     assert running.unload("broken").status_code == 200
 
 
-def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: Container) -> None:
+def test_unload_all_parts_of_an_ensemble_if_one_fails(running: Container) -> None:
     wait_until(lambda: running.stubs() == len(LOADED), "one process for each loaded model")
     archive = running.path("half")
     make_ensemble(
@@ -306,11 +342,11 @@ def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: 
         'input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }'
     )
     config.write_text(text.replace("step {", sound, 1))
-    expect(running.load("half", "half"), 400, "load_failed", "part")
+    expect_error(running.load("half", "half"), 400, "load_failed", "part")
     wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")
 
 
-def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) -> None:
+def test_complete_an_archive_from_its_onnx_file(running: Container) -> None:
     write_model(running.path("bare") / "net", arithmetic(["batch", 3]), None)
     assert running.load("bare", "bare").status_code == 200
     inputs = [
@@ -324,7 +360,7 @@ def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) ->
     assert running.unload("bare").status_code == 200
 
 
-def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None:
+def test_complete_an_archive_from_its_code(running: Container) -> None:
     make_model(running.path("says") / "net", 6)
     code = running.path("says") / "net/1/model.py"
     prints = "import helper, os\nos.system('echo printed')\n"
@@ -335,22 +371,22 @@ def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None
     (running.path("says") / "net/config.pbtxt").write_text('backend: "python"\n')
     reply = running.load("says", "says", "..")  # a Target-Model, and no folder of Triton's
     assert reply.status_code == 200, reply.text
-    reply = running.invoke("says", json={"inputs": [tensor(7)]})
+    reply = running.invoke("says", json={"inputs": [tensor([7])]})
     assert reply.json()["outputs"][0]["data"] == [42.0]
     assert running.unload("says").status_code == 200
 
 
-def test_an_archive_whose_configuration_cannot_be_completed_is_refused(running: Container) -> None:
+def test_refuse_an_archive_that_cannot_be_completed(running: Container) -> None:
     write_model(running.path("torn") / "net", b"this is no ONNX file", None)
-    expect(running.load("torn", "torn"), 400, "load_failed", "'net'", "ONNX Runtime")
+    expect_error(running.load("torn", "torn"), 400, "load_failed", "'net'", "ONNX Runtime")
     make_model(running.path("mute") / "net")
     (running.path("mute") / "net/config.pbtxt").write_text(CONFIG.replace("dims: [1]", "", 1))
-    expect(running.load("mute", "mute"), 400, "load_failed", "'net'", "'x'")
+    expect_error(running.load("mute", "mute"), 400, "load_failed", "'net'", "'x'")
     (running.path("mute") / "net/config.pbtxt").write_text("backend = python\n")
-    expect(running.load("mute", "mute"), 400, "load_failed", "net/config.pbtxt", "1:9")
+    expect_error(running.load("mute", "mute"), 400, "load_failed", "net/config.pbtxt", "1:9")
 
 
-def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> None:
+def test_run_slow_loads_in_parallel_without_delaying_calls(running: Container) -> None:
     names = ["slow_1", "slow_2"]
     for name in names:
         make_model(running.path(name) / "net", initialize="hold()")
@@ -366,7 +402,7 @@ def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> No
         assert [reply.status_code for reply in threads.map(running.unload, names)] == [200] * 2
 
 
-def test_an_unload_waits_for_the_models_calls_and_delays_no_others(running: Container) -> None:
+def test_finish_a_model_s_calls_before_its_unload(running: Container) -> None:
     make_model(running.path("busy") / "net", 2, label="two")
     assert running.load("busy", "busy").status_code == 200
     with ThreadPoolExecutor() as threads:
@@ -374,7 +410,7 @@ def test_an_unload_waits_for_the_models_calls_and_delays_no_others(running: Cont
         wait_until(lambda: running.is_held("busy"), "it is called")
         unload = threads.submit(running.unload, "busy")
         wait_until(lambda: running.get("/busy").status_code == 404, "it is listed no more")
-        expect(running.invoke("busy", 1), 404, "model_not_loaded")
+        expect_error(running.invoke("busy", 1), 404, "model_not_loaded")
         assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
         assert not call.done() and not unload.done()
         running.go_on("busy")
@@ -383,9 +419,7 @@ def test_an_unload_waits_for_the_models_calls_and_delays_no_others(running: Cont
     assert "busy" not in running.listed()
 
 
-def test_an_archive_that_is_loaded_again_brings_its_new_client_to_all_workers(
-    running: Container,
-) -> None:
+def test_bring_a_new_client_to_all_workers_with_a_new_load(running: Container) -> None:
     for label in ("before", "after"):
         make_model(running.path("again") / "net", label=label)
         assert running.load("again", "again", "again.tar.gz").status_code == 200
@@ -395,7 +429,7 @@ def test_an_archive_that_is_loaded_again_brings_its_new_client_to_all_workers(
         assert running.unload("again").status_code == 200
 
 
-def test_an_archive_may_bring_clients_beside_its_models(running: Container) -> None:
+def test_use_clients_that_an_archive_brings(running: Container) -> None:
     for number in (1, 2):
         archive = running.path("beside")
         make_model(archive / "net")
@@ -409,7 +443,7 @@ def test_an_archive_may_bring_clients_beside_its_models(running: Container) -> N
         assert running.unload("beside").status_code == 200
 
 
-def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Container) -> None:
+def test_leave_no_process_file_or_memory_after_unloads(running: Container) -> None:
     root = running.root
     for number in range(3):
         make_archive(root, number)
@@ -438,7 +472,7 @@ def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Conta
     )
 
 
-def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Container) -> None:
+def test_load_everything_again_after_tritonserver_died(running: Container) -> None:
     listed = running.listed()
     running.server.replace("tritonserver")
     wait_until(
@@ -446,14 +480,14 @@ def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Conta
     )
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
     assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
-    expect(running.load("first", "h1", "net-1.tar.gz"), 409, "model_already_loaded")
-    expect(running.load("net-1.tar.gz", "h1", "another.tar.gz"), 409, "model_already_loaded")
+    expect_error(running.load("first", "h1", "net-1.tar.gz"), 409, "model_already_loaded")
+    expect_error(running.load("net-1.tar.gz", "h1", "another.tar.gz"), 409, "model_already_loaded")
     assert running.unload("first").status_code == 200
     assert running.load("first", "h1", "net-1.tar.gz").status_code == 200
 
 
 @pytest.mark.parametrize("stopped", [signal.SIGKILL, signal.SIGSTOP])
-def test_loaded_models_answer_while_the_manager_is_gone(
+def test_answer_for_loaded_models_without_the_manager(
     running: Container, stopped: signal.Signals
 ) -> None:
     make_model(running.path("meanwhile") / "net", 3, label="three")
@@ -470,7 +504,7 @@ def test_loaded_models_answer_while_the_manager_is_gone(
     assert running.unload("meanwhile").status_code == 200
 
 
-def test_a_load_waits_for_a_manager_that_is_being_started(running: Container) -> None:
+def test_hold_a_load_until_the_manager_has_started(running: Container) -> None:
     make_model(running.path("early") / "net", 3, label="three")
     killed = running.server.pid("manager")
     os.kill(killed, signal.SIGKILL)
@@ -484,27 +518,27 @@ def test_a_load_waits_for_a_manager_that_is_being_started(running: Container) ->
     assert running.unload("early").status_code == 200
 
 
-def test_a_load_whose_manager_dies_is_undone_and_can_be_sent_again(running: Container) -> None:
+def test_undo_a_load_if_the_manager_dies(running: Container) -> None:
     make_model(running.path("halfway") / "net", 3, initialize="hold()", label="three")
     with ThreadPoolExecutor() as threads:
         load = threads.submit(running.load, "halfway", "halfway")
         wait_until(lambda: running.is_held("halfway"), "it is being loaded")
         running.server.replace("manager")
-        expect(load.result(), 503, "model_not_ready")
+        expect_error(load.result(), 503, "model_not_ready")
     running.go_on("halfway")
     wait_until(lambda: running.load("halfway", "halfway").status_code == 200, "it loads")
     assert predictions(running.invoke("halfway", 1)) == [{"three": 3.0}]
     assert running.unload("halfway").status_code == 200
 
 
-def test_a_load_whose_tritonserver_dies_is_not_loaded_by_the_next_one(running: Container) -> None:
+def test_forget_a_load_if_tritonserver_dies(running: Container) -> None:
     make_model(running.path("cut") / "net", 3, initialize="hold()", label="three")
     listed = running.listed()
     with ThreadPoolExecutor() as threads:
         load = threads.submit(running.load, "cut", "cut")
         wait_until(lambda: running.is_held("cut"), "it is being loaded")
         running.server.replace("tritonserver")
-        expect(load.result(), 503, "triton_unavailable")
+        expect_error(load.result(), 503, "triton_unavailable")
     wait_until(
         lambda: running.server.ping() == 200 and running.listed() == listed,
         "all others are ready again",

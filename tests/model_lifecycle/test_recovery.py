@@ -33,7 +33,7 @@ NAMES = ["m", "other", "chain", "last", *(f"m{number}" for number in range(MOST_
 
 
 class FakeTriton(TritonGateway):
-    """Fails a load with `error`."""
+    """A Triton that only reports loads. It fails a load with `error`."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", 1)
@@ -51,8 +51,8 @@ class FakeTriton(TritonGateway):
 
 
 class World:
-    """The models NAMES are served; `chain` calls the first two. tritonserver is a process that
-    sleeps."""
+    """A world in which the models NAMES are served and `chain` calls the first two. Its
+    tritonserver is a process that sleeps."""
 
     def __init__(self, folder: Path) -> None:
         self.settings, self.triton = replace(Settings(), run_dir=folder, workers=1), FakeTriton()
@@ -100,15 +100,13 @@ def world(tmp_path: Path) -> Iterator[World]:
     kill(new.server)
 
 
-def test_a_model_that_died_is_loaded_again_and_served(world: World) -> None:
+def test_reload_and_serve_a_model_that_died(world: World) -> None:
     world.die()
     assert (world.triton.unloads, world.triton.loads, world.deaths()) == (["m"], ["m"], {"m": 1})
     assert world.state() == READY
 
 
-def test_while_it_is_loaded_again_no_call_begins(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hold_new_calls_during_a_reload(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
     world.recovery.report(Report(["m"], DIED, NOW))
     world.recovery.step()
@@ -120,13 +118,13 @@ def test_while_it_is_loaded_again_no_call_begins(
     assert world.state() == UNLOADING
 
 
-def test_a_call_that_began_before_the_last_reload_says_nothing_new(world: World) -> None:
+def test_ignore_a_crash_seen_by_a_call_older_than_the_last_reload(world: World) -> None:
     world.die()
     world.die(began=1.0)
     assert world.triton.loads == ["m"]
 
 
-def test_one_that_dies_too_often_is_refused_and_the_others_are_not(world: World) -> None:
+def test_refuse_only_the_model_that_dies_too_often(world: World) -> None:
     for _ in range(CRASHES_ALLOWED + 1):
         world.die()
     assert world.state() == REFUSED
@@ -138,9 +136,7 @@ def test_one_that_dies_too_often_is_refused_and_the_others_are_not(world: World)
     assert world.state("other") == READY
 
 
-def test_a_call_that_began_before_it_was_refused_says_nothing_of_its_next_load(
-    world: World,
-) -> None:
+def test_ignore_a_crash_from_before_the_refusal_after_the_next_load(world: World) -> None:
     for _ in range(CRASHES_ALLOWED):
         world.die()
     began = time.monotonic()
@@ -150,33 +146,33 @@ def test_a_call_that_began_before_it_was_refused_says_nothing_of_its_next_load(
     assert world.state() == READY and world.deaths() == {"m": CRASHES_ALLOWED + 1}
 
 
-def test_of_an_ensemble_the_part_is_started_again_whose_process_died(world: World) -> None:
+def test_reload_only_the_ensemble_part_that_died(world: World) -> None:
     world.recovery.report(Report(["chain", "other", "m"], DIED, NOW))
     world.step_until(lambda: world.triton.loads, "something is loaded")
     assert world.triton.loads == ["m"]
 
 
-def test_a_report_that_names_no_process_starts_nothing_again_that_lives(world: World) -> None:
+def test_reload_no_living_model_on_a_report_without_a_process(world: World) -> None:
     world.recovery.report(Report(["chain", "other", "m"], "Failed to obtain the health mutex", NOW))
     world.recovery.step()
     assert (world.triton.loads, world.deaths(), world.state("chain")) == ([], {}, READY)
 
 
-def test_one_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World) -> None:
+def test_refuse_a_model_that_cannot_be_reloaded_with_the_reason(world: World) -> None:
     world.triton.error = InvalidRequest("no such weights")
     world.die()
     assert world.state() == REFUSED
     assert "no such weights" in world.reason()
 
 
-def test_a_load_that_is_too_late_has_tritonserver_killed(world: World) -> None:
+def test_kill_tritonserver_if_a_reload_is_too_late(world: World) -> None:
     world.triton.error = TritonTimeout("late")
     world.recovery.report(Report(["m"], DIED, NOW))
     world.recovery.step()
     assert world.server.wait(PATIENCE) == -signal.SIGKILL
 
 
-def test_tritonserver_is_restarted_after_many_reloads(world: World) -> None:
+def test_restart_tritonserver_after_many_reloads(world: World) -> None:
     for number in range(MOST_RELOADS):
         world.die(f"m{number}")
     assert world.server.poll() is None
@@ -184,7 +180,7 @@ def test_tritonserver_is_restarted_after_many_reloads(world: World) -> None:
     assert world.server.wait(PATIENCE) == -signal.SIGKILL
 
 
-def test_a_refusal_ends_when_its_time_is_over_also_with_another_manager(world: World) -> None:
+def test_end_a_refusal_in_time_also_with_a_new_manager(world: World) -> None:
     world.manager.put(Entry("m", "m", "", "load", 0, REFUSED, reason="it died", until=1.0))
     recovery = Recovery(Manager(world.settings, world.triton))
     world.recovery = recovery
@@ -193,15 +189,13 @@ def test_a_refusal_ends_when_its_time_is_over_also_with_another_manager(world: W
 
 
 class Emptied(FakeTriton):
-    """A Triton that has unloaded all."""
+    """A Triton that has unloaded all models."""
 
     def index(self) -> list[IndexEntry]:
         return []
 
 
-def test_a_model_whose_unload_gave_up_can_be_loaded_again_and_a_loaded_one_cannot(
-    tmp_path: Path,
-) -> None:
+def test_allow_a_load_after_an_unload_gave_up_but_no_second_load(tmp_path: Path) -> None:
     root = tmp_path / "archives"
     settings = replace(
         Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from tests.support import harness
-from tests.support.harness import ONE_INSTANCE, Server
+from tests.support.harness import ONE_INSTANCE, Server, expect_error, tensor
 
 pytestmark = pytest.mark.stack
 
@@ -62,12 +62,13 @@ ENSEMBLE = (
 def write_weights(folder: Path, factor: float) -> None:
     (folder / "1").mkdir(parents=True, exist_ok=True)
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        product (float[batch, 1] x) => (float[batch, 1] y) <float k = {{{float(factor)}}}> {{ y = Mul (x, k) }}""")
+        product (float[batch, 1] x) => (float[batch, 1] y)
+        <float k = {{{float(factor)}}}> {{ y = Mul (x, k) }}""")
     onnx.save(model, folder / "1/model.onnx")
 
 
 def write_model(repository: Path, name: str, factor: float, word: str) -> Path:
-    """A model that answers 3 with [3 * factor, word]."""
+    """Write a model that answers 3 with [3 * factor, word]."""
     folder = repository / name
     write_weights(folder, factor)
     (folder / "config.pbtxt").write_text(CONFIG + ONE_INSTANCE)
@@ -154,7 +155,7 @@ def wait_tidy(server: Server) -> None:
 
 @contextmanager
 def constant_load(ask: Callable[[], Any], callers: int = 4) -> Iterator[list[Any]]:
-    """Let callers ask all the time; yield the list of their answers and errors."""
+    """Let callers send calls all the time. Yield the list of their answers and errors."""
     answers: list[Any] = []
     ended = threading.Event()
 
@@ -176,7 +177,7 @@ def constant_load(ask: Callable[[], Any], callers: int = 4) -> Iterator[list[Any
             thread.join()
 
 
-def test_a_changed_model_answers_anew_and_no_caller_meets_an_error(
+def test_replace_a_changed_model_without_an_error_to_any_caller(
     server: Server, folder: Path
 ) -> None:
     def look() -> tuple[int, int]:
@@ -197,13 +198,13 @@ def test_a_changed_model_answers_anew_and_no_caller_meets_an_error(
     assert {product for product, _ in answers} == {6.0, 9.0, 12.0}
     assert set(states) == {(200, 200)}
     assert answer(server, "other") == [15.0, "five"]
-    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}
-    reply = server.triton().post("/v2/models/product/infer", json={"inputs": [tensor]})
+    one = tensor([3])
+    reply = server.triton().post("/v2/models/product/infer", json={"inputs": [one]})
     # what Triton has by this name is the new one, too
     assert reply.json()["outputs"][0]["data"] == [12.0]
 
 
-def test_an_added_model_is_listed_and_answers(server: Server, folder: Path) -> None:
+def test_serve_an_added_model(server: Server, folder: Path) -> None:
     assert answer(server, "added") == 404
     write_model(folder, "added", 7, "seven")
     wait_until(lambda: "added" in described(server), server.output)
@@ -211,7 +212,7 @@ def test_an_added_model_is_listed_and_answers(server: Server, folder: Path) -> N
     assert server.get("/v2/models/added").json()["name"] == "added"
 
 
-def test_a_removed_model_is_not_found_and_the_others_go_on(server: Server, folder: Path) -> None:
+def test_answer_404_for_a_removed_model_and_serve_the_others(server: Server, folder: Path) -> None:
     write_model(folder, "leaving", 8, "eight")
     wait_for_answer(server, "leaving", [24.0, "eight"])
     shutil.rmtree(folder / "leaving")
@@ -239,7 +240,7 @@ BROKEN: tuple[tuple[Callable[[Path], object], str], ...] = (
 )
 
 
-def test_a_broken_model_is_refused_and_the_old_one_serves_on(server: Server, folder: Path) -> None:
+def test_refuse_a_broken_model_and_keep_serving_the_old_one(server: Server, folder: Path) -> None:
     before = answer(server, "product")
     for spoil, reason in BROKEN:
         spoil(write_model(folder, "product", 10, "ten"))
@@ -259,9 +260,7 @@ def test_a_broken_model_is_refused_and_the_old_one_serves_on(server: Server, fol
     (folder / "product/loop").unlink()
 
 
-def test_a_changed_client_of_the_repository_reloads_the_models_that_use_it(
-    server: Server, folder: Path
-) -> None:
+def test_reload_the_models_that_use_a_changed_client(server: Server, folder: Path) -> None:
     (folder / "clients").mkdir()
     shared, names = CLIENT.replace("self.word]", "WORD]"), ("one", "two")
     (folder / "clients/shared.py").write_text(f"from ._word import WORD\n{shared}")
@@ -284,7 +283,7 @@ def test_a_changed_client_of_the_repository_reloads_the_models_that_use_it(
     wait_until(lambda: not set(names) & described(server).keys(), server.output)
 
 
-def test_models_that_call_each_other_change_together(server: Server, folder: Path) -> None:
+def test_change_models_together_that_call_each_other(server: Server, folder: Path) -> None:
     write_model(folder, "inner", 2, "inner")
     outer = write_model(folder, "outer", 2, "outer, of 2")
     shutil.rmtree(outer / "1")
@@ -310,12 +309,12 @@ def test_models_that_call_each_other_change_together(server: Server, folder: Pat
     assert refused(server) == {}
 
 
-def test_a_touched_file_has_a_refused_folder_tried_again(server: Server, folder: Path) -> None:
+def test_retry_a_refused_folder_after_a_file_is_touched(server: Server, folder: Path) -> None:
     model = write_model(folder, "again", 2, "two")
     break_weights(model)
     wait_until(lambda: "again" in refused(server), server.output)
     reply = server.post(params={"model_name": "again"}, json={"instances": [1]})
-    assert (reply.status_code, reply.json()["code"]) == (503, "model_failed")
+    expect_error(reply, 503, "model_failed")
     count = len(wait_until(lambda: errors(server, "^again: "), server.output))
     (model / "config.pbtxt").touch()
     wait_until(lambda: len(errors(server, "^again: ")) > count, server.output)
@@ -323,9 +322,7 @@ def test_a_touched_file_has_a_refused_folder_tried_again(server: Server, folder:
     wait_until(lambda: not refused(server), "what is gone is refused no more")
 
 
-def test_a_new_tritonserver_has_what_is_served_not_what_lies_in_the_folders(
-    server: Server, folder: Path
-) -> None:
+def test_start_a_new_tritonserver_with_what_was_served(server: Server, folder: Path) -> None:
     wait_tidy(server)
     before = answer(server, "other")
     break_weights(folder / "other")
@@ -337,7 +334,7 @@ def test_a_new_tritonserver_has_what_is_served_not_what_lies_in_the_folders(
     wait_for_answer(server, "other", [18.0, "six"])
 
 
-def test_a_start_goes_on_without_a_model_that_fails_on_its_example(tmp_path: Path) -> None:
+def test_start_without_a_model_that_fails_on_its_example(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     write_model(repository, "sound", 2, "two")
     (write_model(repository, "refuses", 2, "two") / "example.json").write_text("[no JSON")
@@ -346,14 +343,12 @@ def test_a_start_goes_on_without_a_model_that_fails_on_its_example(tmp_path: Pat
         wait_until(lambda: "refuses" in refused(server), server.output)
         assert answer(server, "sound") == [6.0, "two"]
         reply = server.post(json={"model_name": "refuses", "instances": [3]})
-        assert (reply.status_code, reply.json()["code"]) == (503, "model_failed")
+        expect_error(reply, 503, "model_failed")
     finally:
         assert server.stop() == 0
 
 
-def test_a_server_without_models_is_not_well_until_there_is_one(
-    server: Server, folder: Path
-) -> None:
+def test_fail_ping_until_there_is_a_model(server: Server, folder: Path) -> None:
     for model in list(folder.iterdir()):
         shutil.rmtree(model)
     wait_until(lambda: "model_not_ready" in server.get("/ping").text, server.output)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import requests
 
-from tests.support.harness import ROOT, SLEEPER_CLIENT, Server, link_model, make_sleeper
+from tests.support.harness import (
+    ROOT,
+    SLEEPER_CLIENT,
+    Server,
+    expect_error,
+    link_model,
+    make_sleeper,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -39,9 +46,7 @@ def bert(archive: Path) -> Path:
     return tokenizer
 
 
-def test_transformers_reads_a_vocabulary_and_is_imported_only_then(
-    server: Server, tmp_path: Path
-) -> None:
+def test_import_transformers_only_to_read_a_vocabulary(server: Server, tmp_path: Path) -> None:
     bert(tmp_path / "whole/model")
     tokenizer = bert(tmp_path / "words/model")
     (tokenizer / "tokenizer.json").unlink()
@@ -69,5 +74,4 @@ def test_transformers_reads_a_vocabulary_and_is_imported_only_then(
     assert predictions("words", text) == embedding
     assert predictions("worker", 0) == [True]
     refused = load("pieces")
-    assert (refused.status_code, refused.json()["code"]) == (400, "load_failed")
-    assert "'sentencepiece'" in refused.json()["error"]
+    expect_error(refused, 400, "load_failed", "'sentencepiece'")

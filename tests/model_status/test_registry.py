@@ -45,7 +45,7 @@ class Loaded(TritonGateway):
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
-    """`slow` and `warm` are served."""
+    """Serve `slow` and `warm`."""
     table = Table(tmp_path / "table")
     for name in ("slow", "warm"):
         write_client(tmp_path / name / "client.py", "old")
@@ -61,7 +61,7 @@ def write(table: Table, *entries: Entry, on_demand: bool = False) -> None:
     table.write(Models({entry.name: entry for entry in entries}, on_demand=on_demand))
 
 
-def test_a_warm_model_s_call_does_not_wait_for_another_client(
+def test_call_a_warm_model_while_another_client_is_loading(
     tmp_path: Path, registry: Registry
 ) -> None:
     fifo = tmp_path / "fifo"
@@ -82,7 +82,7 @@ def test_a_warm_model_s_call_does_not_wait_for_another_client(
         assert registry.get("slow") is registry.get("slow")
 
 
-def test_a_new_load_brings_a_new_client_and_the_code_of_the_old_one_goes(
+def test_replace_a_client_and_forget_its_code_on_a_new_load(
     tmp_path: Path, registry: Registry
 ) -> None:
     before = registry.get("warm")
@@ -94,7 +94,7 @@ def test_a_new_load_brings_a_new_client_and_the_code_of_the_old_one_goes(
     assert old not in sys.modules.values()
 
 
-def test_a_call_that_meets_a_dead_process_reports_it_and_its_begin(
+def test_report_a_dead_process_with_the_time_the_call_began(
     tmp_path: Path, registry: Registry
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -121,9 +121,7 @@ def test_a_call_that_meets_a_dead_process_reports_it_and_its_begin(
         raise BackendDied("while there is no manager")
 
 
-def test_a_call_that_finds_its_model_unloaded_by_a_reload_says_so(
-    tmp_path: Path, registry: Registry
-) -> None:
+def test_tell_a_caller_that_its_model_is_being_reloaded(tmp_path: Path, registry: Registry) -> None:
     restarting = Entry(
         "warm", "warm", str(tmp_path / "warm"), "load", 1, RESTARTING, reason="it died"
     )
@@ -136,7 +134,7 @@ def test_a_call_that_finds_its_model_unloaded_by_a_reload_says_so(
         raise ModelNotReady("Request for unknown model: 'warm' is not ready")
 
 
-def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(
+def test_give_a_waiting_call_the_model_that_replaced_the_old_one(
     tmp_path: Path, registry: Registry
 ) -> None:
     class Replacing(Slot):
@@ -152,7 +150,7 @@ def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(
     assert ADMISSION.leases.requests(2) == 0
 
 
-def test_of_archives_one_that_is_not_loaded_is_a_404_that_has_it_loaded(tmp_path: Path) -> None:
+def test_answer_404_for_an_archive_that_is_not_loaded(tmp_path: Path) -> None:
     table = Table(tmp_path / "table")
     loading = Entry("n", "t", str(tmp_path), "load", 0, LOADING, target="t")
     registry = Registry(Loaded(), table, tmp_path / "deaths")

@@ -34,7 +34,7 @@ def models(*entries: Entry) -> Models:
     return Models({entry.name: entry for entry in entries})
 
 
-def test_a_worker_reads_what_the_manager_wrote_however_fast_it_changes(tmp_path: Path) -> None:
+def test_read_a_consistent_table_while_the_manager_writes(tmp_path: Path) -> None:
     writer, reader = Table(tmp_path / "table"), Table(tmp_path / "table")
     assert reader.look() == Models()
     for number in range(50):
@@ -45,7 +45,7 @@ def test_a_worker_reads_what_the_manager_wrote_however_fast_it_changes(tmp_path:
     assert reader.look() is reader.look(), "it is parsed once"
 
 
-def test_an_archive_is_found_by_its_target_and_by_its_name_until_it_is_unloaded() -> None:
+def test_find_a_loaded_archive_by_its_target_and_by_its_name() -> None:
     table = models(PART, ARCHIVE)
     assert (
         table.by_target["t.tar.gz"]
@@ -66,7 +66,7 @@ def test_an_archive_is_found_by_its_target_and_by_its_name_until_it_is_unloaded(
         (FAILED, ModelFailed),
     ],
 )
-def test_an_ensemble_does_not_answer_while_a_part_does_not(
+def test_report_an_ensemble_as_not_ready_while_a_part_is_not(
     state: str, error: type[Exception]
 ) -> None:
     broken = replace(PART, state=state, reason="its reason", until=time.monotonic() + 60)
@@ -78,7 +78,7 @@ def test_an_ensemble_does_not_answer_while_a_part_does_not(
 
 
 def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[None, None, None]:
-    """A call in the steps of Registry.use: look, count, look again, use, end."""
+    """Call a model in the steps of Registry.use: look, count, look again, use, end."""
     entry = table.look().current.get("part")
     yield
     if entry is None:
@@ -95,7 +95,7 @@ def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[N
 
 
 def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
-    """The manager's steps: mark, wait for the calls, unload."""
+    """Take the manager's steps: mark, wait for the calls, unload."""
     table.write(models(replace(PART, state=UNLOADING)))
     yield
     while leases.requests(PART.column):
@@ -105,13 +105,13 @@ def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, Non
 
 
 def play(order: tuple[int, ...], actors: list[Generator[None, None, None]]) -> None:
-    """Let each step be the next one of the actor that `order` names, then all that are left."""
+    """Let `order` name the actor of each step, then finish all the others."""
     for number in (*order, *itertools.chain.from_iterable([0, 1, 2] for _ in range(12))):
         next(actors[number], None)
     assert all(next(actor, "ended") == "ended" for actor in actors)
 
 
-def test_no_order_of_steps_unloads_a_model_that_a_call_uses(tmp_path: Path) -> None:
+def test_never_unload_a_model_in_use_in_any_order_of_steps(tmp_path: Path) -> None:
     steps = (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)
     orders = list(_distinct(steps))
     assert len(orders) == 3150
@@ -139,9 +139,7 @@ def _distinct(steps: tuple[int, ...]) -> Generator[tuple[int, ...], None, None]:
         yield from ((first, *rest) for rest in _distinct(tuple(left)))
 
 
-def test_all_processes_count_in_one_file_and_the_requests_of_a_dead_worker_are_forgotten(
-    tmp_path: Path,
-) -> None:
+def test_count_requests_of_all_workers_but_not_of_dead_ones(tmp_path: Path) -> None:
     worker, manager = Leases(tmp_path / "leases", 3), Leases(tmp_path / "leases", 3)
     worker.add(1, 7, 1, 10)
     worker.add(2, 7, 2, 200)

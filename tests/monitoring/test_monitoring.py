@@ -12,7 +12,15 @@ import pytest
 import yaml
 
 from tests.faults.calls import IMAGE, make_exiter
-from tests.support.harness import ROOT, Server, link_model, make_scale, module_server, wait_until
+from tests.support.harness import (
+    ROOT,
+    Server,
+    link_model,
+    make_scale,
+    module_server,
+    tensor,
+    wait_until,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -25,7 +33,7 @@ started = module_server(
 
 @pytest.fixture(scope="module")
 def server(started: Server) -> Server:
-    """After requests of every kind, an error and a death."""
+    """Return the server after requests of every kind, an error and a death."""
     headers = {"Content-Type": "image/png"}
     assert (
         started.post(
@@ -37,10 +45,8 @@ def server(started: Server) -> Server:
         started.post(params={"model_name": "resnet"}, data=b"no image", headers=headers).status_code
         == 400
     )
-    tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [13]}
-    assert (
-        started.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code == 503
-    )
+    one = tensor([13], [1])
+    assert started.post(params={"model_name": "exiter"}, json={"inputs": [one]}).status_code == 503
     return started
 
 
@@ -51,8 +57,8 @@ def expressions() -> Iterator[str]:
         yield from (target["expr"] for target in panel["targets"])
 
 
-def test_every_metric_that_is_named_exists_after_a_load(server: Server) -> None:
-    """Some are counted after the reply, and Triton's are left out while it is slow."""
+def test_export_every_metric_that_the_dashboard_names(server: Server) -> None:
+    """Some metrics are counted after the reply, and Triton's are missing while it is slow."""
     named = {name for expression in expressions() for name in METRIC.findall(expression)}
 
     def missing() -> set[str]:
@@ -68,12 +74,12 @@ def promtool(rules: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_prometheus_takes_the_alerts() -> None:
+def test_load_the_alerts_with_promtool() -> None:
     done = promtool(FOLDER / "alerts.yaml")
     assert done.returncode == 0, done.stderr
 
 
-def test_prometheus_takes_the_dashboard_s_expressions(tmp_path: Path) -> None:
+def test_parse_the_expressions_of_the_dashboard_with_promtool(tmp_path: Path) -> None:
     dashboard = json.loads((FOLDER / "dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     plain = [each.replace("$__rate_interval", "1m").replace("$instance", ".*") for each in queries]

@@ -93,8 +93,8 @@ def opened(
     path: str = "/",
     awaited: str = ".model",
 ) -> Iterator[Page]:
-    """Open a page and wait for its models. It may ask no other server, and its
-    Content-Security-Policy may refuse nothing that it does."""
+    """Open a page and wait for its models. Fail if it calls another server, or if its
+    Content-Security-Policy refuses something that it does."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
@@ -177,8 +177,9 @@ def make_streets(repository: Path) -> None:
 
 
 def make_looks(repository: Path) -> None:
-    """Save `looks`, which answers the mean colour of each row of a picture, less a grey."""
-    model = parsed("""looks (uint8[n, 3, 64, 64] pixels) => (float[n, 192] colours) <float grey = {150.0}> {
+    """Save `looks`, which returns the mean colour of each row of a picture, less a grey."""
+    model = parsed("""looks (uint8[n, 3, 64, 64] pixels) => (float[n, 192] colours)
+        <float grey = {150.0}> {
         floats = Cast <to = 1> (pixels)
         lit = Sub (floats, grey)
         rows = ReduceMean <axes = [3], keepdims = 0> (lit)

@@ -78,7 +78,7 @@ def picture_of(page: Page) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_an_own_picture_has_boxes_at_the_right_places(
+def test_draw_boxes_of_an_uploaded_picture_at_the_right_places(
     browser: Browser, server: Server, own: Path, width: int
 ) -> None:
     expected = asked(server, own)
@@ -102,7 +102,7 @@ def test_an_own_picture_has_boxes_at_the_right_places(
             assert box.inner_text() == detection["label"]
 
 
-def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server) -> None:
+def test_draw_masks_and_keypoints_in_place(page: Page, server: Server) -> None:
     expected = asked(server, EXAMPLE, "zones")
     assert [each["label"] for each in expected["detections"]] == ["disc", "ring"]
     choose(page, "zones")
@@ -135,9 +135,7 @@ def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server
     expect(page.locator(".shapes circle")).to_have_count(2)
 
 
-def test_a_class_map_covers_its_picture_with_the_slider_s_opacity(
-    page: Page, server: Server
-) -> None:
+def test_draw_a_class_map_with_the_opacity_of_the_slider(page: Page, server: Server) -> None:
     expected = asked(server, EXAMPLE, "streets")
     choose(page, "streets")
     upload(page, EXAMPLE)
@@ -172,7 +170,7 @@ BAR = (
 
 
 @pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_pictures_give_a_matrix_of_their_similarity(
+def test_show_a_similarity_matrix_of_pictures(
     browser: Browser, server: Server, own: Path, width: int
 ) -> None:
     files = [EXAMPLE, DIGIT, own]
@@ -198,7 +196,7 @@ def test_pictures_give_a_matrix_of_their_similarity(
         check(page)
 
 
-def test_a_moved_slider_asks_again(page: Page, server: Server) -> None:
+def test_send_the_request_again_when_a_slider_moves(page: Page, server: Server) -> None:
     upload(page, EXAMPLE)
     expect(page.locator(".box")).to_have_count(len(asked(server, EXAMPLE)["detections"]))
     fewer = len(asked(server, EXAMPLE, confidence=0.94)["detections"])
@@ -212,7 +210,7 @@ def test_a_moved_slider_asks_again(page: Page, server: Server) -> None:
     expect(page.locator(".box")).to_have_count(min(everything, 300))
 
 
-def test_the_error_of_a_file_that_is_not_a_picture_goes_with_the_next_picture(
+def test_clear_the_error_about_a_wrong_file_with_the_next_picture(
     page: Page, tmp_path: Path
 ) -> None:
     bad = tmp_path / "<b onmouseover='document.title=1'>bad.jpg"
@@ -228,7 +226,7 @@ def test_the_error_of_a_file_that_is_not_a_picture_goes_with_the_next_picture(
     expect(error).to_be_empty()
 
 
-def test_classes_are_bars_and_the_version_can_be_chosen(page: Page, server: Server) -> None:
+def test_show_classes_as_bars_and_let_the_user_choose_a_version(page: Page, server: Server) -> None:
     choose(page, "resnet")
     page.get_by_label("Version").select_option("1")
     upload(page, DIGIT)
@@ -259,8 +257,8 @@ SHOWN: dict[str, tuple[Any, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-def test_each_kind_of_prediction_has_its_view(page: Page, kind: str) -> None:
-    """The models of these kinds take minutes to make, so their replies are written here."""
+def test_render_each_kind_of_prediction(page: Page, kind: str) -> None:
+    """The models of these kinds take minutes to make, so the test contains their replies."""
     prediction, selector, texts = SHOWN[kind]
     page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [prediction]}))
     choose(page, "bert")
@@ -269,7 +267,7 @@ def test_each_kind_of_prediction_has_its_view(page: Page, kind: str) -> None:
     expect(page.locator(selector)).to_have_text(texts)
 
 
-def test_an_answer_is_marked_in_its_passage(page: Page) -> None:
+def test_highlight_an_answer_in_its_passage(page: Page) -> None:
     question = {
         "question": "Who?",
         "context": "\N{GRINNING FACE} It is Ada, who wrote the first program of all.",
@@ -291,7 +289,7 @@ def test_an_answer_is_marked_in_its_passage(page: Page) -> None:
     expect(page.locator(".bars .name")).to_have_text(["Ada", "(no answer)"])
 
 
-def test_a_picture_can_be_dropped_and_pasted(page: Page) -> None:
+def test_accept_dropped_and_pasted_pictures(page: Page) -> None:
     choose(page, "resnet")
     shown = page.locator(".frame img")
     give = """([bytes, kind]) => {
@@ -310,7 +308,7 @@ def test_a_picture_can_be_dropped_and_pasted(page: Page) -> None:
 
 
 @pytest.mark.parametrize("names", [["it's mine.png"], ["it's mine.png", 'a "b".png']])
-def test_copied_code_gives_the_same_predictions(
+def test_get_the_same_predictions_with_the_copied_code(
     page: Page, server: Server, tmp_path: Path, names: list[str]
 ) -> None:
     files = [tmp_path / name for name in names]
@@ -332,14 +330,14 @@ def test_copied_code_gives_the_same_predictions(
         assert done.stdout.count("score") == 3 * len(files)
 
 
-def test_the_json_and_the_times_of_the_stages_are_shown(page: Page) -> None:
+def test_show_the_json_and_the_time_of_each_stage(page: Page) -> None:
     upload(page, EXAMPLE)
     expect(page.locator("#times .rows .name")).to_have_count(5)
     page.get_by_role("tab", name="JSON").click()
     expect(page.locator("#json pre")).to_contain_text('"model_name": "yolov5"')
 
 
-def test_the_keyboard_is_enough(page: Page) -> None:
+def test_use_the_page_with_the_keyboard_alone(page: Page) -> None:
     expect(page.get_by_role("radio", name="yolov5")).to_be_checked()
     for _ in range(3):  # the link past the top, the API, the models
         page.keyboard.press("Tab")
@@ -354,7 +352,7 @@ def test_the_keyboard_is_enough(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
-def test_axe_finds_nothing_serious(
+def test_pass_the_accessibility_checks_of_axe(
     browser: Browser, server: Server, width: int, scheme: str
 ) -> None:
     with opened(browser, server.url, width, scheme=scheme) as page:
@@ -385,12 +383,12 @@ def check(page: Page) -> None:
     assert serious == []
 
 
-def test_the_policy_of_the_page_allows_its_own_server_alone(server: Server) -> None:
+def test_allow_only_the_own_server_in_the_content_security_policy(server: Server) -> None:
     policy = server.get("/").headers["Content-Security-Policy"]
     assert "unsafe" not in policy and "*" not in policy and "default-src 'none'" in policy
 
 
-def test_the_api_s_page_lists_every_route(browser: Browser, server: Server) -> None:
+def test_list_every_route_on_the_api_page(browser: Browser, server: Server) -> None:
     described = server.get("/openapi.json").json()["paths"]
     operations = {
         (method.upper(), path) for path, methods in described.items() for method in methods
@@ -409,7 +407,7 @@ def test_the_api_s_page_lists_every_route(browser: Browser, server: Server) -> N
         expect(tab.get_by_text("Request body").first).to_be_visible()
 
 
-def test_a_killed_triton_is_seen_and_so_is_its_return(page: Page, server: Server) -> None:
+def test_show_when_triton_is_killed_and_when_it_is_back(page: Page, server: Server) -> None:
     with server.unattended():
         server.kill(server.pid("tritonserver"))
         expect(page.locator("#health")).to_have_text("Not ready")
@@ -418,7 +416,7 @@ def test_a_killed_triton_is_seen_and_so_is_its_return(page: Page, server: Server
     expect(page.locator("#banner")).to_be_hidden()
 
 
-def test_the_code_for_boto3_calls_the_simulator(
+def test_call_the_simulator_with_the_boto3_code(
     browser: Browser,
     server: Server,
     tmp_path: Path,
@@ -449,7 +447,7 @@ def test_the_code_for_boto3_calls_the_simulator(
             expect(page.locator(".box")).to_have_count(capsys.readouterr().out.count("'score'"))
 
 
-def test_a_file_of_another_kind_is_not_served(server: Server) -> None:
+def test_serve_only_files_of_the_page(server: Server) -> None:
     for path in (
         "/page/",
         "/page/none.js",

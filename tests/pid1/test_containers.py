@@ -15,14 +15,14 @@ from tritonclient.utils import InferenceServerException
 
 from serving.pid1.system import SHARED_MEMORY
 from tests.pid1.test_variables import NATIVE
-from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
+from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
 
 def free_range(count: int, lowest: int) -> range:
-    """Ports in a row that are free now, below those that the system gives away; another run of
-    these tests at the same time begins elsewhere."""
+    """Return free ports in a row below those that the system assigns. Another run of these tests
+    begins at other ports."""
     for low in range(lowest + os.getpid() % 300 * 20, 32000 - count, 20):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(low, low + count):
@@ -33,7 +33,8 @@ def free_range(count: int, lowest: int) -> range:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server, range]]:
-    """Two containers on one host with one range; the second exposes what can be exposed."""
+    """Start two containers on one host with the same range. The second exposes what can be
+    exposed."""
     low = free_range(10, lowest=24000)[0]  # the simulator's containers have 23000 to 23999
     allowed = {"SAGEMAKER_SAFE_PORT_RANGE": f"{low}-{low + 9}"}
     exposed = {
@@ -66,23 +67,19 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
     assert (first.stop(), second.stop()) == (0, 0)
 
 
-def test_two_containers_with_one_range_serve_side_by_side(
-    pair: tuple[Server, Server, range],
-) -> None:
-    values = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [2]}]}
+def test_run_two_containers_with_the_same_port_range(pair: tuple[Server, Server, range]) -> None:
+    values = {"inputs": [tensor([2])]}
     for server in pair[:2]:
         assert server.post(json=values).json()["outputs"][0]["data"] == [6]
 
 
-def test_nothing_listens_but_nginx_on_what_serve_opened_for_it(
-    pair: tuple[Server, Server, range],
-) -> None:
+def test_let_only_nginx_listen_on_its_port(pair: tuple[Server, Server, range]) -> None:
     for server in pair[:2]:
         owners = {pid for pid in server.processes() if psutil.Process(pid).net_connections("inet")}
         assert owners <= {server.pid("nginx"), server.process.pid}
 
 
-def test_grpc_and_metrics_answer_on_their_ports_when_they_are_allowed(
+def test_expose_grpc_and_metrics_on_their_ports_if_allowed(
     pair: tuple[Server, Server, range],
 ) -> None:
     low = pair[2][0]
@@ -94,7 +91,7 @@ def test_grpc_and_metrics_answer_on_their_ports_when_they_are_allowed(
     assert "nv_inference_request_success" in pair[1].get("/metrics").text
 
 
-def test_a_grpc_that_others_reach_infers_and_manages_nothing(
+def test_allow_inference_but_no_management_over_exposed_grpc(
     pair: tuple[Server, Server, range],
 ) -> None:
     client = triton.InferenceServerClient(f"127.0.0.1:{pair[2][8]}")
@@ -113,9 +110,7 @@ def test_a_grpc_that_others_reach_infers_and_manages_nothing(
             call()
 
 
-def test_a_grpc_that_others_reach_says_that_triton_is_down(
-    pair: tuple[Server, Server, range],
-) -> None:
+def test_report_over_exposed_grpc_that_triton_is_down(pair: tuple[Server, Server, range]) -> None:
     client, server = triton.InferenceServerClient(f"127.0.0.1:{pair[2][8]}"), pair[1]
     with server.unattended():
         server.kill(server.pid("tritonserver"))
@@ -124,8 +119,8 @@ def test_a_grpc_that_others_reach_says_that_triton_is_down(
     server.wait_ready()
 
 
-def test_ping_mode_live_asks_triton_alone(tmp_path: Path) -> None:
-    """A model that does not load keeps /ping at 503, but not in that mode."""
+def test_ask_only_triton_in_ping_mode_live(tmp_path: Path) -> None:
+    """A model that does not load keeps /ping at 503, except in that mode."""
     make_scale(tmp_path / "models")
     for file in (tmp_path / "models").rglob("model.onnx"):
         file.write_bytes(file.read_bytes().replace(b"Mul", b"Mux"))  # an operator that there is not
@@ -134,7 +129,7 @@ def test_ping_mode_live_asks_triton_alone(tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
-def test_the_next_serve_removes_what_a_killed_one_and_its_processes_left(tmp_path: Path) -> None:
+def test_remove_what_a_killed_serve_and_its_processes_left(tmp_path: Path) -> None:
     make_sleeper(tmp_path / "models")
     (tmp_path / "second").mkdir()
     server = Server(tmp_path, tmp_path / "models").wait_ready()

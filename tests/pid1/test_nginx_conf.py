@@ -10,7 +10,7 @@ import socketserver
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
@@ -19,8 +19,7 @@ import pytest
 import requests
 
 from serving.host.machine import Machine
-from serving.pid1 import processes
-from serving.pid1.processes import nginx
+from serving.pid1.processes import FEWEST_REQUESTS, nginx
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
@@ -32,8 +31,8 @@ MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 
 class Upstream(BaseHTTPRequestHandler):
-    """Answers with what it received: after SECONDS at `/invocations?SECONDS`, once `go_on` is set
-    at `?hold`."""
+    """Answer with what it received: after SECONDS at `/invocations?SECONDS`, once `go_on` is set at
+    `?hold`."""
 
     protocol_version = "HTTP/1.1"
     at_work: ClassVar[set[int]] = set()
@@ -74,15 +73,22 @@ class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class Edge:
-    """A running nginx; its access log is `log`."""
+    """A running nginx; its access log is `log`. `changes` are made to its configuration."""
 
-    def __init__(self, folder: Path, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, changes: Mapping[str, str] | None = None, **variables: str
+    ) -> None:
         own = {"SERVE_HOST": "127.0.0.1", "PORT": str(free_port()), "SERVE_RUN_DIR": str(folder)}
         environ = own | variables
         self.settings = Settings.from_env(environ, MACHINE)
         self.url = f"http://127.0.0.1:{self.settings.port}"
         self.log = folder / "log"
         process = nginx(self.settings, os.environ)
+        configuration = folder / "nginx.conf"
+        for old, new in (changes or {}).items():
+            text = configuration.read_text()
+            assert old in text
+            configuration.write_text(text.replace(old, new))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(process.command, cwd=folder, stdout=log, stderr=log)
         ends_with(lambda: kill(self.process))
@@ -97,7 +103,7 @@ class Edge:
         return True
 
     def lines(self, until: str) -> list[dict[str, object]]:
-        """The access log, as soon as the request `until` is in it: nginx logs after it has
+        """Return the access log once it has the request `until`, because nginx logs after it has
         answered."""
         wait_until(lambda: f'"request_id":"{until}"' in self.log.read_text(), self.log.read_text)
         return [
@@ -111,7 +117,7 @@ class Edge:
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The run folder in which the upstream's socket is."""
+    """Return the run folder that has the upstream's socket."""
     folder = tmp_path_factory.mktemp("run")
     with Upstreams(str(folder / "gunicorn.sock"), Upstream) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -167,7 +173,7 @@ def wait_until_at_work(count: int) -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Requests with `?hold` are not answered in the context."""
+    """Hold the answers to requests with `?hold` inside the context."""
     Upstream.go_on.clear()
     try:
         yield
@@ -189,7 +195,9 @@ def held() -> Iterator[None]:
         },
     ],
 )
-def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_render_a_configuration_that_nginx_accepts(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
     environ = {"PORT": str(free_port()), "SERVE_RUN_DIR": str(tmp_path), **variables}
     process = nginx(Settings.from_env(environ, MACHINE), os.environ)
     done = subprocess.run([*process.command, "-t"], capture_output=True, text=True, check=False)
@@ -198,7 +206,7 @@ def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str
     assert not [line for line in done.stderr.splitlines() if "[warn]" in line or "[alert]" in line]
 
 
-def test_everything_that_nginx_writes_lies_in_the_run_folder(edge: Edge) -> None:
+def test_let_nginx_write_only_into_the_run_folder(edge: Edge) -> None:
     requests.post(f"{edge.url}/invocations", data=bytes(1_900_000), timeout=PATIENCE)
     opened = {str(path.readlink()) for path in Path(f"/proc/{edge.process.pid}/fd").iterdir()}
     files = {name for name in opened if name.startswith("/") and not name.startswith("/dev/null")}
@@ -209,7 +217,7 @@ def test_everything_that_nginx_writes_lies_in_the_run_folder(edge: Edge) -> None
     }
 
 
-def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
+def test_forward_a_request_with_body_path_and_headers(edge: Edge) -> None:
     headers = {"SCRIPT_NAME": "/invocations", "X-Amzn-SageMaker-Custom-Attributes": "a" * 1024}
     response = requests.post(
         f"{edge.url}/invocations?0", data=b"x" * 1_500_000, headers=headers, timeout=PATIENCE
@@ -222,7 +230,7 @@ def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
     assert response.headers["Server"] == "nginx"
 
 
-def test_a_question_takes_nothing_of_the_callers_to_triton_but_its_path(edge: Edge) -> None:
+def test_forward_only_the_path_of_a_get_request_to_triton(edge: Edge) -> None:
     edge.settings.triton_folder.mkdir()
     edge.settings.triton_http.symlink_to(edge.settings.gunicorn_socket)
     headers = {
@@ -242,7 +250,7 @@ def test_a_question_takes_nothing_of_the_callers_to_triton_but_its_path(edge: Ed
 
 
 @pytest.mark.parametrize("sent_id", ["order-7", "a.b_c:D-9", "x" * 64])
-def test_the_callers_id_is_the_request_id_once(edge: Edge, sent_id: str) -> None:
+def test_use_the_caller_s_id_as_the_request_id_once(edge: Edge, sent_id: str) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": sent_id, "X-Request-Id": "forged"}
     response = requests.post(f"{edge.url}/invocations", headers=headers, timeout=PATIENCE)
     assert response.json()["headers"]["X-Request-Id"] == sent_id
@@ -252,7 +260,7 @@ def test_the_callers_id_is_the_request_id_once(edge: Edge, sent_id: str) -> None
 @pytest.mark.parametrize(
     "sent_id", ["", "x" * 65, "two words", 'quote"', "semi;colon", "ü".encode().decode("latin-1")]
 )
-def test_an_id_that_is_none_is_replaced(edge: Edge, sent_id: str) -> None:
+def test_replace_an_invalid_request_id(edge: Edge, sent_id: str) -> None:
     response = requests.post(
         f"{edge.url}/x", headers={"X-Amzn-SageMaker-Inference-Id": sent_id}, timeout=PATIENCE
     )
@@ -264,9 +272,7 @@ def test_an_id_that_is_none_is_replaced(edge: Edge, sent_id: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/invocations", "/invocations?0", "/models/a%2Fb/invoke", "/v2/models/x/infer"]
 )
-def test_only_nginx_tells_gunicorn_when_a_request_started(
-    edge: Edge, path: str, accept: str
-) -> None:
+def test_let_only_nginx_set_the_start_time_of_a_request(edge: Edge, path: str, accept: str) -> None:
     headers, begun = {"X-Request-Start": "99999999999", "Accept": accept}, time.time()
     seen = requests.post(edge.url + path, headers=headers, timeout=PATIENCE).json()
     assert begun - 1 < float(seen["headers"]["X-Request-Start"]) < time.time() + 1
@@ -276,7 +282,7 @@ def test_only_nginx_tells_gunicorn_when_a_request_started(
 @pytest.mark.parametrize(
     "accept", ["text/event-stream", "application/json, Application/JsonLines;q=0.1"]
 )
-def test_what_may_be_a_stream_has_a_longer_time(impatient_edge: Edge, accept: str) -> None:
+def test_allow_more_time_for_requests_that_may_stream(impatient_edge: Edge, accept: str) -> None:
     url = f"{impatient_edge.url}/invocations"
     response = requests.post(f"{url}?1.5", headers={"Accept": accept}, timeout=PATIENCE)
     assert response.json()["path"] == "/invocations?1.5"
@@ -286,7 +292,7 @@ def test_what_may_be_a_stream_has_a_longer_time(impatient_edge: Edge, accept: st
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_413_and_names_the_setting(edge: Edge, chunked: bool) -> None:
+def test_answer_413_naming_the_setting_for_a_body_over_the_limit(edge: Edge, chunked: bool) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": "big-1"}
     body = bytes(2 * 1024**2)
     data = iter([body, b"1"]) if chunked else body + b"1"
@@ -300,7 +306,7 @@ def test_a_body_over_the_limit_is_413_and_names_the_setting(edge: Edge, chunked:
     ] == len(body)
 
 
-def test_no_answer_in_time_is_504(impatient_edge: Edge) -> None:
+def test_answer_504_if_there_is_no_reply_in_time(impatient_edge: Edge) -> None:
     begin = time.monotonic()
     with held():
         error = check_error(
@@ -311,7 +317,7 @@ def test_no_answer_in_time_is_504(impatient_edge: Edge) -> None:
     wait_until_at_work(0)
 
 
-def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge: Edge) -> None:
+def test_log_each_request_as_json_without_its_query_and_no_pings(edge: Edge) -> None:
     for path, name in (
         ("/ping", ""),
         ("/metrics", ""),
@@ -334,9 +340,7 @@ def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge:
     assert not {"/ping", "/metrics"} & {each["path"] for each in by_id.values()}
 
 
-def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(
-    edge_alone: Edge,
-) -> None:
+def test_log_nginx_s_own_errors_but_no_failing_ping(edge_alone: Edge) -> None:
     requests.get(f"{edge_alone.url}/ping", timeout=PATIENCE)
     name = requests.get(f"{edge_alone.url}/models", timeout=PATIENCE).headers["X-Request-Id"]
     assert [(line["path"], line["status"]) for line in edge_alone.lines(until=name)] == [
@@ -344,15 +348,9 @@ def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(
     ]
 
 
-def test_slow_bodies_are_cut_off(
-    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template = tmp_path / "nginx.conf"
-    template.write_text(
-        processes.TEMPLATE.read_text().replace("client_body_timeout 10s", "client_body_timeout 1s")
-    )
-    monkeypatch.setattr(processes, "TEMPLATE", template)
-    edge = Edge(behind(upstream, tmp_path))
+def test_cut_off_slow_bodies(upstream: Path, tmp_path: Path) -> None:
+    quick = {"client_body_timeout 10s": "client_body_timeout 1s"}
+    edge = Edge(behind(upstream, tmp_path), quick)
     with connected(edge) as connection:
         connection.sendall(HALF_A_BODY)
         assert connection.recv(1) == b""
@@ -360,16 +358,14 @@ def test_slow_bodies_are_cut_off(
     assert edge.stop() == 0
 
 
-def test_requests_beyond_the_limit_are_refused(
-    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "FEWEST_REQUESTS", 8)
-    edge = Edge(behind(upstream, tmp_path), SERVE_MAX_CONCURRENCY="2")
+def test_refuse_requests_beyond_the_limit(upstream: Path, tmp_path: Path) -> None:
+    few = {f"limit_conn requests {FEWEST_REQUESTS};": "limit_conn requests 8;"}
+    edge = Edge(behind(upstream, tmp_path), few, SERVE_MAX_CONCURRENCY="2")
     with contextlib.ExitStack() as uploads:
 
         def is_full() -> bool:
-            """Begin another upload, because a request may have taken the place of the one
-            before."""
+            """Begin another upload, because a request may have taken the slot of the previous
+            one."""
             uploads.enter_context(connected(edge)).sendall(HALF_A_BODY)
             return ask(edge).status_code == 503
 
@@ -395,7 +391,7 @@ def ask(edge: Edge) -> requests.Response:
 
 
 @pytest.mark.parametrize("kserve", ["trusted", "true"])
-def test_trusted_kserve_hands_infer_calls_to_triton_as_they_came(
+def test_forward_trusted_infer_calls_to_triton_unchanged(
     upstream: Path, tmp_path: Path, kserve: str
 ) -> None:
     edge = Edge(behind(upstream, tmp_path), SERVE_KSERVE=kserve)
@@ -440,7 +436,7 @@ STRANGE = ("https://evil.example", "null", "http://127.0.0.1", "http://localhost
 
 
 @pytest.mark.parametrize("path", OWN_ROUTES)
-def test_a_page_of_another_origin_can_only_read(edge: Edge, path: str) -> None:
+def test_let_pages_of_other_origins_only_read(edge: Edge, path: str) -> None:
     for origin in STRANGE:
         for method in ("POST", "DELETE", "OPTIONS", "PUT"):
             reply = requests.request(method, edge.url + path, headers={"Origin": origin})
@@ -450,12 +446,12 @@ def test_a_page_of_another_origin_can_only_read(edge: Edge, path: str) -> None:
         assert not [name for name in reply.headers if name.startswith("Access-Control")]
 
 
-def test_the_page_itself_and_programs_may_call(edge: Edge) -> None:
+def test_let_the_page_itself_and_programs_call(edge: Edge) -> None:
     for headers in ({}, {"Origin": edge.url}, {"Origin": edge.url.replace("http", "https")}):
         assert requests.post(f"{edge.url}/invocations", headers=headers).status_code == 200
 
 
-def test_a_named_origin_may_call_and_its_page_can_read_the_reply(named_edge: Edge) -> None:
+def test_let_pages_of_named_origins_call_and_read(named_edge: Edge) -> None:
     for origin in ("https://pages.example", "http://tools.example:3000"):
         asked = {
             "Origin": origin,
@@ -493,20 +489,20 @@ def test_a_named_origin_may_call_and_its_page_can_read_the_reply(named_edge: Edg
         ("[::1]:8080", 200),
     ],
 )
-def test_on_a_loopback_address_only_localhost_is_a_host(edge: Edge, host: str, status: int) -> None:
+def test_take_only_localhost_on_a_loopback_address(edge: Edge, host: str, status: int) -> None:
     reply = requests.get(f"{edge.url}/invocations", headers={"Host": host})
     assert reply.status_code == status
     if status != 200:
         assert host in check_error(reply, status, "origin_refused")
 
 
-def test_the_host_of_a_named_origin_is_a_host(named_edge: Edge) -> None:
+def test_take_the_host_of_a_named_origin(named_edge: Edge) -> None:
     for host, status in (("pages.example", 200), ("tools.example:3000", 200), ("x.example", 403)):
         reply = requests.get(f"{named_edge.url}/invocations", headers={"Host": host})
         assert reply.status_code == status
 
 
-def test_any_host_is_right_on_an_address_that_others_reach(upstream: Path, tmp_path: Path) -> None:
+def test_take_any_host_on_an_address_that_others_reach(upstream: Path, tmp_path: Path) -> None:
     running = Edge(behind(upstream, tmp_path), SERVE_HOST="0.0.0.0")
     reply = requests.get(f"{running.url}/invocations", headers={"Host": "any.example"})
     assert reply.status_code == 200

@@ -38,11 +38,11 @@ def raised(limit: int) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
+def test_raise_the_soft_limit_of_open_files_to_the_hard_limit() -> None:
     assert raised(500).stdout == "500 500\n"
 
 
-def test_a_limit_too_low_for_all_requests_stops_the_start_with_the_figure() -> None:
+def test_stop_the_start_if_too_few_files_may_be_open() -> None:
     failed = raised(447)
     assert failed.returncode == 1
     assert "SettingsError" in failed.stderr and "nofile=448" in failed.stderr
@@ -62,7 +62,7 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["lock-", "lock-*", "lock-of", "lock-serve-", "lock-serve-[0-9]"])
-def test_a_lock_of_another_program_removes_nothing(name: str, tmp_path: Path) -> None:
+def test_remove_nothing_while_another_program_holds_the_lock(name: str, tmp_path: Path) -> None:
     there = {name, "of-others", "serve-0-region"}
     for each in there:
         (tmp_path / each).touch()
@@ -71,7 +71,7 @@ def test_a_lock_of_another_program_removes_nothing(name: str, tmp_path: Path) ->
     assert names(tmp_path) == there
 
 
-def test_what_a_killed_one_left_is_removed_and_not_what_a_living_one_has(tmp_path: Path) -> None:
+def test_remove_what_a_killed_serve_left_but_nothing_of_a_living_one(tmp_path: Path) -> None:
     (tmp_path / "of-others").touch()
     killed, living = holder(FIRST, tmp_path), holder(SECOND, tmp_path)
     kill(killed)
@@ -84,6 +84,6 @@ def test_what_a_killed_one_left_is_removed_and_not_what_a_living_one_has(tmp_pat
     assert names(tmp_path) == {"of-others"}
 
 
-def test_without_room_for_a_lock_it_goes_on(tmp_path: Path) -> None:
+def test_go_on_without_room_for_a_lock(tmp_path: Path) -> None:
     with held(FIRST, tmp_path / "missing"):
         pass

@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 from serving.host.machine import Machine
+from serving.pid1.processes import nginx
 from serving.pid1.system import Process
 from serving.repository.layout import LayoutError
 from serving.settings.setting import SettingsError
@@ -70,14 +71,14 @@ def test_help_lists_every_variable() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("--port", "80")])
-def test_unknown_arguments_are_refused(arguments: tuple[str, ...]) -> None:
+def test_refuse_unknown_arguments(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert " ".join(arguments) in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [(), ("serve",)])
-def test_every_wrong_setting_is_told_at_once(arguments: tuple[str, ...]) -> None:
+def test_report_all_wrong_settings_together(arguments: tuple[str, ...]) -> None:
     done = run(*arguments, PORT="no", SERVE_WORKERS="-1", SERVE_DEVICE="tpu")
     assert done.returncode == 2
     messages = [json.loads(line)["message"] for line in done.stderr.splitlines()]
@@ -88,28 +89,29 @@ def test_every_wrong_setting_is_told_at_once(arguments: tuple[str, ...]) -> None
     ]
 
 
-def test_a_port_in_use_is_told_before_anything_starts() -> None:
+def test_report_a_port_in_use_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run(PORT=str(taken.getsockname()[1]), SERVE_HOST="127.0.0.1")
     assert done.returncode == 2
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
 
 
-def test_a_survey_that_fails_is_told_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess(
-        [], 1, "", "Traceback (most recent call last):\nImportError: no protobuf\n"
-    )
-    monkeypatch.setattr(serve, "prepare", lambda *_: failed)
-    with pytest.raises(LayoutError, match="ImportError"):
+def test_report_the_last_line_of_a_failed_survey(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "google").mkdir()
+    (tmp_path / "google/__init__.py").write_text("raise ImportError('no protobuf')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(LayoutError, match=r"read: ImportError: no protobuf$"):
         serve.surveyed(Settings())
 
 
-def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
+def test_refuse_a_run_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
     done = run(SERVE_RUN_DIR=str(tmp_path / ("x" * 120)))
     assert (done.returncode, "SERVE_RUN_DIR" in done.stderr) == (2, True)
 
 
-def test_a_run_folder_that_another_serve_uses_or_did_not_make_is_refused(tmp_path: Path) -> None:
+def test_refuse_a_run_folder_in_use_or_not_made_by_serve(tmp_path: Path) -> None:
     (tmp_path / "models/net").mkdir(parents=True)
     done = run(SERVE_RUN_DIR=str(tmp_path), SERVE_HOST="127.0.0.1", PORT=str(free_port()))
     assert (done.returncode, "did not make" in done.stderr) == (2, True) and (
@@ -132,15 +134,13 @@ def test_a_run_folder_that_another_serve_uses_or_did_not_make_is_refused(tmp_pat
         pass
 
 
-def test_a_start_without_nginx_names_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.pid1.processes.shutil.which", lambda *_, **__: None)
+def test_name_the_package_if_nginx_is_missing(tmp_path: Path) -> None:
+    settings = replace(Settings(), run_dir=tmp_path)
     with pytest.raises(FileNotFoundError, match="nginx-light"):
-        table(tmp_path)
+        nginx(settings, {"PATH": "/nowhere"}, folders="/nowhere")
 
 
-def test_a_run_folder_is_private_and_only_the_user_s_own_stays(tmp_path: Path) -> None:
+def test_keep_only_a_run_folder_the_user_named_and_make_it_private(tmp_path: Path) -> None:
     with serve.run_folder(Settings()) as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "file").touch()
@@ -150,13 +150,13 @@ def test_a_run_folder_is_private_and_only_the_user_s_own_stays(tmp_path: Path) -
     assert (tmp_path / "run" / "file").exists()
 
 
-def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:
+def test_start_triton_first_and_stop_nginx_first(tmp_path: Path) -> None:
     processes = table(tmp_path)
     assert list(processes) == ["tritonserver", "manager", "gunicorn", "nginx"]
     assert processes["nginx"].stop_signal == signal.SIGQUIT
 
 
-def test_triton_listens_on_sockets_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
+def test_put_triton_s_sockets_into_a_private_folder(tmp_path: Path) -> None:
     command = table(tmp_path)["tritonserver"].command
     addresses = {
         word.partition("=")[2]
@@ -169,9 +169,7 @@ def test_triton_listens_on_sockets_in_a_folder_that_nobody_else_may_enter(tmp_pa
     assert (tmp_path / "triton").stat().st_mode & 0o777 == 0o700
 
 
-def test_triton_reads_what_is_staged_in_every_mode_and_loads_it_when_it_starts(
-    tmp_path: Path,
-) -> None:
+def test_serve_the_staged_repository_in_every_mode(tmp_path: Path) -> None:
     for mode in ({}, {"SERVE_RELOAD": "true"}, {"SAGEMAKER_MULTI_MODEL": "true"}):
         command = table(tmp_path, **mode)["tritonserver"].command
         assert {
@@ -181,7 +179,7 @@ def test_triton_reads_what_is_staged_in_every_mode_and_loads_it_when_it_starts(
         } < {*command}
 
 
-def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -> None:
+def test_prefix_the_names_of_triton_s_shared_memory(tmp_path: Path) -> None:
     first, second = table(tmp_path)["tritonserver"], table(tmp_path)["tritonserver"]
     assert first.leftovers[0] != second.leftovers[0]
     name = first.leftovers[0].removeprefix("/dev/shm/").removesuffix("*")
@@ -190,7 +188,7 @@ def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -
     assert second.leftovers[0] == f"/dev/shm/{file.read_text()}*"
 
 
-def test_gunicorn_accepts_no_more_than_it_has_threads(tmp_path: Path) -> None:
+def test_let_gunicorn_accept_no_more_than_it_has_threads(tmp_path: Path) -> None:
     command = table(tmp_path, SERVE_WORKERS="2", SERVE_MAX_CONCURRENCY="12")["gunicorn"].command
     assert {"--threads=7", "--worker-connections=7", "--keep-alive=0", "--no-control-socket"} < set(
         command
@@ -198,7 +196,7 @@ def test_gunicorn_accepts_no_more_than_it_has_threads(tmp_path: Path) -> None:
     assert f"--bind=unix:{tmp_path}/gunicorn.sock" in command
 
 
-def test_every_process_reads_the_settings_of_serve(tmp_path: Path) -> None:
+def test_pass_the_settings_of_serve_to_every_process(tmp_path: Path) -> None:
     processes = table(tmp_path, SERVE_WORKERS="3", MODEL_SERVER_TIMEOUT="7")
     read = {Settings.from_env(process.environment) for process in processes.values()}
     assert len(read) == 1
@@ -206,7 +204,7 @@ def test_every_process_reads_the_settings_of_serve(tmp_path: Path) -> None:
     assert (settings.workers, settings.request_timeout, settings.run_dir) == (3, 7.0, tmp_path)
 
 
-def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None:
+def test_disable_telemetry_and_writes_beside_the_program(tmp_path: Path) -> None:
     expected = {"PYTHONDONTWRITEBYTECODE": "1", "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     for process in table(tmp_path).values():
         assert expected.items() <= process.environment.items()
@@ -216,11 +214,11 @@ def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None
     ("host", "asked"),
     [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "10.0.0.1")],
 )
-def test_ping_is_asked_where_nginx_listens(host: str, asked: str) -> None:
+def test_check_ping_on_the_port_of_nginx(host: str, asked: str) -> None:
     assert serve.ping_address(replace(Settings(), host=host, port=1)) == (asked, 1)
 
 
-def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
+def test_run_serve_as_a_program_with_any_python_on_the_path() -> None:
     path = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
     done = subprocess.run(
         [ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=PATIENCE
@@ -229,7 +227,7 @@ def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
     assert "bert, efficientnet, resnet, yolov4_tiny, yolov5" in done.stdout
 
 
-def test_the_threads_of_numpy_and_pytorch_in_a_model_hardly_spin(tmp_path: Path) -> None:
+def test_keep_threads_of_numpy_and_pytorch_in_models_from_spinning(tmp_path: Path) -> None:
     environment = table(tmp_path)["tritonserver"].environment
     assert (environment["OPENBLAS_THREAD_TIMEOUT"], environment["GOMP_SPINCOUNT"]) == (
         "16",
@@ -237,6 +235,6 @@ def test_the_threads_of_numpy_and_pytorch_in_a_model_hardly_spin(tmp_path: Path)
     )
 
 
-def test_the_manager_is_asked_whether_it_lives(tmp_path: Path) -> None:
+def test_check_the_health_of_the_manager(tmp_path: Path) -> None:
     manager = table(tmp_path)["manager"]
     assert not manager.optional and manager.answers_at == (tmp_path / "manager.sock", "/")

@@ -21,8 +21,8 @@ SETTINGS = Settings(start_timeout=30.0, stop_timeout=25.0, hang_timeout=15.0)
 
 
 class FakeSystem(System):
-    """Events happen at their time, and end a wait if they give a signal; processes end when told,
-    and 0.1 s after their stop signal."""
+    """A system whose events happen at their time, and end a wait if they give a signal. Processes
+    end when told, and 0.1 s after their stop signal."""
 
     def __init__(self) -> None:
         self.clock = 0.0
@@ -172,7 +172,7 @@ def run_until(when: float, supervisor: Supervisor, system: FakeSystem) -> None:
 IN_ORDER = [("SIGQUIT", "nginx"), ("SIGTERM", "gunicorn"), ("SIGTERM", "tritonserver")]
 
 
-def test_starts_all_in_the_order_of_the_table_and_says_when_ready(
+def test_start_all_in_the_order_of_the_table_and_log_when_ready(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.down = lambda: "/ping: 503 loading" if system.clock < 2 else ""
@@ -189,7 +189,7 @@ def test_starts_all_in_the_order_of_the_table_and_says_when_ready(
     )
 
 
-def test_a_process_that_dies_is_started_again_after_a_growing_pause(
+def test_restart_a_process_that_died_after_a_growing_pause(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     for when in (10, 20, 30, 40):
@@ -201,7 +201,7 @@ def test_a_process_that_dies_is_started_again_after_a_growing_pause(
     assert len(system.starts("tritonserver")) == len(system.starts("nginx")) == 1
 
 
-def test_the_pause_is_short_again_after_a_minute_of_peace(
+def test_reset_the_pause_after_a_minute_without_deaths(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     for when in (10, 20, 100):
@@ -210,7 +210,7 @@ def test_the_pause_is_short_again_after_a_minute_of_peace(
     assert "0.25 s" in system.logged[-4]
 
 
-def test_the_sixth_death_in_a_minute_ends_everything(
+def test_stop_everything_at_the_sixth_death_in_a_minute(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     for when in (10, 15, 20, 25, 30, 35):
@@ -222,7 +222,7 @@ def test_the_sixth_death_in_a_minute_ends_everything(
     )
 
 
-def test_a_process_that_runs_out_of_memory_is_always_restarted(
+def test_always_restart_a_process_that_ran_out_of_memory(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     for when in range(10, 50, 2):
@@ -231,7 +231,7 @@ def test_a_process_that_runs_out_of_memory_is_always_restarted(
     assert len(system.starts("tritonserver")) == 21
 
 
-def test_deaths_of_different_processes_are_counted_apart(
+def test_count_the_deaths_of_each_process_separately(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     for when in range(10, 20):
@@ -239,14 +239,14 @@ def test_deaths_of_different_processes_are_counted_apart(
     run_until(50, supervisor, system)
 
 
-def test_a_slow_crash_loop_goes_on(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_keep_restarting_in_a_slow_crash_loop(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in range(10, 200, 13):
         system.at(when, system.die("tritonserver", 1))
     run_until(300, supervisor, system)
     assert len(system.starts("tritonserver")) == 16
 
 
-def test_a_start_that_is_not_ready_in_time_ends_everything(
+def test_stop_everything_if_the_start_is_not_ready_in_time(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.down = lambda: "/ping: 503 model 'resnet' is not ready"
@@ -256,7 +256,7 @@ def test_a_start_that_is_not_ready_in_time_ends_everything(
     assert system.last_message_has("30 s", "503 model 'resnet'")
 
 
-def test_a_start_that_failed_for_good_ends_everything_at_once(
+def test_stop_everything_at_once_if_a_retry_cannot_help(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.down = lambda: (
@@ -267,7 +267,7 @@ def test_a_start_that_failed_for_good_ends_everything_at_once(
     assert system.last_message_has("503 a damaged model")
 
 
-def test_a_restart_is_given_its_time_even_if_ping_reports_a_failure(
+def test_wait_for_a_restart_even_if_ping_reports_a_failure(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.down = lambda: PermanentFailure("/ping: 503") if 50 < system.clock < 70 else ""
@@ -275,7 +275,7 @@ def test_a_restart_is_given_its_time_even_if_ping_reports_a_failure(
     run_until(90, supervisor, system)
 
 
-def test_a_restart_that_is_not_ready_in_time_ends_everything_too(
+def test_stop_everything_if_a_restart_is_not_ready_in_time(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.down = lambda: "/ping: 503" if system.clock > 50 else ""
@@ -284,7 +284,7 @@ def test_a_restart_that_is_not_ready_in_time_ends_everything_too(
     assert 90 < system.clock < 91
 
 
-def test_deaths_while_starting_do_not_extend_the_time_of_the_start(
+def test_do_not_extend_the_start_for_deaths_while_starting(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.down = lambda: "/ping: 503"
@@ -297,7 +297,7 @@ def test_deaths_while_starting_do_not_extend_the_time_of_the_start(
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGQUIT])
 @pytest.mark.parametrize("stage", ["starting", "ready"])
-def test_a_signal_stops_all_in_order(
+def test_stop_all_in_order_on_a_signal(
     supervisor: Supervisor, system: FakeSystem, number: Signals, stage: str
 ) -> None:
     system.down = lambda: "/ping: 503" if stage == "starting" else ""
@@ -308,7 +308,7 @@ def test_a_signal_stops_all_in_order(
     assert system.clock < 6
 
 
-def test_a_stop_while_one_is_backing_off_does_not_start_it_again(
+def test_start_no_process_that_backs_off_during_a_stop(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.at(5, system.die("gunicorn", 1))
@@ -318,16 +318,14 @@ def test_a_stop_while_one_is_backing_off_does_not_start_it_again(
     assert len(system.starts("gunicorn")) == 1
 
 
-def test_a_second_signal_while_stopping_changes_nothing(
-    supervisor: Supervisor, system: FakeSystem
-) -> None:
+def test_ignore_a_second_signal_while_stopping(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in (5, 5.05, 5.15, 5.25):
         system.at(when, system.send(SIGINT))
     assert supervisor.run() == 0
     assert system.stops() == IN_ORDER
 
 
-def test_a_deaf_process_is_killed_soon_before_anything_was_ready(
+def test_kill_a_process_that_ignores_signals_soon_during_a_start(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.deaf = {"tritonserver"}
@@ -337,7 +335,7 @@ def test_a_deaf_process_is_killed_soon_before_anything_was_ready(
     assert system.history[-1] == (4.0, "SIGKILL", "tritonserver")
 
 
-def test_all_share_one_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_stop_all_within_one_shared_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
     system.deaf = {"nginx", "gunicorn", "tritonserver"}
     run_until(5, supervisor, system)
     assert {(when, who) for when, what, who in system.history if what == "SIGKILL"} == {
@@ -347,7 +345,7 @@ def test_all_share_one_deadline(supervisor: Supervisor, system: FakeSystem) -> N
     }
 
 
-def test_a_program_that_is_not_there_ends_everything(
+def test_stop_everything_if_a_program_is_missing(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.missing = {"nginx"}
@@ -356,7 +354,7 @@ def test_a_program_that_is_not_there_ends_everything(
     assert system.last_message_has("nginx", "[Errno 2]")
 
 
-def test_the_status_file_tells_every_stage(
+def test_write_every_stage_to_the_status_file(
     supervisor: Supervisor, system: FakeSystem, status_file: Path
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -391,7 +389,7 @@ def test_the_status_file_tells_every_stage(
     assert triton[0]["pid"] == 101 and triton[2]["pid"] is None
 
 
-def test_an_unwritable_status_file_is_ignored(
+def test_ignore_an_unwritable_status_file(
     supervisor: Supervisor, system: FakeSystem, status_file: Path
 ) -> None:
     status_file.mkdir()
@@ -411,7 +409,7 @@ def test_an_unwritable_status_file_is_ignored(
         (-99, "signal 99"),
     ],
 )
-def test_exit_codes_are_told_in_words(code: int, words: str) -> None:
+def test_explain_exit_codes_in_words(code: int, words: str) -> None:
     assert words in describe_exit(code)
 
 
@@ -431,7 +429,7 @@ def test_blame_memory_for_a_sigkill(
     assert system.has_message("gunicorn", f"SIGKILL ({words})")
 
 
-def test_a_process_that_hangs_is_killed_after_its_time(
+def test_kill_a_process_that_hangs_longer_than_its_timeout(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     system.at(100.25, system.hang("tritonserver"))
@@ -441,7 +439,7 @@ def test_a_process_that_hangs_is_killed_after_its_time(
     assert system.has_message("tritonserver", "15 s", "0.25 s")
 
 
-def test_an_answer_between_two_silences_restarts_the_count(
+def test_restart_the_hang_timeout_with_each_answer(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     for when in range(100, 160, 14):
@@ -462,15 +460,13 @@ def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
     )
 
 
-def test_without_a_hang_timeout_nothing_is_killed(
-    with_agent: Supervisor, system: FakeSystem
-) -> None:
+def test_kill_nothing_without_a_hang_timeout(with_agent: Supervisor, system: FakeSystem) -> None:
     system.at(10, system.hang("nginx"))
     run_until(1000, with_agent, system)
     assert len(system.starts("nginx")) == 1
 
 
-def test_an_optional_process_is_restarted_and_not_waited_for(
+def test_restart_an_optional_process_without_waiting_for_it(
     with_agent: Supervisor, system: FakeSystem
 ) -> None:
     system.at(50, system.die("agent", 1))
@@ -479,7 +475,7 @@ def test_an_optional_process_is_restarted_and_not_waited_for(
     assert len([line for line in system.logged if line.startswith("ready")]) == 1
 
 
-def test_an_optional_process_that_cannot_start_is_no_failure(
+def test_serve_on_if_an_optional_process_cannot_start(
     with_agent: Supervisor, system: FakeSystem
 ) -> None:
     system.missing = {"agent"}

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from serving.pid1 import system
 from serving.pid1.log import Output
 from serving.pid1.system import HealthCheck, PermanentFailure, System
 from tests.support.harness import PATIENCE, ROOT, wait_until
@@ -143,7 +142,7 @@ def supervise(tmp_path: Path) -> Iterator[Callable[[dict[str, str]], Supervised]
 Start = Callable[[dict[str, str]], Supervised]
 
 
-def test_a_signal_ends_all_and_the_exit_code_is_0(supervise: Start) -> None:
+def test_stop_all_on_a_signal_and_exit_with_0(supervise: Start) -> None:
     running = supervise({"one": "echo hello; exec sleep 100", "two": "exec sleep 100"})
     running.says("ready after")
     pids = [running.pid("one"), running.pid("two")]
@@ -153,7 +152,7 @@ def test_a_signal_ends_all_and_the_exit_code_is_0(supervise: Start) -> None:
     assert running.entries()[-1] == "stopped"
 
 
-def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise: Start) -> None:
+def test_restart_a_killed_process_and_end_the_rest_of_its_group(supervise: Start) -> None:
     running = supervise({"one": "sleep 100 & echo rest=$!; wait"})
     rest = running.number("one", "rest=")
     first = running.pid("one")
@@ -164,7 +163,7 @@ def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise
     assert running.stop() == 0
 
 
-def test_what_a_killed_process_left_is_removed_but_no_older_folder(
+def test_remove_what_a_killed_process_left_but_no_older_folder(
     supervise: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "made-before").mkdir()
@@ -179,10 +178,10 @@ def test_what_a_killed_process_left_is_removed_but_no_older_folder(
     assert not list(tmp_path.glob("left-*")) and (tmp_path / "made-before").is_dir()
 
 
-def test_no_folder_is_removed_while_another_process_of_that_name_runs(
+def test_keep_folders_while_another_process_of_that_name_runs(
     supervise: Start, tmp_path: Path
 ) -> None:
-    """A tritonserver of another `serve` may have made it a moment ago."""
+    """A tritonserver of another `serve` may have just made the folder."""
     name = f"one{os.getpid()}"  # that no other run of the tests meets
     shutil.copy("/bin/sleep", tmp_path / name)
     other = subprocess.Popen([tmp_path / name, "100"])
@@ -197,7 +196,7 @@ def test_no_folder_is_removed_while_another_process_of_that_name_runs(
     running.stop()
 
 
-def test_all_end_with_a_supervisor_that_is_killed(supervise: Start) -> None:
+def test_end_all_when_the_supervisor_is_killed(supervise: Start) -> None:
     running = supervise(
         {"one": "exec sleep 100", "two": "trap 'kill $!; exit' TERM; sleep 100 & wait"}
     )
@@ -208,14 +207,14 @@ def test_all_end_with_a_supervisor_that_is_killed(supervise: Start) -> None:
     wait_until(lambda: not any(alive(pid) for pid in pids), "they are gone")
 
 
-def test_an_orphan_is_reaped(supervise: Start) -> None:
+def test_reap_an_orphan(supervise: Start) -> None:
     running = supervise({"one": "sh -c 'setsid sleep 0.5 & echo orphan=$!'; exec sleep 100"})
     orphan = running.number("one", "orphan=")
     wait_until(lambda: not alive(orphan), "the orphan is reaped")
     assert running.stop() == 0
 
 
-def test_one_that_ignores_sigterm_is_killed_with_its_group(supervise: Start) -> None:
+def test_kill_a_process_that_ignores_sigterm_with_its_group(supervise: Start) -> None:
     running = supervise(
         {"deaf": "trap '' TERM; sleep 100 & echo rest=$!; while :; do sleep 1; done"}
     )
@@ -243,36 +242,34 @@ def test_one_that_ignores_sigterm_is_killed_with_its_group(supervise: Start) -> 
         (502, b"<html>", "/ping: 502 <html>"),
     ],
 )
-def test_ping_tells_why_it_is_not_200(status: int, body: bytes, reason: str) -> None:
+def test_return_why_ping_is_not_200(status: int, body: bytes, reason: str) -> None:
     with answering(status, body) as port:
         answer = System(("127.0.0.1", port), Output(1)).ping()
     assert (answer, isinstance(answer, PermanentFailure)) == (reason, "damaged" in reason)
 
 
-def test_ping_without_a_listener_tells_so() -> None:
+def test_report_that_nothing_listens_for_ping() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # so that nobody else listens there
         answer = System(("127.0.0.1", silent.getsockname()[1]), Output(1)).ping()
     assert "[Errno 111]" in answer
 
 
-def test_a_health_check_counts_no_time_in_which_the_container_was_paused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = 0.0
+def test_ignore_time_in_which_the_container_was_paused() -> None:
+    now, is_paused = 0.0, True
 
-    def pause(*_: object) -> tuple[int, bytes]:
-        nonlocal clock
-        clock += 3600
-        raise TimeoutError
+    def send(*_: object) -> None:
+        nonlocal now
+        if is_paused:
+            now += 3600
+            raise TimeoutError
 
-    monkeypatch.setattr("time.monotonic", lambda: clock)
-    check = HealthCheck(("127.0.0.1", 1), "/", 5.0)
+    check = HealthCheck(("127.0.0.1", 1), "/", 5.0, send, lambda: now)
     check.ask()
     assert check.silence == 0, "it has not answered yet"
-    monkeypatch.setattr(system, "ask", lambda *_: (200, b""))
+    is_paused = False
     check.ask()
-    monkeypatch.setattr(system, "ask", pause)
+    is_paused = True
     check.ask()
     check.ask()
     assert check.silence == 12

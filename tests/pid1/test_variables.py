@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.host.machine import gpu_count
-from serving.pid1.processes import backend_options
+from serving.pid1.processes import backend_options, triton
 from serving.pid1.system import listening
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
@@ -47,13 +47,13 @@ def command(folder: Path, **variables: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", RENDERED)
-def test_each_variable_reaches_the_command_line(tmp_path: Path, name: str) -> None:
+def test_pass_each_variable_to_the_command_line(tmp_path: Path, name: str) -> None:
     value, options = RENDERED[name]
     assert set(options) <= set(command(tmp_path, **{NATIVE + name: value}))
     assert not set(options) <= set(command(tmp_path))
 
 
-def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) -> None:
+def test_give_triton_our_log_level_by_default(tmp_path: Path) -> None:
     quiet = command(tmp_path, SERVE_LOG_LEVEL="error", SAGEMAKER_TRITON_LOG_WARNING="true")
     assert {"--log-verbose=0", "--log-info=false", "--log-warning=true", "--log-error=true"} <= set(
         quiet
@@ -61,17 +61,12 @@ def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) ->
     assert {"--log-info=true", "--log-warning=true"} <= set(command(tmp_path))
 
 
-def test_the_limit_of_gpu_memory_counts_for_each_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limit_the_memory_of_each_gpu(tmp_path: Path) -> None:
     def limits(device: str, **variables: str) -> list[str]:
-        return [
-            option
-            for option in command(tmp_path, SERVE_DEVICE=device, **variables)
-            if "gpu-limit" in option
-        ]
+        environ = {"SERVE_RUN_DIR": str(tmp_path), "SERVE_DEVICE": device, **variables}
+        process = triton(Settings.from_env(environ, MACHINE), environ, gpus=lambda: 2)
+        return [option for option in process.command if "gpu-limit" in option]
 
-    monkeypatch.setattr("serving.pid1.processes.gpu_count", lambda: 2)
     limit = {f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.75"}
     assert limits("gpu", **limit) == [
         "--model-load-gpu-limit=0:0.75",
@@ -80,14 +75,14 @@ def test_the_limit_of_gpu_memory_counts_for_each_gpu(
     assert limits("gpu") == limits("cpu", **limit) == []
 
 
-def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
+def test_count_gpus_by_their_devices(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
     assert gpu_count(tmp_path) == 2
 
 
-def test_tensorflow_gets_its_version_where_there_is_its_own_backend(tmp_path: Path) -> None:
+def test_set_tensorflow_s_version_only_if_its_backend_exists(tmp_path: Path) -> None:
     def options() -> set[str]:
         return set(backend_options(Settings(tensorflow_version=1), tmp_path))
 
@@ -99,7 +94,7 @@ def test_tensorflow_gets_its_version_where_there_is_its_own_backend(tmp_path: Pa
     assert option not in options()
 
 
-def test_the_user_s_own_options_come_last_for_the_last_one_counts(tmp_path: Path) -> None:
+def test_put_the_user_s_own_options_last(tmp_path: Path) -> None:
     assert (
         command(tmp_path, SAGEMAKER_TRITON_ADDITIONAL_ARGS="--exit-on-error=true")[-1]
         == "--exit-on-error=true"
@@ -122,7 +117,7 @@ def test_the_user_s_own_options_come_last_for_the_last_one_counts(tmp_path: Path
         ({f"{NATIVE}ADDITIONAL_ARGS": "--load-model=a"}, ("--load-model", "SERVE_LOAD_MODELS")),
     ],
 )
-def test_values_that_contradict_each_other_are_named(
+def test_name_values_that_contradict_each_other(
     environ: dict[str, str], names: tuple[str, ...]
 ) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -131,7 +126,7 @@ def test_values_that_contradict_each_other_are_named(
     assert all(name in mistake for name in names)
 
 
-def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
+def test_suggest_the_nearest_name_for_an_unknown_variable() -> None:
     lines = unknown_variables(
         ["SAGEMAKER_TRITON_THREADCOUNT", "SERVE_WORKER", "SAGEMAKER_REGION", "SERVER", "PORT"]
     )
@@ -144,7 +139,7 @@ def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
     assert unknown_variables(name for row in TABLE for name in row.variables) == []
 
 
-def test_print_config_shows_each_value_and_where_it_came_from() -> None:
+def test_print_each_value_and_its_source_with_print_config() -> None:
     environ = {
         "MODEL_SERVER_TIMEOUT": "7",
         "SERVE_KSERVE": "auto",
@@ -165,13 +160,13 @@ def test_print_config_shows_each_value_and_where_it_came_from() -> None:
     assert again["SERVE_LOAD_MODELS"] == "a b"
 
 
-def test_print_config_exits_without_starting_anything() -> None:
+def test_start_nothing_with_print_config() -> None:
     done = run("--print-config", SERVE_MODEL_REPOSITORY="/absent", PORT="8081")
     assert (done.returncode, done.stderr) == (0, "")
     assert "SAGEMAKER_BIND_TO_PORT=8081 " in done.stdout
 
 
-def test_a_worker_of_nginx_never_waits_for_a_connection_that_another_one_took() -> None:
+def test_give_each_connection_to_one_worker_of_nginx() -> None:
     with (
         listening(Settings(host="127.0.0.1", port=free_port())) as (listener,),
         pytest.raises(BlockingIOError),

@@ -30,7 +30,7 @@ CONFIG = "config.pbtxt"
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository without mistakes: `resnet` and models of the tests."""
+    """Make a repository without mistakes: `resnet` and models of the tests."""
     folder = tmp_path / "models"
     link_model(ROOT / "model_repository/resnet", folder)
     make_scale(folder)
@@ -68,7 +68,7 @@ def test_every_model_fails_if_tritonserver_does_not_start(repository: Path) -> N
     ] == names
 
 
-def test_each_finding_is_a_line_and_the_exit_code_is_1(repository: Path) -> None:
+def test_print_one_line_per_finding_and_exit_with_1(repository: Path) -> None:
     change(repository / "sleeper/client.py", "import numpy", "import numpyy")
     change(repository / "scale" / CONFIG, 'name: "y"', 'name: "y" label_filename: "labels.txt"')
     (repository / "resnet/example.png").unlink()
@@ -90,12 +90,12 @@ def test_each_finding_is_a_line_and_the_exit_code_is_1(repository: Path) -> None
         ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "x"}, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"),
     ],
 )
-def test_settings_and_layout_are_checked_too(variables: dict[str, str], name: str) -> None:
+def test_check_settings_and_layout_too(variables: dict[str, str], name: str) -> None:
     done = run("--check", **variables)
     assert (done.returncode, name in done.stderr) == (1, True)
 
 
-def test_warnings_of_a_start_are_shown_and_are_not_mistakes(repository: Path) -> None:
+def test_show_warnings_without_failing(repository: Path) -> None:
     (repository / "notes").mkdir()
     done = run(
         "--check",
@@ -111,7 +111,7 @@ def test_warnings_of_a_start_are_shown_and_are_not_mistakes(repository: Path) ->
     )
 
 
-def test_the_configuration_of_the_other_device_is_read_too(repository: Path) -> None:
+def test_read_the_configuration_of_the_other_device_too(repository: Path) -> None:
     change(repository / "resnet/configs/cpu.pbtxt", "KIND_CPU", "CPU")
     (line,) = findings(repository, "resnet")
     assert line.startswith("resnet: configs/cpu.pbtxt: ")
@@ -130,7 +130,9 @@ def test_the_configuration_of_the_other_device_is_read_too(repository: Path) -> 
         ("return {", "return instances[7] or {", "IndexError"),
     ],
 )
-def test_a_client_that_does_not_work(repository: Path, old: str, new: str, name: str) -> None:
+def test_report_a_client_that_does_not_work(
+    repository: Path, old: str, new: str, name: str
+) -> None:
     change(repository / "sleeper/client.py", old, new)
     (line,) = findings(repository, "sleeper")
     assert name in line
@@ -144,7 +146,7 @@ def test_a_client_that_does_not_work(repository: Path, old: str, new: str, name:
         ("labels.txt", "0\n", "", "labels"),
     ],
 )
-def test_settings_of_a_client_are_checked(
+def test_check_the_settings_of_a_client(
     repository: Path, file: str, old: str, new: str, name: str
 ) -> None:
     change(repository / "resnet" / file, old, new)
@@ -153,14 +155,12 @@ def test_settings_of_a_client_are_checked(
     )
 
 
-def test_a_model_without_a_configuration_is_left_to_triton(repository: Path) -> None:
+def test_leave_a_model_without_a_configuration_to_triton(repository: Path) -> None:
     (repository / "scale" / CONFIG).unlink()
     assert findings(repository, "scale") == []
 
 
-def test_a_model_that_triton_refuses_or_that_fails_on_its_example_is_found(
-    repository: Path,
-) -> None:
+def test_report_models_that_triton_refuses_or_whose_example_fails(repository: Path) -> None:
     change(repository / "scale" / CONFIG, "TYPE_FP32", "TYPE_FP64")
     head = "def execute(self, requests):"
     change(repository / "sleeper/1/model.py", head, f"{head}\n        1 / 0")
@@ -174,7 +174,7 @@ def test_a_model_that_triton_refuses_or_that_fails_on_its_example_is_found(
     assert "FP64" in verdicts["scale"] and "division by zero" in verdicts["sleeper"]
 
 
-def test_a_check_that_is_stopped_has_no_verdict_and_leaves_nothing(repository: Path) -> None:
+def test_give_no_verdict_and_clean_up_when_the_check_is_stopped(repository: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         variables = {
             "SERVE_MODEL_REPOSITORY": str(repository),
@@ -190,7 +190,7 @@ def test_a_check_that_is_stopped_has_no_verdict_and_leaves_nothing(repository: P
         assert not list(Path(scratch).iterdir())
 
 
-def test_archives_of_multi_model_mode_are_not_checked() -> None:
+def test_check_no_archives_in_multi_model_mode() -> None:
     assert run("--check", SAGEMAKER_MULTI_MODEL="true").returncode == 0
 
 
@@ -206,7 +206,7 @@ def test_archives_of_multi_model_mode_are_not_checked() -> None:
         ("sleeper/client.py", "import numpy", "import a_library_that_is_missing"),
     ],
 )
-def test_a_start_names_a_model_that_cannot_be_loaded(
+def test_name_a_model_that_cannot_be_loaded_at_the_start(
     tmp_path: Path, file: str, old: str, new: str
 ) -> None:
     make_scale(tmp_path / "models")

@@ -22,7 +22,7 @@ def look(repository: Path, stages: bool = False, **more: str) -> Survey:
     return survey(Settings.from_env(variables), backend_directory(), stages)
 
 
-def test_it_is_the_same_behind_json(tmp_path: Path) -> None:
+def test_keep_the_survey_unchanged_through_json(tmp_path: Path) -> None:
     write(tmp_path / "net", 'platform: "tensorrt_plan"')
     (tmp_path / "other").mkdir()
     report = look(tmp_path)
@@ -31,14 +31,14 @@ def test_it_is_the_same_behind_json(tmp_path: Path) -> None:
     assert any(f"{tmp_path}/other" in line for line in report.warnings)
 
 
-def test_mistakes_are_told_and_those_of_configurations_apart(tmp_path: Path) -> None:
+def test_report_mistakes_and_list_those_of_configurations_separately(tmp_path: Path) -> None:
     assert str(tmp_path) in look(tmp_path).mistakes[0]
     write(tmp_path / "net", "no protobuf")
     report = look(tmp_path)
     assert (report.mistakes, len(report.unreadable), report.models) == ((), 1, ["net"])
 
 
-def test_it_says_which_engine_is_chosen_and_stages_what_is_loaded(tmp_path: Path) -> None:
+def test_name_the_chosen_engine_and_stage_the_models_to_load(tmp_path: Path) -> None:
     write(tmp_path / "models/plain", f"{ONNX} {X} {Y}")
     write(tmp_path / "models/other", f"{ONNX} {X} {Y}")
     (tmp_path / "run").mkdir()
@@ -60,7 +60,7 @@ def test_it_says_which_engine_is_chosen_and_stages_what_is_loaded(tmp_path: Path
     )
 
 
-def test_a_start_that_watches_folders_skips_an_unreadable_model(tmp_path: Path) -> None:
+def test_skip_an_unreadable_model_when_folders_are_watched(tmp_path: Path) -> None:
     write(tmp_path / "models/net", f"{ONNX} {X} {Y}")
     write(tmp_path / "models/bad", "no protobuf")
     (tmp_path / "run").mkdir()
@@ -77,9 +77,7 @@ def test_a_start_that_watches_folders_skips_an_unreadable_model(tmp_path: Path) 
     assert [list(rejection.folders) for rejection in table.rejected] == [["bad"]]
 
 
-def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(
-    tmp_path: Path,
-) -> None:
+def test_stop_the_start_if_a_loaded_model_names_an_unknown_engine(tmp_path: Path) -> None:
     write(tmp_path / "net", f"{ONNX} {X} {Y}")
     write(
         tmp_path / "bad",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import ConfigError, InvalidRequest
+from serving.repository import paths
 from serving.repository.archives import locate
 
 pytestmark = pytest.mark.unit
@@ -18,8 +19,8 @@ ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling { step { model_name: "part
 
 
 def lay_out(root: Path, **files: str) -> str:
-    """An archive with these files (NAME__config is NAME/config.pbtxt, NAME__1 is a version); its
-    URL."""
+    """Make an archive with these files (NAME__config is NAME/config.pbtxt, NAME__1 is a version).
+    Return its URL."""
     url = root / "abc" / "model"
     url.mkdir(parents=True)
     for name, text in files.items():
@@ -46,7 +47,7 @@ def lay_out(root: Path, **files: str) -> str:
         ),
     ],
 )
-def test_the_model_is_the_root_the_folder_or_outer_ensemble(
+def test_find_the_model_at_the_root_in_a_folder_or_as_the_outer_ensemble(
     tmp_path: Path, files: dict[str, str], name: str
 ) -> None:
     archive = locate(lay_out(tmp_path, **files), tmp_path)
@@ -55,13 +56,13 @@ def test_the_model_is_the_root_the_folder_or_outer_ensemble(
     assert {part.name for part in archive.parts} == folders
 
 
-def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_name_a_configuration_that_cannot_be_read(tmp_path: Path) -> None:
     url = lay_out(tmp_path, all__config=ENSEMBLE, part__config="backend: python")
     with pytest.raises(ConfigError, match="model/part/config"):
         locate(url, tmp_path)
 
 
-def test_folders_that_are_not_models_are_not_staged(tmp_path: Path) -> None:
+def test_stage_only_folders_that_are_models(tmp_path: Path) -> None:
     url = lay_out(
         tmp_path, net__config=MODEL, __MACOSX__x="", **{".git__x": "", "docs__readme": ""}
     )
@@ -69,15 +70,6 @@ def test_folders_that_are_not_models_are_not_staged(tmp_path: Path) -> None:
     assert [folder.name for folder in archive.parts] == ["net"] and archive.folder == archive.parts[
         0
     ]
-
-
-def test_the_weight_is_that_of_the_largest_version_and_of_the_other_files(tmp_path: Path) -> None:
-    url = lay_out(
-        tmp_path,
-        net__config="12345",
-        **{"net__1__model.onnx": "x" * 100, "net__2__model.onnx": "x" * 30},
-    )
-    assert locate(url, tmp_path).weight() == 105
 
 
 @pytest.mark.parametrize(
@@ -91,7 +83,7 @@ def test_the_weight_is_that_of_the_largest_version_and_of_the_other_files(tmp_pa
         ({"export__net__config": MODEL}, "export/net/config.pbtxt"),
     ],
 )
-def test_an_archive_without_one_model_names_its_files(
+def test_list_the_files_of_an_archive_that_has_no_single_model(
     tmp_path: Path, files: dict[str, str], name: str
 ) -> None:
     with pytest.raises((ConfigError, InvalidRequest), match=name):
@@ -101,8 +93,8 @@ def test_an_archive_without_one_model_names_its_files(
 @pytest.mark.parametrize(
     "url", ["", "/etc", "{root}/abc/model/a/b", "{root}/a-b/model", "{root}/../x/model"]
 )
-def test_urls_outside_of_the_platform_s_folder_are_refused(tmp_path: Path, url: str) -> None:
-    """tests/conformance asks for others over HTTP."""
+def test_refuse_urls_outside_the_platform_s_folder(tmp_path: Path, url: str) -> None:
+    """tests/conformance sends others over HTTP."""
     lay_out(tmp_path, config=MODEL)
     with pytest.raises((ConfigError, InvalidRequest)):
         locate(url.replace("{root}", str(tmp_path)), tmp_path)
@@ -113,9 +105,7 @@ OUT = ["/proc/self", "/etc/passwd", "../../../../../../outside"]
 
 @pytest.mark.parametrize("name", ["1", "1/model.onnx", "deep/er/labels.txt"])
 @pytest.mark.parametrize("target", OUT)
-def test_a_link_out_of_the_platforms_folder_is_refused(
-    tmp_path: Path, name: str, target: str
-) -> None:
+def test_refuse_a_link_out_of_the_platform_s_folder(tmp_path: Path, name: str, target: str) -> None:
     root = tmp_path / "root"
     link = Path(lay_out(root, config=MODEL)) / name
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +115,7 @@ def test_a_link_out_of_the_platforms_folder_is_refused(
 
 
 @pytest.mark.parametrize("name", ["abc", "abc/model"])
-def test_a_folder_that_is_a_link_out_of_the_platforms_folder_is_refused(
-    tmp_path: Path, name: str
-) -> None:
+def test_refuse_a_folder_that_links_out_of_the_platform_s_folder(tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"
     lay_out(tmp_path / "outside", config=MODEL)
     (root / name).parent.mkdir(parents=True)
@@ -150,7 +138,7 @@ def make_device(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, make_socket, make_device])
 @pytest.mark.parametrize("name", ["1/model.onnx", "pipe"])
-def test_an_archive_with_anything_but_files_and_folders_is_refused(
+def test_refuse_an_archive_with_anything_but_files_and_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], name: str
 ) -> None:
     folder = Path(lay_out(tmp_path, config=MODEL, **{"1__labels.txt": "x"}))
@@ -160,9 +148,75 @@ def test_an_archive_with_anything_but_files_and_folders_is_refused(
         locate(str(folder), tmp_path)
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [os.mkfifo, make_socket, make_device])
+@pytest.mark.parametrize("name", ["labels.txt", "1/model.onnx"])
+def test_refuse_a_link_to_anything_but_a_file_or_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], name: str
+) -> None:
+    """The special file is outside of the model's folder, so that only the link leads to it."""
+    folder = Path(lay_out(tmp_path, net__config=MODEL, net__1__x="", extra__y=""))
+    monkeypatch.chdir(folder / "extra")
+    make(Path("special"))
+    (folder / "net" / name).symlink_to(folder / "extra/special")
+    with pytest.raises(ConfigError, match=f"net/{name} is neither a file nor a folder"):
+        locate(str(folder / "net"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("1", "1"), ("1", "labels"), ("self", "."), ("deep/er", ".."), ("deep/er", "../deep")],
+)
+def test_refuse_links_in_a_circle(tmp_path: Path, link: str, target: str) -> None:
+    """Triton follows each of two such links again and again, 2^40 times."""
+    url = Path(lay_out(tmp_path, config=MODEL, deep__x=""))
+    (url / "labels").symlink_to("1")
+    (url / link).symlink_to(target)
+    with pytest.raises(ConfigError, match="leads"):
+        locate(str(url), tmp_path)
+
+
+def test_refuse_a_link_to_another_archive(tmp_path: Path) -> None:
+    """That archive may never be loaded, so nothing checks what its own links lead to."""
     url = lay_out(tmp_path, config=MODEL)
-    (Path(url) / "1").symlink_to("2")
-    (Path(url) / "2").symlink_to("1")
-    (Path(url) / "self").symlink_to(".")
-    assert locate(url, tmp_path).folder == Path(url)
+    (tmp_path / "other/model").mkdir(parents=True)
+    (tmp_path / "other/model/evil").symlink_to("/etc")
+    (Path(url) / "l").symlink_to(tmp_path / "other/model")
+    with pytest.raises(ConfigError, match=r"model/l leads to .*other/model, out of"):
+        locate(url, tmp_path)
+
+
+def test_share_files_between_models_of_an_archive_by_links(tmp_path: Path) -> None:
+    url = lay_out(tmp_path, net__config=MODEL, shared__labels="cat")
+    (Path(url) / "net/labels.txt").symlink_to("../shared/labels")
+    (Path(url) / "net/1").symlink_to("../shared")
+    for path in (url, f"{url}/net"):
+        assert locate(path, tmp_path).folder == Path(url) / "net"
+
+
+def test_refuse_an_archive_that_takes_too_long_to_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each folder has two links to the next one, so following them doubles the entries each
+    time."""
+    url = Path(lay_out(tmp_path, config=MODEL))
+    for number in range(40):
+        (url / f"d{number}").mkdir()
+        for name in "ab":
+            (url / f"d{number}" / name).symlink_to(f"../d{number + 1}")
+    monkeypatch.setattr(paths, "MOST_ENTRIES", 1000)
+    with pytest.raises(ConfigError, match="more than 1000 files"):
+        locate(str(url), tmp_path)
+
+
+def test_refuse_an_archive_that_is_too_deep(tmp_path: Path) -> None:
+    url = Path(lay_out(tmp_path, config=MODEL))
+    (url / "/".join("d" * 500)).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="64 folders deep"):
+        locate(str(url), tmp_path)
+
+
+def test_bound_the_configurations_of_an_archive_together(tmp_path: Path) -> None:
+    large = MODEL + " " * 2**19
+    url = lay_out(tmp_path, a__config=large, b__config=large)
+    with pytest.raises(ConfigError, match="1048576"):
+        locate(url, tmp_path)

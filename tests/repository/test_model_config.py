@@ -41,7 +41,7 @@ def write(model: Path, config: str | None, code: str = "") -> Path:
         ("# platform: 'ensemble'", ""),
     ],
 )
-def test_the_backend_is_told_by_platform_backend_or_steps(config: str, backend: str) -> None:
+def test_derive_the_backend_from_platform_backend_or_steps(config: str, backend: str) -> None:
     assert backend_of(parse_config(config)) == backend
 
 
@@ -49,7 +49,7 @@ def test_the_backend_is_told_by_platform_backend_or_steps(config: str, backend: 
 @pytest.mark.parametrize(
     ("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2"), (b"\xff", "utf-8")]
 )
-def test_unreadable_configurations_are_named_with_a_line(
+def test_name_the_file_and_line_of_an_unreadable_configuration(
     file: str, text: bytes, reason: str, tmp_path: Path
 ) -> None:
     (tmp_path / "configs").mkdir()
@@ -60,7 +60,7 @@ def test_unreadable_configurations_are_named_with_a_line(
     assert f"{tmp_path}/{file}" in str(caught.value) and reason in str(caught.value)
 
 
-def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second() -> None:
+def test_read_a_configuration_without_importing_grpc() -> None:
     code = (
         "import sys, serving.repository.model_config\n"
         "assert 'grpc' not in sys.modules\n"
@@ -87,14 +87,14 @@ def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second()
         (f"ensemble_scheduling {{ step {{ }} }} {X} {Y}", False),
     ],
 )
-def test_complete_is_a_backend_with_inputs_and_outputs(
+def test_call_a_configuration_with_backend_inputs_and_outputs_complete(
     config: str | None, complete: bool, tmp_path: Path
 ) -> None:
     model = write(tmp_path / "net", config)
     assert is_complete(model, read_config(model, "cpu")) == complete
 
 
-def test_a_model_that_completes_its_configuration_itself_is_never_complete(tmp_path: Path) -> None:
+def test_never_call_a_self_completing_model_complete(tmp_path: Path) -> None:
     code = (
         "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): ...\n"
     )
@@ -124,10 +124,10 @@ MERGED = [
 
 
 @pytest.mark.parametrize(("base", "own", "expected"), MERGED)
-def test_the_second_file_overrides_the_first(
+def test_override_the_first_file_with_the_second(
     base: str, own: str, expected: str | None, tmp_path: Path
 ) -> None:
-    """`expected` is what is there beside backend, input and output; None: `own`."""
+    """`expected` is the result without backend, input and output. None means `own`."""
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} {base}")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(own)
@@ -137,9 +137,7 @@ def test_the_second_file_overrides_the_first(
     assert read_config(model, "gpu") == parse_config(f"{ONNX} {X} {Y} {base}")
 
 
-def test_a_second_file_with_tensors_is_whole_and_takes_nothing_from_the_first(
-    tmp_path: Path,
-) -> None:
+def test_take_a_second_file_with_tensors_as_a_whole_configuration(tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} dynamic_batching {{ }} max_batch_size: 8")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(f'backend: "python" {X} {Y}')

@@ -15,7 +15,7 @@ import pytest
 
 from serving.host.tritonserver import PYTHON
 from serving.repository.model_config import STUB, mistake_of_packages, parse_config
-from tests.support.harness import ONE_INSTANCE, Server
+from tests.support.harness import ONE_INSTANCE, Server, tensor
 
 MODEL = """
 import numpy as np
@@ -29,7 +29,8 @@ class TritonPythonModel:
 
     def answer(self, request):
         twice = 2 * pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-        return pb_utils.Tensor("answer", np.array([packaging.__version__, str(twice[0])], dtype=object))
+        answer = np.array([packaging.__version__, str(twice[0])], dtype=object)
+        return pb_utils.Tensor("answer", answer)
 """
 CONFIG = f"""
 backend: "python"
@@ -40,13 +41,13 @@ OWN = (
     'parameters { key: "EXECUTION_ENV_PATH" value { string_value: '
     '"$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }\n'
 )
-CALL = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT32", "data": [21]}]}
+CALL = {"inputs": [tensor([21], [1], datatype="INT32")]}
 GOOD = {"bin/activate": "", f"lib/python{PYTHON}/site-packages/numpy-1.26.4.dist-info/METADATA": ""}
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with this one's NumPy and a `packaging` of another version, packed by
+    """Pack a virtual environment with this one's NumPy and another version of `packaging` by
     venv-pack."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
@@ -86,7 +87,7 @@ def answer(server: Server, path: str) -> list[str]:
 
 
 @pytest.mark.stack
-def test_a_model_archive_may_bring_its_packages(packed: Path, tmp_path: Path) -> None:
+def test_serve_an_archive_with_its_own_packages(packed: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
     write(root / "own/model/own", packed)
     write(root / "plain/model/plain")
@@ -114,14 +115,14 @@ def archive(model: Path, links: dict[str, str]) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("prefix", ["", "./"])
-def test_packages_that_the_stub_can_use_are_no_mistake(prefix: str, tmp_path: Path) -> None:
+def test_accept_packages_that_the_stub_can_use(prefix: str, tmp_path: Path) -> None:
     archive(tmp_path, {prefix + name: target for name, target in GOOD.items()})
     assert mistake_of_packages(tmp_path, parse_config(OWN)) == ""
     assert mistake_of_packages(tmp_path / "absent", parse_config(CONFIG)) == ""
 
 
 @pytest.mark.unit
-def test_an_unpacked_environment_is_checked_too(tmp_path: Path) -> None:
+def test_check_an_unpacked_environment_too(tmp_path: Path) -> None:
     for name in GOOD:
         (tmp_path / "env.tar.gz" / name).parent.mkdir(parents=True)
         (tmp_path / "env.tar.gz" / name).touch()
@@ -152,7 +153,7 @@ def test_an_unpacked_environment_is_checked_too(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_packages_that_the_stub_cannot_use_are_named(
+def test_name_packages_that_the_stub_cannot_use(
     entries: dict[str, str], named: str, tmp_path: Path
 ) -> None:
     if entries:
@@ -161,7 +162,7 @@ def test_packages_that_the_stub_cannot_use_are_named(
 
 
 @pytest.mark.unit
-def test_another_python_is_no_mistake_if_the_model_brings_its_stub(tmp_path: Path) -> None:
+def test_accept_another_python_if_the_model_brings_its_stub(tmp_path: Path) -> None:
     archive(
         tmp_path, {"bin/activate": "", "lib/python3.8/site-packages/numpy-1.24.4.dist-info": ""}
     )
@@ -171,7 +172,7 @@ def test_another_python_is_no_mistake_if_the_model_brings_its_stub(tmp_path: Pat
 
 @pytest.mark.unit
 @pytest.mark.parametrize("keep", [20, 100])
-def test_a_damaged_archive_is_named(keep: int, tmp_path: Path) -> None:
+def test_name_a_damaged_archive(keep: int, tmp_path: Path) -> None:
     archive(tmp_path, {f"lib/{number}": "" for number in range(200)})
     whole = (tmp_path / "env.tar.gz").read_bytes()
     (tmp_path / "env.tar.gz").write_bytes(whole[:keep])

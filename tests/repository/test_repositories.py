@@ -22,8 +22,10 @@ input { name: "x" data_type: TYPE_FP32 dims: [-1] }
 output { name: "y" data_type: TYPE_FP32 dims: [-1] }
 ensemble_scheduling {
   step [
-    { model_name: "scale" model_version: 1 input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
-    { model_name: 'scale' model_version: 2 input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
+    { model_name: "scale" model_version: 1
+      input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
+    { model_name: 'scale' model_version: 2
+      input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
   ]
 }
 """
@@ -36,7 +38,7 @@ def make_model(repository: Path, name: str, config: str = "", version: str = "1"
 
 
 def make_ensemble(repository: Path) -> None:
-    """Make `sixfold`: twice `scale`, its versions 1 and 2."""
+    """Make `sixfold`, which calls `scale` twice, in versions 1 and 2."""
     make_model(repository, "sixfold", ENSEMBLE)
 
 
@@ -62,7 +64,7 @@ def names(line: str, *words: object) -> bool:
     return all(str(word) in line for word in words)
 
 
-def test_the_parts_of_an_ensemble_are_loaded_with_it_however_deep(repository: Path) -> None:
+def test_load_the_parts_of_an_ensemble_at_any_depth(repository: Path) -> None:
     for name, part in (("outer", "inner"), ("inner", "scale")):
         make_model(
             repository, name, f'ensemble_scheduling {{ step [ {{ model_name: "{part}" }} ] }}'
@@ -71,7 +73,7 @@ def test_the_parts_of_an_ensemble_are_loaded_with_it_however_deep(repository: Pa
     assert loaded(served([repository], "outer")) == ("outer", "inner", "scale")
 
 
-def test_the_configuration_of_this_machine_decides_on_the_parts(repository: Path) -> None:
+def test_read_the_parts_from_the_configuration_of_this_machine(repository: Path) -> None:
     make_model(repository, "ensemble", 'ensemble_scheduling { step [ { model_name: "a" } ] }')
     (repository / "ensemble/configs").mkdir()
     (repository / "ensemble/configs/cpu.pbtxt").write_text(
@@ -81,13 +83,13 @@ def test_the_configuration_of_this_machine_decides_on_the_parts(repository: Path
     assert loaded(served([repository], "ensemble")) == ("ensemble", "a")
 
 
-def test_models_can_be_chosen_by_name_besides_the_default(repository: Path) -> None:
+def test_choose_models_by_name_besides_the_default(repository: Path) -> None:
     make_model(repository, "c")
     assert loaded(served([repository], "b", ["c"])) == ("c", "b")
     assert loaded(served([repository], "", ["c", "a"])) == ("c", "a")
 
 
-def test_comments_are_not_read_and_parts_are_named_once() -> None:
+def test_skip_comments_and_name_each_part_once() -> None:
     assert parts_of(parse_config(ENSEMBLE)) == ["scale"]
     assert parts_of(parse_config('ensemble_scheduling { step { model_name: "a#b" } }')) == ["a#b"]
     assert (
@@ -96,7 +98,7 @@ def test_comments_are_not_read_and_parts_are_named_once() -> None:
     )
 
 
-def test_one_folder_around_the_models_is_entered_and_the_log_says_so(
+def test_enter_a_single_folder_around_the_models_and_log_it(
     tmp_path: Path, repository: Path
 ) -> None:
     result = served([tmp_path])
@@ -104,7 +106,7 @@ def test_one_folder_around_the_models_is_entered_and_the_log_says_so(
     assert names(*result.warnings, tmp_path, "'models'")
 
 
-def test_folders_that_are_no_models_are_left_alone(repository: Path) -> None:
+def test_ignore_folders_that_are_not_models(repository: Path) -> None:
     for name in ("code", ".git", "__MACOSX"):
         (repository / name / "deep").mkdir(parents=True)
     result = served([repository])
@@ -112,12 +114,12 @@ def test_folders_that_are_no_models_are_left_alone(repository: Path) -> None:
     assert names(*result.warnings, repository / "code")
 
 
-def test_a_name_in_two_repositories_is_refused(tmp_path: Path, repository: Path) -> None:
+def test_refuse_a_name_in_two_repositories(tmp_path: Path, repository: Path) -> None:
     make_model(tmp_path / "more", "b")
     assert names(mistake(repository, tmp_path / "more"), repository / "b", tmp_path / "more/b")
 
 
-def test_a_model_at_the_root_is_a_mistake_with_the_commands_that_mend_it(tmp_path: Path) -> None:
+def test_refuse_a_model_at_the_root_with_commands_that_fix_it(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "config.pbtxt").write_text('name: "resnet"\nplatform: "onnxruntime_onnx"')
     assert "mkdir resnet && mv 1 config.pbtxt resnet/" in mistake(tmp_path)
@@ -125,7 +127,7 @@ def test_a_model_at_the_root_is_a_mistake_with_the_commands_that_mend_it(tmp_pat
     assert f"mkdir {tmp_path.name} && mv 1 config.pbtxt {tmp_path.name}/" in mistake(tmp_path)
 
 
-def test_a_variable_that_names_a_missing_model_is_a_mistake(repository: Path) -> None:
+def test_refuse_a_variable_that_names_a_missing_model(repository: Path) -> None:
     assert names(
         mistake(repository, default="resnet"),
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
@@ -135,7 +137,7 @@ def test_a_variable_that_names_a_missing_model_is_a_mistake(repository: Path) ->
     assert names(mistake(repository, load=("x",)), "SERVE_LOAD_MODELS", "'x'")
 
 
-def test_a_repository_without_models_is_a_mistake(tmp_path: Path) -> None:
+def test_refuse_a_repository_without_models(tmp_path: Path) -> None:
     assert names(mistake(tmp_path), tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "inference.py").touch()
@@ -144,7 +146,7 @@ def test_a_repository_without_models_is_a_mistake(tmp_path: Path) -> None:
     assert names(mistake(tmp_path / "inference.py"), "Not a directory")
 
 
-def test_a_model_without_a_version_is_a_mistake_if_it_is_loaded(repository: Path) -> None:
+def test_refuse_to_load_a_model_without_a_version(repository: Path) -> None:
     (repository / "b/1").rmdir()
     (repository / "b/model.onnx").touch()
     assert names(mistake(repository), "'b'", "model.onnx")
@@ -155,7 +157,7 @@ def test_a_model_without_a_version_is_a_mistake_if_it_is_loaded(repository: Path
     assert [line.split("'")[1] for line in caught.value.mistakes[:2]] == ["a", "b"]
 
 
-def test_an_ensemble_without_a_version_or_without_a_part_is_a_mistake(repository: Path) -> None:
+def test_refuse_an_ensemble_without_a_version_or_a_part(repository: Path) -> None:
     make_ensemble(repository)
     assert names(mistake(repository), "'sixfold'", "'scale'")
     make_model(repository, "scale")
@@ -166,17 +168,17 @@ def test_an_ensemble_without_a_version_or_without_a_part_is_a_mistake(repository
 @pytest.mark.parametrize(
     "name", ["a/config.pbtxt", "a/1/model.onnx", "config.pbtxt", "model.onnx", "top/a/config.pbtxt"]
 )
-def test_what_was_meant_for_triton_is_not_passed_over_for_the_built_in_models(
+def test_prefer_an_incomplete_repository_of_the_user_to_our_models(
     tmp_path: Path, name: str
 ) -> None:
-    """Else a model.tar.gz with a mistake would start other models than the user's."""
+    """Otherwise a model.tar.gz with a mistake would start other models than the user's."""
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
     assert holds_models(tmp_path)
     assert final_folders([AUTO], tmp_path) == (tmp_path,)
 
 
-def test_other_files_are_ignored_and_a_named_repository_is_used(tmp_path: Path) -> None:
+def test_ignore_other_files_and_use_a_named_repository(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/inference.py").touch()
     assert not holds_models(tmp_path)
@@ -188,9 +190,7 @@ def test_other_files_are_ignored_and_a_named_repository_is_used(tmp_path: Path) 
         )
 
 
-def test_a_configuration_that_cannot_be_read_stops_the_start_with_its_place(
-    repository: Path,
-) -> None:
+def test_stop_the_start_naming_the_line_of_a_broken_configuration(repository: Path) -> None:
     (repository / "a/config.pbtxt").write_text('backend: "python"\nmax_batchsize: 3')
     done = run(SERVE_MODEL_REPOSITORY=str(repository), SERVE_HOST="127.0.0.1")
     assert (done.returncode, done.stdout) == (2, "")

@@ -31,7 +31,7 @@ def recipe(*arguments: str, **variables: str) -> str:
     ("arguments", "variables", "host"),
     [((), {}, "127.0.0.1"), (("HOST=0.0.0.0",), {}, "0.0.0.0"), ((), {"SERVE_HOST": "::1"}, "::1")],
 )
-def test_it_serves_only_this_machine_by_default(
+def test_serve_only_this_machine_by_default(
     arguments: tuple[str, ...], variables: dict[str, str], host: str
 ) -> None:
     assert f" SERVE_HOST={host} " in recipe("run", *arguments, **variables)
@@ -41,7 +41,7 @@ class Made(Server):
     prefix = ("sh", "-c", f"exec make -C {ROOT} -o setup -o models run")
 
 
-def test_what_it_serves_stops_with_it(tmp_path: Path) -> None:
+def test_stop_the_server_with_make(tmp_path: Path) -> None:
     make_scale(tmp_path / "repository")
     server = Made(tmp_path, tmp_path / "repository").wait_ready()
     server.stop()
@@ -56,7 +56,7 @@ def locked(name: str) -> dict[str, str]:
     return {package: pin for package, _, pin in pins}
 
 
-def test_every_installed_package_has_a_hash() -> None:
+def test_pin_a_hash_for_every_installed_package() -> None:
     installs = re.findall(r"pip install .*|scripts/install .*", recipe("--always-make", "dev"))
     files = [file for install in installs for file in re.findall(r"requirements/(\S+)", install)]
     assert sorted(files) == ["build.lock", "dev.lock", "torch.txt"]
@@ -66,13 +66,13 @@ def test_every_installed_package_has_a_hash() -> None:
         assert all(" --hash=sha256:" in pin for pin in locked(file).values()), file
 
 
-def test_each_lock_file_has_the_pins_of_the_smaller_one_and_none_has_torch() -> None:
+def test_repeat_the_pins_of_smaller_lock_files_and_never_torch() -> None:
     serving, build, dev = (locked(f"{name}.lock").items() for name in ("serving", "build", "dev"))
     assert serving < build < dev
     assert not [name for name, _ in dev if name == "torch" or name.startswith("nvidia-cu")]
 
 
-def test_the_gpu_image_s_lock_file_lacks_onnx_runtime_and_what_only_it_needs() -> None:
+def test_leave_onnx_runtime_out_of_the_gpu_lock_file() -> None:
     serving, gpu = locked("serving.lock"), locked("gpu.lock")
     text = (ROOT / "requirements/serving.lock").read_text()
     # uv writes below a package, after the file with its version, which packages need it.
@@ -98,14 +98,14 @@ def install(folder: Path, **commands: str) -> list[str]:
     return (folder / "calls").read_text().splitlines()
 
 
-def test_pip_installs_what_uv_cannot(tmp_path: Path) -> None:
+def test_install_with_pip_if_uv_cannot(tmp_path: Path) -> None:
     calls = install(tmp_path, uv="exit 2", pip="exit 0")
     assert [call.split()[0] for call in calls] == ["uv", "pip"]
     for call in calls:
         assert call.endswith("--no-deps --require-hashes -r requirements/dev.lock")
 
 
-def test_pip_installs_uv_alone_with_its_hash_before_everything_else(tmp_path: Path) -> None:
+def test_install_uv_first_with_its_hash(tmp_path: Path) -> None:
     script = (
         "cp .venv/uv.txt installed; printf '#!/bin/sh\\necho uv >> calls' > .venv/bin/uv; "
         "chmod +x .venv/bin/uv"

@@ -48,7 +48,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_version_goes_into_the_code_the_changelog_and_a_tag(clone: Path) -> None:
+def test_write_the_version_to_the_code_the_changelog_and_a_tag(clone: Path) -> None:
     assert release(clone, "0.2.0").returncode == 0
     assert 'VERSION = "0.2.0"  # of everything' in (clone / "serving/__init__.py").read_text()
     changes = (clone / "CHANGELOG.md").read_text()
@@ -76,7 +76,7 @@ def empty_the_changelog(clone: Path) -> None:
         ("0.3.0", empty_the_changelog, "[Unreleased]"),
     ],
 )
-def test_refused_releases_change_nothing(
+def test_change_nothing_if_a_release_is_refused(
     version: str, spoil: Callable[[Path], object] | None, named: str, clone: Path
 ) -> None:
     if spoil:
@@ -87,7 +87,7 @@ def test_refused_releases_change_nothing(
     assert (git(clone, "status", "--porcelain"), git(clone, "log", "--format=%H %D")) == before
 
 
-def test_the_version_is_in_one_place() -> None:
+def test_define_the_version_in_one_file() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
     assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
 
@@ -107,7 +107,7 @@ TRITON = "nvcr.io/nvidia/tritonserver:26.05-py3"
     ("image", "known", "base", "digest"),
     [("", KNOWN, TRITON, KNOWN), ("", "", TRITON, ""), (f"triton@{GIVEN}", KNOWN, "triton", GIVEN)],
 )
-def test_labels_name_the_base_and_its_digest(
+def test_label_the_base_image_and_its_digest(
     tmp_path: Path, image: str, known: str, base: str, digest: str
 ) -> None:
     engine = tmp_path / "podman"

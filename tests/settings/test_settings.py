@@ -55,19 +55,19 @@ def read(machine: Machine = MACHINE, /, **environ: str) -> Settings:
     return Settings.from_env(environ, machine)
 
 
-def test_each_form_is_that_of_a_setting() -> None:
+def test_parse_each_form_of_a_setting() -> None:
     assert set(FORMS) == {row.name for row in TABLE if row.parser}
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_each_setting_is_read_from_each_of_its_variables(row: Setting) -> None:
+def test_read_each_setting_from_each_of_its_variables(row: Setting) -> None:
     text, value, _ = samples(row)
     for variable in row.variables:
         assert row.read({variable: f" {text} "}) == value
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if samples(row)[2]], ids=lambda row: row.name)
-def test_a_mistake_names_variable_value_and_what_is_allowed(row: Setting) -> None:
+def test_name_variable_value_and_allowed_values_of_a_mistake(row: Setting) -> None:
     wrong, variable = samples(row)[2] or "", row.variables[-1]
     with pytest.raises(SettingsError) as caught:
         read(**{variable: wrong})
@@ -75,7 +75,7 @@ def test_a_mistake_names_variable_value_and_what_is_allowed(row: Setting) -> Non
     assert caught.value.mistakes == (f"{variable}={shown} is wrong: it must be {row.expected()}",)
 
 
-def test_all_mistakes_are_reported_together() -> None:
+def test_report_all_mistakes_together() -> None:
     wrong = {row.variables[0]: text for row in TABLE if (text := samples(row)[2])}
     with pytest.raises(SettingsError) as caught:
         read(**wrong)
@@ -83,7 +83,7 @@ def test_all_mistakes_are_reported_together() -> None:
     assert str(caught.value).splitlines() == list(caught.value.mistakes)
 
 
-def test_where_the_platform_loads_models_folders_are_not_looked_at() -> None:
+def test_ignore_folders_where_the_platform_loads_models() -> None:
     with pytest.raises(SettingsError, match=r"SERVE_RELOAD.*SAGEMAKER_MULTI_MODEL"):
         read(SERVE_RELOAD="true", SAGEMAKER_MULTI_MODEL="true")
     assert read(SERVE_RELOAD="auto", SAGEMAKER_MULTI_MODEL="true").policy == ON_POST
@@ -92,17 +92,17 @@ def test_where_the_platform_loads_models_folders_are_not_looked_at() -> None:
     assert read().policy == AT_START
 
 
-def test_how_triton_is_told_of_models_is_the_manager_s_alone() -> None:
+def test_refuse_triton_options_that_belong_to_the_manager() -> None:
     with pytest.raises(SettingsError, match="SERVE_LOAD_MODELS"):
         read(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--model-control-mode=poll")
 
 
-def test_no_variable_stands_in_two_rows() -> None:
+def test_use_each_variable_in_one_row_only() -> None:
     variables = [variable for row in TABLE for variable in row.variables]
     assert len(set(variables)) == len(variables)
 
 
-def test_the_first_variable_that_is_not_empty_counts() -> None:
+def test_take_the_first_variable_that_is_not_empty() -> None:
     assert read(SAGEMAKER_BIND_TO_PORT="1", PORT="2").port == 1
     assert read(SAGEMAKER_BIND_TO_PORT=" ", PORT="2").port == 2
     assert read(SAGEMAKER_BIND_TO_PORT="", PORT="").port == 8080
@@ -125,14 +125,14 @@ def test_the_first_variable_that_is_not_empty_counts() -> None:
         },
     ],
 )
-def test_a_child_reads_the_same_settings(environ: dict[str, str]) -> None:
+def test_pass_the_same_settings_to_a_child(environ: dict[str, str]) -> None:
     settings = read(**environ)
     other_machine = Machine(cpus=64.0, memory=1024**4, gpu=True)
     assert Settings.from_env(settings.environment(), other_machine) == settings
 
 
 @pytest.mark.parametrize("seconds", ["1", "2.5", "60", "3600"])
-def test_nginx_outlasts_gunicorn_and_gunicorn_outlasts_grpc(seconds: str) -> None:
+def test_let_nginx_outlast_gunicorn_and_gunicorn_outlast_grpc(seconds: str) -> None:
     settings = read(SERVE_REQUEST_TIMEOUT=seconds)
     assert settings.request_timeout > settings.grpc_timeout > 0
     assert settings.request_timeout == float(seconds)
@@ -150,7 +150,7 @@ def test_nginx_outlasts_gunicorn_and_gunicorn_outlasts_grpc(seconds: str) -> Non
         (64.0, 512, 16),
     ],
 )
-def test_workers_follow_processors_and_memory_in_gib(
+def test_derive_workers_from_processors_and_memory(
     cpus: float, memory: float, workers: int
 ) -> None:
     assert read(Machine(cpus, int(memory * 1024**3), gpu=False)).workers == workers
@@ -158,7 +158,7 @@ def test_workers_follow_processors_and_memory_in_gib(
 
 @pytest.mark.parametrize("workers", ["1", "2", "3", "7", "16", "256"])
 @pytest.mark.parametrize("concurrency", ["0", "1", "2", "128", "1000"])
-def test_a_thread_of_each_worker_is_always_free_for_ping(workers: str, concurrency: str) -> None:
+def test_keep_a_thread_of_each_worker_free_for_ping(workers: str, concurrency: str) -> None:
     settings = read(SERVE_WORKERS=workers, SERVE_MAX_CONCURRENCY=concurrency)
     assert settings.workers * (settings.threads - 1) >= settings.max_concurrency >= 1
 
@@ -166,18 +166,16 @@ def test_a_thread_of_each_worker_is_always_free_for_ping(workers: str, concurren
 @pytest.mark.parametrize(
     ("workers", "concurrency"), [("1", 128), ("2", 128), ("8", 512), ("16", 1024), ("64", 1024)]
 )
-def test_as_many_requests_are_in_work_as_the_workers_answer_in_bounded_time(
-    workers: str, concurrency: int
-) -> None:
+def test_limit_requests_to_what_the_workers_answer_in_time(workers: str, concurrency: int) -> None:
     assert read(SERVE_WORKERS=workers).max_concurrency == concurrency
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(0.5, 1), (1.5, 1), (4.0, 4), (64.0, 64)])
-def test_a_model_s_threads_follow_the_processors(cpus: float, threads: int) -> None:
+def test_derive_a_model_s_threads_from_the_processors(cpus: float, threads: int) -> None:
     assert read(Machine(cpus, 1024**4, gpu=False)).inference_threads == threads
 
 
-def test_the_device_is_the_gpu_where_there_is_one() -> None:
+def test_choose_the_gpu_if_there_is_one() -> None:
     gpu = Machine(cpus=1.0, memory=1024**3, gpu=True)
     assert (read().device, read(gpu).device, read(gpu, SERVE_DEVICE="cpu").device) == (
         "cpu",
@@ -190,17 +188,17 @@ def test_the_device_is_the_gpu_where_there_is_one() -> None:
     ("text", "level"),
     [("20", "info"), ("0", "debug"), ("25", "warning"), ("50", "critical"), ("Debug", "debug")],
 )
-def test_the_log_level_may_be_a_number(text: str, level: str) -> None:
+def test_accept_a_number_as_log_level(text: str, level: str) -> None:
     assert read(SAGEMAKER_CONTAINER_LOG_LEVEL=text).log_level == level
 
 
-def test_sizes_in_mb_are_of_1024_times_1024_bytes_and_0_is_the_most() -> None:
+def test_read_mb_as_1024_times_1024_bytes_and_0_as_the_maximum() -> None:
     assert read().max_body_bytes == 26_214_400
     assert read(SERVE_MAX_BODY_MB="0.5").max_body_bytes == 524_288
     assert read(SAGEMAKER_MAX_PAYLOAD_IN_MB="0").max_body_bytes == 1024**3
 
 
-def test_a_relative_repository_is_made_absolute() -> None:
+def test_make_a_relative_repository_absolute() -> None:
     assert read(SERVE_MODEL_REPOSITORY="models").model_repositories == (Path.cwd() / "models",)
 
 
@@ -224,7 +222,7 @@ def test_a_relative_repository_is_made_absolute() -> None:
         ),
     ],
 )
-def test_defaults_follow_other_limits(
+def test_derive_defaults_from_other_limits(
     variables: dict[str, str], concurrency: int, strategy: str, payload: int
 ) -> None:
     settings = Settings.from_env(variables, Machine(cpus=4.0, memory=16 * 1024**3, gpu=False))
@@ -246,7 +244,7 @@ def test_defaults_follow_other_limits(
         ({"SAGEMAKER_BATCH": "true", "MODEL_SERVER_TIMEOUT": "90"}, 90),
     ],
 )
-def test_a_batch_transform_job_may_take_as_long_as_it_waits(
+def test_give_a_batch_transform_job_its_whole_timeout(
     variables: dict[str, str], seconds: float
 ) -> None:
     settings = Settings.from_env(variables)
@@ -255,11 +253,11 @@ def test_a_batch_transform_job_may_take_as_long_as_it_waits(
 
 
 @pytest.mark.parametrize(("payload", "limit"), [("0", 1024), ("2", 25), ("60", 60)])
-def test_the_payload_that_is_told_is_let_in(payload: str, limit: float) -> None:
+def test_accept_the_payload_that_is_announced(payload: str, limit: float) -> None:
     assert Settings.from_env({"SAGEMAKER_MAX_PAYLOAD_IN_MB": payload}).max_body_mb == limit
 
 
-def test_more_than_100_mb_at_once_is_refused_at_the_start() -> None:
+def test_refuse_more_than_100_mb_at_once_at_the_start() -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_env(
             {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "20", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "6"}
@@ -280,7 +278,7 @@ def test_more_than_100_mb_at_once_is_refused_at_the_start() -> None:
         ({"SERVE_KSERVE": "false"}, False),
     ],
 )
-def test_it_is_on_unless_a_variable_of_sagemaker_is_set(
+def test_turn_the_page_on_unless_a_sagemaker_variable_is_set(
     variables: dict[str, Any], open_: bool
 ) -> None:
     settings = Settings.from_env(variables)

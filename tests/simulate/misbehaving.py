@@ -87,7 +87,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, loaded[name].encode(), **{"Content-Type": "text/plain"})
 
     def echo(self) -> None:
-        """What arrived; Custom-Attributes come back, as a container has to see to."""
+        """Return what arrived. Custom-Attributes are returned too, as a container has to do
+        itself."""
         document = {
             "path": self.path,
             "headers": dict(self.headers.items()),
@@ -138,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200)
 
     def break_listening(self) -> None:
-        """From before its answer on, for the next call may be quick."""
+        """Stop listening before the answer is sent, because the next call may come quickly."""
         servers[0].socket.shutdown(socket.SHUT_RDWR)
         self.answer(200, b"", Connection="close")
 
@@ -151,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(500, str(err).encode())
 
     def break_network(self) -> None:
-        """What a program says that finds no network."""
+        """Print what a program prints that finds no network."""
         print("OSError: [Errno 101] Network is unreachable", flush=True)
         self.answer(500)
 
@@ -160,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(SLOW)
 
     def break_stream(self) -> None:
-        """No rule's: a connection that is cut."""
+        """Cut a connection, which no rule names."""
         self.chunks(b"one")
         self.connection.shutdown(socket.SHUT_RDWR)
 

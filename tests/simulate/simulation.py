@@ -30,7 +30,7 @@ ENOUGH_TO_ANSWER = (2, 8, 32, 120)
 
 
 def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> Any:
-    """A boto3 client that has changed nothing but its endpoint_url; it tries once."""
+    """Return a boto3 client that changes nothing but its endpoint_url. It tries once."""
     return boto3.client(
         service,
         endpoint_url=url,
@@ -42,7 +42,8 @@ def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> An
 
 
 class Simulation:
-    """`lines` is all that it has said; `s3` the folder that stands for S3."""
+    """A simulated endpoint. `lines` is all that it has printed, `s3` the folder that stands in for
+    S3."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Simulation:
         self.endpoint._container.kill()
 
     def complained(self, rule: str) -> bool:
-        """Whether the simulator has named the rule, in words too."""
+        """Return whether the simulator has named the rule, in words too."""
         return self.journal.complaints[rule] > 0 and any(
             line.startswith(f"rule {rule}: ") for line in self.lines
         )

@@ -52,7 +52,7 @@ def predictions(body: bytes) -> Any:
     return json.loads(body)["predictions"]
 
 
-def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulation) -> None:
+def test_return_the_parts_of_a_stream_as_the_model_sends_them(simulation: Simulation) -> None:
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["one two three"]}
     # seconds between two words
     pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [2]}
@@ -71,7 +71,7 @@ def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulatio
 
 
 @pytest.mark.parametrize("model", BUNDLED)
-def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(
+def test_call_each_bundled_model_directly_as_a_stream_and_through_s3(
     simulation: Simulation, model: str
 ) -> None:
     body, kind = example(model)
@@ -103,7 +103,7 @@ def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(
     assert str(predictions(output.read_bytes()))[:200] == str(whole)[:200]
 
 
-def test_an_asynchronous_call_that_fails_leaves_the_reason(simulation: Simulation) -> None:
+def test_write_the_reason_if_an_asynchronous_call_fails(simulation: Simulation) -> None:
     accepted = simulation.client.invoke_endpoint_async(
         EndpointName="desk", InputLocation="s3://bucket/absent"
     )

@@ -26,7 +26,7 @@ SERVE = ("--serve", str(MISBEHAVING))
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("is_ready", [True, False])
-def test_a_signal_ends_it_and_nothing_is_left(
+def test_stop_on_a_signal_and_leave_nothing(
     tmp_path: Path, number: signal.Signals, is_ready: bool
 ) -> None:
     model = make_tar(tmp_path / "model.tar.gz", {"a/config.pbtxt": "x"})
@@ -67,7 +67,7 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
         ["--limit", "time=0"],
     ],
 )
-def test_wrong_arguments_are_exit_code_2_and_named(
+def test_name_wrong_arguments_and_exit_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -76,7 +76,7 @@ def test_wrong_arguments_are_exit_code_2_and_named(
     assert arguments[0] in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_what_cannot_be_started_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+def test_report_a_failed_start_in_one_line_and_exit_with_1(tmp_path: Path) -> None:
     broken = tmp_path / "model.tar.gz"
     broken.write_bytes(b"no archive")
     engine = tmp_path / "podman"
@@ -101,7 +101,7 @@ def test_what_cannot_be_started_is_one_line_and_exit_code_1(tmp_path: Path) -> N
             assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_a_container_that_fails_is_exit_code_1_with_its_reason() -> None:
+def test_exit_with_1_and_the_reason_if_the_container_fails() -> None:
     command = [*SERVE, "--port", "0", "--env", "BREAKS=start-up", "--limit"]
     for seconds in ENOUGH_TO_ANSWER:
         done = run(*command, f"start-up={seconds}")
@@ -113,7 +113,7 @@ def test_a_container_that_fails_is_exit_code_1_with_its_reason() -> None:
     raise AssertionError(last)
 
 
-def test_strict_says_by_the_exit_code_that_a_rule_was_broken(tmp_path: Path) -> None:
+def test_fail_under_strict_if_a_rule_was_broken(tmp_path: Path) -> None:
     command = Command(tmp_path, *SERVE, "--strict", "--env", "BREAKS=ping-body")
     command.wait_ready()
     assert command.stop(signal.SIGINT) == 3
@@ -123,7 +123,7 @@ def test_strict_says_by_the_exit_code_that_a_rule_was_broken(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("port", "network"), [(0, "--network none"), (12345, "-p 127.0.0.1:12345:8080")]
 )
-def test_an_image_has_few_rights_and_what_the_platform_gives_it(
+def test_run_an_image_with_few_rights_as_the_platform_does(
     tmp_path: Path, port: int, network: str
 ) -> None:
     model, models = tmp_path / "model", tmp_path / "models"
@@ -147,7 +147,7 @@ def test_an_image_has_few_rights_and_what_the_platform_gives_it(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter another network")
-def test_a_connection_reaches_a_container_without_a_network() -> None:
+def test_reach_a_container_without_a_network() -> None:
     code = (
         "from http.server import *; HTTPServer(('127.0.0.1', 8080), "
         "SimpleHTTPRequestHandler).serve_forever()"

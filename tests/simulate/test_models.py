@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from tests.simulate.simulation import PLATFORMS_PINGS, Simulation, make_tar
 from tests.support.archives import files_of, share_for
-from tests.support.harness import ROOT
+from tests.support.harness import ROOT, tensor
 
 pytestmark = pytest.mark.stack
 
@@ -23,7 +23,8 @@ MEGABYTE = 2**20
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 archives; each holds a model of Triton's python backend that multiplies by its number."""
+    """Make 30 archives, each with a model of Triton's python backend that multiplies by its
+    number."""
     folder = tmp_path_factory.mktemp("store")
     for number in range(ARCHIVES):
         make_tar(folder / archive(number), files_of(number))
@@ -35,8 +36,8 @@ def archive(number: int) -> str:
 
 
 def multiply(simulation: Simulation, number: int, x: float) -> float:
-    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-    body = json.dumps({"inputs": [tensor]}).encode()
+    one = tensor([x])
+    body = json.dumps({"inputs": [one]}).encode()
     reply = simulation.invoke(body, TargetModel=archive(number), ContentType="application/json")
     return float(json.loads(reply["Body"].read())["outputs"][0]["data"][0])
 
@@ -48,12 +49,12 @@ def wrong_answers(simulation: Simulation, numbers: Iterable[int]) -> list[tuple[
 
 
 def called() -> list[int]:
-    """Every model, and the first ones again and again between them."""
+    """Yield every model, and the first ones again and again in between."""
     generator = random.Random(1)
     return [each for number in range(ARCHIVES) for each in (number, generator.randrange(4))]
 
 
-def test_30_archives_are_answered_though_the_container_holds_half_of_them(store: Path) -> None:
+def test_answer_for_30_archives_with_room_for_half_of_them(store: Path) -> None:
     own = {"SERVE_MODEL_MEMORY_SHARE": str(share_for(15)), "SERVE_LOG_LEVEL": "warning"}
     with Simulation(
         ROOT / "serve", models=store, limits=PLATFORMS_PINGS, environment=own
@@ -67,12 +68,12 @@ def test_30_archives_are_answered_though_the_container_holds_half_of_them(store:
 
 
 def plain(simulation: Simulation, target: str, **arguments: Any) -> str:
-    """What the stand-in for a container answers: the archive's name that it was given with the
+    """Return what the stand-in container answers: the archive's name that it received with the
     load."""
     return str(simulation.invoke(TargetModel=target, **arguments)["Body"].read().decode())
 
 
-def test_the_platform_evicts_for_its_own_share_of_the_memory(store: Path) -> None:
+def test_evict_models_to_stay_within_the_share_of_memory(store: Path) -> None:
     with Simulation(
         models=store, memory=1000 * MEGABYTE, limits={"memory-share": 0.2}, HOLDS="30"
     ) as simulation:
@@ -84,7 +85,7 @@ def test_the_platform_evicts_for_its_own_share_of_the_memory(store: Path) -> Non
         assert (counts["loads"], counts["answers of 507"]) == (12, 0)
 
 
-def test_the_least_recently_used_model_goes_first(store: Path) -> None:
+def test_evict_the_least_recently_used_model_first(store: Path) -> None:
     with Simulation(models=store, CAPACITY="2") as simulation:
         for number in (0, 1, 0, 2, 0):
             assert plain(simulation, archive(number)) == archive(number)
@@ -93,14 +94,14 @@ def test_the_least_recently_used_model_goes_first(store: Path) -> None:
         assert simulation.journal.counts["loads"] == 4
 
 
-def test_a_507_of_a_call_makes_room_too(store: Path) -> None:
+def test_make_room_after_a_call_that_got_507(store: Path) -> None:
     with Simulation(models=store) as simulation:
         plain(simulation, archive(0))
         assert plain(simulation, archive(1), CustomAttributes="No-Room") == archive(1)
         assert simulation.journal.counts["evictions for a 507"] == 1
 
 
-def test_a_model_that_never_fits_is_a_model_error(store: Path) -> None:
+def test_answer_a_model_error_for_a_model_that_never_fits(store: Path) -> None:
     with Simulation(models=store, CAPACITY="0") as simulation:
         with pytest.raises(ClientError) as caught:
             plain(simulation, archive(0))
@@ -108,7 +109,7 @@ def test_a_model_that_never_fits_is_a_model_error(store: Path) -> None:
         assert (response["OriginalStatusCode"], response["OriginalMessage"]) == (507, "no room")
 
 
-def test_a_model_that_is_not_in_the_folder_or_none_is_a_mistake_of_the_caller(store: Path) -> None:
+def test_refuse_a_missing_or_unknown_target_model(store: Path) -> None:
     with Simulation(models=store) as simulation:
         targets = ("absent.tar.gz", "../store.tar.gz", "/etc/passwd", "team")
         for named in ({}, *({"TargetModel": target} for target in targets)):
@@ -117,7 +118,7 @@ def test_a_model_that_is_not_in_the_folder_or_none_is_a_mistake_of_the_caller(st
             assert caught.value.response["Error"]["Code"] == "ValidationError"
 
 
-def test_an_archive_is_unpacked_for_the_container_and_removed_with_its_model(store: Path) -> None:
+def test_unpack_an_archive_and_remove_it_with_its_model(store: Path) -> None:
     with Simulation(models=store, CAPACITY="1") as simulation:
         folder = simulation.endpoint.launch.folder
         plain(simulation, archive(0))

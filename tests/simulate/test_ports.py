@@ -9,7 +9,7 @@ from simulate.ports import PortPicker
 pytestmark = pytest.mark.unit
 
 
-def test_two_pickers_never_pick_the_same() -> None:
+def test_never_pick_the_same_port_twice() -> None:
     """Two programs on one network pick ports before their servers listen."""
     first, second = PortPicker(), PortPicker()
     ports = first.pick(25)

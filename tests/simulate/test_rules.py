@@ -30,12 +30,12 @@ def fails(code: str, call: Callable[[], object]) -> Any:
     return caught.value.response
 
 
-def test_every_rule_is_broken_by_a_test() -> None:
+def test_break_every_rule_in_a_test() -> None:
     text = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     assert [rule.id for rule in TABLE if f'"{rule.id}"' not in text] == []
 
 
-def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
+def test_print_the_table_of_rules_in_the_docs() -> None:
     rows = [
         f"| `{rule.id}` | {str(rule).removesuffix(f' ({rule.source})')} | {rule.source} |"
         for rule in TABLE
@@ -43,7 +43,7 @@ def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
     assert "\n".join(rows) in (ROOT / "docs/simulate.md").read_text()
 
 
-def test_a_container_that_is_never_healthy_fails_the_endpoint() -> None:
+def test_fail_the_endpoint_if_the_container_is_never_healthy() -> None:
     for seconds in ENOUGH_TO_ANSWER:
         with Simulation(limits={"start-up": seconds}, BREAKS="start-up") as simulation:
             assert simulation.complained("start-up")
@@ -53,7 +53,7 @@ def test_a_container_that_is_never_healthy_fails_the_endpoint() -> None:
     raise AssertionError(simulation.endpoint.failure)
 
 
-def test_a_container_that_ends_at_once_fails_the_endpoint_at_once() -> None:
+def test_fail_the_endpoint_at_once_if_the_container_ends() -> None:
     with Simulation(BREAKS="early-exit") as simulation:
         assert simulation.complained("exit")
         assert "exit code 1" in simulation.endpoint.failure
@@ -69,7 +69,7 @@ def test_a_container_that_ends_at_once_fails_the_endpoint_at_once() -> None:
         ("memory", {}, set()),
     ],
 )
-def test_a_container_that_falls_ill_or_dies_is_replaced(
+def test_replace_a_container_that_is_unhealthy_or_dies(
     rule: str, limits: dict[str, float], others: set[str]
 ) -> None:
     with Simulation(
@@ -89,7 +89,7 @@ def test_a_container_that_falls_ill_or_dies_is_replaced(
     assert complaints["ping-status"] >= 3 or not rule.startswith("ping")
 
 
-def test_a_ping_with_a_body_is_told_of_once() -> None:
+def test_report_a_ping_with_a_body_once() -> None:
     with Simulation(BREAKS="ping-body") as simulation:
         simulation.wait_complaint("ping-body")
         wait_until(
@@ -98,23 +98,21 @@ def test_a_ping_with_a_body_is_told_of_once() -> None:
         assert simulation.journal.complaints["ping-body"] == 1
 
 
-def test_a_container_that_ignores_sigterm_is_killed() -> None:
+def test_kill_a_container_that_ignores_sigterm() -> None:
     with Simulation(limits={"stop": 0.5}, BREAKS="stop") as simulation:
         pass
     assert simulation.complained("stop")
 
 
-def test_a_container_that_takes_no_connection_is_no_service() -> None:
+def test_answer_503_if_the_container_takes_no_connection() -> None:
     with Simulation(limits={"ping-interval": 60}, BREAKS="listening") as simulation:
         simulation.invoke()
         fails("ServiceUnavailable", simulation.invoke)
         simulation.wait_complaint("listening")
 
 
-def test_a_killed_container_is_not_told_of_for_refusing_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Even if it is killed, and called, while the simulator looks at it."""
+def test_do_not_report_refused_calls_of_a_killed_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not even if it is killed, and called, while the simulator checks it."""
     looks, called = threading.Event(), threading.Event()
 
     def memory(_: Container) -> int:
@@ -132,7 +130,7 @@ def test_a_killed_container_is_not_told_of_for_refusing_calls(
         assert simulation.journal.complaints.total() == 0
 
 
-def test_writing_to_opt_ml_model_is_reported(tmp_path: Path) -> None:
+def test_report_writes_to_opt_ml_model(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("1")
     with (
         Simulation(model=tmp_path, BREAKS="model-read-only") as simulation,
@@ -143,13 +141,13 @@ def test_writing_to_opt_ml_model_is_reported(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
 
 
-def test_a_port_outside_the_safe_range_is_reported() -> None:
+def test_report_a_port_outside_the_safe_range() -> None:
     with Simulation(BREAKS="safe-ports") as simulation:
         assert simulation.complained("safe-ports")
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, "client"), (500, "server"), (507, "server")])
-def test_errors_of_the_container_reach_the_caller_as_model_errors(status: int, kind: str) -> None:
+def test_pass_errors_of_the_container_on_as_model_errors(status: int, kind: str) -> None:
     with Simulation(BREAKS="status") as simulation:
         response = fails("ModelError", lambda: simulation.invoke(str(status).encode()))
         assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
@@ -160,7 +158,7 @@ def test_errors_of_the_container_reach_the_caller_as_model_errors(status: int, k
         assert simulation.complained("status") == (status >= 500)
 
 
-def test_a_stream_that_takes_too_long_ends_with_an_error() -> None:
+def test_end_a_stream_that_takes_too_long_with_an_error() -> None:
     with Simulation(limits={"stream-time": 3}, BREAKS="stream-time") as simulation:
         body = simulation.client.invoke_endpoint_with_response_stream(
             EndpointName="any", Body=b"{}"
@@ -173,7 +171,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_error() -> None:
         assert simulation.complained("stream-time")
 
 
-def test_a_stream_that_is_cut_gives_its_parts_and_then_an_error() -> None:
+def test_return_the_parts_of_a_cut_stream_and_then_an_error() -> None:
     with Simulation(BREAKS="stream") as simulation:
         body = simulation.client.invoke_endpoint_with_response_stream(
             EndpointName="any", Body=b"{}"
@@ -186,7 +184,7 @@ def test_a_stream_that_is_cut_gives_its_parts_and_then_an_error() -> None:
         assert "ModelStreamError" in str(caught.value)
 
 
-def test_an_asynchronous_call_that_takes_too_long_leaves_a_failure_in_s3() -> None:
+def test_write_a_failure_to_s3_if_an_asynchronous_call_is_late() -> None:
     with Simulation(limits={"async-time": 0.5}, BREAKS="async-time") as simulation:
         accepted = simulation.client.invoke_endpoint_async(EndpointName="any", Body=b"{}")
         failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
@@ -195,8 +193,8 @@ def test_an_asynchronous_call_that_takes_too_long_leaves_a_failure_in_s3() -> No
         assert simulation.complained("async-time")
 
 
-def test_what_callers_send_too_much_of_is_refused_or_dropped(tmp_path: Path) -> None:
-    """body, async-inline, async-body, headers, query, attributes."""
+def test_refuse_or_drop_what_exceeds_the_limits_of_the_api(tmp_path: Path) -> None:
+    """Exceed body, async-inline, async-body, headers, query and attributes."""
     limits = {"body": 1000, "async-inline": 100, "async-body": 1000}
     with Simulation(limits=limits) as simulation:
         assert (
@@ -222,7 +220,7 @@ def test_what_callers_send_too_much_of_is_refused_or_dropped(tmp_path: Path) -> 
 
 
 def raw(simulation: Simulation, attributes: str) -> None:
-    """botocore checks nothing of it."""
+    """Send a call that botocore does not validate."""
     import http.client
 
     connection = http.client.HTTPConnection(simulation.url.removeprefix("http://"))
@@ -243,7 +241,7 @@ def add_what_is_dropped(request: Any, **_: object) -> None:
 
 
 @pytest.mark.parametrize("rule", ["attributes", "session"])
-def test_headers_of_a_reply_that_the_platform_does_not_take_are_told_of(rule: str) -> None:
+def test_report_reply_headers_that_the_platform_does_not_accept(rule: str) -> None:
     with Simulation(BREAKS=rule) as simulation:
         reply = simulation.invoke()
         assert "CustomAttributes" not in reply or reply["CustomAttributes"] == ""
@@ -252,7 +250,7 @@ def test_headers_of_a_reply_that_the_platform_does_not_take_are_told_of(rule: st
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Archives that this container takes: it looks into none."""
+    """Make archives that this container accepts without opening them."""
     for name in ("a", "b", "c"):
         make_tar(tmp_path / f"{name}.tar.gz", {"config.pbtxt": name})
     make_tar(tmp_path / "wicked.tar.gz", {"../../escaped": "x"})
@@ -261,14 +259,14 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["wicked", "broken"])
-def test_an_archive_that_leaves_its_folder_or_is_none_is_refused(store: Path, name: str) -> None:
+def test_refuse_an_unreadable_archive_or_one_that_leaves_its_folder(store: Path, name: str) -> None:
     with Simulation(models=store) as simulation:
         fails("ValidationError", lambda: simulation.invoke(TargetModel=f"{name}.tar.gz"))
         assert simulation.complained("archive")
         assert not list(simulation.endpoint.launch.folder.rglob("escaped"))
 
 
-def test_a_load_whose_container_ends_is_an_internal_failure(
+def test_answer_internal_failure_if_the_container_ends_in_a_load(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, removed = threading.Event(), threading.Event()
@@ -302,7 +300,7 @@ def test_a_load_whose_container_ends_is_an_internal_failure(
         ("load-time", 0.4, 0),
     ],
 )
-def test_an_answer_that_breaks_a_rule_is_an_error(
+def test_turn_an_answer_that_breaks_a_rule_into_an_error(
     rule: str, limit: float | None, status: int, store: Path
 ) -> None:
     models = store if rule.startswith("load") else None
@@ -315,7 +313,7 @@ def test_an_answer_that_breaks_a_rule_is_an_error(
         simulation.wait_complaint(rule)
 
 
-def test_a_load_that_is_slower_than_a_call_may_be_goes_on_and_is_found_done(store: Path) -> None:
+def test_let_a_load_slower_than_the_call_finish(store: Path) -> None:
     with Simulation(models=store, limits={"time": 4}, BREAKS="load-time", SLOW="8") as simulation:
         response = fails(
             "ModelNotReadyException", lambda: simulation.invoke(TargetModel="a.tar.gz")
@@ -326,9 +324,7 @@ def test_a_load_that_is_slower_than_a_call_may_be_goes_on_and_is_found_done(stor
 
 
 @pytest.mark.parametrize("rule", ["unload-status", "unload-time"])
-def test_an_unload_that_fails_or_is_late_is_told_of_and_the_calls_go_on(
-    store: Path, rule: str
-) -> None:
+def test_report_a_failed_or_late_unload_and_answer_other_calls(store: Path, rule: str) -> None:
     limits = {rule: 3} if rule == "unload-time" else {}
     with Simulation(models=store, limits=limits, BREAKS=rule, CAPACITY="1") as simulation:
         simulation.invoke(TargetModel="a.tar.gz")
@@ -336,7 +332,7 @@ def test_an_unload_that_fails_or_is_late_is_told_of_and_the_calls_go_on(
         assert simulation.complained(rule)
 
 
-def test_a_model_that_the_container_has_lost_is_loaded_again(store: Path) -> None:
+def test_load_a_model_again_that_the_container_lost(store: Path) -> None:
     with Simulation(models=store, BREAKS="lost-model") as simulation:
         assert simulation.invoke(TargetModel="a.tar.gz")["Body"].read() == b"a.tar.gz"
         assert simulation.complained("lost-model")
@@ -345,7 +341,7 @@ def test_a_model_that_the_container_has_lost_is_loaded_again(store: Path) -> Non
 
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[Simulation]:
-    """A container that answers with what it was sent."""
+    """Start a container that answers with what it received."""
     with Simulation() as running:
         yield running
 
@@ -354,7 +350,7 @@ def sent(reply: Any) -> Any:
     return json.loads(reply["Body"].read())
 
 
-def test_every_header_of_the_api_arrives_and_no_other(simulation: Simulation) -> None:
+def test_forward_exactly_the_headers_of_the_api(simulation: Simulation) -> None:
     reply = simulation.invoke(
         b"body",
         ContentType="text/x",
@@ -375,9 +371,7 @@ def test_every_header_of_the_api_arrives_and_no_other(simulation: Simulation) ->
     assert [arrived[name] for name in names] == ["text/x", "text/y", "NEW_SESSION"]
 
 
-def test_a_stream_s_accept_and_content_type_have_headers_of_their_own(
-    simulation: Simulation,
-) -> None:
+def test_use_the_api_s_own_headers_for_accept_and_type_of_a_stream(simulation: Simulation) -> None:
     types = {"ContentType": "text/x", "Accept": "text/y"}
     reply = simulation.client.invoke_endpoint_with_response_stream(
         EndpointName="any", Body=b"x", **types
@@ -400,7 +394,7 @@ def test_a_stream_s_accept_and_content_type_have_headers_of_their_own(
         ({"EndpointName": "any", "TargetModel": "a"}, "any"),
     ],
 )
-def test_callers_mistakes_are_validation_errors(
+def test_answer_mistakes_of_callers_with_validation_errors(
     simulation: Simulation, arguments: dict[str, str], named: str
 ) -> None:
     with pytest.raises(ClientError) as caught:
@@ -409,7 +403,7 @@ def test_callers_mistakes_are_validation_errors(
     assert named in caught.value.response["Error"]["Message"]
 
 
-def test_a_session_lives_until_it_is_closed_or_its_container_ends(simulation: Simulation) -> None:
+def test_keep_a_session_until_it_is_closed_or_its_container_ends(simulation: Simulation) -> None:
     first, second = (
         simulation.invoke(SessionId="NEW_SESSION")["NewSessionId"].partition(";")[0]
         for _ in range(2)

@@ -1,4 +1,5 @@
-"""An AWS account in this process: moto, with the calls noted, and the replies that moto lacks."""
+"""Simulate an AWS account in this process: moto, a record of the calls, and replies that moto
+lacks."""
 
 import json
 from collections import defaultdict
@@ -19,8 +20,8 @@ Call = tuple[str, str, dict[str, Any]]
 
 
 class Account:
-    """`calls` are those that `deploy` has made; `scripted` has replies by operation that come
-    before moto's."""
+    """`calls` are the calls that `deploy` made; replies in `scripted`, by operation, take
+    precedence over moto's."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -79,8 +80,8 @@ class Account:
     def _answer(
         self, model: Any, params: dict[str, Any], **_: Any
     ) -> tuple[AWSResponse, dict[str, Any]] | None:
-        """botocore takes this in place of a reply, as from its Stubber; None leaves the call to
-        moto."""
+        """Return what botocore takes in place of a reply, as its Stubber does. None passes the call
+        to moto."""
         if self.scripted[model.name]:
             reply = self.scripted[model.name].pop(0)
             return _response(400 if "Error" in reply else 200), reply
@@ -91,7 +92,7 @@ class Account:
         )
 
     def _update(self, request: dict[str, Any]) -> dict[str, Any]:
-        """UpdateEndpoint, which moto lacks: the endpoint is created again with the new
+        """Implement UpdateEndpoint, which moto lacks: create the endpoint again with the new
         configuration."""
         sagemaker, name = self.client("sagemaker"), request["EndpointName"]
         arn = sagemaker.describe_endpoint(EndpointName=name)["EndpointArn"]
@@ -122,7 +123,7 @@ def account() -> Iterator[Account]:
 
 
 def printed(text: str) -> list[Call]:
-    """Return the calls of a dry run's output: JSON objects one after the other."""
+    """Return the calls that a dry run printed, as JSON objects one after the other."""
     decoder, position, calls = json.JSONDecoder(), 0, []
     while position < len(text.rstrip()):
         value, end = decoder.raw_decode(text, position)

@@ -1,5 +1,5 @@
-"""Archives of tiny models, loaded and unloaded as SageMaker does; and what a `serve` uses
-meanwhile."""
+"""Make archives of tiny models, load and unload them as SageMaker does, and measure what `serve`
+uses."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,8 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([self.multiply(request)]) for request in requests]
 
     def multiply(self, request):
-        return pb_utils.Tensor("y", FACTOR * pb_utils.get_input_tensor_by_name(request, "x").as_numpy())
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        return pb_utils.Tensor("y", FACTOR * x)
 '''
 CONFIG = """
 backend: "python"
@@ -33,8 +34,8 @@ input { name: "x" data_type: TYPE_FP32 dims: [1] }
 output { name: "y" data_type: TYPE_FP32 dims: [1] }
 instance_group { count: 1 kind: KIND_CPU }
 """
-PER_MODEL = 19 * 2**20  # bytes that one of these models takes, measured
-TRITON = 60 * 2**20  # bytes that Triton takes, and that `serve` expects of a load
+PER_MODEL = 19 * 2**20  # bytes that one of these models uses, measured
+TRITON = 60 * 2**20  # bytes that Triton uses, and that `serve` reserves for a load
 
 
 def files_of(number: int) -> dict[str, str]:
@@ -95,8 +96,8 @@ class Loader:
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of memory, processes, threads, open files, files for archives and in shared memory,
-    bytes of the latter."""
+    """What a `serve` uses: bytes of memory, processes, threads, open files, the number of files for
+    archives and in shared memory, and the bytes of shared memory."""
 
     memory: int
     processes: int

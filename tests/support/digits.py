@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 from sklearn.datasets import load_digits
 
-INK = 0.4  # a pixel counts as ink from this opacity on
+INK = 0.4  # opacity from which a pixel counts as ink
 Rng = np.random.Generator
 
 
@@ -46,7 +46,7 @@ def held_out(count: int | None = None) -> list[tuple[Image.Image, int]]:
 
 
 def photo(scan: NDArray[np.uint8], rng: Rng) -> Image.Image:
-    """Return a digit on a sheet of its own: dark on light or light on dark, anywhere, turned,
+    """Return a digit on a sheet of its own: dark on light or light on dark, shifted, turned,
     blurred and noisy."""
     side = np.exp(rng.uniform(np.log(28), np.log(600)))
     width, height = (

@@ -1,4 +1,4 @@
-"""Starts the whole container's software on free loopback ports, and the models that the tests
+"""Start the whole container's software on free loopback ports, and make the models that tests
 serve."""
 
 import base64
@@ -52,16 +52,15 @@ IDENTITY_VALUES: dict[str, list[Any]] = {
 DATATYPES = {
     name: helper.np_dtype_to_tensor_dtype(np.dtype(numpy_dtype(name))) for name in IDENTITY_VALUES
 }
-# Where the processor has BF16, `auto` takes OpenVINO, whose answers differ from ONNX Runtime's by
+# If the processor has BF16, `auto` chooses OpenVINO, whose answers differ from ONNX Runtime's by
 # some thousandths.
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}
-PATIENCE = 120.0  # seconds: what has not happened by then will not, however slow the machine is
+PATIENCE = 120.0  # seconds; on a slow machine too, what has not happened by then will not happen
 _PORTS = PortPicker(range(10000, 12000))
 
 
 def free_port() -> int:
-    """A free port that no other test gets, even in another run; below the ports that the kernel
-    uses itself."""
+    """Return a port that no other test gets, even in another run, below the kernel's own range."""
     return _PORTS.pick(1)[0]
 
 
@@ -77,13 +76,31 @@ def npy(array: Any, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def tensor(data: list[Any], shape: list[int] | None = None, datatype: str = "FP32") -> Any:
+    """Return the input `x` of a KServe request: by default, one row of FP32."""
+    return {"name": "x", "shape": shape or [1, len(data)], "datatype": datatype, "data": data}
+
+
+def expect_error(reply: Any, status: int, code: str, *names: str) -> None:
+    """Assert the one shape of an error, with each of the names in its text."""
+    assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/json"), (
+        reply.text
+    )
+    body = reply.json()
+    assert set(body) == {"error", "code", "request_id"}
+    assert body["code"] == code
+    assert body["request_id"] == reply.headers["X-Request-Id"] != ""
+    assert "Traceback" not in body["error"]
+    assert not [name for name in names if name not in body["error"]], body["error"]
+
+
 def b64(data: bytes) -> dict[str, str]:
     """Return an instance that holds the bytes."""
     return {"b64": base64.b64encode(data).decode()}
 
 
 def png_that_claims(width: int, height: int) -> bytes:
-    """A PNG of one pixel whose header, checksum included, claims another size."""
+    """Return a PNG of one pixel whose header, with a valid checksum, claims another size."""
     data = bytearray(encoded(Image.new("L", (1, 1))))
     data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
@@ -96,9 +113,8 @@ def wait_until(
     seconds: float = PATIENCE,
     pause: float = 0.02,
 ) -> Any:
-    """Waits for the condition's first true value and returns it; fails with `what` when there is
-    none in time. `pause` is the time between two looks, longer where a look costs the server
-    work."""
+    """Return the condition's first true value. Fail with `what` if there is none in time. `pause`
+    is the time between two checks; it is longer if a check costs the server work."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -110,8 +126,8 @@ def wait_until(
 
 
 class Server:
-    """One `serve` with its three processes; `log` is the file of its output. `prefix` is a command
-    that becomes it."""
+    """Run one `serve` with its processes. `log` is the file of its output. `prefix` is a command
+    that is run first and becomes `serve` (exec)."""
 
     prefix: tuple[str, ...] = ()
 
@@ -138,7 +154,7 @@ class Server:
             )
 
     def wait_ready(self) -> "Server":
-        """Waits until /ping is 200; ends the server when that does not happen."""
+        """Wait until /ping returns 200. If it does not, stop the server."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
@@ -155,8 +171,8 @@ class Server:
         return self
 
     def ping(self) -> int:
-        """The status of /ping, 0 when there is no answer; asked often by those that wait, so
-        without `requests`."""
+        """Return the status of /ping, 0 without an answer. Callers poll it, so it does without
+        `requests`."""
         asked = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             asked.request("GET", "/ping")
@@ -176,7 +192,7 @@ class Server:
         return requests.request(method, self.url + path, timeout=PATIENCE, **request)
 
     def output(self) -> str:
-        """The lines of its log; the last one may be in the making."""
+        """Return the complete lines of its log."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return text[: text.rfind("\n") + 1]
 
@@ -194,8 +210,8 @@ class Server:
         )
 
     def process_of(self, name: str) -> dict[str, Any]:
-        """One process in the supervisor's status: its pid (None while there is none) and how often
-        it started."""
+        """Return a process in the supervisor's status: its pid (None while it does not run) and its
+        starts."""
         process: dict[str, Any] = self.status()["processes"][name]
         return process
 
@@ -208,8 +224,8 @@ class Server:
         return pid
 
     def replace(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Kills one process, waits until the supervisor has started another, and returns the pid of
-        the killed one."""
+        """Kill a process, wait until the supervisor has started another, and return the killed
+        one's pid."""
         killed = self.pid(name)
         self.kill(killed, number)
         self.wait_replaced(name, killed)
@@ -223,7 +239,7 @@ class Server:
 
     @contextlib.contextmanager
     def unattended(self) -> Iterator[None]:
-        """Pauses the supervisor inside the context, so that it restarts nothing."""
+        """Pause the supervisor inside the context, so that it restarts nothing."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -238,27 +254,27 @@ class Server:
         )
 
     def triton(self) -> httpx.Client:
-        """Triton's own HTTP endpoint; the certificates, which a socket does not need, take 40 ms to
+        """Return a client of Triton's own HTTP endpoint. It skips certificates, which take 40 ms to
         read."""
         transport = httpx.HTTPTransport(uds=str(self.run_dir / "triton/http.sock"), verify=False)
         return httpx.Client(transport=transport, base_url="http://triton", timeout=PATIENCE)
 
     def processes(self) -> list[int]:
-        """All processes of this server, found by its run folder in their environment."""
+        """Return all processes of this server, found by its run folder in their environment."""
         marker = f"SERVE_RUN_DIR={self.run_dir}".encode()
         return [
             int(entry.name) for entry in Path("/proc").glob("[0-9]*") if has_variable(entry, marker)
         ]
 
     def wait_gone(self) -> None:
-        """Waits until it has left no process: one that was killed may take a moment to end."""
+        """Wait until none of its processes is left. A killed process may take a moment to end."""
         wait_until(lambda: not self.processes(), lambda: f"{self.processes()} are gone")
 
     def wait_ended(self) -> int:
         return self.process.wait(timeout=PATIENCE)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Sends the signal and returns the exit code; kills all processes when it does not stop."""
+        """Send the signal and return the exit code. Kill all processes if it does not stop."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -278,8 +294,8 @@ class Server:
 
 
 def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
-    """Return a fixture: one container for the tests of a module, which serves what the makers write
-    into its folder `models`."""
+    """Return a fixture that runs one server for the tests of a module. It serves the models that
+    `makers` write into its folder `models`."""
 
     @pytest.fixture(scope="module")
     def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -296,7 +312,7 @@ def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
 
 
 def has_variable(entry: Path, marker: bytes) -> bool:
-    """Whether the process has the variable; False for zombies, which have no environment."""
+    """Return whether the process has the variable; False for zombies, which have no environment."""
     try:
         return marker in (entry / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -310,14 +326,13 @@ def memory(pid: int, field: str) -> int:
 
 
 def config_for_cpu(model: Path) -> str:
-    """The whole config.pbtxt with which `serve` serves a model's folder on a machine without a
+    """Return the whole config.pbtxt with which `serve` serves a folder on a machine without a
     GPU."""
     return str(MessageToString(read_config(model, "cpu")))
 
 
 def link_model(source: Path, repository: Path) -> None:
-    """Puts a model folder into another repository; links its large files instead of copying
-    them."""
+    """Copy a model folder into another repository, but link its large files."""
     for file in source.rglob("*"):
         if file.is_file():
             target = repository / source.name / file.relative_to(source)
@@ -339,7 +354,7 @@ def _config(folder: Path, text: str) -> None:
 
 
 def make_identity(repository: Path, datatypes: Iterable[str] = DATATYPES) -> None:
-    """`identity`: one input and one output of each datatype, [batch, n]."""
+    """Make `identity`, which has one input and one output of each datatype, [batch, n]."""
     ports = [(name, DATATYPES[name]) for name in datatypes]
     graph = helper.make_graph(
         [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name, _ in ports],
@@ -367,7 +382,7 @@ ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
 
 
 def make_scale(repository: Path) -> None:
-    """`scale`: FP32 x [batch, n] -> y; version 1 doubles, version 2 triples."""
+    """Make `scale`: FP32 x [batch, n] -> y. Version 1 doubles x, version 2 triples it."""
     for version, factor in (("1", 2.0), ("2", 3.0)):
         graph = helper.make_graph(
             [helper.make_node("Mul", ["x", "k"], ["y"])],
@@ -392,7 +407,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Sleeps for the seconds that it is sent; fails when they are negative, with a text that many times as long."""
+    """Sleep for the seconds that it is sent. Below 0, fail: -n repeats the text n times."""
 
     def execute(self, requests):
         replies = []
@@ -416,7 +431,8 @@ class TritonPythonModel:
     """y = x. Its process exits with status 3 at 13, and hangs at 101."""
 
     def execute(self, requests):
-        return [self.answer(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests]
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        return [self.answer(tensor.as_numpy()) for tensor in inputs]
 
     def answer(self, x):
         if x.max() == 13:
@@ -456,7 +472,9 @@ from serving.codecs import JSON
 class Client(ModelClient):
     codec = JSON
     example = b"0"
-    parameters = (Parameter("mistake", "", "what goes wrong in postprocess", choices=("", "raise", "lose")),)
+    parameters = (
+        Parameter("mistake", "", "what goes wrong in postprocess", choices=("", "raise", "lose")),
+    )
 
     def preprocess(self, instances):
         return {"seconds": np.array([instances], dtype=np.float32)}
@@ -464,14 +482,17 @@ class Client(ModelClient):
     def postprocess(self, outputs, inputs, instances, parameters):
         if parameters["mistake"] == "raise":
             raise KeyError("a secret of the client")
-        return [] if parameters["mistake"] == "lose" else [float(row[0]) for row in outputs["slept"]]
+        if parameters["mistake"] == "lose":
+            return []
+        return [float(row[0]) for row in outputs["slept"]]
 '''
 
 
 def make_sleeper(
     repository: Path, name: str = "sleeper", code: str = SLEEPER, client: str = SLEEPER_CLIENT
 ) -> None:
-    """A model on Triton's python backend, without a batch dimension, with its own client.py."""
+    """Make a model on Triton's python backend, without a batch dimension, with its own
+    client.py."""
     config = (
         'input { name: "seconds" data_type: TYPE_FP32 dims: [1] }\n'
         'output { name: "slept" data_type: TYPE_FP32 dims: [1] }\n'
@@ -480,8 +501,7 @@ def make_sleeper(
 
 
 def make_python_model(folder: Path, config: str, code: str, client: str = "") -> None:
-    """Write a model of Triton's python backend; `config` is what config.pbtxt says of it
-    besides."""
+    """Write a model of Triton's python backend. `config` is the rest of its config.pbtxt."""
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.py").write_text(code)
     (folder / "config.pbtxt").write_text(f'backend: "python"\n{config}{ONE_INSTANCE}')

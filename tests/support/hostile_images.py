@@ -1,5 +1,4 @@
-"""Image files that would take memory or work, each made from what it does; and the largest that are
-allowed."""
+"""Make image files that would take much memory or work, and the largest ones that are allowed."""
 
 import struct
 import zlib
@@ -9,7 +8,7 @@ from PIL import Image
 
 from tests.support.harness import encoded
 
-PIXELS = 9_000_000  # the limit that they are made for: 72 MB
+PIXELS = 9_000_000  # the limit that the images are made for: 72 MB
 SIDE = 3000
 Maker = Callable[[], bytes]
 
@@ -26,7 +25,8 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 def png(
     colour: int, row: int, between: bytes = b"", depth: int = 8, side: int = SIDE, height: int = 0
 ) -> bytes:
-    """Zeros, `side` pixels wide; `row` bytes are a line of them. A `height` of 0 is the width."""
+    """Return a PNG of zeros, `side` pixels wide; `row` is the number of bytes in a line. A `height`
+    of 0 is the width."""
     height = height or side
     header = struct.pack(">IIBBBBB", side, height, depth, colour, 0, 0, 0)
     pixels = zlib.compress(bytes((1 + row) * height))
@@ -58,7 +58,7 @@ def run_length_bmp() -> bytes:
 
 
 def tiff(tags: list[tuple[int, int, int, int]], behind: bytes = b"", directories: int = 1) -> bytes:
-    """Little-endian; each directory leads to the next."""
+    """Return a little-endian TIFF in which each directory leads to the next."""
     size = 2 + 12 * len(tags) + 4
     entries = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
     starts = [8 + size * at for at in range(1, directories)] + [0]

@@ -1,4 +1,4 @@
-"""Concurrent callers that count every answer."""
+"""Call a server from several threads and count every answer."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ import requests
 
 
 class Threads:
-    """`callers` threads, each in `_call` from the begin of the context until `_stop` is set at its
+    """Run `_call` in `callers` threads from the start of the context until `_stop` is set at its
     end."""
 
     callers: int
@@ -36,7 +36,7 @@ class Threads:
 
 @dataclass
 class Load(Threads):
-    """Threads that call `request`, each time on a new connection.
+    """Call `request` from several threads, each time on a new connection.
 
     `answers` counts "STATUS code" of every reply; `refused` counts connections that were refused or
     closed before the first byte of a reply; `cut` counts replies that ended too early.

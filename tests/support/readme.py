@@ -4,7 +4,7 @@ its Python, in a fresh checkout.
 A block of commands is run unchanged unless the line above it says otherwise:
 
     <!-- needs AWS -->, … (NEEDS)    it cannot be run here
-    <!-- executed by tests/… -->     a test of that folder or file runs what commands(SECTION, PAGE) gives it
+    <!-- executed by tests/… -->     a test there runs what commands(SECTION, PAGE) returns
 """
 
 import json
@@ -42,7 +42,7 @@ PORTS = ("8080", "8081", "8001", "8002")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `marker` is the comment above it, `file` the name of the file to write."""
+    """A fenced block. `marker` is the comment above it, `file` the name of the file to write."""
 
     section: str
     language: str
@@ -52,14 +52,14 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The commands, with continued lines joined; Python is one."""
+        """Return the commands with continued lines joined. A block of Python is one command."""
         if self.language == "python":
             return [f".venv/bin/python -c {shlex.quote(self.text)}"]
         return self.text.replace("\\\n", " ").splitlines()
 
     @property
     def runs(self) -> bool:
-        """Whether a reader runs it rather than writes or reads it."""
+        """Return whether a reader runs the block, rather than writing or reading it."""
         return self.language in ("sh", "python") and not self.file
 
 
@@ -105,7 +105,7 @@ class Reader:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def follow(self, block: Block) -> None:
-        """Follows the blocks up to this one that have not been followed yet."""
+        """Follow the blocks up to this one that have not been followed yet."""
         while self.read <= self.blocks.index(block):
             following = self.blocks[self.read]
             self.read += 1
@@ -156,7 +156,7 @@ class Reader:
         return done.stdout
 
     def _start(self, name: str, command: str) -> None:
-        """Starts a server; first stops the one that the same line started, as a reader would with
+        """Start a server. First stop the one that the same line started, as a reader would with
         Ctrl-C."""
         self._stop(name)
         with self._log_file(name).open("wb") as log:
@@ -188,7 +188,7 @@ class Reader:
         return self._log_file(name).read_text(encoding="utf-8", errors="replace")
 
     def _stop(self, name: str) -> None:
-        """Ctrl-C: SIGINT to all of its group."""
+        """Send Ctrl-C (SIGINT) to the whole process group."""
         if process := self.running.pop(name, None):
             os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=PATIENCE)
@@ -199,8 +199,8 @@ class Reader:
 
 
 def fresh_checkout(folder: Path) -> Path:
-    """What a clone has after `make setup models`: the files, and an environment, which is this
-    one's."""
+    """Make what a clone has after `make setup models`: the files, and this checkout's
+    environment."""
     checkout = folder / "checkout"
     shutil.copytree(
         ROOT, checkout, ignore=shutil.ignore_patterns(".*", "__pycache__", "tests", "iris")
@@ -210,8 +210,8 @@ def fresh_checkout(folder: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """A reader's: no variable of ours, but the loopback's address and the engine whose answers are
-    shown."""
+    """Return a reader's environment: none of our variables, except the loopback address and the
+    engine that the shown answers come from."""
     inherited = {
         k: v
         for k, v in os.environ.items()
@@ -221,7 +221,7 @@ def environment() -> dict[str, str]:
 
 
 def compare(output: str, shown: Block) -> None:
-    """The output is the one shown, but for the last digits of numbers."""
+    """Assert that the output is the one shown, except for the last digits of numbers."""
     if shown.language == "json":
         assert_alike(json.loads(output), json.loads(shown.text.replace("…", f'"{CUT}"')))
     else:
@@ -233,8 +233,8 @@ def _number(word: str) -> str | float:
 
 
 def assert_alike(got: object, shown: object) -> None:
-    """Equal except for the last digits of numbers; of a list that ends with CUT, only the shown
-    items count."""
+    """Assert equality except for the last digits of numbers. In a list that ends with CUT, only the
+    items shown are compared."""
     if isinstance(shown, dict):
         assert isinstance(got, dict)
         assert got.keys() == shown.keys()

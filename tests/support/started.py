@@ -1,5 +1,5 @@
-"""Ends what the tests started: when their fixture or test fails, and at the latest at the end of
-the run."""
+"""Stop what the tests started when their fixture or test fails, at the latest at the end of the
+run."""
 
 import contextlib
 import subprocess
@@ -12,14 +12,14 @@ _ends: list[Callable[[], object]] = []
 
 
 def ends_with(end: Callable[[], object]) -> None:
-    """Registers `end`, which is called after a failure and at the end of the run, even if nothing
-    runs any more."""
+    """Register `end`, to be called after a failure and at the end of the run, even if nothing runs
+    then."""
     _ends.append(end)
 
 
 def kill(process: subprocess.Popen[Any]) -> None:
-    """The process and those that it has started. Nobody where it has ended: another may have its
-    number by then."""
+    """Kill the process and its descendants. Do nothing if it has ended, because its pid may be
+    reused."""
     if process.poll() is not None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -32,7 +32,7 @@ def kill(process: subprocess.Popen[Any]) -> None:
 
 def end_all(after: int = 0) -> None:
     while len(_ends) > after:
-        with contextlib.suppress(Exception):  # whatever went wrong, the others end
+        with contextlib.suppress(Exception):  # go on with the others whatever went wrong
             _ends.pop()()
 
 

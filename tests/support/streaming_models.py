@@ -1,4 +1,4 @@
-"""The models of the streaming and the session tests, on Triton's python backend."""
+"""Make the models of the streaming and session tests, on Triton's python backend."""
 
 from pathlib import Path
 
@@ -12,18 +12,22 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Sends its words one by one, `delay` seconds apart. "fail" fails at that word; "cancelled?" sends how many
-    requests were cancelled. A path is sent once the file exists; a path after a > is not sent, but the file is made."""
+    """Send the words of the text one by one, `delay` seconds apart.
+
+    "fail" fails at that word; "cancelled?" sends how many requests were cancelled. A path is sent
+    once the file exists; for a path after a > the file is made and nothing is sent."""
 
     def initialize(self, args):
         self.cancelled = 0
 
     def execute(self, requests):
         for request in requests:
-            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()
+            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()
+            words = text.reshape(-1)[0].decode().split()
             delay = pb_utils.get_input_tensor_by_name(request, "delay")
             seconds = float(delay.as_numpy().reshape(-1)[0]) if delay else 0.0
-            threading.Thread(target=self.tell, args=(request.get_response_sender(), text.split(), seconds)).start()
+            arguments = (request.get_response_sender(), words, seconds)
+            threading.Thread(target=self.tell, args=arguments).start()
 
     def tell(self, sender, words, seconds):
         for word in words:
@@ -33,7 +37,8 @@ class TritonPythonModel:
             if self.is_cancelled_within(sender, seconds, word):
                 break
             if word == "fail":
-                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail")))
+                error = pb_utils.TritonError("it was told to fail")
+                sender.send(pb_utils.InferenceResponse(error=error))
                 break
             said = str(self.cancelled) if word == "cancelled?" else word
             output = pb_utils.Tensor("text_output", np.array(SHAPE, dtype=object))
@@ -84,7 +89,8 @@ TENSORS = (
 
 
 def make_teller(repository: Path) -> None:
-    """`teller`: decoupled, without a batch dimension, without a client: one response per word."""
+    """Make `teller`, which is decoupled and sends one response per word. It has no batch dimension
+    and no client."""
     model = TELLER.replace("SHAPE", "[said.encode()]").replace("ABOUT", "[len(said), seconds]")
     make_python_model(
         repository / "teller", f"{TENSORS}model_transaction_policy {{ decoupled: true }}\n", model
@@ -92,7 +98,7 @@ def make_teller(repository: Path) -> None:
 
 
 def make_reader(repository: Path) -> None:
-    """`reader`: the teller with a batch dimension and a client."""
+    """Make `reader`, the teller with a batch dimension and a client."""
     model = TELLER.replace("SHAPE", "[[said.encode()]]").replace("ABOUT", "[[len(said), seconds]]")
     config = f"max_batch_size: 4\n{TENSORS}model_transaction_policy {{ decoupled: true }}\n"
     make_python_model(repository / "reader", config, model, TELLER_CLIENT)
@@ -106,7 +112,8 @@ class TritonPythonModel:
     """Gives the text back; "fail TEXT" fails with that text."""
 
     def execute(self, requests):
-        return [self.answer(pb_utils.get_input_tensor_by_name(r, "text_input").as_numpy()) for r in requests]
+        texts = [pb_utils.get_input_tensor_by_name(request, "text_input") for request in requests]
+        return [self.answer(text.as_numpy()) for text in texts]
 
     def answer(self, text):
         said = b" ".join(text.reshape(-1)).decode(errors="replace")
@@ -119,7 +126,7 @@ class TritonPythonModel:
 
 
 def make_echo(repository: Path) -> None:
-    """`echo`: an ordinary model with one text in and one out."""
+    """Make `echo`, an ordinary model with one text in and one out."""
     config = (
         'max_batch_size: 4\ninput { name: "text_input" data_type: TYPE_STRING dims: [-1] }\n'
         'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }\n'
@@ -188,21 +195,56 @@ def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str
 
 
 def make_summer(repository: Path, idle_seconds: float = 30) -> None:
-    """`summer`: a sequence model of Triton's oldest strategy with numbers as ids, and a client."""
+    """Make `summer`, a sequence model with the oldest strategy, numbers as ids, and a client."""
     config = _summer_config("oldest { max_candidate_sequences: 64 }", idle_seconds, "TYPE_UINT64")
     make_python_model(repository / "summer", config, SUMMER, SUMMER_CLIENT)
 
 
 def make_direct_summer(repository: Path) -> None:
-    """`direct_summer`: the same of the direct strategy, with 32-bit numbers as ids, without a
-    client."""
+    """Make `direct_summer`, a summer with the direct strategy and 32-bit ids, without a client."""
     make_python_model(
         repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER
     )
 
 
 def make_brief_summer(repository: Path, idle_seconds: float = 4) -> None:
-    """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a
-    client."""
+    """Make `brief_summer`, a summer with the oldest strategy, ids of any kind and a short idle
+    time, without a client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
     make_python_model(repository / "brief_summer", config, SUMMER)
+
+
+# the datatypes of CORRID; "" for a model that does not get the id
+ID_TYPES = ("", "TYPE_UINT32", "TYPE_INT32", "TYPE_UINT64", "TYPE_INT64", "TYPE_STRING")
+STRATEGIES = {"direct": "direct { }", "oldest": "oldest { max_candidate_sequences: 64 }"}
+
+
+def summer_name(strategy: str, id_type: str) -> str:
+    """Return the name of one of make_summers' models."""
+    return f"{strategy}_{id_type.removeprefix('TYPE_').lower() or 'any'}"
+
+
+def make_summers(repository: Path, idle_seconds: float = 2) -> None:
+    """Make a `summer` of each strategy and each datatype of ids, without a client."""
+    for strategy, text in STRATEGIES.items():
+        for id_type in ID_TYPES:
+            config = _summer_config(text, idle_seconds, id_type)
+            make_python_model(repository / summer_name(strategy, id_type), config, SUMMER)
+
+
+def make_named_summer(repository: Path) -> None:
+    """`named_summer`: a summer with strings as ids, and `chained_summer`, an ensemble of which
+    `direct_summer` is the only part."""
+    config = _summer_config(STRATEGIES["oldest"], 30, "TYPE_STRING")
+    make_python_model(repository / "named_summer", config, SUMMER)
+    names = ("number", "total", "count")
+    maps = {name: f'{{ key: "{name}" value: "{name}" }}' for name in names}
+    (repository / "chained_summer/1").mkdir(parents=True)
+    (repository / "chained_summer/config.pbtxt").write_text(
+        'platform: "ensemble"\nmax_batch_size: 8\n'
+        'input { name: "number" data_type: TYPE_FP32 dims: [1] }\n'
+        'output { name: "total" data_type: TYPE_FP32 dims: [1] }\n'
+        'output { name: "count" data_type: TYPE_INT32 dims: [1] }\n'
+        'ensemble_scheduling { step { model_name: "direct_summer" model_version: -1 '
+        f"input_map {maps['number']} output_map {maps['total']} output_map {maps['count']} }} }}\n"
+    )

@@ -10,7 +10,7 @@ from tests.support.harness import ROOT
 pytestmark = pytest.mark.unit
 
 
-def test_files_with_the_mark_unit_import_no_torch() -> None:
+def test_import_no_torch_in_files_marked_unit() -> None:
     files = [
         file
         for file in (ROOT / "tests").rglob("test_*.py")

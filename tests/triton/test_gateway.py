@@ -35,12 +35,12 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
 @pytest.mark.parametrize(
     "code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 )
-def test_every_grpc_code_has_an_error(code: grpc.StatusCode) -> None:
+def test_translate_every_grpc_code(code: grpc.StatusCode) -> None:
     assert type(translated(Failure(code, "the reason"))) is ERRORS.get(code, InferenceFailed)
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "NOT_FOUND", "INVALID_ARGUMENT"])
-def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code: str) -> None:
+def test_tell_an_unknown_model_from_a_dead_server(code: str) -> None:
     message = "[request id: a] Request for unknown model: 'm' is not found"
     assert isinstance(translated(Failure(grpc.StatusCode[code], message)), ModelNotReady)
     assert isinstance(translated_text(message), ModelNotReady)
@@ -59,7 +59,7 @@ def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code
     ],
 )
 @pytest.mark.parametrize("before", ["onnx runtime error 1: ", "[ONNXRuntimeError] : 1 : FAIL : "])
-def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(
+def test_blame_the_caller_for_tensors_that_do_not_fit_the_network(
     before: str, message: str
 ) -> None:
     text = f"{before}Non-zero status code returned while running {message}"
@@ -79,7 +79,7 @@ def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(
         "channels, but got 4",
     ],
 )
-def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(message: str) -> None:
+def test_blame_the_caller_for_tensors_that_do_not_fit_torchscript(message: str) -> None:
     torch = (
         "The following operation failed in the TorchScript interpreter.\nTraceback of "
         "TorchScript\n    x.view(7)\n"
@@ -95,7 +95,7 @@ def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(message: 
 @pytest.mark.parametrize(
     "reason", ["CUDA failure 700: an illegal memory access", "CUDNN_STATUS_EXECUTION_FAILED"]
 )
-def test_a_network_that_fails_by_itself_is_not_the_callers_mistake(reason: str) -> None:
+def test_do_not_blame_the_caller_if_the_network_fails_by_itself(reason: str) -> None:
     for error, number in ((InferenceFailed, 1), (InvalidRequest, 2)):
         text = (
             f"onnx runtime error {number}: Non-zero status code returned while running Conv "
@@ -107,7 +107,7 @@ def test_a_network_that_fails_by_itself_is_not_the_callers_mistake(reason: str) 
 @pytest.mark.parametrize(
     "message", ["Stub process is not healthy.", "Failed to obtain the health mutex."]
 )
-def test_a_process_that_died_with_a_lock_is_dead_too(message: str) -> None:
+def test_recognise_a_process_that_died_holding_a_lock(message: str) -> None:
     error = translated(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {message}"))
     assert isinstance(error, BackendDied)
     assert str(error) == message.removesuffix(".")
@@ -120,18 +120,18 @@ def test_a_process_that_died_with_a_lock_is_dead_too(message: str) -> None:
         "Server is stopping, scheduler for model has stopped accepting new inference requests",
     ],
 )
-def test_a_stream_that_meets_a_server_that_is_stopped_may_come_again(text: str) -> None:
+def test_answer_503_to_a_stream_if_the_server_is_stopped(text: str) -> None:
     for whole in (text, f"[request id: 7] in ensemble 'chain', {text}"):
         assert type(translated_text(whole)) is TritonUnavailable
 
 
-def test_a_caller_s_words_make_no_backend_dead() -> None:
+def test_declare_no_backend_dead_because_of_a_caller_s_words() -> None:
     message = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
     assert type(translated(Failure(grpc.StatusCode.INVALID_ARGUMENT, message))) is InvalidRequest
     assert type(translated_text(message)) is InvalidRequest
 
 
-def test_a_server_that_is_not_there_is_unavailable_at_once() -> None:
+def test_report_a_missing_server_at_once() -> None:
     asked = InferRequest("m", "", (Tensor.of("x", np.zeros(1, np.float32)),))
     gateway = TritonGateway("127.0.0.1:1", timeout=5)
     for call in (gateway.is_live, gateway.index, lambda: next(gateway.stream(asked))):
@@ -152,13 +152,13 @@ def test_a_server_that_is_not_there_is_unavailable_at_once() -> None:
     gateway.close()
 
 
-def test_every_datatype_of_a_configuration_has_the_protocol_s_name() -> None:
+def test_translate_every_datatype_to_the_protocol_s_name() -> None:
     names = {datatype_name(number) for number in model_config_pb2.DataType.values()} - {"INVALID"}
     assert {"FP32", "FP16", "BF16", "BYTES", "BOOL", "UINT8"} <= names
     assert all(numpy_dtype(name) is not None for name in names)
 
 
-def test_bfloat16_rounds_to_the_nearest_and_to_even() -> None:
+def test_round_bfloat16_to_the_nearest_even() -> None:
     exact = np.array([1.0, -2.5, 0.0, 3.3895314e38], np.float32)
     assert Tensor.of("x", exact, "BF16").array().tolist() == exact.tolist()
     halfway = np.array([0x3F808000, 0x3F818000], np.uint32).view(np.float32)

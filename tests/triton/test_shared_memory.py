@@ -1,19 +1,28 @@
 """Regions are lent, reused, bounded, emptied, and forgotten with the Triton that knew them."""
 
+import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
 
-from serving.errors import TritonUnavailable
-from serving.triton.gateway import TritonGateway
-from serving.triton.shared_memory import FOLDER, SharedMemory
+from serving.errors import TritonTimeout, TritonUnavailable
+from serving.triton.connection import NOT_CONNECTED
+from serving.triton.gateway import Call, TritonGateway
+from serving.triton.quirks import UNKNOWN_REGION
+from serving.triton.shared_memory import FOLDER, MOST_WAITING, SharedMemory
 from serving.triton.tensors import InferRequest, Tensor
+from tests.triton.test_gateway import Failure
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +34,7 @@ def numbers(megabytes: int, value: int = 1) -> NDArray[np.float32]:
 
 
 class Regions:
-    """Has a SharedMemory, its files, and the regions that were registered with Triton."""
+    """A SharedMemory, its files, and the regions that were registered with Triton."""
 
     def __init__(self, limit: int) -> None:
         self.prefix = f"test-{secrets.token_hex(6)}"
@@ -49,9 +58,9 @@ def regions() -> Iterator[Regions]:
     assert fresh.files() == []
 
 
-def test_a_large_array_lies_in_a_registered_file_that_only_we_can_read(regions: Regions) -> None:
+def test_put_a_large_array_into_a_private_registered_file(regions: Regions) -> None:
     array = np.arange(3 * MEGABYTE // 4, dtype=np.int32).reshape(3, -1)
-    written = regions.memory.write([Tensor.of("x", array)])
+    written = regions.memory.write("m", [Tensor.of("x", array)])
     (file,) = regions.files()
     assert regions.registered == [(file.name, 4 * MEGABYTE)]
     assert written["x"].name == file.name
@@ -59,7 +68,7 @@ def test_a_large_array_lies_in_a_registered_file_that_only_we_can_read(regions: 
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_small_arrays_are_left_to_grpc(regions: Regions) -> None:
+def test_send_small_arrays_over_grpc(regions: Regions) -> None:
     gateway = TritonGateway("unix:/nonexistent", timeout=1.0)
     gateway.shared_memory = regions.memory
     for array, files in ((np.zeros(100, np.float32), 0), (numbers(1), 1)):
@@ -68,81 +77,229 @@ def test_small_arrays_are_left_to_grpc(regions: Regions) -> None:
         assert len(regions.files()) == files
 
 
-def test_a_region_that_was_given_back_is_lent_again_and_one_that_is_lent_is_not(
-    regions: Regions,
-) -> None:
-    first = regions.memory.write([Tensor.of("x", numbers(2))])
-    second = regions.memory.write([Tensor.of("x", numbers(2))])
+def test_reuse_a_returned_region_but_never_one_in_use(regions: Regions) -> None:
+    first = regions.memory.write("m", [Tensor.of("x", numbers(2))])
+    second = regions.memory.write("m", [Tensor.of("x", numbers(2))])
     assert first["x"] is not second["x"]
     regions.memory.give_back(first.values())
-    assert regions.memory.write([Tensor.of("x", numbers(1))])["x"] is first["x"]
+    assert regions.memory.write("m", [Tensor.of("x", numbers(1))])["x"] is first["x"]
     assert len(regions.registered) == 2
 
 
-def test_beyond_the_limit_arrays_are_left_to_grpc(regions: Regions) -> None:
-    written = [regions.memory.write([Tensor.of("x", numbers(3))]) for _ in range(3)]
+def test_send_arrays_beyond_the_limit_over_grpc(regions: Regions) -> None:
+    written = [regions.memory.write("m", [Tensor.of("x", numbers(3))]) for _ in range(3)]
     assert [len(each) for each in written] == [1, 1, 0]
     assert len(regions.files()) == 2
-    assert regions.memory.write([Tensor.of("x", numbers(9))]) == {}
+    assert regions.memory.write("m", [Tensor.of("x", numbers(9))]) == {}
 
 
-def test_with_a_full_dev_shm_arrays_go_by_grpc(
+def test_send_arrays_over_grpc_if_dev_shm_is_full(
     regions: Regions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert regions.memory.write([Tensor.of("x", numbers(2))]) == {}
+    assert regions.memory.write("m", [Tensor.of("x", numbers(2))]) == {}
     assert regions.files() == []
 
 
-def test_without_triton_arrays_are_left_to_grpc_and_no_file_is_left() -> None:
+def test_leave_no_file_if_triton_is_down() -> None:
     def refuse(name: str, size: int) -> None:
         raise TritonUnavailable("it is gone")
 
     memory = SharedMemory(prefix := f"test-{secrets.token_hex(6)}", 8 * MEGABYTE, refuse)
-    assert memory.write([Tensor.of("x", numbers(2))]) == {}
+    assert memory.write("m", [Tensor.of("x", numbers(2))]) == {}
     assert list(FOLDER.glob(f"{prefix}-*")) == []
 
 
-def test_idle_regions_are_emptied_but_for_those_that_a_call_may_still_read(
-    regions: Regions,
-) -> None:
-    answered, given_up, lent = (
-        regions.memory.write([Tensor.of("x", numbers(2))]) for _ in range(3)
-    )
-    regions.memory.give_back(answered.values())
-    regions.memory.give_back(given_up.values(), late=True)
+def test_empty_only_free_regions(regions: Regions) -> None:
+    free, lent = (regions.memory.write("m", [Tensor.of("x", numbers(2))]) for _ in range(2))
+    regions.memory.give_back(free.values())
     regions.memory.trim()
-    assert regions.bytes_taken() == 4 * MEGABYTE
+    assert regions.bytes_taken() == 2 * MEGABYTE
     assert (FOLDER / lent["x"].name).read_bytes() == numbers(2).tobytes()
-    again = regions.memory.write([Tensor.of("x", numbers(1, 5))])["x"]
+    again = regions.memory.write("m", [Tensor.of("x", numbers(1, 5))])["x"]
     assert (FOLDER / again.name).read_bytes()[:MEGABYTE] == numbers(1, 5).tobytes()
 
 
-def test_regions_of_a_triton_that_is_gone_are_never_lent_again(regions: Regions) -> None:
-    free, lent, other = (regions.memory.write([Tensor.of("x", numbers(1))]) for _ in range(3))
+def test_bound_waiting_regions_for_each_model(regions: Regions) -> None:
+    inputs = [Tensor.of(str(number), numbers(1)) for number in range(MOST_WAITING)]
+    regions.memory = SharedMemory(regions.prefix, 2 * MOST_WAITING * MEGABYTE, lambda *_: None)
+    lent = regions.memory.write("hangs", inputs)
+    assert len(lent) == MOST_WAITING
+    regions.memory.wait("hangs", lent.values())
+    assert regions.memory.write("hangs", inputs[:1]) == {}
+    other = regions.memory.write("other", inputs[:1])
+    assert other["0"] not in lent.values()
+    regions.memory.trim()
+    assert regions.bytes_taken() == (MOST_WAITING + 1) * MEGABYTE
+    regions.memory.give_back([lent["3"]])
+    assert regions.memory.write("hangs", inputs[:1])["0"] is lent["3"]
+
+
+class Answer:
+    """A call that Triton answers when the test says so, as gRPC's futures behave."""
+
+    def __init__(self) -> None:
+        self.error: grpc.RpcError | None = None
+        self._is_done = False
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    def arrive(self) -> None:
+        self._is_done = True
+        for callback in self._callbacks:
+            callback(self)
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        if self._is_done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def cancel(self) -> None:
+        """gRPC's own end of a call, of which Triton learns later."""
+        self.arrive()
+
+    def result(self, timeout: float) -> Any:
+        if not self._is_done:
+            raise grpc.FutureTimeoutError
+        if self.error:
+            raise self.error
+        return service_pb2.ModelInferResponse()
+
+
+class Infer:
+    """A stub's method: remembers the messages, and the deadlines of those that were sent ahead."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.messages: list[Any] = []
+        self.deadlines: list[float | None] = []
+
+    def future(self, message: Any, timeout: float | None, metadata: Any) -> Answer:
+        self.answers.append(Answer())
+        self.deadlines.append(timeout)
+        return self.answers[-1]
+
+    def __call__(self, message: Any, timeout: float | None, metadata: Any) -> Any:
+        self.messages.append(message)
+        return service_pb2.ModelInferResponse()
+
+
+def gateway_to(regions: Regions) -> tuple[TritonGateway, Infer]:
+    """Return a gateway with these regions, and what stands for its Triton."""
+    gateway, infer = TritonGateway("unix:/nonexistent", timeout=1.0), Infer()
+    gateway.shared_memory = regions.memory
+    gateway.__dict__["stub"] = SimpleNamespace(ModelInfer=infer)
+    return gateway, infer
+
+
+def call_of(gateway: TritonGateway) -> Call:
+    return gateway.infer(InferRequest("m", "", (Tensor.of("x", numbers(2)),)))
+
+
+def lendable(regions: Regions) -> set[str]:
+    """Return the names of the regions that other calls can get."""
+    inputs = [Tensor.of(str(number), numbers(2)) for number in range(4)]
+    written = regions.memory.write("other", inputs).values()
+    regions.memory.give_back(written)
+    return {region.name for region in written}
+
+
+@pytest.mark.parametrize("steps", [*permutations(["leave", "answer", "forget"])], ids=" ".join)
+@pytest.mark.parametrize("leave", [Call.result, Call.cancel])
+def test_reuse_a_region_only_after_triton_has_answered(
+    regions: Regions, steps: tuple[str, ...], leave: Callable[[Call], Any]
+) -> None:
+    gateway, infer = gateway_to(regions)
+    call = call_of(gateway)
+    (file,) = regions.files()
+    call.send()
+    (answer,) = infer.answers
+    for number, step in enumerate(steps):
+        if step == "leave":
+            with contextlib.suppress(TritonTimeout):
+                leave(call)
+        elif step == "answer":
+            answer.arrive()
+        else:
+            other = regions.memory.write("other", [Tensor.of("x", numbers(1))])
+            regions.memory.forget(other.values())
+        past = steps[: number + 1]
+        is_free = {"leave", "answer"}.issubset(past) and "forget" not in past
+        assert (file.name in lendable(regions)) is is_free, step
+    assert infer.deadlines == [None]
+
+
+def test_never_reuse_the_region_of_an_unanswered_call(regions: Regions) -> None:
+    gateway, _ = gateway_to(regions)
+    call = call_of(gateway)
+    (file,) = regions.files()
+    with pytest.raises(TritonTimeout):
+        call.result()
+    call.cancel()
+    regions.memory.trim()
+    assert file.name not in lendable(regions)
+    assert file.read_bytes() == numbers(2).tobytes()
+
+
+def test_free_the_region_of_a_call_that_was_not_sent_at_once(regions: Regions) -> None:
+    gateway, _ = gateway_to(regions)
+    call = call_of(gateway)
+    (file,) = regions.files()
+    call.cancel()
+    call.cancel()
+    assert file.name in lendable(regions)
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, f"{NOT_CONNECTED}; last error: no such file"),
+        (grpc.StatusCode.INVALID_ARGUMENT, f"{UNKNOWN_REGION}: 'x'"),
+    ],
+)
+def test_send_no_regions_when_a_call_is_repeated_with_a_new_triton(
+    regions: Regions, code: grpc.StatusCode, details: str
+) -> None:
+    gateway, infer = gateway_to(regions)
+    call = call_of(gateway)
+    call.send()
+    (answer,) = infer.answers
+    answer.error = Failure(code, details)
+    answer.arrive()
+    assert call.result().outputs == ()
+    (message,) = infer.messages
+    assert message.raw_input_contents == [numbers(2).tobytes()]
+    gateway.close()
+
+
+def test_never_reuse_regions_of_a_previous_triton(regions: Regions) -> None:
+    free, lent, other = (regions.memory.write("m", [Tensor.of("x", numbers(1))]) for _ in range(3))
     regions.memory.give_back(free.values())
     regions.memory.forget(lent.values())
-    fresh = regions.memory.write([Tensor.of("x", numbers(1))])
+    fresh = regions.memory.write("m", [Tensor.of("x", numbers(1))])
     regions.memory.forget(other.values())  # another call that finds out later
     regions.memory.give_back([*lent.values(), *fresh.values()])
-    assert regions.memory.write([Tensor.of("x", numbers(1))])["x"] is fresh["x"]
-    regions.memory.write([Tensor.of("x", numbers(1))])
+    assert regions.memory.write("m", [Tensor.of("x", numbers(1))])["x"] is fresh["x"]
+    regions.memory.write("m", [Tensor.of("x", numbers(1))])
     assert len({name for name, _ in regions.registered}) == 5
 
 
-def test_emptied_regions_whose_files_are_gone_are_replaced(regions: Regions) -> None:
-    regions.memory.give_back(regions.memory.write([Tensor.of("x", numbers(2))]).values())
+def test_replace_emptied_regions_whose_files_are_gone(regions: Regions) -> None:
+    regions.memory.give_back(regions.memory.write("m", [Tensor.of("x", numbers(2))]).values())
     regions.memory.trim()
     regions.files()[0].unlink()
-    assert regions.memory.write([Tensor.of("x", numbers(2))]) == {}
-    assert len(regions.memory.write([Tensor.of("x", numbers(2))])) == 1
+    assert regions.memory.write("m", [Tensor.of("x", numbers(2))]) == {}
+    assert len(regions.memory.write("m", [Tensor.of("x", numbers(2))])) == 1
 
 
-def test_what_a_worker_left_is_removed_and_nothing_of_others(regions: Regions) -> None:
-    regions.memory.write([Tensor.of("x", numbers(2))])
+def test_remove_the_files_of_an_ended_worker_and_no_others(regions: Regions) -> None:
+    regions.memory.write("m", [Tensor.of("x", numbers(2))])
     other = FOLDER / f"{regions.prefix}-1-other"
     other.touch()
     regions.memory.remove_files(os.getpid())

@@ -63,7 +63,7 @@ def size(stored: StoredModel) -> int:
     ("name", "samples", "megabytes"),
     [("resnet", "digits", 1), ("yolov5", "pages", 4), ("bert", "", 25)],
 )
-def test_bundled_models_answer_alike(
+def test_get_the_same_answers_from_each_engine_of_bundled_models(
     name: str, samples: str, megabytes: int, repository: Path, references: None
 ) -> None:
     results = scores(repository, f"{name}_int8", repository.parent / samples if samples else None)
@@ -71,7 +71,7 @@ def test_bundled_models_answer_alike(
     assert size(open_model(f"{name}_int8", repository)) < megabytes * 1e6
 
 
-def test_a_model_that_takes_no_batches_is_calibrated_and_verified_too(tmp_path: Path) -> None:
+def test_calibrate_and_verify_a_model_without_batches(tmp_path: Path) -> None:
     samples, models = save_digits(tmp_path, 20), tmp_path / "models"
     build(
         Request(
@@ -87,7 +87,7 @@ def test_a_model_that_takes_no_batches_is_calibrated_and_verified_too(tmp_path: 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_triton_24_10s_onnx_runtime_knows_what_is_in_the_file(name: str, repository: Path) -> None:
+def test_use_only_operators_of_triton_24_10_s_onnx_runtime(name: str, repository: Path) -> None:
     model = onnx.load(open_model(f"{name}_int8", repository).file)
     assert model.ir_version <= 10
     assert {entry.domain for entry in model.opset_import} <= {"", "com.microsoft"}
@@ -95,7 +95,7 @@ def test_triton_24_10s_onnx_runtime_knows_what_is_in_the_file(name: str, reposit
     onnxruntime.InferenceSession(model.SerializeToString())
 
 
-def test_an_engine_for_a_cpu_is_for_a_cpu_on_every_machine(repository: Path) -> None:
+def test_build_for_the_cpu_on_every_machine(repository: Path) -> None:
     stored = open_model("resnet_int8", repository, "")
     assert [group.Kind.Name(group.kind) for group in stored.config.instance_group] == ["KIND_CPU"]
     assert not (stored.folder / "configs").exists()
@@ -103,7 +103,7 @@ def test_an_engine_for_a_cpu_is_for_a_cpu_on_every_machine(repository: Path) -> 
     assert stored.record["engine"] == {"onnxruntime": onnxruntime.__version__}
 
 
-def test_a_detectors_last_convolutions_stay_in_fp32(repository: Path) -> None:
+def test_keep_a_detector_s_last_convolutions_in_fp32(repository: Path) -> None:
     model = onnx.load(open_model("yolov5_int8", repository).file)
     weights = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     heads = [
@@ -115,7 +115,7 @@ def test_a_detectors_last_convolutions_stay_in_fp32(repository: Path) -> None:
     assert sum(node.op_type == "Conv" for node in model.graph.node) == 60
 
 
-def test_verify_ends_with_1_where_an_engine_is_not_what_it_was(
+def test_exit_with_1_if_an_engine_no_longer_agrees(
     repository: Path, references: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(repository / "resnet_int8", tmp_path / "resnet_int8")
@@ -134,12 +134,12 @@ def test_verify_ends_with_1_where_an_engine_is_not_what_it_was(
     assert "FAILED" not in capsys.readouterr().out
 
 
-def test_verify_says_what_to_do_without_the_reference(repository: Path) -> None:
+def test_say_what_to_do_without_the_reference(repository: Path) -> None:
     with pytest.raises(BuildError, match="--reference"):
         verify(open_model("resnet_int8", repository), None, None, 10)
 
 
-def test_a_language_models_last_matrix_may_be_its_word_embeddings(tmp_path: Path) -> None:
+def test_quantize_a_language_model_with_tied_embeddings(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", *"abcdefgh."]
     sizes = {
         "hidden_size": 32,
@@ -163,7 +163,7 @@ def test_a_language_models_last_matrix_may_be_its_word_embeddings(tmp_path: Path
     assert sum(kind == onnx.TensorProto.INT8 for kind in weights.values()) >= 8
 
 
-def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
+def test_calibrate_a_user_s_classifier_on_the_user_s_images(tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
     shutil.copy(ROOT / "model_repository/resnet/example.png", images / "one.png")
@@ -191,8 +191,8 @@ def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
     assert results[0].value == 1.0
 
 
-def test_int8_that_differs_on_other_samples_is_not_built(tmp_path: Path) -> None:
-    """Each fourth image is bright, and the others are so dark that bright values are cut off."""
+def test_refuse_int8_that_differs_on_other_samples(tmp_path: Path) -> None:
+    """Every fourth image is bright. The others are so dark that bright values are clipped."""
     images, models = tmp_path / "images", tmp_path / "models"
     images.mkdir()
     for number, color in enumerate(np.random.default_rng(0).integers(0, 256, (64, 3))):
@@ -232,7 +232,7 @@ def test_int8_that_differs_on_other_samples_is_not_built(tmp_path: Path) -> None
     assert score.passed
 
 
-def test_a_detector_that_finds_nothing_needs_no_compare(
+def test_suggest_no_compare_if_a_detector_finds_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = tmp_path / "images"
@@ -245,7 +245,7 @@ def test_a_detector_that_finds_nothing_needs_no_compare(
 
 
 @pytest.mark.parametrize("kind", ["no folder", "missing", "empty"])
-def test_calibration_without_images_is_refused(kind: str, tmp_path: Path) -> None:
+def test_refuse_to_calibrate_without_images(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "images"
     if kind == "empty":
         folder.mkdir()

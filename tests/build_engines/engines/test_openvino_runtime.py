@@ -60,14 +60,14 @@ def test_round_the_inputs_of_products_and_keep_the_answers(
 @pytest.mark.parametrize(
     ("target", "precision"), [("openvino", "fp16"), ("openvino", "int8"), ("cpu", "fp16")]
 )
-def test_what_it_does_not_make_is_refused(target: str, precision: str, tmp_path: Path) -> None:
+def test_refuse_what_openvino_cannot_build(target: str, precision: str, tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     out = ["--for", target, "--out", str(tmp_path / "models")]
     assert main(["build", "scale", "--weights", str(file), *out, "--precision", precision]) != 0
     assert not (tmp_path / "models").exists()
 
 
-def test_a_model_for_openvino_is_verified_by_openvino(tmp_path: Path) -> None:
+def test_verify_a_model_for_openvino_with_openvino(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     models = tmp_path / "models"
     assert (
@@ -81,7 +81,7 @@ def test_a_model_for_openvino_is_verified_by_openvino(tmp_path: Path) -> None:
     assert all(score.passed for score in verify(open_model("scale", models, "cpu"), file, None, 0))
 
 
-def test_openvino_in_a_process_of_its_own_answers_and_says_what_is_wrong(tmp_path: Path) -> None:
+def test_run_openvino_in_its_own_process_and_report_errors(tmp_path: Path) -> None:
     run = openvino_runner(save_scale(tmp_path / "scale.onnx"), {})
     assert run({"x": np.ones((2, 4), np.float32)})["y"].tolist() == [[2.0] * 4] * 2
     with pytest.raises(BuildError):

@@ -59,7 +59,7 @@ def nvidia(tmp_path: Path) -> Nvidia:
     return Nvidia(tmp_path / "nvidia")
 
 
-def test_the_folder_has_the_plan_the_onnx_file_and_both_configurations(
+def test_write_the_plan_the_onnx_file_and_both_configurations(
     tmp_path: Path, nvidia: Nvidia
 ) -> None:
     done = build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "fp16")
@@ -84,7 +84,7 @@ def test_the_folder_has_the_plan_the_onnx_file_and_both_configurations(
     }
 
 
-def test_for_gpu_the_tensorrt_provider_serves_the_onnx_file(tmp_path: Path) -> None:
+def test_serve_the_onnx_file_with_the_tensorrt_provider_for_gpu(tmp_path: Path) -> None:
     assert (
         main(
             [
@@ -113,7 +113,7 @@ def test_for_gpu_the_tensorrt_provider_serves_the_onnx_file(tmp_path: Path) -> N
     assert (cpu.input, cpu.HasField("optimization")) == (gpu.input, False)
 
 
-def test_a_build_is_up_to_date_on_its_own_gpu_only(tmp_path: Path, nvidia: Nvidia) -> None:
+def test_treat_a_build_as_current_only_on_its_own_gpu(tmp_path: Path, nvidia: Nvidia) -> None:
     other = Nvidia(tmp_path / "other", gpu="Stand-in A10G")
     build(tmp_path / "models", nvidia.environ, "resnet")
     build(tmp_path / "models", nvidia.environ, "resnet")
@@ -125,10 +125,10 @@ def test_a_build_is_up_to_date_on_its_own_gpu_only(tmp_path: Path, nvidia: Nvidi
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_verify_runs_what_is_served(
+def test_verify_the_engine_that_is_served(
     tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, gpu: bool
 ) -> None:
-    """The plan where there is a GPU, the ONNX file where there is none."""
+    """With a GPU that is the plan, without one the ONNX file."""
     assert build(tmp_path / "models", nvidia.environ, "resnet").returncode == 0
     for name, value in nvidia.environ.items() if gpu else ():
         monkeypatch.setenv(name, value)
@@ -138,7 +138,7 @@ def test_verify_runs_what_is_served(
     assert len([each for each in nvidia.runs() if "loadInputs" in each]) == (1 if gpu else 0)
 
 
-def test_texts_have_a_profile_of_lengths(tmp_path: Path, nvidia: Nvidia) -> None:
+def test_build_a_profile_of_lengths_for_texts(tmp_path: Path, nvidia: Nvidia) -> None:
     assert build(tmp_path / "models", nvidia.environ, "bert").returncode == 0
     (run,) = nvidia.runs()
     names = ("input_ids", "attention_mask", "token_type_ids")
@@ -147,7 +147,7 @@ def test_texts_have_a_profile_of_lengths(tmp_path: Path, nvidia: Nvidia) -> None
     assert run["maxShapes"] == ",".join(f"{name}:32x512" for name in names)
 
 
-def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> None:
+def test_ship_the_calibration_cache_with_int8(tmp_path: Path, nvidia: Nvidia) -> None:
     calibration = ["--calibration", str(save_digits(tmp_path, 8))]
     done = build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "int8", *calibration)
     assert done.returncode == 0, done.stderr
@@ -186,7 +186,7 @@ def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> No
         ),
     ],
 )
-def test_a_build_that_fails_says_why_and_leaves_nothing(
+def test_report_a_failed_build_and_leave_nothing(
     tmp_path: Path,
     nvidia: Nvidia,
     precision: str,
@@ -203,7 +203,7 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     assert not (tmp_path / "models").exists()
 
 
-def test_names_with_colons_are_quoted(
+def test_quote_names_with_colons(
     tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in nvidia.environ.items():
@@ -233,7 +233,7 @@ Trtexec.find().run(f"--onnx={sys.argv[1]}", "--saveEngine=x", *shapes)
 """
 
 
-def test_trtexec_dies_with_its_parent_even_by_sigkill(nvidia: Nvidia, tmp_path: Path) -> None:
+def test_end_trtexec_with_its_parent_even_by_sigkill(nvidia: Nvidia, tmp_path: Path) -> None:
     make_scale(tmp_path)
     command = [sys.executable, "-c", KILLED, str(tmp_path / "scale/1/model.onnx")]
     environ = {**os.environ, **nvidia.environ, "STAND_IN_SECONDS": "600"}
@@ -251,7 +251,7 @@ def is_dead(pid: int) -> bool:
         return True
 
 
-def test_the_real_trtexec_builds_or_its_absence_is_explained(tmp_path: Path) -> None:
+def test_build_with_the_real_trtexec_or_explain_its_absence(tmp_path: Path) -> None:
     done = build(tmp_path / "models", {}, "resnet", "--precision", "fp16")
     program = find_trtexec()
     if program and this_gpu():
@@ -266,7 +266,7 @@ def test_the_real_trtexec_builds_or_its_absence_is_explained(tmp_path: Path) -> 
         assert "docker run" in done.stderr
 
 
-def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) -> None:
+def test_set_the_ranges_to_the_largest_values_in_the_graph(tmp_path: Path) -> None:
     model = parsed("""small (float[batch, 4] x) => (float[batch, 4] y)
         <float[1] two = {2}, float[1] three = {3}> {
         shifted = Sub (x, two)
@@ -295,8 +295,8 @@ def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) ->
     )
 
 
-def test_a_scale_is_written_as_the_bytes_of_its_float() -> None:
-    """3c010204 is 0.0078740…: 1/127, as TensorRT writes it for values up to 1."""
+def test_write_a_scale_as_the_bytes_of_its_float() -> None:
+    """3c010204 is 0.0078740…, which is 1/127: TensorRT writes it for values up to 1."""
     text = calibration_cache({"x": 1.0, "nothing": 0.0}, 100800)
     assert text == "TRT-100800-EntropyCalibration2\nx: 3c010204\n"
     assert struct.unpack(">f", bytes.fromhex("3c010204"))[0] == pytest.approx(1 / 127)

@@ -71,7 +71,7 @@ def difference(folder: Path, model: Any, inputs: Arrays) -> float:
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
-def test_the_graph_answers_as_transformers_does(activation: str, tmp_path: Path) -> None:
+def test_get_the_answers_of_transformers_from_the_graph(activation: str, tmp_path: Path) -> None:
     model = random_model(hidden_act=activation)
     model.save_pretrained(tmp_path / "checkpoint")
     build_checkpoint(tmp_path / "checkpoint", "embedding", tmp_path / "model")
@@ -80,7 +80,7 @@ def test_the_graph_answers_as_transformers_does(activation: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_and_old_names_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_read_half_precision_and_old_names(dtype: torch.dtype, tmp_path: Path) -> None:
     model = random_model().to(dtype)
     model.save_pretrained(tmp_path / "checkpoint", max_shard_size="20KB")
     for file in (tmp_path / "checkpoint").glob("*.safetensors"):
@@ -94,9 +94,7 @@ def test_half_precision_and_old_names_are_read(dtype: torch.dtype, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5"])
-def test_building_a_bundled_model_imports_neither_torch_nor_transformers(
-    name: str, tmp_path: Path
-) -> None:
+def test_build_a_bundled_model_without_torch_and_transformers(name: str, tmp_path: Path) -> None:
     code = """
 import sys
 class Blocker:
@@ -129,7 +127,7 @@ sys.exit(code or "torch" in sys.modules)
         ("translation", {}, "fill-mask"),
     ],
 )
-def test_another_checkpoint_or_task_is_refused(
+def test_refuse_another_checkpoint_or_task(
     task: str, change: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     random_model().save_pretrained(tmp_path)
@@ -139,7 +137,7 @@ def test_another_checkpoint_or_task_is_refused(
         build_checkpoint(tmp_path, task, tmp_path / "model")
 
 
-def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
+def test_refuse_a_checkpoint_without_safetensors(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BuildError, match="save_pretrained"):
         build_checkpoint(tmp_path, "embedding", tmp_path / "model")
@@ -157,7 +155,7 @@ def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
         ({"modules.json": [*POOLED, {"type": "sentence_transformers.models.Normalize"}]}, {}),
     ],
 )
-def test_the_client_does_what_follows_pooling(
+def test_leave_what_follows_pooling_to_the_client(
     files: dict[str, Any], settings: dict[str, str], tmp_path: Path
 ) -> None:
     random_model().save_pretrained(tmp_path / "checkpoint")
@@ -168,7 +166,7 @@ def test_the_client_does_what_follows_pooling(
     assert draft.settings == {"pad_to_multiple_of": "8", "task": "embedding"} | settings
 
 
-def test_what_the_network_does_itself_is_no_setting(tmp_path: Path) -> None:
+def test_refuse_settings_for_what_the_network_does_itself(tmp_path: Path) -> None:
     for request in (
         Request("resnet", settings={"mean": "0.1"}, repository=tmp_path),
         Request("yolov5", size=320),
@@ -177,11 +175,8 @@ def test_what_the_network_does_itself_is_no_setting(tmp_path: Path) -> None:
             build(request)
 
 
-def test_another_network_is_not_taken_for_the_committed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tell_another_network_from_the_committed_one(tmp_path: Path) -> None:
     (tmp_path / "resnet/1").mkdir(parents=True)
     (tmp_path / "resnet/1/model.onnx").write_bytes(b"another")
-    monkeypatch.setattr(bundled, "REPOSITORY", tmp_path)
-    with pytest.raises(BuildError, match="resnet"):
-        build(Request("resnet", repository=tmp_path / "models"))
+    with pytest.raises(BuildError, match="not the committed network"):
+        bundled.export(Request("resnet"), tmp_path / "models", tmp_path)

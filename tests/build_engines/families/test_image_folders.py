@@ -56,7 +56,7 @@ def of_the_pipeline(
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_a_folder_answers_as_transformers_pipeline(name: str, tmp_path: Path) -> None:
+def test_answer_as_the_pipeline_of_transformers_does(name: str, tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", name)
     client, folder = build_own(tmp_path, checkpoint)
     ours, wanted = (
@@ -69,7 +69,7 @@ def test_a_folder_answers_as_transformers_pipeline(name: str, tmp_path: Path) ->
         assert one == pytest.approx(other, abs=1e-4)
 
 
-def test_classes_that_do_not_exclude_each_other_have_scores_of_their_own(tmp_path: Path) -> None:
+def test_score_independent_classes_independently(tmp_path: Path) -> None:
     checkpoint = save_vision(
         tmp_path / "checkpoint", "vit", problem_type="multi_label_classification"
     )
@@ -161,7 +161,7 @@ def test_refuse_other_folders(
     assert not (tmp_path / "models").exists()
 
 
-def test_boxes_are_compared_as_sets() -> None:
+def test_compare_boxes_as_sets() -> None:
     rng = np.random.default_rng(0)
     scores, boxes = (
         rng.normal(size=(2, 40, 6)).astype(np.float32),
@@ -175,9 +175,7 @@ def test_boxes_are_compared_as_sets() -> None:
     assert same((other, boxes), (scores, boxes))
 
 
-def test_a_network_of_any_size_is_timed_at_its_shorter_side_and_runs_on_openvino(
-    tmp_path: Path,
-) -> None:
+def test_time_a_network_of_any_size_and_run_it_on_openvino(tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", "detr")
     _, folder = build_own(tmp_path, checkpoint)
     feed = example_feed(open_model("own", folder.parent).model, 1)

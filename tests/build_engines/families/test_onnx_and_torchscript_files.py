@@ -32,7 +32,7 @@ from tests.build_engines.models import (
 pytestmark = pytest.mark.full
 
 
-def test_a_free_first_dimension_makes_batches(tmp_path: Path) -> None:
+def test_batch_along_a_free_first_dimension(tmp_path: Path) -> None:
     stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx"))
     assert stored.model.max_batch_size == 8
     assert stored.model.inputs == (TensorSpec("x", "FP32", (4,)),)
@@ -42,7 +42,7 @@ def test_a_free_first_dimension_makes_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shape", "dims"), [((1, 4), (1, 4)), ((3, "n"), (3, -1)), ((2,), (2,))])
-def test_a_fixed_first_dimension_makes_none(
+def test_do_not_batch_along_a_fixed_first_dimension(
     shape: Any, dims: tuple[int, ...], tmp_path: Path
 ) -> None:
     stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", shape))
@@ -51,7 +51,7 @@ def test_a_fixed_first_dimension_makes_none(
     assert not stored.config.HasField("dynamic_batching")
 
 
-def test_the_batch_size_is_the_flags(tmp_path: Path) -> None:
+def test_take_the_batch_size_from_the_flag(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     assert build_own(tmp_path, file, max_batch_size=64).model.max_batch_size == 64
     assert build_own(tmp_path, file, max_batch_size=0).model.inputs == (
@@ -64,20 +64,20 @@ def test_the_batch_size_is_the_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", [k for k in DATATYPES if k not in (TensorProto.STRING, TensorProto.BOOL)]
 )
-def test_every_datatype_is_tritons(kind: int, tmp_path: Path) -> None:
+def test_write_every_datatype_in_triton_s_spelling(kind: int, tmp_path: Path) -> None:
     stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", kind=kind))
     assert stored.model.inputs[0].datatype == DATATYPES[kind]
     if DATATYPES[kind] != "BF16":
         assert helper.tensor_dtype_to_np_dtype(kind) == numpy_dtype(DATATYPES[kind])
 
 
-def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
+def test_copy_weights_that_are_beside_the_file(tmp_path: Path) -> None:
     stored = build_own(tmp_path, save_scale(tmp_path / "source/scale.onnx", external=True))
     assert sorted(path.name for path in stored.version.iterdir()) == ["model.onnx", "weights.bin"]
     assert runner_of(stored)({"x": np.ones((1, 4), np.float32)})["y"].tolist() == [[2.0] * 4]
 
 
-def test_weights_that_are_missing_or_lie_elsewhere_are_refused(tmp_path: Path) -> None:
+def test_refuse_weights_that_are_missing_or_elsewhere(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "source/scale.onnx", external=True)
     (tmp_path / "source/weights.bin").rename(tmp_path / "weights.bin")
     with pytest.raises(BuildError, match=r"weights\.bin"):
@@ -90,14 +90,14 @@ def test_weights_that_are_missing_or_lie_elsewhere_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\x08\x08"])
-def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_refuse_a_file_that_is_not_onnx(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(content)
     with pytest.raises(BuildError, match=r"bad\.onnx"):
         build_own(tmp_path, tmp_path / "bad.onnx")
     assert not (tmp_path / "models").exists()
 
 
-def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
+def test_set_client_labels_and_settings_by_flags(tmp_path: Path) -> None:
     (tmp_path / "names").write_text("cat\ndog \n\nfo\u2028x\n")
     own = {"mean": "0", "std": "1"}
     file, labels = save_classifier(tmp_path / "c.onnx"), tmp_path / "names"
@@ -123,7 +123,7 @@ def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
         ({"size": 320}, "--size 320"),
     ],
 )
-def test_what_would_not_be_served_is_not_built(options: Any, message: str, tmp_path: Path) -> None:
+def test_refuse_to_build_what_cannot_be_served(options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=message):
         build_own(tmp_path, save_classifier(tmp_path / "c.onnx"), **options)
     assert not (tmp_path / "models").exists() or list((tmp_path / "models").iterdir()) == []
@@ -143,7 +143,7 @@ HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
 
 
 @pytest.mark.parametrize(("outputs", "names", "message"), HEADS)
-def test_a_head_of_no_client_is_named(
+def test_report_a_head_that_no_client_reads(
     outputs: dict[str, Any], names: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BuildError, match=message):
@@ -162,7 +162,7 @@ def test_a_head_of_no_client_is_named(
         ({"output0": (300, 38), "output1": (32, 160, 160)}, COCO, 80),
     ],
 )
-def test_a_head_gets_its_file_s_labels(
+def test_read_the_labels_of_a_head_from_its_file(
     outputs: dict[str, Any], names: str, classes: int, tmp_path: Path
 ) -> None:
     stored = build_own(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
@@ -184,7 +184,7 @@ def test_refuse_boxes_not_in_pixels(
             build_own(tmp_path, file, client="yolov5")
 
 
-def test_a_pose_file_says_its_keypoints(tmp_path: Path) -> None:
+def test_read_the_keypoints_of_a_pose_file(tmp_path: Path) -> None:
     file = save_ports(tmp_path / "net.onnx", {"output0": (56, 8400)}, "{0: 'person'}")
     model = onnx.load(file)
     model.metadata_props.add(key="kpt_shape", value="[17, 3]")
@@ -212,7 +212,7 @@ def save_free_detector(path: Path, metadata: dict[str, str]) -> Path:
         ({"imgsz": "['x']"}, {}, 640),
     ],
 )
-def test_a_detector_of_a_free_size_gets_the_size_of_its_file_or_of_the_flag(
+def test_take_a_detector_s_size_from_its_file_or_the_flag(
     metadata: dict[str, str], options: dict[str, int], side: int, tmp_path: Path
 ) -> None:
     stored = build_own(
@@ -255,7 +255,7 @@ def scores_of(stored: StoredModel) -> dict[int, float]:
 @pytest.mark.parametrize(
     "behind", [(), ("Identity",), ("Reshape",), ("Identity", "Reshape", "Flatten")]
 )
-def test_scores_of_the_file_are_not_computed_again(
+def test_keep_the_scores_of_the_file(
     function: str, behind: tuple[str, ...], tmp_path: Path
 ) -> None:
     file = save_with_ending(tmp_path / "c.onnx", function.capitalize(), *behind)
@@ -268,7 +268,7 @@ def test_scores_of_the_file_are_not_computed_again(
     assert scores_of(stored) == pytest.approx(dict(enumerate(wanted.tolist())), abs=1e-6)
 
 
-def test_powers_divided_by_their_sum_are_a_softmax(tmp_path: Path) -> None:
+def test_recognise_powers_divided_by_their_sum_as_softmax(tmp_path: Path) -> None:
     file = save_with_ending(tmp_path / "c.onnx", "Exp", "Identity")
     model = onnx.load(file)
     sums = helper.make_node("ReduceSum", ["end0", "one"], ["sum"])
@@ -283,7 +283,7 @@ def test_powers_divided_by_their_sum_are_a_softmax(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "named", "activation"), [("HardSigmoid", "", "none"), ("Softmax", "sigmoid", "sigmoid")]
 )
-def test_scores_get_no_activation_unless_it_is_named(
+def test_apply_an_activation_only_if_named(
     end: str, named: str, activation: str, tmp_path: Path
 ) -> None:
     settings = {"activation": named} if named else {}
@@ -310,9 +310,7 @@ def save_two_outputs(path: Path, second: str = "logits") -> Path:
 @pytest.mark.parametrize(
     ("second", "labels"), [("logits", ""), ("probabilities", ""), ("y", "cat\ndog\nfox\n")]
 )
-def test_of_two_outputs_the_one_with_the_classes_is_read(
-    second: str, labels: str, tmp_path: Path
-) -> None:
+def test_read_the_output_that_has_the_classes(second: str, labels: str, tmp_path: Path) -> None:
     file = save_two_outputs(tmp_path / "two.onnx", second)
     (tmp_path / "names").write_text(labels)
     stored = build_own(
@@ -324,7 +322,7 @@ def test_of_two_outputs_the_one_with_the_classes_is_read(
     )
 
 
-def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: Path) -> None:
+def test_refuse_two_outputs_that_could_both_be_scores(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="--labels"):
         build_own(tmp_path, save_two_outputs(tmp_path / "two.onnx", "y"), client="resnet")
 
@@ -346,7 +344,7 @@ def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: P
         ),
     ],
 )
-def test_a_first_dimension_that_is_no_batch_is_not_batched(
+def test_do_not_batch_along_a_dimension_that_is_not_a_batch(
     text: str, is_batch: bool, tmp_path: Path
 ) -> None:
     file = save(parsed(f"net ({text} }}").graph, tmp_path / "net.onnx")
@@ -368,7 +366,7 @@ def script(path: Path) -> Path:
     return path
 
 
-def test_torchscripts_outputs_are_found_by_running_it(tmp_path: Path) -> None:
+def test_find_the_outputs_of_torchscript_by_running_it(tmp_path: Path) -> None:
     stored = build_own(tmp_path, script(tmp_path / "twice.pt"), inputs=("FP32:-1", "FP32:3"))
     assert stored.config.platform == "pytorch_libtorch"
     assert stored.model.inputs == (
@@ -383,7 +381,7 @@ def test_torchscripts_outputs_are_found_by_running_it(tmp_path: Path) -> None:
     assert [output.HasField("reshape") for output in stored.config.output] == [False, True]
 
 
-def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
+def test_name_the_flags_that_torchscript_needs(tmp_path: Path) -> None:
     file = script(tmp_path / "twice.pt")
     with pytest.raises(UsageError, match="--input FP32:3,224,224"):
         build_own(tmp_path, file)
@@ -394,7 +392,7 @@ def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
 
 
 class Summed(torch.nn.Module):
-    """[time, n] -> the sums of what came before, [time, n]."""
+    """Return the running sums of [time, n], as [time, n]."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.cumsum(0)
@@ -404,7 +402,7 @@ class Summed(torch.nn.Module):
     ("last", "activation"),
     [(torch.nn.Softmax(1), "none"), (torch.nn.Sigmoid(), "none"), (torch.nn.Identity(), None)],
 )
-def test_torchscript_s_own_scores_are_kept(
+def test_keep_the_scores_of_torchscript(
     last: torch.nn.Module, activation: str | None, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -414,7 +412,7 @@ def test_torchscript_s_own_scores_are_kept(
     assert stored.model.parameters.get("activation") == activation
 
 
-def test_a_torchscript_file_whose_first_dimension_is_no_batch_takes_none(tmp_path: Path) -> None:
+def test_do_not_batch_torchscript_without_a_batch_dimension(tmp_path: Path) -> None:
     torch.jit.script(Summed()).save(str(tmp_path / "summed.pt"))
     with pytest.raises(BuildError, match="--max-batch-size 0"):
         build_own(tmp_path, tmp_path / "summed.pt", inputs=("FP32:2",))
@@ -423,16 +421,14 @@ def test_a_torchscript_file_whose_first_dimension_is_no_batch_takes_none(tmp_pat
 
 
 class Rated(torch.nn.Module):
-    """A network of sounds, which takes their rate as a number."""
+    """A network of sounds that takes their rate as a number."""
 
     def forward(self, x: torch.Tensor, rate: int, gain: float = 2.0) -> torch.Tensor:
         return gain * x[:, :rate]
 
 
 @pytest.mark.parametrize("inputs", [(), ("FP32:8", "INT64:1")])
-def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(
-    inputs: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_refuse_torchscript_that_takes_a_number(inputs: tuple[str, ...], tmp_path: Path) -> None:
     torch.jit.script(Rated()).save(str(tmp_path / "rated.jit"))
     with pytest.raises(BuildError, match="'rate'"):
         build_own(tmp_path, tmp_path / "rated.jit", inputs=inputs)
@@ -441,6 +437,6 @@ def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(
 @pytest.mark.parametrize(
     "text", ["", "FP32", "FP99:3", "FP32:0", "FP32:3,,4", "FP32:-2", "a:b:c:d"]
 )
-def test_an_input_that_cannot_be_read_is_refused(text: str) -> None:
+def test_refuse_an_input_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UsageError, match="--input"):
         parse_inputs([text])

@@ -45,7 +45,7 @@ def onnx_output(model: str, images: NDArray[np.uint8]) -> Any:
     return session(MODELS / model / "1/model.onnx").run(None, {"images": images})[0]
 
 
-def test_efficientnet_gives_the_logits_of_pytorch() -> None:
+def test_get_the_logits_of_pytorch_from_efficientnet() -> None:
     network = (
         importlib.import_module("efficientnet_lite_pytorch")
         .EfficientNet.from_name("efficientnet-lite0")
@@ -58,7 +58,7 @@ def test_efficientnet_gives_the_logits_of_pytorch() -> None:
     assert np.abs(onnx_output("efficientnet", images) - expected).max() < 1e-4
 
 
-def test_yolov4_tiny_gives_the_boxes_of_opencv() -> None:
+def test_get_the_boxes_of_opencv_from_yolov4_tiny() -> None:
     network = cv2.dnn.readNetFromDarknet(str(CFG), str(WEIGHTS))
     for image in pixels(416):
         network.setInput(image[None].astype(np.float32) / 255)
@@ -74,21 +74,21 @@ def test_yolov4_tiny_gives_the_boxes_of_opencv() -> None:
 
 
 def rows(head: NDArray[np.float32]) -> NDArray[np.float32]:
-    """OpenCV goes through the cells, and in each through its anchors; the ONNX file the other way
-    round."""
+    """Reorder OpenCV's rows, which go through the cells and then their anchors. The ONNX file does
+    the opposite."""
     side = int((len(head) / 3) ** 0.5)
     return head.reshape(side, side, 3, -1).transpose(2, 0, 1, 3).reshape(len(head), -1)
 
 
 @pytest.mark.parametrize("change", [b"", b"\0" * 4])
-def test_weights_of_another_length_are_refused(change: bytes, tmp_path: Path) -> None:
+def test_refuse_weights_of_another_length(change: bytes, tmp_path: Path) -> None:
     content = WEIGHTS.read_bytes()
     (tmp_path / "weights").write_bytes(content + change if change else content[:-4])
     with pytest.raises(BuildError):
         yolov4_tiny.write_network(CFG, tmp_path / "weights", tmp_path / "model.onnx")
 
 
-def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
+def test_refuse_an_unknown_section(tmp_path: Path) -> None:
     (tmp_path / "cfg").write_text("[net]\nwidth=416\n\n[shortcut]\nfrom=-3\n")
     with pytest.raises(BuildError) as refused:
         yolov4_tiny.write_network(tmp_path / "cfg", WEIGHTS, tmp_path / "model.onnx")

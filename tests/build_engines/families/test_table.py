@@ -62,7 +62,7 @@ def columns(stored: StoredModel) -> tuple[str, ...]:
     return client.columns
 
 
-def test_a_pipeline_has_an_input_for_each_column_that_it_uses(tmp_path: Path) -> None:
+def test_make_an_input_for_each_column_that_a_pipeline_uses(tmp_path: Path) -> None:
     stored = build_own(tmp_path, trained.mixed(tmp_path).file)
     assert [spec.datatype for spec in stored.model.inputs] == [
         "FP32",
@@ -87,7 +87,7 @@ def test_a_pipeline_has_an_input_for_each_column_that_it_uses(tmp_path: Path) ->
     assert not (stored.folder / "configs").exists()
 
 
-def test_a_matrix_has_one_input_and_the_names_of_its_columns(tmp_path: Path) -> None:
+def test_make_one_input_for_a_matrix_with_its_column_names(tmp_path: Path) -> None:
     stored = build_own(tmp_path, trained.forest(tmp_path).file)
     assert stored.model.inputs == (TensorSpec("X", "FP32", (4,)),)
     assert columns(stored)[0] == "sepal length (cm)"
@@ -95,7 +95,7 @@ def test_a_matrix_has_one_input_and_the_names_of_its_columns(tmp_path: Path) -> 
     assert stored.model.max_batch_size == 1024
 
 
-def test_classes_that_are_numbers_are_kept_and_can_be_named(tmp_path: Path) -> None:
+def test_keep_numeric_classes_and_let_the_user_name_them(tmp_path: Path) -> None:
     model = trained.odd_classes(tmp_path)
     assert build_own(tmp_path, model.file).model.parameters["classes"] == "1,3,5"
     (tmp_path / "names").write_text("a\nb\nc\n")
@@ -103,15 +103,13 @@ def test_classes_that_are_numbers_are_kept_and_can_be_named(tmp_path: Path) -> N
     assert client and client.labels == ["a", "b", "c"]  # type: ignore[attr-defined]
 
 
-def test_models_that_were_trained_with_empty_cells_take_them(tmp_path: Path) -> None:
+def test_accept_empty_cells_if_the_model_was_trained_with_them(tmp_path: Path) -> None:
     stored = build_own(tmp_path, trained.xgboosts(tmp_path).file)
     assert stored.model.parameters["missing"] == "nan"
     assert columns(stored)[0] == "sepal length (cm)"
 
 
-def test_a_pickle_is_read_only_where_it_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_a_pickle_only_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     joblib.dump(trained.Code(), tmp_path / "model.joblib")
     with pytest.raises(UsageError, match="--allow-pickle"):
@@ -122,7 +120,7 @@ def test_a_pickle_is_read_only_where_it_is_allowed(
     assert Path(trained.CODE).exists()
 
 
-def test_a_model_of_another_scikit_learn_is_refused(
+def test_refuse_a_model_of_another_scikit_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = trained.ridge(tmp_path)
@@ -142,7 +140,7 @@ def test_a_model_of_another_scikit_learn_is_refused(
         (None, "model.json", "model.json"),
     ],
 )
-def test_what_is_no_trained_model_is_refused(
+def test_refuse_what_is_not_a_trained_model(
     content: Any, name: str, message: str, tmp_path: Path
 ) -> None:
     if content is None:
@@ -154,7 +152,7 @@ def test_what_is_no_trained_model_is_refused(
 
 
 def export(tmp_path: Path, batch: int | None = None, **options: Any) -> Path:
-    """The ONNX file as a user makes it, by default with the ZipMap that Triton refuses."""
+    """Return the ONNX file as a user exports it, by default with the ZipMap that Triton refuses."""
     model = trained.odd_classes(tmp_path)
     types = [("X", FloatTensorType([batch, 4]))]
     onnx.save(
@@ -167,7 +165,7 @@ def export(tmp_path: Path, batch: int | None = None, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, {"options": {"zipmap": False}}, {"batch": 1}])
-def test_an_onnx_file_of_scikit_learn_needs_no_flag_and_loses_its_zipmap(
+def test_build_scikit_learn_s_onnx_file_without_flags_or_zipmap(
     options: Any, tmp_path: Path
 ) -> None:
     stored = build_own(tmp_path, export(tmp_path, **options))
@@ -181,7 +179,7 @@ def test_an_onnx_file_of_scikit_learn_needs_no_flag_and_loses_its_zipmap(
     assert stored.model.parameters["client"] == "table"
 
 
-def test_a_table_is_served_in_fp32_and_names_of_classes_are_not_given_twice(tmp_path: Path) -> None:
+def test_serve_a_table_in_fp32_and_refuse_to_name_classes_twice(tmp_path: Path) -> None:
     model = trained.forest(tmp_path)
     with pytest.raises(UsageError, match="fp32"):
         build_own(tmp_path, model.file, precision="int8")
@@ -189,12 +187,12 @@ def test_a_table_is_served_in_fp32_and_names_of_classes_are_not_given_twice(tmp_
         build_own(tmp_path, model.file, labels=model.file)
 
 
-def test_an_onnx_file_without_these_operators_stays_one_of_tensors(tmp_path: Path) -> None:
+def test_serve_other_onnx_files_as_tensors(tmp_path: Path) -> None:
     assert build_own(tmp_path, save_scale(tmp_path / "scale.onnx")).client() is None
     assert columns(build_own(tmp_path, save_scale(tmp_path / "scale.onnx"), client="table")) == ()
 
 
-def test_outputs_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
+def test_refuse_outputs_that_are_not_tensors(tmp_path: Path) -> None:
     model = parsed(
         "sequence (float[batch, 4] x) => (seq(float[batch, 4]) y) { y = SequenceConstruct (x) }"
     )
@@ -222,7 +220,7 @@ AROUND = pd.DataFrame({"a": 1e9 + 10 * RNG.normal(size=200), "b": RNG.normal(siz
 
 
 def encoded(encoder: Any, model: Any) -> Any:
-    """Return a pipeline that encodes the column c and takes the others as they are."""
+    """Return a pipeline that encodes the column c and passes the others through."""
     return make_pipeline(ColumnTransformer([("c", encoder, ["c"])], remainder="passthrough"), model)
 
 
@@ -293,7 +291,7 @@ def as_json(rows: Any) -> list[list[Any]]:
         "quadratic",
     ],
 )
-def test_a_classifier_answers_as_scikit_learn_does(
+def test_answer_as_a_scikit_learn_classifier_does(
     model: Any, rows: Any, classes: Any, tmp_path: Path
 ) -> None:
     model.fit(rows, classes)
@@ -305,7 +303,7 @@ def test_a_classifier_answers_as_scikit_learn_does(
 
 
 @pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()])
-def test_a_category_that_the_encoder_refuses_is_named(encoder: Any, tmp_path: Path) -> None:
+def test_name_a_category_that_the_encoder_refuses(encoder: Any, tmp_path: Path) -> None:
     model = encoded(encoder, RandomForestClassifier(5)).fit(FILLED, LETTER)
     stored = build_own(tmp_path, dumped(tmp_path, model))
     for cell in ("", "P"):
@@ -320,7 +318,7 @@ def test_a_category_that_the_encoder_refuses_is_named(encoder: Any, tmp_path: Pa
     [(make_pipeline(StandardScaler(), LinearRegression()), AROUND), (LinearRegression(), AROUND)],
     ids=["scaled", "as it is"],
 )
-def test_a_column_that_fp32_cannot_hold_is_served_in_fp64(
+def test_serve_a_column_in_fp64_that_fp32_cannot_hold(
     model: Any, rows: Any, tmp_path: Path
 ) -> None:
     model.fit(rows, (rows.a - 1e9) / 10 + rows.b)
@@ -339,9 +337,7 @@ def test_a_column_that_fp32_cannot_hold_is_served_in_fp64(
     ],
     ids=["svc", "svc in a pipeline", "votes"],
 )
-def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(
-    model: Any, tmp_path: Path
-) -> None:
+def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path: Path) -> None:
     model.fit(NUMBERS, KIND)
     predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
     assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
@@ -401,7 +397,7 @@ def test_refuse_other_models_in_a_short_line(
     assert not (tmp_path / "models").exists()
 
 
-def test_the_margins_of_a_booster_s_classes_are_no_probabilities(tmp_path: Path) -> None:
+def test_do_not_take_a_booster_s_margins_for_probabilities(tmp_path: Path) -> None:
     model = xgboost.XGBClassifier(objective="multi:softmax", n_estimators=3)
     model.fit(NUMBERS, np.digitize(NUMBERS[:, 0], [-0.5, 0.5]))
     model.save_model(tmp_path / "model.json")
@@ -412,7 +408,7 @@ def test_the_margins_of_a_booster_s_classes_are_no_probabilities(tmp_path: Path)
     assert "probabilities" not in predictions[0]
 
 
-def test_an_example_is_a_row_that_the_model_knows(tmp_path: Path) -> None:
+def test_make_an_example_row_that_the_model_knows(tmp_path: Path) -> None:
     model = encoded(OneHotEncoder(), LogisticRegression()).fit(FILLED, LETTER)
     stored = build_own(tmp_path, dumped(tmp_path, model))
     row = json.loads((stored.folder / "example.json").read_text())
@@ -423,7 +419,7 @@ def test_an_example_is_a_row_that_the_model_knows(tmp_path: Path) -> None:
 
 
 class Numpy2(pickle.Pickler):
-    """Writes random generators as NumPy 2 does."""
+    """Write random generators as NumPy 2 does."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.random.MT19937):
@@ -431,7 +427,7 @@ class Numpy2(pickle.Pickler):
         return NotImplemented
 
 
-def test_a_model_that_was_saved_under_numpy_2_is_read(tmp_path: Path) -> None:
+def test_read_a_model_saved_under_numpy_2(tmp_path: Path) -> None:
     model = GradientBoostingClassifier(n_estimators=3, random_state=np.random.RandomState(0)).fit(
         NUMBERS, KIND
     )
@@ -443,9 +439,7 @@ def test_a_model_that_was_saved_under_numpy_2_is_read(tmp_path: Path) -> None:
     assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
 
 
-def test_rows_of_a_file_are_compared_too(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_compare_the_rows_of_a_file_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(FILLED[["c"]], LETTER)
     (tmp_path / "rows.csv").write_text("c\np\nq\n")
     build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
@@ -455,7 +449,7 @@ def test_rows_of_a_file_are_compared_too(
         build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
 
 
-def test_a_comparison_that_fails_ends_the_command_with_1_and_builds_nothing(tmp_path: Path) -> None:
+def test_exit_with_1_and_build_nothing_if_a_comparison_fails(tmp_path: Path) -> None:
     file, out = trained.misconverted(tmp_path).file, tmp_path / "models"
     assert main(["build", "own", "--weights", str(file), "--allow-pickle", "--out", str(out)]) == 1
     assert not out.exists()

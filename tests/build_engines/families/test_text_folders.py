@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from build_engines.build import build, export
 from build_engines.comparison import compare
 from build_engines.errors import BuildError, UsageError
+from build_engines.families.text_network import load_network
 from build_engines.model_folder import ModelSpec, read_config
 from build_engines.request import Request
 from clients.bert import TASKS
@@ -63,7 +64,7 @@ def built(checkpoint: Path, folder: Path, **options: Any) -> ModelSpec:
         ("text-ranking", "bert", {"num_labels": 1}, "text-ranking", {"task": "text-ranking"}),
     ],
 )
-def test_config_or_flag_decides(
+def test_choose_the_task_by_the_flag_or_the_config(
     task: str,
     family: str,
     changes: dict[str, Any],
@@ -77,7 +78,7 @@ def test_config_or_flag_decides(
     }
 
 
-def test_a_cross_encoder_of_sentence_transformers_ranks(tmp_path: Path) -> None:
+def test_rank_with_a_cross_encoder_of_sentence_transformers(tmp_path: Path) -> None:
     label: dict[str, Any] = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     checkpoint = save_checkpoint(tmp_path, "text-ranking", num_labels=1, **label)
     change(
@@ -137,7 +138,7 @@ def save_convbert(folder: Path) -> None:
     transformers.ConvBertModel(config).save_pretrained(folder)
 
 
-def test_the_encoder_of_t5_is_built(tmp_path: Path) -> None:
+def test_build_the_encoder_of_t5(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
     size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
     config = transformers.T5Config(
@@ -206,7 +207,7 @@ def test_refuse_incomplete_folders(
         built(checkpoint, tmp_path / "model", task=asked)
 
 
-def test_a_tokenizer_of_another_network_is_refused(tmp_path: Path) -> None:
+def test_refuse_a_tokenizer_of_another_network(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "bert")
     save_checkpoint(tmp_path / "other", "embedding", "roberta")
     shutil.copyfile(tmp_path / "other" / "tokenizer.json", checkpoint / "tokenizer.json")
@@ -214,7 +215,7 @@ def test_a_tokenizer_of_another_network_is_refused(tmp_path: Path) -> None:
         built(checkpoint, tmp_path / "model")
 
 
-def test_a_vocabulary_in_another_form_becomes_a_tokenizer_json(tmp_path: Path) -> None:
+def test_convert_other_vocabularies_to_tokenizer_json(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "distilbert")
     (checkpoint / "tokenizer.json").unlink()
     (checkpoint / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
@@ -225,9 +226,7 @@ def test_a_vocabulary_in_another_form_becomes_a_tokenizer_json(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
-def test_a_folder_of_sentence_transformers_is_built_with_all_its_modules(
-    kind: str, tmp_path: Path
-) -> None:
+def test_build_sentence_transformers_with_all_their_modules(kind: str, tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
     modules("Transformer", "Pooling", "Dense", "Normalize")(checkpoint)
     change(
@@ -262,7 +261,7 @@ def test_a_folder_of_sentence_transformers_is_built_with_all_its_modules(
         np.testing.assert_allclose(prediction["embedding"], wanted / wanted.norm(), atol=1e-4)
 
 
-def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
+def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
     file = tmp_path / "whole" / "1" / "model.onnx"
@@ -299,9 +298,7 @@ def file_with_scores(checkpoint: Path, folder: Path, operator: str) -> Path:
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])
-def test_scores_of_texts_that_the_file_computes_are_not_computed_again(
-    function: str, tmp_path: Path
-) -> None:
+def test_keep_the_scores_of_texts_that_the_file_computes(function: str, tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     file = file_with_scores(checkpoint, tmp_path / "whole", function.capitalize())
     task = "text-classification"
@@ -320,7 +317,7 @@ def test_scores_of_texts_that_the_file_computes_are_not_computed_again(
         assert scores == pytest.approx([each["score"] for each in wanted], abs=1e-4)
 
 
-def test_a_task_that_needs_logits_takes_no_file_that_ends_in_softmax(tmp_path: Path) -> None:
+def test_refuse_a_softmax_for_a_task_that_needs_logits(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "token-classification", num_labels=3)
     file = file_with_scores(checkpoint, tmp_path / "whole", "Softmax")
     options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
@@ -333,7 +330,7 @@ def test_a_task_that_needs_logits_takes_no_file_that_ends_in_softmax(tmp_path: P
 
 
 @pytest.mark.parametrize("family", ["MPNet", "XLMRobertaXL", "Xmod", "IBert", "Luke", "Esm"])
-def test_positions_after_padding_shorten_texts(
+def test_shorten_texts_if_positions_start_after_the_padding(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = {"type_vocab_size": 1, "languages": ["en_XX"], "default_language": "en_XX"}
@@ -350,7 +347,7 @@ def test_positions_after_padding_shorten_texts(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_an_engine_of_each_task_is_compared_with_its_reference(task: str, tmp_path: Path) -> None:
+def test_compare_an_engine_of_each_task_with_its_reference(task: str, tmp_path: Path) -> None:
     names = {"0": "contradiction", "1": "entailment"}
     changes = (
         {"num_labels": 1}
@@ -363,10 +360,7 @@ def test_an_engine_of_each_task_is_compared_with_its_reference(task: str, tmp_pa
     assert score.value == pytest.approx(1.0)
 
 
-def test_a_network_that_one_file_cannot_hold_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuse_a_network_too_large_for_one_file(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "electra")
-    monkeypatch.setattr("build_engines.families.text_network.LARGEST", 1000)
     with pytest.raises(BuildError, match="weights"):
-        built(checkpoint, tmp_path / "model")
+        load_network(checkpoint, "embedding", largest=1000)

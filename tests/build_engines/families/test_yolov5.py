@@ -19,7 +19,7 @@ from tests.build_engines.yolov5_release import C3, random_release, save
 pytestmark = pytest.mark.full
 
 
-def test_a_checkpoint_answers_as_the_release_does(tmp_path: Path) -> None:
+def test_answer_as_the_yolov5_release_does(tmp_path: Path) -> None:
     model = random_release(7)
     network, names = read(save(model, tmp_path / "best.pt"))
     pixels = torch.randint(0, 256, (2, 3, 32, 64), dtype=torch.uint8)
@@ -33,9 +33,7 @@ def test_a_checkpoint_answers_as_the_release_does(tmp_path: Path) -> None:
     assert names == tuple(f"thing {number}" for number in range(7))
 
 
-def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(
-    tmp_path: Path,
-) -> None:
+def test_return_the_network_s_best_boxes_at_any_batch_size(tmp_path: Path) -> None:
     model = random_release(3)
     model.names = {0: "cat", 1: "dog", 2: "fox"}
     request = Request(
@@ -61,7 +59,7 @@ def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(
         torch.testing.assert_close(scores, expected[:count], rtol=1e-3, atol=1e-3)
 
 
-def test_the_moving_average_goes_first(tmp_path: Path) -> None:
+def test_prefer_the_moving_average(tmp_path: Path) -> None:
     model, other = random_release(2), random_release(2)
     with torch.no_grad():
         other.model[0].conv.weight.zero_()
@@ -70,7 +68,7 @@ def test_the_moving_average_goes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"model": None}, {"model": nn.Linear(2, 2)}, "cut off"])
-def test_another_checkpoint_is_refused(change: Any, tmp_path: Path) -> None:
+def test_refuse_another_checkpoint(change: Any, tmp_path: Path) -> None:
     path = save(
         random_release(2), tmp_path / "best.pt", **(change if isinstance(change, dict) else {})
     )
@@ -81,7 +79,7 @@ def test_another_checkpoint_is_refused(change: Any, tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Calls a function when pickle reads it."""
+    """An object that calls a function when pickle reads it."""
 
     def __init__(self, *call: Any) -> None:
         self.call = call
@@ -91,7 +89,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("function", [os.mkdir, os.system, open])
-def test_code_in_a_checkpoint_does_not_run(function: Any, tmp_path: Path) -> None:
+def test_run_no_code_in_a_checkpoint(function: Any, tmp_path: Path) -> None:
     trace = tmp_path / "made"
     words = {os.mkdir: [str(trace)], os.system: [f"touch {trace}"], open: [str(trace), "w"]}[
         function
@@ -104,7 +102,7 @@ def test_code_in_a_checkpoint_does_not_run(function: Any, tmp_path: Path) -> Non
     assert trace.exists()  # so it would
 
 
-def test_another_structure_is_refused_with_the_export_command(tmp_path: Path) -> None:
+def test_refuse_another_structure_with_the_export_command(tmp_path: Path) -> None:
     model = random_release(2)
     model.model[9].cv1 = C3(256, 256, 1)
     with pytest.raises(BuildError) as refused:
@@ -113,6 +111,6 @@ def test_another_structure_is_refused_with_the_export_command(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", [300, 31])
-def test_a_size_that_no_stride_divides_is_refused(size: int, tmp_path: Path) -> None:
+def test_refuse_a_size_that_the_stride_does_not_divide(size: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         export(Request("pets", size=size), tmp_path / "best.pt", tmp_path)

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.full
         ("folder/readme.txt", "save_pretrained"),
     ],
 )
-def test_a_file_or_folder_of_another_kind_has_a_remedy(
+def test_say_what_to_do_with_another_kind_of_file_or_folder(
     name: str, remedy: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def test_a_file_or_folder_of_another_kind_has_a_remedy(
         sources.kind(tmp_path / "folder" if name.startswith("folder/") else tmp_path / name)
 
 
-def test_a_checkpoint_that_does_not_say_its_inputs_fails(
+def test_refuse_a_checkpoint_that_does_not_declare_its_inputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
@@ -57,7 +57,7 @@ def test_a_checkpoint_that_does_not_say_its_inputs_fails(
 
 @pytest.mark.parametrize("client", [(), ("--client", "image-classification"), ("--client", "bert")])
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_a_network_that_torch_saved_whole_has_to_be_exported(
+def test_ask_to_export_a_network_that_torch_saved_whole(
     client: tuple[str, ...], is_zip: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = torch.nn.Linear(2, 2)
@@ -75,7 +75,7 @@ def test_a_network_that_torch_saved_whole_has_to_be_exported(
     assert "torch.onnx.export" in capsys.readouterr().err
 
 
-def test_without_the_hub_it_says_how_to_bring_the_model(tmp_path: Path) -> None:
+def test_say_how_to_bring_a_model_without_the_hub(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -102,9 +102,7 @@ def test_without_the_hub_it_says_how_to_bring_the_model(tmp_path: Path) -> None:
     assert "hf download someone/model --local-dir FOLDER" in done.stderr
 
 
-def test_a_publisher_s_file_is_fetched_once_and_kept_only_with_the_right_hash(
-    tmp_path: Path,
-) -> None:
+def test_download_a_file_once_and_check_its_hash(tmp_path: Path) -> None:
     published = tmp_path / "yolov5s.pt"
     published.write_bytes(b"weights")
     recipe = Recipe("", "yolov5", url=published.as_uri(), sha256=sha256(b"weights").hexdigest())

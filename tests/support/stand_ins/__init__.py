@@ -1,4 +1,4 @@
-"""Stand-ins for NVIDIA's programs, which need a GPU: nvidia-smi, trtexec and Triton's TensorRT
+"""Stand in for NVIDIA's programs that need a GPU: nvidia-smi, trtexec and Triton's TensorRT
 backend."""
 
 import json
@@ -15,7 +15,7 @@ GPU, DRIVER, CAPABILITY = "Stand-in T4", "550.54.15", "7.5"
 
 
 class Nvidia:
-    """Makes this machine look like one with a GPU, through programs on PATH: start `serve` and
+    """Make this machine look like one with a GPU by means of programs on PATH. Start `serve` and
     others with `environ`. `code` is the version of TensorRT as NvInferVersion.h packs it."""
 
     def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800) -> None:
@@ -49,8 +49,8 @@ class Nvidia:
 
 
 def tensorrt_backend(folder: Path) -> Path:
-    """A backend directory whose `tensorrt` is our ONNX Runtime backend, reading model.plan: the
-    stand-in trtexec's plans are ONNX files."""
+    """Make a backend directory whose `tensorrt` is our ONNX Runtime backend reading model.plan,
+    because the plans of the stand-in trtexec are ONNX files."""
     install(folder)
     shutil.copytree(folder / "onnxruntime", folder / "tensorrt")
     for path in (folder / "tensorrt").rglob("*.py"):

@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's trtexec, recorded: it cannot run here, for it needs an NVIDIA GPU.
+"""Stand in for NVIDIA's trtexec, which cannot run here because it needs an NVIDIA GPU.
 
 It takes the options that trtexec of that version documents (NVIDIA/TensorRT,
 samples/common/sampleOptions.cpp), refuses others and wrong shapes with trtexec's own messages, and
@@ -73,7 +73,7 @@ def build(options: dict[str, str]):  # type: ignore[no-untyped-def]
     if "loadEngine" in options:
         run_plan(options)
         return
-    import onnx  # late, for --help is asked more often and needs none
+    import onnx  # imported late, because --help is called more often and does not need it
 
     model = onnx.load(options["onnx"])
     if error := wrong_shapes(model, options) or wrong_calibration(options):
@@ -99,7 +99,7 @@ def build(options: dict[str, str]):  # type: ignore[no-untyped-def]
 
 
 def run_plan(options: dict[str, str]) -> None:
-    """With ONNX Runtime, on the inputs that are given."""
+    """Run the plan with ONNX Runtime on the given inputs."""
     import numpy as np
     import onnxruntime
 
@@ -129,7 +129,7 @@ def run_plan(options: dict[str, str]) -> None:
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
-    """Of NAME:VALUE,NAME:VALUE."""
+    """Parse NAME:VALUE,NAME:VALUE."""
     return [
         (part.rpartition(":")[0].strip("'"), part.rpartition(":")[2])
         for part in text.split(",")
@@ -138,7 +138,8 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 
 def wrong_shapes(model: Any, options: dict[str, str]) -> str:
-    """As trtexec wants them: for every input that varies, and for a model of fixed shapes none."""
+    """Return trtexec's complaint about shapes: it wants one for every input that varies, and none
+    for a model of fixed shapes."""
     sides = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
     varies = {name for name, dims in sides.items() if any(not dim.dim_value for dim in dims)}
     names = [

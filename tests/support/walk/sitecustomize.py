@@ -1,8 +1,8 @@
 """Record which of the project's files gunicorn's threads enter, and when.
 
-Python imports this module at its start if its folder is on PYTHONPATH. It writes
-WALK_FOLDER/PID.json five times a second: {"written": time, "threads": {thread: {file: time of the
-last call into it}}}, times of time.monotonic().
+Python imports this module at start if its folder is on PYTHONPATH. It writes WALK_FOLDER/PID.json
+five times a second: {"written": time, "threads": {thread: {file: time of the last call into it}}},
+in time.monotonic().
 """
 
 import os
@@ -30,7 +30,7 @@ if any("gunicorn" in argument for argument in sys.orig_argv):
             threads.setdefault(threading.current_thread().name, {})[name.removeprefix(ROOT)] = (
                 time.monotonic()
             )
-            if os.getpid() not in writers:  # after gunicorn's fork
+            if os.getpid() not in writers:  # begin after gunicorn has forked
                 writers.add(os.getpid())
                 threading.Thread(target=write, daemon=True).start()
 

@@ -1,5 +1,8 @@
-"""`python -m tests.faults.soak --minutes 60`: an even load at 70 % of the most that the machine
-can, with a load or an unload a minute. Does anything grow?"""
+"""Measure whether memory or descriptors grow under an even load (docs/reliability.md).
+
+`python -m bench.soak --minutes 60` calls archives at 70 % of the highest rate that this machine
+reaches, and loads or unloads one more archive each minute.
+"""
 
 import argparse
 import itertools
@@ -17,16 +20,17 @@ from tests.support.archives import Loader, Usage, make_archive, usage
 from tests.support.harness import Server
 from tests.support.load import Threads
 
-SHARE = 0.7
-ARCHIVES, LOADED = 8, 4
+SHARE = 0.7  # of the highest rate
+ARCHIVES = 8
+LOADED = 4  # archives that are called
 CALLERS = 4
-WARM = 0.1  # of the time, which the slopes leave out
+WARM = 0.1  # share of the time at the beginning that the slopes leave out
 SAMPLE_SECONDS = 5.0
 MEGABYTE = 2**20
 
 
 class Steady(Threads):
-    """Callers that ask so many times a second, together; `rate` 0: as often as they can."""
+    """Callers that send `rate` requests a second together, or as many as they can if it is 0."""
 
     callers = CALLERS
 
@@ -67,19 +71,19 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
     thread = threading.Thread(target=load.run, args=(60 * minutes,))
     thread.start()
     samples = list(measure(server, loader, thread))
+    kept = [sample for sample in samples if sample[0] >= WARM * minutes]
     seen = ", ".join(f"{count} × {verdict}" for verdict, count in load.verdicts.most_common())
     return (
         f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, {LOADED} "
         f"archives called and one more loaded or unloaded every minute: {seen}. Without the "
-        f"first {WARM:.0%}:\n\n{table([sample for sample in samples if sample[0] >= WARM * minutes])}"
+        f"first {WARM:.0%}:\n\n{table(kept)}"
     )
 
 
 def measure(
     server: Server, loader: Loader, load: threading.Thread
 ) -> Iterator[tuple[float, Usage]]:
-    """Load and unload the archive that nobody calls, one a minute; yield the minutes with what is
-    used without it."""
+    """Load or unload one uncalled archive each minute. Yield minutes and usage while unloaded."""
     begun, changes = time.monotonic(), 0
     while load.is_alive():
         load.join(SAMPLE_SECONDS)
@@ -106,7 +110,7 @@ def table(samples: list[tuple[float, Usage]]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     minutes = parser.parse_args().minutes
     with tempfile.TemporaryDirectory(prefix="soak-") as name:

@@ -1,0 +1,189 @@
+"""What a configuration must not ask of Triton, because it would end or stop tritonserver, take the
+machine, or read other files. Every model that Triton loads is checked, whoever brought it, before
+it is staged (repository/staging.py).
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from serving.errors import ConfigError
+from serving.host.machine import memory_limit
+from serving.repository.layout import CONFIG, FILES, versions
+from serving.repository.model_config import MODEL, PACKAGES, backend_of, packages_of
+from serving.repository.paths import named_file, real_path
+from serving.settings.table import Settings
+
+# The memory of an instance beside its weights, in bytes: a plain Python stub takes 17 MB, one with
+# numpy and ONNX Runtime 30 MB, and each instance 1 MB of shared memory.
+PER_INSTANCE = 32 * 1024 * 1024
+# Weights are read and then packed for the processor: a ResNet-50 of 102 MB takes 2 to 4 times that.
+PER_BYTE_OF_FILES = 2
+SHARING = "pytorch"  # the backend whose instances share one copy of the weights
+MOST_INSTANCES = 256  # of a model: more than a machine has processors
+MOST_THREADS = 1024  # of an instance
+MOST_ROWS = 2**20  # max_batch_size: a sequence batcher allocates a slot for each
+MOST_LEVELS = 1000  # of priority: Triton allocates a queue for each
+MOST_ELEMENTS = 2**31 - 1  # of a row of a tensor: a message of gRPC has 2 GB
+MOST_WARMUP = 2**27  # elements of a warm-up's tensor, which Triton allocates
+MOST_RUNS = 10_000  # of a warm-up
+THREADS = {
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "INTRA_OP_THREAD_COUNT",
+    "INTER_OP_THREAD_COUNT",
+    "INFERENCE_NUM_THREADS",
+}
+EXTENSION = "CPU_EXTENSION_PATH"
+# of a stub or its model file: a stub is started through a shell
+STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")  # a name of which Triton makes that of a library
+
+
+def check(folder: Path, config: Any, settings: Settings, root: Path | None) -> None:
+    """Raise ConfigError if the model must not be loaded. Its links and the files that config.pbtxt
+    names lead to files in `root` if it is in an archive; None: anywhere."""
+    _check_versions(folder, config)
+    for what, name in _libraries(config):
+        if not _LIBRARY.fullmatch(name):
+            raise ConfigError(f"{what} '{name}'", "is not a name", "letters, digits, '.', '_', '-'")
+    for what, number, most in _numbers(config):
+        if number > most:
+            raise ConfigError(f"{what} {number}", f"is too large: it may be {most} at most")
+    for group in config.instance_group:
+        if group.name and not STARTABLE.fullmatch(group.name):
+            problem = "is not a name with which Triton's Python backend can start a model"
+            raise ConfigError(f"instance_group '{group.name[:99]}'", problem)
+    _check_files(folder, config, root)
+    _check_instances(folder, config, settings)
+
+
+def loaded_versions(model: Path, config: Any) -> list[Path]:
+    """Return the folders of the versions that Triton loads."""
+    numbered, policy = versions(model), config.version_policy
+    if policy.HasField("all"):
+        return numbered
+    if policy.HasField("specific"):
+        wanted = set(policy.specific.versions)
+        return [version for version in numbered if int(version.name) in wanted]
+    return numbered[-max(1, policy.latest.num_versions) :]
+
+
+def instances_of(model: Path, config: Any) -> int:
+    """Return how many instances Triton starts, of all versions. A count of 0 means 1."""
+    counts = [max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group]
+    return (sum(counts) or 1) * max(1, len(loaded_versions(model, config)))
+
+
+def memory_of(model: Path, config: Any) -> int:
+    """Return about how many bytes the loaded model takes."""
+    numbered, loaded = versions(model), loaded_versions(model, config)
+    others = [entry for entry in model.iterdir() if entry not in numbered]
+    weights = sum(map(_size, [*loaded, *others]))
+    instances = instances_of(model, config)
+    copies = 1 if backend_of(config) == SHARING else instances // max(1, len(loaded))
+    return instances * PER_INSTANCE + PER_BYTE_OF_FILES * copies * weights
+
+
+def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
+    """Refuse instances that this machine can never hold. On a GPU, their weights may be there."""
+    count = instances_of(folder, config)
+    remedy = "lower count in instance_group, or load fewer versions"
+    if count > MOST_INSTANCES:
+        problem = f"asks for {count} instances; a model may have {MOST_INSTANCES} at most"
+        raise ConfigError(folder / CONFIG, problem, remedy)
+    if count == 1:
+        return
+    needed = count * PER_INSTANCE if settings.device == "gpu" else memory_of(folder, config)
+    if needed > (limit := memory_limit()):
+        problem = (
+            f"asks for {count} instances, which take about {needed / 2**20:.0f} MB; this machine "
+            f"has {limit / 2**20:.0f} MB"
+        )
+        raise ConfigError(folder / CONFIG, problem, remedy)
+
+
+def _check_versions(folder: Path, config: Any) -> None:
+    """Refuse a version that tritonserver itself does not, but dies of or waits for without end."""
+    file = config.default_model_filename or FILES["python"]
+    for version in versions(folder)[-1:]:
+        if int(version.name) >= 2**63:
+            raise ConfigError(
+                version, "is not a version that Triton can read: it must be below 2^63"
+            )
+        if backend_of(config) != "python":
+            continue
+        if not all(map(STARTABLE.fullmatch, file.split("/"))):
+            problem = "is not a name with which Triton's Python backend can start a model"
+            raise ConfigError(f"default_model_filename '{file[:99]}'", problem, "model.py")
+        if not (version / file).is_file():
+            raise ConfigError(version, f"has no {file}")
+
+
+def _libraries(config: Any) -> Iterator[tuple[str, str]]:
+    yield "backend", config.backend
+    yield "platform", config.platform
+    yield "runtime", config.runtime
+    for agent in config.model_repository_agents.agents:
+        yield "model_repository_agents", agent.name
+
+
+def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
+    """Yield (what, number, most) for each number by which Triton allocates memory or repeats
+    work."""
+    sequences = config.sequence_batching
+    yield "max_batch_size", config.max_batch_size, MOST_ROWS
+    yield "priority_levels", config.dynamic_batching.priority_levels, MOST_LEVELS
+    yield "max_candidate_sequences", sequences.oldest.max_candidate_sequences, MOST_ROWS
+    for tensor in (*config.input, *config.output, *sequences.state):
+        yield f"the size of a row of '{_name(tensor)}',", _elements(tensor.dims), MOST_ELEMENTS
+    for warmup in config.model_warmup:
+        yield f"model_warmup '{warmup.name}': count", warmup.count, MOST_RUNS
+        for name, tensor in warmup.inputs.items():
+            size = max(1, warmup.batch_size) * _elements(tensor.dims)
+            yield f"model_warmup '{warmup.name}': the size of '{name}',", size, MOST_WARMUP
+    for name in THREADS & config.parameters.keys():
+        text = config.parameters[name].string_value
+        if text.isdecimal():  # the backend refuses any other text
+            yield f"parameter '{name}'", int(text[:20]), MOST_THREADS
+
+
+def _name(tensor: Any) -> str:
+    return str(getattr(tensor, "name", "") or tensor.input_name)
+
+
+def _elements(dims: Any) -> int:
+    return math.prod(max(1, size) for size in dims)
+
+
+def _check_files(folder: Path, config: Any, root: Path | None) -> None:
+    """Refuse a file that config.pbtxt names if it is not in the model's folder, or is not a file or
+    a folder. Clients check those that their settings name (clients/base.py)."""
+    for output in config.output:
+        named_file(folder, output.label_filename, root)
+    for warmup in config.model_warmup:
+        for tensor in warmup.inputs.values():
+            named_file(folder, tensor.input_data_file, root, "warmup")
+    for version in loaded_versions(folder, config):
+        for name in (config.default_model_filename, *config.cc_model_filenames.values()):
+            named_file(folder, name, root, version.name)
+    libraries = [folder / name for name in config.model_operations.op_library_filename]
+    if EXTENSION in config.parameters:
+        setting = config.parameters[EXTENSION].string_value
+        libraries.append(folder / setting.replace(MODEL, str(folder)))
+    if PACKAGES in config.parameters:
+        libraries.append(packages_of(folder, config))
+    for path in libraries:
+        real_path(path, root)
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder, without following links to
+    folders."""
+    if not path.is_dir():
+        return path.stat().st_size if path.exists() else 0
+    return sum(
+        _size(entry) for entry in path.iterdir() if not (entry.is_dir() and entry.is_symlink())
+    )

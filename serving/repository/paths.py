@@ -1,0 +1,71 @@
+"""Where the paths of a model lead. This is the one check of every file that config.pbtxt, or a link
+in an archive, names. Standard library only.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from serving.errors import ConfigError
+
+# Of an archive, with links to folders followed. Triton follows them too when it looks for changes.
+MOST_ENTRIES = 200_000  # a conda environment with torch has about 60,000
+DEEPEST = 64  # folders in one another; such an environment has about 20
+
+
+def real_path(path: Path, root: Path | None = None) -> Path:
+    """Return the path to which the links of `path` lead: a file, a folder, or nothing. Raise
+    ConfigError if it is a FIFO, socket or device, on which a reader may wait forever, or if it is
+    not inside `root` (None: it may be anywhere)."""
+    try:
+        real = Path(os.path.realpath(path))
+        if root and not real.is_relative_to(root):
+            remedy = "put the file itself into the archive"
+            raise ConfigError(path, f"leads to {real}, out of {root}", remedy)
+        mode = real.stat().st_mode
+    except FileNotFoundError:
+        return real
+    except (OSError, ValueError) as err:  # links in a circle, or a zero byte in the name
+        reason = getattr(err, "strerror", None) or err
+        raise ConfigError(path, f"leads nowhere: {reason}", "correct or remove it") from err
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ConfigError(path, "is neither a file nor a folder", "remove it")
+    return real
+
+
+def named_file(model: Path, name: str, root: Path | None = None, folder: str = "") -> Path:
+    """Return the real path of a file that config.pbtxt names, relative to `folder` in the model's
+    folder. Raise ConfigError if it is not in the model's folder, and what real_path raises. Links
+    in the model's folder may lead anywhere in `root`."""
+    inside = Path(os.path.normpath(Path(folder, name)))
+    if Path(name).is_absolute() or inside.parts[:1] == ("..",):
+        raise ConfigError(f"'{name}'", "is not inside the model's folder", "put the file there")
+    return real_path(model / folder / name, root)
+
+
+def check_entries(folder: Path, root: Path) -> None:
+    """Raise ConfigError for what Triton cannot read safely in an archive's folder: an entry that
+    leads out of `root` or is neither a file nor a folder, links in a circle, too many entries."""
+    count = 0
+    pending: list[tuple[Path, tuple[Path, ...]]] = [(folder, (real_path(folder, root),))]
+    while pending:
+        path, above = pending.pop()
+        if len(above) > DEEPEST:
+            raise ConfigError(path, f"is more than {DEEPEST} folders deep", "remove folders")
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    count += 1
+                    if count > MOST_ENTRIES:
+                        problem = f"has more than {MOST_ENTRIES} files, links followed"
+                        raise ConfigError(folder, problem, "leave out what the model does not need")
+                    if entry.is_file(follow_symlinks=False):
+                        continue
+                    real = real_path(Path(entry.path), root)
+                    if real in above:
+                        problem = f"leads to {real}, the folder that it is in"
+                        raise ConfigError(entry.path, problem, "remove the link")
+                    if real.is_dir():
+                        pending.append((Path(entry.path), (*above, real)))
+        except OSError as err:
+            raise ConfigError(path, f"cannot be read: {err.strerror}", "correct its mode") from err
