@@ -92,8 +92,9 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
     makes its body, `stream` is the type of the stream that the route asks for."""
     source, app, started = incoming(), services(), perf_counter()
     try:
-        source.slot = app.admission.enter(source.content_length or 0)
-        allow_time(Deadline(source.forwarded + app.gateway.timeout), app.gateway.timeout)
+        sent, seconds = source.content_length or 0, app.gateway.timeout
+        source.slot = app.admission.enter(sent)
+        allow_time(Deadline(source.forwarded + seconds), seconds, sent)
         check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
         source.check_attributes()
         body = read(source)
@@ -104,7 +105,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
             source.model = served.name
             job = body.bind(served, request)
             if job.request.stream:  # the body may ask for one, too
-                allow_time(job.request.deadline, app.gateway.timeout)
+                allow_time(job.request.deadline, seconds, sent)
                 response = stream_reply(source, job)
             else:
                 reply = job.answer(app.gateway)

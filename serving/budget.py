@@ -40,9 +40,11 @@ MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
 # JSON of a reply to the largest body: short texts become embeddings of 100 times their length
 OUTPUT_FACTOR = 10
 LOOK_EACH = 1_000  # items between two looks at the deadline
-# A request may take one of so many parts of its time from the front's processor: 8 s by default.
-# The largest honest ones, 25 MB of JSON lines, take about 5 s.
+# A request may take one of so many parts of its time from the front's processor, 8 s by default,
+# and another second for each so many bytes of its body as it was sent: 200,000 short JSON lines,
+# which are 5 MB, take 8 s.
 PROCESSOR_PART = 7
+PROCESSOR_BYTES = 1_000_000
 PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
 
 
@@ -141,7 +143,8 @@ class Allowance:
         if thread_time() > self.processor and get_ident() == self.thread:
             raise TooLate(
                 "the request took its share of the processor's time: send less at a time, or "
-                f"raise SERVE_REQUEST_TIMEOUT (the share is a {PROCESSOR_PART}th of it)"
+                f"raise SERVE_REQUEST_TIMEOUT (the share is a {PROCESSOR_PART}th of it, and a "
+                "second for each MB that was sent)"
             )
 
 
@@ -150,9 +153,10 @@ _ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance")
 UNLIMITED = Allowance()
 
 
-def allow_time(deadline: Deadline, seconds: float = math.inf) -> None:
-    """Give this thread's request until the deadline, and a part of `seconds` of processor time."""
-    processor = thread_time() + seconds / PROCESSOR_PART
+def allow_time(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> None:
+    """Give this thread's request until the deadline, and processor time: a part of `seconds`, and
+    more for a body of which many bytes were `sent`."""
+    processor = thread_time() + seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
     _ALLOWANCE.set(Allowance(deadline, processor, get_ident()))
 
 

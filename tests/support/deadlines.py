@@ -8,9 +8,9 @@ from serving.budget import NEVER, Deadline, allow_time
 
 
 @contextmanager
-def within(deadline: Deadline, seconds: float = math.inf) -> Iterator[None]:
-    """Set the deadline of this thread's request, and the `seconds` of which it gets a part."""
-    allow_time(deadline, seconds)
+def within(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> Iterator[None]:
+    """Set what allow_time sets, for the code in the context."""
+    allow_time(deadline, seconds, sent)
     try:
         yield
     finally:
