@@ -30,6 +30,7 @@ from clients._input import EXAMPLE
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import outlines, runs
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
+from serving.budget import MOST_DETECTIONS
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -88,7 +89,11 @@ class Client(ModelClient):
             maximum=1,
         ),
         Parameter(
-            "max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES
+            "max_detections",
+            300,
+            "how many to return per image",
+            minimum=1,
+            maximum=MOST_DETECTIONS,
         ),
         Parameter("classes", Names(), "labels or class ids to keep; all when empty"),
     )

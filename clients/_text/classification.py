@@ -266,10 +266,18 @@ class TextRanking(Task):
                 f"it has {count} documents, at most {MOST_ROWS} are ranked at a time",
                 instance=index,
             )
-        if count * min(len(instance["query"]), self.tokenizer.max_characters) > MOST_MADE:
+        most = self.tokenizer.max_characters
+        if count * min(len(instance["query"]), most) > MOST_MADE:
             raise DecodingError(
                 "its query is too long for so many documents: send fewer at a time", instance=index
             )
+        length = sum(min(len(document), most) for document in instance["documents"])
+        if length > MOST_MADE:
+            reason = (
+                f"its documents have {length} characters, at most {MOST_MADE} are read at a time: "
+                "send fewer or shorter ones"
+            )
+            raise DecodingError(reason, instance=index)
 
     def predict(
         self,

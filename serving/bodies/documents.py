@@ -139,7 +139,7 @@ class FlatJob(Job):
             if spec is None:
                 parameters[key] = value
                 continue
-            flat = flat_array(key, spec.datatype, value, self.request.deadline)
+            flat = flat_array(key, spec.datatype, value)
             # the declared shape, else a flat list
             shape = filled(spec.shape, flat.size) or (flat.size,)
             rows = (1, *shape) if model.max_batch_size else shape
