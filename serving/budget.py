@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from serving.errors import PayloadTooLarge, TooLate
+from serving.named_value import MOST_NAMES as MOST_NAMES
 
 Item = TypeVar("Item")
 
@@ -28,7 +29,6 @@ MOST_STRINGS = 1_000_000  # of a tensor: four bytes each in a body, about 60 as 
 MOST_CELLS = 100_000  # of a row of CSV: a cell is a Python string of about 50 bytes
 # keys, inputs, outputs or parameters of a tensor request: models have at most a few hundred
 MOST_NAMED = 2_048
-MOST_NAMES = 1_000  # in one parameter, such as classes to keep: ImageNet has as many
 MOST_DETECTIONS = 1_000  # of an image: end-to-end networks give 300, COCO counts 100
 MOST_DIMENSIONS = 32  # of numpy 1, and of Triton's Python backend
 MOST_ROWS = 1_000  # that a client makes of one instance: BERT-base needs a minute for them
