@@ -15,7 +15,7 @@ from flask import Flask, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.bodies.reading import Body
-from serving.budget import Deadline
+from serving.budget import Deadline, allow_time, check_time
 from serving.front.incoming import Incoming, incoming
 from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
@@ -25,7 +25,6 @@ from serving.front.replies import error_reply
 from serving.front.services import Services, services
 from serving.front.streams import stream_reply
 from serving.headers import TARGET_MODEL
-from serving.model_status.shared_files import TOTAL
 from serving.request import PATH, Target
 from serving.settings.table import Settings
 
@@ -71,9 +70,7 @@ def ping() -> Response:
 
 def metrics() -> Response:
     """Return Prometheus' text: our metrics, then Triton's."""
-    app = services()
-    text = app.monitoring.scrape(app.metrics.registry, app.admission.leases.requests(TOTAL))
-    return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(services().scraped.get(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def invocations() -> Response:
@@ -98,9 +95,11 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
     app = services()
     started = perf_counter()
     try:
-        source.slot = app.admission.enter(source.content_length or 0)
-        # raises TooLate if the caller has stopped waiting
-        Deadline(source.forwarded + app.gateway.timeout).left()
+        sent = source.content_length or 0
+        seconds = app.gateway.timeout
+        source.slot = app.admission.enter(sent)
+        allow_time(Deadline(source.forwarded + seconds), seconds, sent)
+        check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
         source.check_attributes()
         body = read(source)
         request = read_request(source, stream, body.named, route)
@@ -110,6 +109,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
             source.model = served.name
             job = body.bind(served, request)
             if job.request.stream:  # the body may ask for one, too
+                allow_time(job.request.deadline, seconds, sent)
                 response = stream_reply(source, job)
             else:
                 reply = job.answer(app.gateway)

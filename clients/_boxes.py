@@ -10,8 +10,11 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.base import check_time
+
 Floats = NDArray[np.floating[Any]]
 GREY = 114  # the colour of YOLOv5's padding
+PORTION = 1_024  # boxes that are compared together: `nms` often needs no more of them
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,24 @@ def nms(
     sides = boxes[:, 2:] - boxes[:, :2]
     areas: Floats = sides.clip(0).prod(1)
     order = np.argsort(-scores, kind="stable")
-    kept: list[int] = []
-    while len(order) and len(kept) < limit:
-        best, order = order[0], order[1:]
-        kept.append(int(best))
-        similar = classes[order] == classes[best]
-        similar[similar] = _overlap(boxes, areas, best, order[similar]) > iou
-        order = order[~similar]
+    kept: list[np.intp] = []
+
+    def without_similar(others: NDArray[np.intp], best: np.intp) -> NDArray[np.intp]:
+        similar = classes[others] == classes[best]
+        similar[similar] = _overlap(boxes, areas, best, others[similar]) > iou
+        rest: NDArray[np.intp] = others[~similar]
+        return rest
+
+    for first in range(0, len(order), PORTION):
+        check_time()
+        others = order[first : first + PORTION]
+        for best in kept:
+            others = without_similar(others, best)
+        while len(others) and len(kept) < limit:
+            kept.append(others[0])
+            others = without_similar(others[1:], others[0])
+        if len(kept) == limit:
+            break
     return np.array(kept, np.intp)
 
 

@@ -103,6 +103,9 @@ def head_of(
     head = _head(table, layout, masks, keypoints, labels)
     is_guessed = layout == AUTO and head.layout != FINAL
     if is_guessed and _is_strange(table, head.classes == labels):
+        if table[1] == BOX[FINAL] + 1:
+            flaw = "has a seventh value after NMS: the angle of an oriented box (obb)"
+            raise refused(shape, f"{flaw}, or the number of the image", DETECTION)
         remedy = (
             f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: "
             "--set layout=yolov5"
@@ -126,15 +129,13 @@ def without_batch(shape: Shape, rank: int) -> Shape:
 def _head(table: Shape, layout: str, masks: int, keypoints: tuple[int, int], labels: int) -> Head:
     more = masks + keypoints[0] * keypoints[1]
     if layout == AUTO:
-        boxes = table[0]
-        few = 0 < boxes <= MOST_FINAL or (boxes == -1 and labels > 1)
-        layout = (
-            FINAL
-            if few and table[1] == BOX[FINAL] + more
-            else COLUMNS
-            if 0 < table[0] < table[1]
-            else ROWS
-        )
+        few = 0 < table[0] <= MOST_FINAL or (table[0] == -1 and labels > 1)
+        by_labels = {table[0] - BOX[COLUMNS] - more: COLUMNS, table[1] - BOX[ROWS] - more: ROWS}
+        layout = COLUMNS if 0 < table[0] < table[1] else ROWS
+        if labels and len(by_labels) == 2:  # else both fit the same number of labels
+            layout = by_labels.get(labels, layout)
+        if few and table[1] == BOX[FINAL] + more:
+            layout = FINAL
     values = table[0] if layout == COLUMNS else table[1]
     if layout != FINAL:
         classes = -1 if values == -1 else max(values - BOX[layout] - more, 0)

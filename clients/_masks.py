@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients._boxes import Letterbox
+from clients.base import in_time
 
 Polygons = list[list[float]]
 MOST_PIXELS = 2**21  # of a mask or a map of classes that is as large as the image
@@ -30,7 +31,7 @@ def outlines(
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     return [
         _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
-        for box, row in zip(boxes.tolist(), coefficients, strict=True)
+        for box, row in in_time(zip(boxes.tolist(), coefficients, strict=True), each=1)
     ]
 
 
@@ -46,7 +47,7 @@ def runs(
     size = map_size(fit.width, fit.height)
     return [
         _runs(box, (row @ flat).reshape(prototypes.shape[1:]), fit, size)
-        for box, row in zip(boxes, coefficients, strict=True)
+        for box, row in in_time(zip(boxes, coefficients, strict=True), each=1)
     ]
 
 

@@ -1,5 +1,6 @@
 """What a client is: data and two pure functions. It keeps no request's state on `self`: worker
-threads share it.
+threads share it. A loop that a caller can make long asks `check_time`, which ends the request when
+its time is over.
 
 bytes --codec--> instance --preprocess--> tensors --Triton--> outputs --postprocess--> prediction
       DecodingError       InvalidRequest          InferenceFailed …             (JSON)
@@ -15,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from serving.budget import check_time as check_time
+from serving.budget import in_time as in_time
 from serving.codecs import Codec
 from serving.errors import ConfigError, DecodingError, InvalidRequest, NotAcceptable
 from serving.named_value import NamedValue, nearest, unknown

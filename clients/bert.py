@@ -8,6 +8,8 @@ module for each task.
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from clients._text.answers import QuestionAnswering
 from clients._text.classification import TextClassification, TextRanking, ZeroShotClassification
 from clients._text.embedding import Embedding
@@ -66,6 +68,7 @@ class Client(ModelClient):
         )
         self.task = kind(model, self.tokenizer, self.options)
         self.outputs = self.task.outputs
+        self.int32 = {spec.name for spec in model.inputs if spec.datatype == "INT32"}
 
     def rows(self, instance: Any) -> int:
         return self.task.rows(instance)
@@ -74,9 +77,10 @@ class Client(ModelClient):
         return self.prepare(instances, self.defaults)
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return input_ids, attention_mask and token_type_ids, INT64 [rows, longest], and what the
-        task needs."""
-        return self.task.tokens(instances, parameters)
+        """Return input_ids, attention_mask and token_type_ids [rows, longest], INT64 or what the
+        model's inputs are, and what the task needs."""
+        tensors = self.task.tokens(instances, parameters)
+        return tensors | {name: tensors[name].astype(np.int32) for name in self.int32 & {*tensors}}
 
     def postprocess(
         self,

@@ -13,12 +13,12 @@ from clients._image import ImageClient
 from clients._input import WHOLE, check_whole
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
+from serving.budget import MOST_DETECTIONS
 from serving.errors import InferenceFailed, InvalidRequest
 
 # transformers' names of the outputs
 LOGITS = "logits"
 BOXES = "pred_boxes"
-MOST = 1000  # detections of an image
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -55,7 +55,13 @@ class Client(ImageClient):
         Parameter(
             "confidence", 0.5, "return only detections with a score above it", minimum=0, maximum=1
         ),
-        Parameter("max_detections", 100, "how many to return per image", minimum=1, maximum=MOST),
+        Parameter(
+            "max_detections",
+            100,
+            "how many to return per image",
+            minimum=1,
+            maximum=MOST_DETECTIONS,
+        ),
     )
 
     outputs = (LOGITS, BOXES)

@@ -30,6 +30,7 @@ from clients._input import EXAMPLE
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import outlines, runs
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
+from serving.budget import MOST_DETECTIONS
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -53,7 +54,7 @@ class Client(ModelClient):
 
     | Setting | Default | Meaning |
     |---|---|---|
-    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; end2end: xmin, ymin, xmax, ymax, score, class, `[N,300,6]`; auto: six columns in at most 1000 rows are end2end, else the longer dimension decides |
+    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; end2end: xmin, ymin, xmax, ymax, score, class, `[N,300,6]`; auto: six columns in at most 1000 rows are end2end, else the number of labels decides, or without labels the longer dimension |
     | `keypoints` | none | of a pose head: how many, and the values of each, such as 17,3 |
     | `size` | 640 | longer side in pixels, when the input's height and width are -1 |
     | `stride` | 32 | height and width are rounded up to a multiple of it, when they are -1 |
@@ -88,7 +89,11 @@ class Client(ModelClient):
             maximum=1,
         ),
         Parameter(
-            "max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES
+            "max_detections",
+            300,
+            "how many to return per image",
+            minimum=1,
+            maximum=MOST_DETECTIONS,
         ),
         Parameter("classes", Names(), "labels or class ids to keep; all when empty"),
     )
@@ -108,10 +113,12 @@ class Client(ModelClient):
         self.keypoints = _keypoints(self.options["keypoints"])
         self.height, self.width = _input_size(self.input)
         self.labels = labels_of(model, self.options["labels"])
-        if mismatch := labels_mismatch(
-            model, self.labels, self.output.name, self._head(self.output.shape).classes
-        ):
-            raise InvalidRequest(mismatch)
+        head = self._head(self.output.shape)
+        if mismatch := labels_mismatch(model, self.labels, self.output.name, head.classes):
+            raise InvalidRequest(
+                f"{mismatch} if its layout is {head.layout}: give it its own labels, or set the "
+                f"parameter 'layout' (--set layout={ROWS}, {COLUMNS} or {FINAL})"
+            )
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,7 +315,12 @@ class Client(ModelClient):
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
-    """Return (height, width), -1 for a variable one."""
+    """Return (height, width), -1 for a variable one. Raise InvalidRequest."""
+    if len(spec.shape) == 4 and spec.shape[0] > 1:
+        raise InvalidRequest(
+            f"input '{spec.name}' is {list(spec.shape)}, so the batch is fixed at {spec.shape[0]}: "
+            "export with batch=1 or dynamic=True"
+        )
     if (
         len(spec.shape) not in (3, 4)
         or spec.shape[-3] not in (3, -1)

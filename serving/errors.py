@@ -37,6 +37,13 @@ TABLE = {
         "managing models is closed to this caller",
         "send what `SERVE_MANAGEMENT_SECRET` names",
     ),
+    "origin_refused": Row(
+        403,
+        0,
+        "a page of another origin sends something else than GET or HEAD; or the container listens "
+        "on a loopback address, and `Host` is not localhost",
+        "name the page's origin in `SERVE_ORIGINS`",
+    ),
     "not_found": Row(
         404, 0, "there is no such route", "use one of the routes in [calling.md](calling.md)"
     ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clients.base import TensorSpec
+from serving.budget import check_time
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import Session
 from serving.model_status.served_model import ServedModel
@@ -92,10 +93,10 @@ class Job:
         answers (quirks.py)."""
         served = self.served
         inputs = [tensor.name for tensor in step.inputs]
-        _check_names(served, "input", inputs, served.model.inputs)
-        _check_names(served, "output", step.outputs, served.model.outputs)
         if len(set(inputs)) < len(inputs):
             raise InvalidRequest("the request names an input twice; send each input once")
+        _check_names(served, "input", inputs, served.model.inputs)
+        _check_names(served, "output", step.outputs, served.model.outputs)
         if served.model.max_batch_size or served.batched_parts:
             _check_rows(step.inputs)
         return InferRequest(
@@ -133,10 +134,10 @@ def _check_rows(inputs: Sequence[Tensor]) -> None:
             )
 
 
-def admit_step(request: Request) -> None:
+def admit_step() -> None:
     """Let a step, or a group of lines, begin. Everything that a job does is admitted here before it
-    is begun. Raise TooLate if the caller has stopped waiting."""
-    request.deadline.left()
+    is begun. Raise TooLate if the request's time is over."""
+    check_time()
 
 
 class Run:
@@ -190,7 +191,7 @@ class Run:
         """Prepare and send the step after `before`."""
         job = self._job
         request = self._job.request
-        admit_step(request)
+        admit_step()
         step = job.prepare(before)
         message = job.message(step)
         is_only = before is None and step.is_last

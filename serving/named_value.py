@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+MOST_NAMES = 1_000  # in one value, such as classes to keep: ImageNet has as many
 INT64 = range(-(2**63), 2**63)
 ALIKE = 0.75  # difflib's ratio: names that are less alike are not typing mistakes
 
@@ -143,20 +144,23 @@ def _parse_str(value: Any) -> str:
 
 
 def _parse_numbers(value: Any) -> tuple[float, ...]:
-    parts = value
-    if isinstance(value, str):
-        parts = [part for part in value.split(",") if part.strip()]
-    if not isinstance(parts, list | tuple):
-        raise TypeError(value)
-    return tuple(map(_parse_float, parts))
+    return tuple(map(_parse_float, (part for part in _split(value) if part != "")))
 
 
 def _parse_names(value: Any) -> Names:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        raise TypeError(value)
-    names = (str(part) if type(part) is int else _parse_str(part).strip() for part in parts)
-    return Names(name for name in names if name)
+    names = (str(part) if type(part) is int else _parse_str(part) for part in _split(value))
+    return Names(name for name in map(str.strip, names) if name)
+
+
+def _split(value: Any) -> list[Any]:
+    """Return the parts of a text with commas, or those of a list. Raise ValueError if there are
+    too many."""
+    parts = value
+    if isinstance(value, str) and value.count(",") < MOST_NAMES:
+        parts = [part.strip() for part in value.split(",")]
+    if not isinstance(parts, list | tuple) or len(parts) > MOST_NAMES:
+        raise ValueError(type(value))
+    return list(parts)
 
 
 # For each type of default: how to read a value, its name in messages, and its type in JSON Schema
@@ -166,7 +170,7 @@ _TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
     int: (_parse_int, "a whole number", "integer"),
     float: (_parse_float, "a number", "number"),
     str: (_parse_str, "a string", "string"),
-    tuple: (_parse_numbers, "a list of numbers", "number"),
-    Names: (_parse_names, "a list of strings", ["string", "integer"]),
+    tuple: (_parse_numbers, f"a list of at most {MOST_NAMES} numbers", "number"),
+    Names: (_parse_names, f"a list of at most {MOST_NAMES} strings", ["string", "integer"]),
     type(Path()): (Path, "a path", "string"),
 }

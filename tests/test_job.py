@@ -87,7 +87,7 @@ REQUEST = Request("id")
 STREAM = replace(REQUEST, stream="text/event-stream")
 
 
-def test_the_next_step_is_prepared_while_triton_works_on_one() -> None:
+def test_prepare_the_next_step_while_triton_runs_one() -> None:
     log: list[str] = []
     results = list(Run(Steps(log, 3, REQUEST), Gateway(log)).results())
     assert results == [[1], [2], [3]]
@@ -99,13 +99,13 @@ def test_the_next_step_is_prepared_while_triton_works_on_one() -> None:
     ]
 
 
-def test_an_only_step_is_not_sent_ahead() -> None:
+def test_do_not_send_an_only_step_ahead() -> None:
     log: list[str] = []
     list(Run(Steps(log, 1, REQUEST), Gateway(log)).results())
     assert log == ["prepare 1", "wait 1", "finish [1]"]
 
 
-def test_a_step_that_needs_the_answer_before_waits_for_it() -> None:
+def test_wait_for_the_previous_answer_if_a_step_needs_it() -> None:
     log: list[str] = []
     job = Steps(log, 2, REQUEST)
     job.is_pipelined = False
@@ -113,13 +113,13 @@ def test_a_step_that_needs_the_answer_before_waits_for_it() -> None:
     assert log == ["prepare 1", "wait 1", "finish [1]", "prepare 2", "wait 2", "finish [2]"]
 
 
-def test_partial_steps_are_finished_with_the_one_that_completes_them() -> None:
+def test_finish_partial_steps_with_the_one_that_completes_them() -> None:
     log: list[str] = []
     job = Steps(log, 4, REQUEST, partial=(1, 2))
     assert list(Run(job, Gateway(log)).results()) == [[1, 2, 3], [4]]
 
 
-def test_a_stream_has_a_result_for_each_response_and_one_step_at_a_time() -> None:
+def test_return_a_result_per_response_of_a_stream_step_by_step() -> None:
     log: list[str] = []
     results = list(Run(Steps(log, 2, STREAM), Gateway(log)).results())
     assert results == [[1], [1], [2], [2]]
@@ -140,7 +140,7 @@ class Ended(Deadline):
         return most
 
 
-def test_no_step_begins_after_the_deadline() -> None:
+def test_begin_no_step_after_the_deadline() -> None:
     log: list[str] = []
     job = Steps(log, 3, replace(REQUEST, reply_deadline=Ended()))
     with pytest.raises(TooLate):
@@ -148,7 +148,7 @@ def test_no_step_begins_after_the_deadline() -> None:
     assert log == ["prepare 1", "send 1", "close 1"]
 
 
-def test_calls_are_closed_when_a_later_step_is_wrong() -> None:
+def test_close_calls_if_a_later_step_is_wrong() -> None:
     class Wrong(Steps):
         def prepare(self, before: Step | None = None) -> Step:
             if before:
@@ -161,7 +161,7 @@ def test_calls_are_closed_when_a_later_step_is_wrong() -> None:
     assert log == ["prepare 1", "send 1", "close 1"]
 
 
-def test_a_cancelled_run_cancels_what_it_sent_and_what_it_would_send() -> None:
+def test_cancel_all_calls_of_a_cancelled_run() -> None:
     log: list[str] = []
     run = Run(Steps(log, 2, STREAM), Gateway(log))
     results = run.results()

@@ -6,7 +6,7 @@ answers are the library's own. skl2onnx converts all others.
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -331,7 +331,7 @@ def _check_answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Col
 
 def _unconvertible(estimator: Any) -> str:
     """Return which part skl2onnx is known not to convert, or ""."""
-    for step in _steps(estimator):
+    for step in _within(estimator):
         if type(step).__name__ == "FunctionTransformer" and step.func is not None:
             return (
                 "skl2onnx does not convert "
@@ -356,32 +356,12 @@ def _unconvertible(estimator: Any) -> str:
     return ""
 
 
-def _steps(estimator: Any) -> Iterator[Any]:
-    """Yield the estimator and all estimators within it."""
-    yield estimator
-    inner = [step for _, step in getattr(estimator, "steps", ())]
-    inner += [step for _, step, _ in getattr(estimator, "transformers_", ())]
-    inner += [step for _, step in getattr(estimator, "transformer_list", ())]
-    inner += (
-        list(np.ravel(np.array(getattr(estimator, "estimators_", ()), object)))
-        if _is_voting(estimator)
-        else []
-    )
-    for step in inner:
-        if hasattr(step, "get_params"):
-            yield from _steps(step)
-
-
-def _is_voting(estimator: Any) -> bool:
-    return type(estimator).__name__ in ("VotingClassifier", "VotingRegressor")
-
-
 def _convertible(estimator: Any) -> Any:
     """Return a copy that skl2onnx converts with the same answers. A missing text is the category
     ""."""
     copied = deepcopy(estimator)
-    for step in _steps(copied):
-        if _is_voting(step):
+    for step in _within(copied):
+        if type(step).__name__ in ("VotingClassifier", "VotingRegressor"):
             step.flatten_transform = False  # of transform(), which is not served
         if type(step).__name__ == "KBinsDiscretizer" and step.encode == "onehot":
             step.encode = "onehot-dense"

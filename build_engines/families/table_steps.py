@@ -71,8 +71,8 @@ def apply(graph: Graph, step: Any, table: Table) -> Table:
     convert = STEPS.get(type(step).__name__)
     if convert is None:
         raise UnknownStep(
-            f"a {type(step).__name__} before trees is not converted exactly (docs/models.md "
-            "lists the steps that are)"
+            f"a {type(step).__name__} before trees is not converted exactly (docs/models.md lists "
+            "the steps that are)"
         )
     return convert(graph, step, table)
 

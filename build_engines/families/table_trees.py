@@ -221,8 +221,8 @@ def _boosted(model: Any) -> Trees:
     rows."""
     if model.init is not None and model.init != "zero":
         raise UnknownTrees(
-            f"its init is a {type(model.init).__name__}, which is not converted: train it "
-            "without init"
+            f"its init is a {type(model.init).__name__}, which is not converted: train it without "
+            "init"
         )
     first = model._raw_predict_init(np.zeros((1, model.n_features_in_), np.float32))[0]
     trees = [_tree(each, model.learning_rate) for each in model.estimators_.ravel()]

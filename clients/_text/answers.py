@@ -9,7 +9,7 @@ from tokenizers import Encoding
 
 from clients._text.task import Array, Fields, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
-from clients.base import Model, Parameter, Tensors, best, softmax
+from clients.base import Model, Parameter, Tensors, best, check_time, softmax
 
 DEFAULT_STRIDE = 128  # tokens, for windows of at least twice as many
 # transformers' names, if a network does not have one output for both
@@ -98,11 +98,16 @@ class QuestionAnswering(Task):
         # several spans of tokens may be the same words
         count = top_k * 2 + 10 if aligned else top_k
         for encoding, start, end in windows:
+            check_time()
+            offsets = encoding.offsets  # a list that is made anew for each look at it
             starts, ends = self._probabilities(encoding, start, end)
             none = min(none, float(starts[0] * ends[0]))
             starts[0] = ends[0] = 0.0
             for first, last, score in _spans(starts, ends, count, parameters):
-                begin, behind = _characters(encoding, first, last, aligned)
+                begin = offsets[first][0]
+                behind = offsets[last][1]
+                if aligned:
+                    begin, behind = _words(encoding, first, last) or (begin, behind)
                 text = context[begin:behind]
                 answer = answers.setdefault(
                     text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind}
@@ -141,14 +146,9 @@ def _spans(
     return spans
 
 
-def _characters(encoding: Encoding, first: int, last: int, aligned: bool) -> tuple[int, int]:
-    """Return where the answer begins and ends in the context: at its tokens, or `aligned` to their
-    words."""
-    begin, _ = encoding.offsets[first]
-    _, behind = encoding.offsets[last]
-    if aligned:
-        words = [encoding.token_to_word(token) for token in (first, last)]
-        spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]
-        if spans[0] and spans[1]:
-            begin, behind = spans[0][0], spans[1][1]
-    return begin, behind
+def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
+    """Return where the words of an answer's first and last token begin and end in the context, None
+    if one of them is not part of a word."""
+    words = [encoding.token_to_word(token) for token in (first, last)]
+    spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]
+    return (spans[0][0], spans[1][1]) if spans[0] and spans[1] else None

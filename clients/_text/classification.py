@@ -12,6 +12,8 @@ from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
 FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
+# functions of torch behind the scores of a CrossEncoder -> ours
+CROSS_ENCODERS = {"Identity": "none", "Sigmoid": "sigmoid"}
 MOST_LABELS = 100  # a label is a row with the whole text
 LONGEST_TEMPLATE = 1_000  # characters
 HOLE = "{}"
@@ -225,14 +227,21 @@ class TextRanking(Task):
         self.activation = ACTIVATIONS[self._activation()]
 
     def _activation(self) -> str:
-        """Choose the function as sentence-transformers' CrossEncoder does: the one in config.json,
-        else the sigmoid."""
+        """Choose the function as sentence-transformers' CrossEncoder does: the one in its own file
+        or in config.json, else the sigmoid. Raise InvalidRequest for an unknown one."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
-        config = self.tokenizer.config
-        written = (config.get("sentence_transformers") or {}).get("activation_fn")
-        written = written or config.get("sbert_ce_default_activation_function") or ""
-        return "none" if written.endswith("Identity") else "sigmoid"
+        config, own = self.tokenizer.config, self.tokenizer.sentence_transformers
+        written = own.get("activation_fn")
+        written = written or (config.get("sentence_transformers") or {}).get("activation_fn")
+        written = written or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+        name = str(written).rpartition(".")[2]
+        if name not in CROSS_ENCODERS:
+            raise InvalidRequest(
+                f"its files say that {written} follows its scores; known are "
+                f"{', '.join(CROSS_ENCODERS)}: set the parameter 'activation'"
+            )
+        return CROSS_ENCODERS[name]
 
     def rows(self, instance: Mapping[str, Any]) -> int:
         return len(instance["documents"])
@@ -257,10 +266,18 @@ class TextRanking(Task):
                 f"it has {count} documents, at most {MOST_ROWS} are ranked at a time",
                 instance=index,
             )
-        if count * min(len(instance["query"]), self.tokenizer.max_characters) > MOST_MADE:
+        most = self.tokenizer.max_characters
+        if count * min(len(instance["query"]), most) > MOST_MADE:
             raise DecodingError(
                 "its query is too long for so many documents: send fewer at a time", instance=index
             )
+        length = sum(min(len(document), most) for document in instance["documents"])
+        if length > MOST_MADE:
+            reason = (
+                f"its documents have {length} characters, at most {MOST_MADE} are read at a time: "
+                "send fewer or shorter ones"
+            )
+            raise DecodingError(reason, instance=index)
 
     def predict(
         self,

@@ -1,6 +1,5 @@
 """Turns a text into a vector, as sentence-transformers does."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ from clients.base import Model, Parameter, Tensors
 from serving.errors import InvalidRequest
 
 POOLED = "sentence_embedding"  # the name that sentence-transformers gives it
-# in the tokenizer's folder: {"prompts": {name: text}, …}
-PROMPTS = "config_sentence_transformers.json"
 
 
 class ExplicitPrompt(str):
@@ -63,8 +60,7 @@ class Embedding(Task):
         is_pooled = any(spec.name == POOLED for spec in model.outputs)
         if is_pooled and "pooling" not in model.parameters:
             self.outputs = (POOLED,)
-        file = model.file(options["tokenizer"]) / PROMPTS
-        prompts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        prompts = tokenizer.sentence_transformers
         self.prompts: dict[str, str] = prompts.get("prompts") or {}
         self.default_prompt = prompts.get("default_prompt_name") or ""
 

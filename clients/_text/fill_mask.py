@@ -7,7 +7,7 @@ import numpy as np
 
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer
-from clients.base import Model, Names, Parameter, Tensors, best, softmax
+from clients.base import Model, Names, Parameter, Tensors, best, check_time, softmax
 from serving.errors import DecodingError, InvalidRequest
 
 POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
@@ -104,6 +104,7 @@ class FillMask(Task):
         self, ids: Array, position: int, scores: Array, targets: Array | None, top_k: int
     ) -> list[dict[str, Any]]:
         """Return the likeliest tokens of one mask."""
+        check_time()
         single = int((ids == self.tokenizer.mask_id).sum()) == 1
         token_ids = np.arange(len(scores)) if targets is None else targets
         likeliest = [(int(token_ids[at]), score) for at, score in best(scores[token_ids], top_k)]

@@ -11,7 +11,6 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from clients.base import Tensors
+from clients.base import Tensors, check_time
 from serving.budget import MOST_ROWS
 from serving.errors import ConfigError, DecodingError
 
@@ -31,9 +30,13 @@ UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
 # word into one [UNK] (max_input_chars_per_word), so only a text of such words, or of spaces, loses
 # tokens.
 LONGEST_TOKEN = 100
-LONGEST_TEXT = 10**6  # for a model whose tokenizer names no limit
-# characters that are tokenized together: each takes some 300 bytes until truncation
+# characters that are tokenized together: each takes some 300 bytes until truncation, and hash
+# signs, which take the longest, 1.3 s
 PORTION = 2**18
+LONGEST_TEXT = PORTION  # for a model whose tokenizer names no limit
+# A longer text of a pair is cut before the pair is tokenized. The number is of characters for each
+# token that the model takes.
+SHORT = 4
 POSITIONS_FROM_PADDING = {
     "roberta",
     "xlm-roberta",
@@ -89,6 +92,8 @@ class TextTokenizer:
         name for which text of a pair is truncated. Raise ConfigError if the folder has no tokenizer
         that can be read."""
         self.config = _read_json(folder / "config.json")
+        # prompts of an embedding, what follows the scores of a CrossEncoder
+        self.sentence_transformers = _read_json(folder / "config_sentence_transformers.json")
         self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(
             folder / "tokenizer_config.json"
         )
@@ -148,12 +153,17 @@ class TextTokenizer:
         """
         rows = []
         counts = []
+        measured: dict[str, tuple[int, str]] = {}
         for portion in self._portions(texts):
+            check_time()
             parts = [self._parts(text, self.max_characters) for text in portion]
+            read = [self._shortened(part, measured) for part in parts]
             for encoding, part, text in zip(
-                self.tokenizer.encode_batch_fast(parts), parts, portion, strict=True
+                self.tokenizer.encode_batch_fast(read), parts, portion, strict=True
             ):
-                count = self._count(encoding, part) if encoding.overflowing else len(encoding)
+                count = len(encoding)
+                if encoding.overflowing:
+                    count = self._count(encoding, part, measured)
                 if part != text:
                     count = max(count, self.max_length + 1)
                 counts.append(count)
@@ -197,16 +207,40 @@ class TextTokenizer:
         if portion:
             yield portion
 
-    def _count(self, encoding: Encoding, text: Text) -> int:
+    def _shortened(self, text: Text, measured: dict[str, tuple[int, str]]) -> Text:
+        """Return a pair with its long texts cut to twice the tokens that the model takes. Of what
+        does not fit, the library makes a window of each part of one text with each of the other: 10
+        s for two texts of 20,000 hash signs."""
+        if isinstance(text, str):
+            return text
+        first, second = (
+            half if len(half) <= SHORT * self.max_length else self._measure(half, measured)[1]
+            for half in text
+        )
+        return first, second
+
+    def _measure(self, text: str, measured: dict[str, tuple[int, str]]) -> tuple[int, str]:
+        """Return how many tokens a text of a pair has, and the part of it with twice as many as the
+        model takes. `measured` keeps them: many pairs may share a text."""
+        if text not in measured:
+            check_time()
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+            count, part = len(encoding) + sum(map(len, encoding.overflowing)), text
+            if encoding.overflowing:
+                offsets = encoding.overflowing[0].offsets
+                is_left = self.direction == "left"
+                part = text[offsets[0][0] :] if is_left else text[: offsets[-1][1]]
+            measured[text] = count, part
+        return measured[text]
+
+    def _count(self, encoding: Encoding, text: Text, measured: dict[str, tuple[int, str]]) -> int:
         """Count the tokens of a text that was truncated."""
         special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
         if isinstance(text, str):
             more = sum(len(overflow) - special for overflow in encoding.overflowing)
             return len(encoding) + more
-        # those of the pair overlap
-        parts = [self.tokenizer.encode(half, add_special_tokens=False) for half in text]
-        encodings = chain.from_iterable((part, *part.overflowing) for part in parts)
-        return special + sum(map(len, encodings))
+        # the windows of a pair overlap
+        return special + sum(self._measure(half, measured)[0] for half in text)
 
     def _padded(
         self,
@@ -250,6 +284,7 @@ class TextTokenizer:
         counts = []
         truncated = []
         for index, text in enumerate(texts):
+            check_time()
             try:
                 cut = self._cut(text, length, stride, every)
             except ValueError as err:

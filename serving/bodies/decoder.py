@@ -4,6 +4,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -81,7 +82,7 @@ class Decoder:
         ]
         large = [value for value in opened if codec.memory(value) > 0]
         if len(large) > 1:
-            futures = list(map(self._threads.submit, loads))
+            futures = [self._threads.submit(copy_context().run, load) for load in loads]
             wait(futures)  # even after an error, because the others take memory until they end
             instances = [future.result() for future in futures]
         else:

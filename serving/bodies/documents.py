@@ -139,7 +139,7 @@ class FlatJob(Job):
             if spec is None:
                 parameters[key] = value
                 continue
-            flat = flat_array(key, spec.datatype, value, self.request.deadline)
+            flat = flat_array(key, spec.datatype, value)
             # the declared shape, else a flat list
             shape = filled(spec.shape, flat.size) or (flat.size,)
             rows = (1, *shape) if model.max_batch_size else shape
@@ -167,7 +167,7 @@ class FlatJob(Job):
             values = json_values(tensor)
             fields[tensor.name] = values[0] if len(values) == 1 else values
         fields |= {
-            "model_name": self.served.name,
+            "model_name": self.served.public_name,
             "model_version": result.version,
             **result.parameters,
         }

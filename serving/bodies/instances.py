@@ -240,7 +240,7 @@ class InstancesJob(Job):
         return Reply(content, version=version)
 
     def line(self, result: Predictions) -> bytes:
-        about = {"model_name": self.served.name, "model_version": result.version}
+        about = {"model_name": self.served.public_name, "model_version": result.version}
         return orjson.dumps({**about, "offset": result.first, "predictions": result.predictions})
 
 
@@ -259,8 +259,8 @@ def client_parameters(
 def document(served: ServedModel, items: bytes, version: str, sample_shape: bool) -> bytes:
     """Return the reply's JSON around what `as_items` wrote."""
     if sample_shape:
-        return orjson.dumps({"modelname": served.name, "result": orjson.Fragment(items)})
-    about = {"model_name": served.name, "model_version": version}
+        return orjson.dumps({"modelname": served.public_name, "result": orjson.Fragment(items)})
+    about = {"model_name": served.public_name, "model_version": version}
     return orjson.dumps({**about, "predictions": orjson.Fragment(b"[%b]" % items)})
 
 

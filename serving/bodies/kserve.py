@@ -28,7 +28,7 @@ from serving.bodies.values import (
     json_values,
     request_parameters,
 )
-from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, Deadline, check_count, in_time
+from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import ROW
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_END
@@ -111,9 +111,7 @@ class TensorJob(Job):
         parameters = request_parameters(forwarded, self.served.sequencing)
         if self.session:
             parameters = {**parameters, **self.session.parameters()}
-        inputs = read_inputs(
-            self.document, self.body.binary, self.body.length, self.request.deadline
-        )
+        inputs = read_inputs(self.document, self.body.binary, self.body.length)
         model = self.served.model
         if self.served.client and self.served.client.codec is ROW:
             inputs = [widened(tensor, model.inputs) for tensor in inputs]
@@ -198,13 +196,11 @@ class RawJob(TensorJob):
         return Step([raw_input(self.served, self.body.binary)])
 
 
-def read_inputs(
-    document: schemas.Tensors, binary: memoryview, length: int, deadline: Deadline
-) -> list[Tensor]:
+def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes; `binary` are the bytes behind its JSON. Raise
     InvalidRequest and others."""
     inputs = []
-    for entry in in_time(document.inputs, deadline):
+    for entry in in_time(document.inputs):
         name = entry.name
         datatype = entry.datatype
         available = len(binary)
@@ -222,7 +218,7 @@ def read_inputs(
                 raise InvalidRequest(
                     f"input '{name}': it has no data, and no binary_data_size in its parameters"
                 )
-            flat = flat_array(name, datatype, entry.data, deadline)
+            flat = flat_array(name, datatype, entry.data)
             if flat.size != count:
                 raise InvalidRequest(
                     f"input '{name}': its shape {list(shape)} does not fit the {flat.size} "
@@ -283,7 +279,7 @@ def write_reply(
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **data}
         )
     document: dict[str, Any] = {"id": own_id} if own_id else {}
-    document |= {"model_name": served.name, "model_version": reply.version}
+    document |= {"model_name": served.public_name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
     return orjson.dumps({**document, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
 

@@ -81,9 +81,7 @@ class JsonLines:
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = replace(request, stream="", accept="")
-        lines = (
-            line for line in in_time(io.BytesIO(self.data), request.deadline) if not line.isspace()
-        )
+        lines = (line for line in in_time(io.BytesIO(self.data)) if not line.isspace())
         return LinesJob(
             served, request, (self._read(line, served, request.target) for line in lines)
         )
@@ -143,7 +141,7 @@ class CsvLines:
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = replace(request, stream="", accept="")
-        items = self.table.items(served.require_client(), request.deadline)
+        items = self.table.items(served.require_client())
         return LinesJob(
             served, request, (Record(Instances([item]), is_bare=True) for item in items)
         )
@@ -193,7 +191,7 @@ class LinesJob(Job):
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Return a line for each of a group's records. A group that fails is halved until the wrong
         records stand alone."""
-        admit_step(self.request)
+        admit_step()
         first = records[0]
         try:
             if first.error:

@@ -2,7 +2,7 @@
 
 import zlib
 
-from serving.budget import MOST_MEMBERS, check_count
+from serving.budget import MOST_MEMBERS, check_count, check_time
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 
 PACKED = ("gzip", "x-gzip", "deflate")
@@ -29,6 +29,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     members = 0
     try:
         while rest:
+            check_time()
             members += 1
             check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
             rest = rest[_inflate_member(rest, content, limit) :]

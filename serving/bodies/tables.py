@@ -20,7 +20,7 @@ from werkzeug.formparser import MultiPartParser
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, InstancesJob, Predictions, check_media_type
-from serving.budget import MOST_INSTANCES, MOST_PARTS, Deadline, check_count, in_time
+from serving.budget import MOST_INSTANCES, MOST_PARTS, check_count, in_time
 from serving.codecs import FORM, ROW, Limits, read_cells
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_TYPE, preferred
@@ -59,17 +59,17 @@ class CsvBody:
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         items: list[Item] = []
-        for item in self.items(served.require_client(), request.deadline):
+        for item in self.items(served.require_client()):
             items.append(item)
             check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
         if not items:
             raise InvalidRequest("the body has a header and no row")
         return TableJob(served, request, items, self.parameters)
 
-    def items(self, client: ModelClient, deadline: Deadline) -> Iterator[CsvItem]:
+    def items(self, client: ModelClient) -> Iterator[CsvItem]:
         """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
         check_media_type(client, CSV)
-        rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM)), deadline))
+        rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM))))
         first = next(rows, None)
         second = next(rows, None)
         if first is None:

@@ -9,7 +9,14 @@ import numpy as np
 import simdjson
 from numpy.typing import NDArray
 
-from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, NEVER, Deadline, check_count
+from serving.budget import (
+    MOST_DIMENSIONS,
+    MOST_NAMED,
+    MOST_STRINGS,
+    check_count,
+    check_time,
+    in_time,
+)
 from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_PARAMETERS, Sequencing
@@ -26,7 +33,7 @@ SIZES |= {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
 DATATYPES = {"BYTES", *SIZES}
 
 
-def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) -> NDArray[Any]:
+def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
     """Return JSON values, nested or flat, as a flat array of the datatype (float32
     for BF16). Raise InvalidRequest, PayloadTooLarge or TooLate."""
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
@@ -36,7 +43,7 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
         data = data.as_list()
     if not isinstance(data, list):
         data = [data]
-    values, types = _flat(name, data, deadline)
+    values, types = _flat(name, data)
     if strange := types - TYPES[dtype.kind]:
         value = next(value for value in values if type(value) in strange)
         problem = f"its data do not fit {datatype} ({describe(value)})"
@@ -97,16 +104,35 @@ def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidReque
     return InvalidRequest(f"input '{name}': its data do not fit {datatype} ({holds})")
 
 
-def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], set[type]]:
-    """Return the values without their nesting, and their types. Each pass removes one level."""
-    for _ in range(MOST_DIMENSIONS):
-        deadline.left()
-        if list not in (types := set(map(type, values))):
+def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
+    """Return the values without their nesting, and their types. Each pass removes one level of
+    lists, until lists and other values stand side by side."""
+    for depth in range(MOST_DIMENSIONS):
+        check_time()
+        types = set(map(type, values))
+        if list not in types:
             return values, types
-        values = list(
-            chain.from_iterable(value if type(value) is list else [value] for value in values)
-        )
-    raise InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
+        if types != {list}:
+            leaves: list[Any] = []
+            _add_leaves(name, values, MOST_DIMENSIONS - depth, leaves)
+            return leaves, set(map(type, leaves))
+        values = list(chain.from_iterable(values))
+    raise _too_deep(name)
+
+
+def _add_leaves(name: str, values: list[Any], depth: int, leaves: list[Any]) -> None:
+    """Append the values that are not lists, and those of the lists, nested at most `depth` deep."""
+    if not depth:
+        raise _too_deep(name)
+    for value in in_time(values):
+        if type(value) is list:
+            _add_leaves(name, value, depth - 1, leaves)
+        else:
+            leaves.append(value)
+
+
+def _too_deep(name: str) -> InvalidRequest:
+    return InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
 
 
 # The characters of the longest number of each datatype, with its comma.

@@ -11,6 +11,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
+from serving.budget import check_time
 from serving.codecs.base import FORM, Codec, Limits, decode_base64, describe
 from serving.codecs.formats import PIXEL, buffers, to_rgb
 from serving.errors import DecodingError
@@ -172,6 +173,7 @@ class ImageCodec(Codec):
         return Header(data, limits)
 
     def load(self, opened: Any) -> Any:
+        check_time()
         return opened.rgb()
 
     def open_json(self, value: Any, limits: Limits) -> Any:

@@ -1,8 +1,11 @@
 """Answers /ping and /metrics: whether the container works, and the counts of all workers."""
 
+import math
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from time import monotonic
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -85,6 +88,24 @@ class Monitoring:
             MultiProcessCollector(ours := CollectorRegistry())
         state = generate_latest(_Families([flying, triton_up, starts, up, crashes]))
         return generate_latest(ours) + state + triton
+
+
+class Shared:
+    """Makes one answer for all callers that ask at once. Each gets an answer whose making began
+    after the caller asked, so none is old. Of 400 scrapers, each worker works for one at a time."""
+
+    def __init__(self, make: Callable[[], bytes], now: Callable[[], float] = monotonic) -> None:
+        self._make, self._now, self._lock = make, now, threading.Lock()
+        self._began, self._answer = -math.inf, b""
+
+    def get(self) -> bytes:
+        asked = self._now()
+        with self._lock:
+            if self._began <= asked:
+                began = self._now()
+                self._answer = self._make()
+                self._began = began
+            return self._answer
 
 
 class _Families(list[Metric], Collector):

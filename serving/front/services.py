@@ -11,10 +11,10 @@ from serving.codecs import Limits
 from serving.front.admission import Admission
 from serving.front.hang_ups import HangUps
 from serving.front.metrics import Metrics
-from serving.front.monitoring import Monitoring
+from serving.front.monitoring import Monitoring, Shared
 from serving.host.machine import memory_limit, shm_size
 from serving.model_status.registry import Registry
-from serving.model_status.shared_files import Table
+from serving.model_status.shared_files import TOTAL, Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 
@@ -59,6 +59,10 @@ class Services:
         self.monitoring = Monitoring(self.registry, settings.status_file)
         self.hang_ups = HangUps()
         self.metrics = Metrics()
+        self.scraped = Shared(self._scrape)
+
+    def _scrape(self) -> bytes:
+        return self.monitoring.scrape(self.metrics.registry, self.admission.leases.requests(TOTAL))
 
     def trim_when_idle(self) -> None:
         """Return freed memory to the system whenever the worker has been idle for a while. Runs in

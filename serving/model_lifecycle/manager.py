@@ -16,6 +16,7 @@ from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnava
 from serving.host import tritonserver
 from serving.host.files import read_tritonserver
 from serving.host.processes import Stubs
+from serving.model_lifecycle import loading
 from serving.model_status.shared_files import MODELS, Leases, Table
 from serving.model_status.table import FAILED, LOADING, READY, UNLOADING, Entry, Models
 from serving.repository.model_config import with_plan_remedies
@@ -145,7 +146,9 @@ class Manager:
 
     def load(self, entry: Entry) -> None:
         """Make Triton load the staged model. Raise a ServingError."""
-        self.gateway.load(entry.triton_name, self.settings.load_timeout)
+        loading.load(
+            self.gateway, self.store, entry.triton_name, entry.parts, self.settings.load_timeout
+        )
 
     def reload(self, entry: Entry) -> None:
         """Unload the model, then load it: Triton ignores a load of an unchanged model. Raise a
@@ -259,9 +262,10 @@ class Manager:
                 if name not in self._expected_names():
                     self.gateway.unload(name)
                     self.store.remove(name)
+        parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
         entries = [
             self._as_triton_says(entry, index.get(entry.triton_name, []))
-            for entry in self._models.entries.values()
+            for entry in parts_first
             if self._models.awaits_server(entry)
         ]
 
@@ -290,8 +294,9 @@ class Manager:
         if states & {"LOADING", "UNLOADING"}:
             return entry
         reasons = sorted({version.reason for version in versions if version.has_failed})
-        # Triton refused the configuration, or a model that it calls, and says why only once more
-        if not reasons:
+        # Triton refused the configuration, or a model that it calls, and says why only once more;
+        # or OpenVINO refused it, and ONNX Runtime is tried
+        if not reasons or loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
             try:
                 self.load(entry)
                 return replace(entry, state=READY, reason="")

@@ -1,7 +1,9 @@
 """The table of processes that `serve` watches: their command lines, environments and
 configurations."""
 
+import contextlib
 import glob
+import ipaddress
 import json
 import math
 import os
@@ -335,6 +337,9 @@ def nginx_configuration(settings: Settings) -> str:
         "program": ROOT,
         "version": VERSION,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
+        "named_origins": " ".join(f'"{origin}" $http_origin;' for origin in settings.origins),
+        "cross_origin": bool(settings.origins),
+        "own_hosts": own_hosts(settings),
     }
 
     def value(name: str) -> object:
@@ -345,6 +350,24 @@ def nginx_configuration(settings: Settings) -> str:
         lambda match: "" if value(match[1]) in (False, "false") else match[2], template
     )
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(value(match[1])), text)
+
+
+def own_hosts(settings: Settings) -> str:
+    """Return a regular expression of what `Host` may be. Any name may lead to an address that is
+    not a loopback one. Only a program leaves `Host` out."""
+    if not is_loopback(settings.host):
+        return "^"
+    named = [origin.partition("://")[2] for origin in settings.origins]
+    ours = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]
+    with_port = "|".join(map(re.escape, ours))
+    return "|".join(["^$", f"^({with_port})(:[0-9]+)?$", *(f"^{re.escape(n)}$" for n in named)])
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches the address."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _milliseconds(seconds: float) -> str:

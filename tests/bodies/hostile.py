@@ -20,6 +20,7 @@ from serving.model_status.served_model import ServedModel
 from serving.request import Request
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
+from tests.support.deadlines import within
 
 LINES, JSON_TYPE, NPY = "application/jsonlines", "application/json", "application/x-npy"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -92,9 +93,10 @@ class Hostile:
 
     def ask(self, deadline: Deadline = NEVER, budget: Budget = Budget()) -> Reply:  # noqa: B008
         """Return the reply as to a request; raise a ServingError."""
-        body = read_body(self.content_type, unpacked(self.data, self.encoding, LARGEST))
-        request = Request("id", reply_deadline=deadline, budget=budget)
-        return body.bind(self.model, request).answer(Echo())
+        with within(deadline):
+            body = read_body(self.content_type, unpacked(self.data, self.encoding, LARGEST))
+            request = Request("id", reply_deadline=deadline, budget=budget)
+            return body.bind(self.model, request).answer(Echo())
 
 
 def tensor(datatype: str, data: bytes, shape: bytes) -> bytes:

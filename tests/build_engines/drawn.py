@@ -49,7 +49,9 @@ def drawn(seed: int, number: int) -> Drawn:
     rng = np.random.default_rng((seed, number))
     steps = STEPS[number % len(STEPS)]
     library = LIBRARIES[number // len(STEPS) % len(LIBRARIES)]
-    has_texts, has_gaps = steps in ("encoder", "all"), steps in ("imputer", "all")
+    has_texts = steps in ("encoder", "all")
+    takes_gaps = steps == "none" and library != LIBRARIES[0]  # some of scikit-learn's take none
+    has_gaps = takes_gaps or steps in ("imputer", "all")
     rows = _columns(rng, TRAINED + ASKED, has_texts)
     classes = 2 if number == 0 else int(rng.integers(0, 4))  # 0 and 1: a regression
     answers = _answers(rng, rows, classes)

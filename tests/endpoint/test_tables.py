@@ -280,6 +280,7 @@ def test_list_a_table_s_columns_and_refuse_a_wrong_header_setting(server: Server
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert listed["mixed"]["columns"] == ["age", "job", "fare (EUR)", "city", "grade"]
     assert listed["mixed"]["client"] == "table"
+    assert {model["engine"] for model in listed.values()} == {"onnxruntime"}
     assert ask(server, "odd", "1,2,3,4", Content_Type="text/csv; header=maybe").status_code == 400
 
 

@@ -34,7 +34,7 @@ def check_answers(pipeline: Drawn, predictions: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("number", range(PIPELINES))
-def test_a_drawn_pipeline_equals_its_library_on_all_rows(number: int, tmp_path: Path) -> None:
+def test_get_the_answers_of_the_library_from_a_drawn_pipeline(number: int, tmp_path: Path) -> None:
     pipeline = drawn(SEED, number)
     file = tmp_path / "drawn.joblib"
     joblib.dump(pipeline.model, file)

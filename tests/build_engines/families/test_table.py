@@ -435,7 +435,7 @@ def mirrored(tree: Any) -> Any:
     return copied
 
 
-def test_a_missing_cell_that_the_pipeline_fills_is_taken(tmp_path: Path) -> None:
+def test_accept_a_missing_cell_that_the_pipeline_fills(tmp_path: Path) -> None:
     model = encoded(FILLING, TREES).fit(WITH_NAN, LETTER)
     stored = build_own(tmp_path, dumped(tmp_path, model))
     predictions = answered(stored, [[None, 1.0], ["", 1.0], ["p", 1.0]])
@@ -568,7 +568,7 @@ def test_make_an_example_row_that_the_model_knows(tmp_path: Path) -> None:
     )
 
 
-def test_the_example_of_a_column_of_booleans_is_a_boolean(tmp_path: Path) -> None:
+def test_make_a_boolean_example_for_a_column_of_booleans(tmp_path: Path) -> None:
     rows = pd.DataFrame({"paid": RNG.random(60) < 0.5, "v": NUMBERS[:, 0]})
     scaled = ColumnTransformer([("v", StandardScaler(), ["v"])], remainder="passthrough")
     model = make_pipeline(scaled, TREES).fit(rows, rows.paid & (rows.v > 0))
@@ -576,7 +576,7 @@ def test_the_example_of_a_column_of_booleans_is_a_boolean(tmp_path: Path) -> Non
     assert type(json.loads((stored.folder / "example.json").read_text())[0]) is bool
 
 
-def test_a_model_of_the_user_s_own_code_is_refused(
+def test_refuse_a_model_of_the_user_s_own_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = ModuleType("train")
@@ -590,7 +590,7 @@ def test_a_model_of_the_user_s_own_code_is_refused(
         build_own(tmp_path, file)
 
 
-def test_a_model_of_catboost_is_told_how_to_write_its_onnx_file(
+def test_say_how_to_write_the_onnx_file_of_a_catboost_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = ModuleType("catboost.core")
