@@ -5,18 +5,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serving.errors import TritonTimeout
 from serving.host import tritonserver
 from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.on_change import ModelFolder, OnChange, Rejected
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_status.table import READY, UNLOADING
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 from tests.backends.triton_process import serving
 from tests.model_lifecycle.test_multimodel import make_model
+from tests.support.harness import wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -73,6 +76,28 @@ def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(
     entry = policy.manager.get("m")
     assert entry and entry.state == READY
     assert policy.manager.gateway.is_model_ready("m")
+
+
+def test_a_reload_that_took_too_long_leaves_the_old_model_to_the_next_tritonserver(
+    policy: OnPost, tmp_path: Path
+) -> None:
+    manager, on_change = policy.manager, OnChange(policy.manager)
+    old, new = tmp_path / "old/net", tmp_path / "new/net"
+    make_model(old)
+    make_model(new, initialize="hold()")
+    on_change._serve("net", ModelFolder(old, "1", (), None), old, "first")
+    assert manager.gateway.is_model_ready("net")
+    server = psutil.Process(manager.pid())
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Rejected):
+        patch.setattr(Settings, "load_timeout", 2.0)
+        on_change._serve("net", ModelFolder(new, "2", (), None), new, "second")
+    wait_until(
+        lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE,
+        "the tritonserver that still loads the new model is killed",
+    )
+    assert (manager.store.path("net") / "1").resolve() == old / "1"
+    entry = manager.get("net")
+    assert entry and entry.load_id == "first"
 
 
 def test_what_the_table_does_not_have_is_unloaded_and_removed(
