@@ -22,7 +22,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from serving.errors import ConfigError, ServingError, TritonUnavailable
+from serving.errors import ConfigError, ServingError, TritonTimeout, TritonUnavailable
 from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import READY, UNLOADING, Entry, Rejection
 from serving.repository.layout import CLIENTS, Survey, folders_in, is_model
@@ -122,15 +122,20 @@ class OnChange(AtStart):
             lambda rejection: rejection.folders == _states(folders, rejection.folders)
         )
         wanted = _wanted(self.settings, folders)
-        for unit in _units(wanted, folders, self.manager.models().entries):
+        rejected = [rejection.folders for rejection in self.manager.models().rejected]
+        units = [
+            unit
+            for unit in _units(wanted, folders, self.manager.models().entries)
+            if _states(folders, unit) not in rejected
+        ]
+        new = set().union(*units) & wanted - self.manager.models().entries.keys()
+        self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
+        for unit in units:
             state = _states(folders, unit)
             changed = max(
                 (self._since[name][1] for name in unit if name in self._since), default=0.0
             )
-            is_rejected = any(
-                rejection.folders == state for rejection in self.manager.models().rejected
-            )
-            if is_rejected or time.monotonic() < changed + SETTLED:
+            if time.monotonic() < changed + SETTLED:
                 continue
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
@@ -218,6 +223,9 @@ class OnChange(AtStart):
                     manager.store.stage(Path(old.folder), name)
                 else:
                     manager.store.remove(name)
+                # it may still end, and would replace what is served: what is staged now is loaded
+                if isinstance(err, TritonTimeout):
+                    manager.kill_server(f"the load of '{name}' does not end")
                 ended = (
                     "tritonserver ended while it loaded the model; correct it, or touch a file "
                     "in it to try again"

@@ -49,10 +49,9 @@ class Table:
                 for name, fields in entries
             }
             rejected = tuple(Rejection(**fields) for fields in document["rejected"])
-            self._read = read = (
-                version,
-                Models(**document | {"entries": loads, "rejected": rejected}),
-            )
+            rows = {"entries": loads, "rejected": rejected}
+            rows["checking"] = tuple(document["checking"])
+            self._read = read = (version, Models(**document | rows))
         return read[1]
 
     def write(self, models: Models) -> None:
