@@ -38,7 +38,7 @@ from serving.front.replies import json_reply
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.model_status.served_model import ServedModel
-from serving.model_status.table import READY
+from serving.model_status.states import READY
 
 PAGE, LARGEST_PAGE = 100, 1000
 MANAGER_MARGIN = 5.0  # seconds: the manager gives up before we do

@@ -15,8 +15,10 @@ from urllib.parse import quote
 
 from serving.errors import ModelFailed, ServingError, by_code
 from serving.host.network import ask
-from serving.model_lifecycle.manager import AtStart, Manager
-from serving.model_status.table import READY, Entry, Models
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.policy import Policy
+from serving.model_status.states import READY
+from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
 # Seconds until an example is tried again: if no worker answered because gunicorn is starting, and
@@ -25,7 +27,7 @@ NO_WORKER, NO_VERDICT = 0.1, 1.0
 
 
 class Examples(threading.Thread):
-    def __init__(self, manager: Manager, policy: AtStart) -> None:
+    def __init__(self, manager: Manager, policy: Policy) -> None:
         super().__init__(name="examples", daemon=True)
         self.manager, self.policy = manager, policy
 
@@ -60,12 +62,11 @@ class Examples(threading.Thread):
     def _settle(self, entry: Entry, server: int) -> float:
         def answered(models: Models) -> Models:
             """Note the answer, unless the model or tritonserver has been replaced."""
-            if models.server != server or not self.manager.is_current(entry):
+            latest = models.latest(entry)
+            if models.server != server or latest is None:
                 return models
-            current = models.entries[entry.name]
-            reason = "" if current.state == READY else current.reason
-            updated = replace(current, answered=True, reason=reason)
-            return replace(models, entries={**models.entries, entry.name: updated})
+            reason = "" if latest.state == READY else latest.reason
+            return models.updated(entry, answered=True, reason=reason)
 
         try:
             self._ask(entry.name)

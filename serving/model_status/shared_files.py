@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from serving.model_status.table import Entry, Models, Rejection
 
@@ -42,11 +43,7 @@ class Table:
         if read[0] != version:
             with self.file.open("rb") as opened:
                 version, document = os.fstat(opened.fileno()).st_mtime_ns, json.load(opened)
-            entries = document["entries"].items()
-            loads = {
-                name: Entry(**fields | {"parts": tuple(fields["parts"])})
-                for name, fields in entries
-            }
+            loads = {name: _entry(fields) for name, fields in document["entries"].items()}
             rejected = tuple(Rejection(**fields) for fields in document["rejected"])
             self._read = read = (
                 version,
@@ -62,6 +59,12 @@ class Table:
         version = time.monotonic_ns()
         os.utime(temporary, ns=(version, version))
         temporary.replace(self.file)
+
+
+def _entry(fields: dict[str, Any]) -> Entry:
+    """Return an entry of the file, in which tuples have become lists."""
+    tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Entry(**fields | tuples)
 
 
 class Leases:

@@ -16,7 +16,8 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.front.monitoring import Monitoring
-from serving.model_status.table import FAILED, LOADING, READY, REFUSED, Entry, Models
+from serving.model_status.states import FAILED, LOADING, READY, REFUSED
+from serving.model_status.table import Entry, Models
 from serving.triton.connection import PROBE_SECONDS
 
 pytestmark = pytest.mark.unit
