@@ -67,14 +67,14 @@ class Handler(BaseHTTPRequestHandler):
         try:
             change(**fields)
         except ServingError as err:
-            self._reply(err.status, err.fields())
+            self._reply(err.status, err.facts())
         except Exception:
             log.exception("%s of %s failed", self.command, fields.get("name"))
-            self._reply(500, ServingError("an internal error; the log has it").fields())
+            self._reply(500, ServingError("an internal error; the log has it").facts())
         else:
             self._reply(200, {})
 
-    def _reply(self, status: int, document: dict[str, str]) -> None:
+    def _reply(self, status: int, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
         with suppress(ConnectionError):
             self.send_response(status)

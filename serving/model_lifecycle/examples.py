@@ -13,7 +13,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import quote
 
-from serving.errors import ModelFailed, ServingError, by_code
+from serving.errors import ModelFailed, ServingError
 from serving.host.network import ask
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
@@ -71,9 +71,7 @@ class Examples(threading.Thread):
         try:
             self._ask(entry.name)
         except ModelFailed as err:
-            self.policy.failed(
-                entry, str(err).removeprefix(str(ModelFailed(entry.triton_name, "")))
-            )
+            self.policy.failed(entry, err.reason)
         except ServingError as err:
             self.manager.update(entry, reason=str(err))
             return NO_VERDICT
@@ -85,12 +83,15 @@ class Examples(threading.Thread):
         return 0.0
 
     def _ask(self, name: str) -> None:
-        """Raise the error that the worker answers; OSError if no worker answers."""
+        """Raise ModelFailed if the model fails, a ServingError if the worker cannot tell, and
+        OSError if no worker answers."""
         settings, path = self.manager.settings, f"/examples/{quote(name, safe='')}/answer"
         headers = {"X-Request-Id": "example"}
         status, body = ask(
             settings.gunicorn_socket, path, settings.request_timeout, "POST", headers, most=None
         )
+        answer = json.loads(body)
         if status != HTTPStatus.OK:
-            answer = json.loads(body)
-            raise by_code(answer["code"], answer["error"])
+            raise ServingError(answer["error"])
+        if answer["reason"]:
+            raise ModelFailed(name, answer["reason"])
