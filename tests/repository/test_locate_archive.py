@@ -10,7 +10,7 @@ import pytest
 
 from serving.errors import ConfigError, InvalidRequest
 from serving.repository import paths
-from serving.repository.archives import locate
+from serving.repository.locate_archive import locate
 
 pytestmark = pytest.mark.unit
 
