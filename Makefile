@@ -17,7 +17,9 @@ run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(or $(SERVE_PAGE),auto) SERVE_RELOAD=$(or $(SERVE_RELOAD),auto) \
 	  exec $(BIN)/python serve
 
-setup: .venv/.serving .venv/triton/stub_wait.so
+# What serves, and what a build loads its model with.
+SERVING := .venv/.serving .venv/triton/stub_wait.so
+setup: $(SERVING)
 
 models: $(MODELS)
 
@@ -100,11 +102,11 @@ $(BIN)/python:
 	@$(DEBIAN)
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving
+.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving | $(SERVING)
 	@echo "installing what tests and exports networks (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile --require-hashes -r requirements/torch.txt
 	@touch $@
 
-$(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | .venv/.serving
+$(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | $(SERVING)
 	@$(BIN)/python -m build_engines build $* --for cpu --force

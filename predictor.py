@@ -15,16 +15,16 @@ from flask import Flask, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.bodies.reading import Body
-from serving.budget import Deadline
-from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services
+from serving.budget import Deadline, allow_time, check_time
+from serving.front.incoming import Incoming, incoming
 from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
 from serving.front.openapi import openapi_routes, page_routes
+from serving.front.parsing import read_invocation, read_request
 from serving.front.replies import error_reply
-from serving.front.services import Services
+from serving.front.services import Services, services
 from serving.front.streams import stream_reply
 from serving.headers import TARGET_MODEL
-from serving.model_status.shared_files import TOTAL
 from serving.request import PATH, Target
 from serving.settings.table import Settings
 
@@ -59,7 +59,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
 
 
 def ping() -> Response:
-    """200 with an empty body when everything works, else 503 with the stage."""
+    """Answer 200 with an empty body when everything works, else 503 with the stage."""
     monitoring = services().monitoring
     if services().settings.ping_mode == "live":
         monitoring.check_live()
@@ -69,14 +69,12 @@ def ping() -> Response:
 
 
 def metrics() -> Response:
-    """Prometheus' text: our metrics, then Triton's."""
-    app = services()
-    text = app.monitoring.scrape(app.metrics.registry, app.admission.leases.requests(TOTAL))
-    return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
+    """Return Prometheus' text: our metrics, then Triton's."""
+    return Response(services().scraped.get(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def invocations() -> Response:
-    """One request to the model that it names.
+    """Answer a request for the model that it names.
 
     The model's parameters are in the body's `parameters`, or in the query string, as `?top_k=3`;
     the body's win."""
@@ -86,18 +84,22 @@ def invocations() -> Response:
 
 
 def invoke(name: str) -> Response:
-    """One request to the model that the path names."""
+    """Answer a request for the model that the path names."""
     return infer(read_invocation, Target(PATH, name))
 
 
 def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> Response:
     """Answer a request for the model that the `route` and the rest of the request agree on. `read`
     makes its body, `stream` is the type of the stream that the route asks for."""
-    source, app, started = incoming(), services(), perf_counter()
+    source = incoming()
+    app = services()
+    started = perf_counter()
     try:
-        source.slot = app.admission.enter(source.content_length or 0)
-        # raises TooLate if the caller has stopped waiting
-        Deadline(source.forwarded + app.gateway.timeout).left()
+        sent = source.content_length or 0
+        seconds = app.gateway.timeout
+        source.slot = app.admission.enter(sent)
+        allow_time(Deadline(source.forwarded + seconds), seconds, sent)
+        check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
         source.check_attributes()
         body = read(source)
         request = read_request(source, stream, body.named, route)
@@ -107,6 +109,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
             source.model = served.name
             job = body.bind(served, request)
             if job.request.stream:  # the body may ask for one, too
+                allow_time(job.request.deadline, seconds, sent)
                 response = stream_reply(source, job)
             else:
                 reply = job.answer(app.gateway)

@@ -3,6 +3,9 @@
  * that is swapped in). Its late answer then becomes that of the next request, and so on: everybody gets the answer of
  * somebody else. With this library, preloaded into tritonserver, the backend waits for as long as the stub lives.
  *
+ * The stub's Python ignores all variables of the environment (PyConfig_InitIsolatedConfig), so it would write bytecode
+ * beside the code of a model, into its author's folder. With this library it obeys PYTHONDONTWRITEBYTECODE.
+ *
  * The backend waits by sem_timedwait on a semaphore in a file of /dev/shm whose name is on the stub's command line
  * (python_backend: message_queue.h, stub_launcher.cc). Like bind.c this needs no header.
  */
@@ -11,13 +14,17 @@ struct time { long seconds, nanoseconds; };
 struct entry { unsigned long inode; long offset; unsigned short length; unsigned char type; char name[256]; };
 struct object { const char *file; void *base; const char *symbol; void *address; };
 
+struct status { int kind; const char *function, *message; int code; };
+
 extern int *__errno_location(void);
 extern int clock_gettime(int clock, struct time *now);
+extern void *dlsym(void *library, const char *name);
 extern int dladdr(const void *address, struct object *found);
 extern int fclose(void *file);
 extern char *fgets(char *line, int size, void *file);
 extern void *fopen(const char *path, const char *mode);
 extern unsigned long fread(void *place, unsigned long size, unsigned long count, void *file);
+extern char *getenv(const char *name);
 extern int getpid(void);
 extern int closedir(void *folder);
 extern void *opendir(const char *path);
@@ -34,6 +41,7 @@ extern unsigned long strlen(const char *text);
 #define CLOCK_REALTIME 0
 #define CLOCK_MONOTONIC 1
 #define ETIMEDOUT 110
+#define NEXT_LIBRARY ((void *)-1)
 #define NAME 256
 
 static int is_python_backend(const void *caller)
@@ -129,4 +137,16 @@ int sem_timedwait(void *semaphore, const struct time *until)
         return 0;
     *__errno_location() = ETIMEDOUT;
     return -1;
+}
+
+struct status Py_InitializeFromConfig(const void *config)
+{
+    struct status (*initialize)(const void *) = dlsym(NEXT_LIBRARY, "Py_InitializeFromConfig");
+    int (*run)(const char *, void *) = dlsym(NEXT_LIBRARY, "PyRun_SimpleStringFlags");
+    const char *set = getenv("PYTHONDONTWRITEBYTECODE");
+    struct status result = initialize(config);
+
+    if (!result.kind && run && set && *set)
+        run("import sys; sys.dont_write_bytecode = True", 0);
+    return result;
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 from build_engines.build import build as build_model
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.text_folder import read_json
+from build_engines.families.text_folder import PROMPTS, read_json
 from build_engines.model_folder import (
     ModelSpec,
     check,
@@ -29,7 +29,7 @@ from build_engines.model_folder import (
 )
 from build_engines.request import Request
 from build_engines.weights import onnx_files, sources
-from clients._text.embedding import POOLED, PROMPTS
+from clients._text.embedding import POOLED
 from clients._text.tokenizer import TextTokenizer
 from clients.base import ACTIVATIONS, TensorSpec
 from serving.named_value import NamedValue

@@ -10,8 +10,11 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.base import check_time
+
 Floats = NDArray[np.floating[Any]]
 GREY = 114  # the colour of YOLOv5's padding
+PORTION = 1_024  # boxes that are compared together: `nms` often needs no more of them
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Letterbox:
         sides. If the padding is odd, the right and the bottom side get the larger half (YOLOv5
         subtracts 0.1 before rounding)."""
         scale = min(target_width / width, target_height / height)
-        new_width, new_height = max(round(width * scale), 1), max(round(height * scale), 1)
+        new_width = max(round(width * scale), 1)
+        new_height = max(round(height * scale), 1)
         left = round((target_width - new_width) / 2 - 0.1)
         top = round((target_height - new_height) / 2 - 0.1)
         return cls(width, height, new_width, new_height, left, top, target_width, target_height)
@@ -47,9 +51,9 @@ class Letterbox:
                 pixels, (self.new_width, self.new_height), interpolation=cv2.INTER_LINEAR
             )
         canvas = np.full((self.target_height, self.target_width, 3), GREY, np.uint8)
-        canvas[self.top : self.top + self.new_height, self.left : self.left + self.new_width] = (
-            pixels
-        )
+        bottom = self.top + self.new_height
+        right = self.left + self.new_width
+        canvas[self.top : bottom, self.left : right] = pixels
         return canvas
 
     def to_image(self, boxes: Floats) -> Floats:
@@ -59,10 +63,13 @@ class Letterbox:
     def points_to_image(self, points: Floats) -> Floats:
         """Map points [n,2] of the target to points of the image, clipped to it."""
         mapped = (points - self._shift()) / self._scale()
-        return np.clip(mapped, 0, np.array([self.width, self.height], mapped.dtype))
+        size = np.array([self.width, self.height], mapped.dtype)
+        return np.clip(mapped, 0, size)
 
     def _scale(self) -> NDArray[np.float32]:
-        return np.array([self.new_width / self.width, self.new_height / self.height], np.float32)
+        x = self.new_width / self.width
+        y = self.new_height / self.height
+        return np.array([x, y], np.float32)
 
     def _shift(self) -> NDArray[np.float32]:
         return np.array([self.left, self.top], np.float32)
@@ -78,24 +85,39 @@ def nms(
     scores, the first is better. A box without an area drops no other and is never dropped. (ONNX's
     NonMaxSuppression does the same.)
     """
-    areas: Floats = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)
+    sides = boxes[:, 2:] - boxes[:, :2]
+    areas: Floats = sides.clip(0).prod(1)
     order = np.argsort(-scores, kind="stable")
-    kept: list[int] = []
-    while len(order) and len(kept) < limit:
-        best, order = order[0], order[1:]
-        kept.append(int(best))
-        similar = classes[order] == classes[best]
-        similar[similar] = _overlap(boxes, areas, best, order[similar]) > iou
-        order = order[~similar]
+    kept: list[np.intp] = []
+
+    def without_similar(others: NDArray[np.intp], best: np.intp) -> NDArray[np.intp]:
+        similar = classes[others] == classes[best]
+        similar[similar] = _overlap(boxes, areas, best, others[similar]) > iou
+        rest: NDArray[np.intp] = others[~similar]
+        return rest
+
+    for first in range(0, len(order), PORTION):
+        check_time()
+        others = order[first : first + PORTION]
+        for best in kept:
+            others = without_similar(others, best)
+        while len(others) and len(kept) < limit:
+            kept.append(others[0])
+            others = without_similar(others[1:], others[0])
+        if len(kept) == limit:
+            break
     return np.array(kept, np.intp)
 
 
 def _overlap(boxes: Floats, areas: Floats, index: np.intp, others: NDArray[np.intp]) -> Floats:
     """Return the IoU of one box with others; 0 when either has no area."""
-    low = np.maximum(boxes[index, :2], boxes[others, :2])
-    high = np.minimum(boxes[index, 2:], boxes[others, 2:])
+    box = boxes[index]
+    rest = boxes[others]
+    low = np.maximum(box[:2], rest[:, :2])
+    high = np.minimum(box[2:], rest[:, 2:])
     common = (high - low).clip(0).prod(1)
     union = areas[index] + areas[others] - common
-    valid = (common > 0) & (areas[index] > 0) & (areas[others] > 0) & (union > 0)
+    have_areas = (areas[index] > 0) & (areas[others] > 0)
+    valid = (common > 0) & have_areas & (union > 0)
     iou: Floats = np.divide(common, union, out=np.zeros_like(common), where=valid)
     return iou

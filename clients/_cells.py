@@ -16,12 +16,18 @@ Array = NDArray[Any]
 Row = Sequence[Any]
 FLOATS: dict[str, Any] = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 INTEGERS: dict[str, Any] = {
-    f"{sign.upper()}INT{bits}": getattr(np, f"{sign}int{bits}")
-    for sign in ("", "u")
-    for bits in (8, 16, 32, 64)
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
 }
 DTYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "BOOL": np.bool_, "BYTES": np.object_}
 WORDS = {"true": True, "1": True, "false": False, "0": False}
+LONGEST_WORD = 10  # characters of a cell that are compared with WORDS
 
 
 def array_of(
@@ -36,7 +42,8 @@ def array_of(
     if whole is not None:
         return whole
     parsers = [_parser(datatype, takes_empty) for takes_empty in missing]
-    array = np.empty((len(rows), len(rows[0])), DTYPES[datatype])
+    shape = (len(rows), len(rows[0]))
+    array = np.empty(shape, DTYPES[datatype])
     for number, row in enumerate(rows):
         for index, cell in enumerate(row):
             try:
@@ -57,21 +64,22 @@ def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array |
         return None
     if array.ndim != 2:
         return None
-    in_order = np.isfinite(array) | (np.isnan(array) & np.array(missing, bool))
+    is_missing = np.isnan(array) & np.array(missing, bool)
+    in_order = np.isfinite(array) | is_missing
     return array if in_order.all() else None
 
 
 def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] | None]:
     """Return for each column the cells that `array_of` makes of its known categories, None if it
     may have other cells too. The build writes the file if an encoder refuses other cells."""
-    columns = orjson.loads(file.read_bytes()) if file.exists() else [None] * len(datatypes)
+    columns: list[Any] = [None] * len(datatypes)
+    if file.exists():
+        columns = orjson.loads(file.read_bytes())
 
     def cells(values: Sequence[Any], datatype: str) -> Collection[Any]:
-        return frozenset(
-            array_of([[value] for value in values], datatype, [True], lambda _: file.name)[
-                :, 0
-            ].tolist()
-        )
+        rows = [[value] for value in values]
+        array = array_of(rows, datatype, [True], lambda _: file.name)
+        return frozenset(array[:, 0].tolist())
 
     pairs = zip(columns, datatypes, strict=True)
     return [None if values is None else cells(values, datatype) for values, datatype in pairs]
@@ -87,7 +95,9 @@ def check_known(
             continue
         for number, cell in enumerate(array[:, index].tolist()):
             if cell == cell and cell not in values:
-                text = describe(cell.decode() if isinstance(cell, bytes) else cell)
+                if isinstance(cell, bytes):
+                    cell = cell.decode()
+                text = describe(cell)
                 reason = (
                     f"{text} is not a category that the model was trained with, and its "
                     "encoder refuses others"
@@ -132,9 +142,12 @@ def _number(cell: Any) -> float:
     and False."""
     if is_empty(cell):
         return math.nan
-    if isinstance(cell, str) and (word := cell[:10].strip().lower()) in ("true", "false"):
-        return float(WORDS[word])
-    if isinstance(cell, bool | int | float) or (isinstance(cell, str) and is_number(cell)):
+    is_text = isinstance(cell, str)
+    if is_text:
+        word = cell[:LONGEST_WORD].strip().lower()
+        if word in ("true", "false"):
+            return float(WORDS[word])
+    if isinstance(cell, bool | int | float) or (is_text and is_number(cell)):
         try:
             return float(cell)
         except OverflowError:
@@ -154,14 +167,18 @@ def _integer(cell: Any, datatype: str) -> int:
     except ValueError:
         value = _number(cell)
     limits = np.iinfo(INTEGERS[datatype])
-    if not isinstance(value, int | float) or value % 1 or not limits.min <= value <= limits.max:
+    is_whole = isinstance(value, int | float) and not value % 1
+    if not is_whole or not limits.min <= value <= limits.max:
         raise ValueError(f"expected a whole number of {datatype}, got {describe(cell)}")
     return int(value)
 
 
 def _boolean(cell: Any) -> bool:
-    is_word = isinstance(cell, bool | int | float | str)
-    if not is_word or (value := WORDS.get(str(cell)[:10].strip().lower())) is None:
+    value = None
+    if isinstance(cell, bool | int | float | str):
+        word = str(cell)[:LONGEST_WORD].strip().lower()
+        value = WORDS.get(word)
+    if value is None:
         raise ValueError(f"expected true or false, got {describe(cell)}")
     return value
 

@@ -44,26 +44,32 @@ def _draw_frame(
 ) -> None:
     x0, y0, x1, y1 = detection["box"].values()
     # a network may swap corners
-    x, y, *_ = corners = (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
+    left, right_edge = sorted((x0, x1))
+    top, bottom = sorted((y0, y1))
     colour = class_colour(detection["class_id"])
     font = ImageFont.load_default(max(stroke * 6, 11))
-    drawing.rectangle(corners, outline=colour, width=stroke)
+    drawing.rectangle((left, top, right_edge, bottom), outline=colour, width=stroke)
     text = f"{detection['label']} {detection['score']:.2f}"
     _, _, width, height = drawing.textbbox((0, 0), text, font)
-    width, height = width + 4, height + 4
-    x, y = max(min(x, right - width), 0), y - height if y >= height else y
+    width += 4
+    height += 4
+    x = max(min(left, right - width), 0)
+    y = top - height if top >= height else top
     drawing.rectangle((x, y, x + width, y + height), fill=colour)
-    drawing.text((x + 2, y + 1), text, _ink(colour), font)
+    corner = (x + 2, y + 1)
+    drawing.text(corner, text, _ink(colour), font)
 
 
 def class_colour(class_id: int) -> Colour:
     """Return a strong colour that differs between neighbouring classes: their hues are a golden
     angle apart."""
-    red, green, blue = colorsys.hsv_to_rgb(class_id * 0.618034 % 1, 0.85, 0.9)
-    return round(255 * red), round(255 * green), round(255 * blue)
+    hue = class_id * 0.618034 % 1
+    red, green, blue = (round(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.85, 0.9))
+    return red, green, blue
 
 
 def _ink(ground: Colour) -> Colour:
     """Return black or white, whichever is easier to read (luma of ITU-R BT.601)."""
-    luma = 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2]
+    red, green, blue = ground
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
     return (0, 0, 0) if luma > 128 else (255, 255, 255)

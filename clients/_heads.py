@@ -63,7 +63,10 @@ class Candidates:
     def take(self, which: Any) -> "Candidates":
         """Return the candidates that an index, a slice or a mask selects."""
         return Candidates(
-            self.boxes[which], self.scores[which], self.classes[which], self.extras[which]
+            boxes=self.boxes[which],
+            scores=self.scores[which],
+            classes=self.classes[which],
+            extras=self.extras[which],
         )
 
 
@@ -77,10 +80,15 @@ def head_of(
     """Return the head of a network whose first output has this `shape`, without Triton's batch
     dimension, and whose other outputs have the shapes `others`. `layout` and `keypoints` are the
     settings, `labels` is the number of labels, 0 if they are unknown. Raise InvalidRequest."""
-    shape, others = without_batch(shape, 2), [without_batch(other, 3) for other in others]
+    shape = without_batch(shape, 2)
+    others = [without_batch(other, 3) for other in others]
     table = tuple(shape)
-    masks = next((MASKS if other[0] == -1 else other[0] for other in others if len(other) == 3), 0)
-    if len(table) == 2 and 4 in (table[1], *(other[-1] for other in others if len(other) == 2)):
+    maps = [other[0] for other in others if len(other) == 3]
+    masks = maps[0] if maps else 0
+    if masks == -1:
+        masks = MASKS
+    widths = [other[-1] for other in others if len(other) == 2]
+    if len(table) == 2 and 4 in (table[1], *widths):
         raise refused(
             shape,
             "has its boxes and its scores in two outputs, as DETR or an export with NMS",
@@ -93,7 +101,11 @@ def head_of(
             DETECTION,
         )
     head = _head(table, layout, masks, keypoints, labels)
-    if layout == AUTO and head.layout != FINAL and _is_strange(table, head.classes == labels):
+    is_guessed = layout == AUTO and head.layout != FINAL
+    if is_guessed and _is_strange(table, head.classes == labels):
+        if table[1] == BOX[FINAL] + 1:
+            flaw = "has a seventh value after NMS: the angle of an oriented box (obb)"
+            raise refused(shape, f"{flaw}, or the number of the image", DETECTION)
         remedy = (
             f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: "
             "--set layout=yolov5"
@@ -110,25 +122,24 @@ def head_of(
 
 def without_batch(shape: Shape, rank: int) -> Shape:
     """Drop a batch dimension of the model's own, which is 1 or variable."""
-    return tuple(shape)[1:] if len(shape) == rank + 1 and shape[0] in (1, -1) else tuple(shape)
+    has_batch = len(shape) == rank + 1 and shape[0] in (1, -1)
+    return tuple(shape)[int(has_batch) :]
 
 
 def _head(table: Shape, layout: str, masks: int, keypoints: tuple[int, int], labels: int) -> Head:
     more = masks + keypoints[0] * keypoints[1]
     if layout == AUTO:
         few = 0 < table[0] <= MOST_FINAL or (table[0] == -1 and labels > 1)
-        layout = (
-            FINAL
-            if few and table[1] == BOX[FINAL] + more
-            else COLUMNS
-            if 0 < table[0] < table[1]
-            else ROWS
-        )
+        by_labels = {table[0] - BOX[COLUMNS] - more: COLUMNS, table[1] - BOX[ROWS] - more: ROWS}
+        layout = COLUMNS if 0 < table[0] < table[1] else ROWS
+        if labels and len(by_labels) == 2:  # else both fit the same number of labels
+            layout = by_labels.get(labels, layout)
+        if few and table[1] == BOX[FINAL] + more:
+            layout = FINAL
     values = table[0] if layout == COLUMNS else table[1]
     if layout != FINAL:
-        return Head(
-            layout, -1 if values == -1 else max(values - BOX[layout] - more, 0), masks, keypoints
-        )
+        classes = -1 if values == -1 else max(values - BOX[layout] - more, 0)
+        return Head(layout, classes, masks, keypoints)
     if values not in (-1, BOX[FINAL] + more):
         raise refused(
             table, f"has {values} columns, and an end-to-end head has {BOX[FINAL] + more}", POSE
@@ -168,7 +179,8 @@ def _surplus(head: Head, labels: int) -> str:
         )
     if head.layout == COLUMNS and more == 1:
         return f"has one value beside {labels} classes: the angle of an oriented box (obb)"
-    if head.layout == COLUMNS and more > 1 and any(more % values == 0 for values in (2, 3)):
+    has_points = more > 1 and (more % 2 == 0 or more % 3 == 0)
+    if head.layout == COLUMNS and has_points:
         return (
             f"has scores of {head.classes} classes for {labels} labels, or {more} values of "
             f"keypoints; {POSE}"
@@ -186,20 +198,33 @@ def candidates(table: NDArray[Any], head: Head, confidence: float) -> Candidates
     """Return the boxes of a table with a score above `confidence`, each with its best class. Scores
     are compared in FP32, because NumPy would round `confidence` to an FP16 table's datatype."""
     if head.layout == FINAL:
-        rows = table[table[:, 4].astype(np.float32) > confidence].astype(np.float32)
-        return Candidates(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.intp), rows[:, 6:])
+        rows = _above(table, table[:, 4], confidence)
+        return Candidates(
+            boxes=rows[:, :4],
+            scores=rows[:, 4],
+            classes=rows[:, 5].astype(np.intp),
+            extras=rows[:, 6:],
+        )
     more = head.masks + head.keypoints[0] * head.keypoints[1]
     if head.layout == ROWS:
         # no score exceeds objectness
-        rows = table[table[:, 4].astype(np.float32) > confidence].astype(np.float32)
+        rows = _above(table, table[:, 4], confidence)
         end = rows.shape[1] - more
-        merits = rows[:, 5:end] * rows[:, 4:5]
+        objectness = rows[:, 4:5]
+        merits = rows[:, 5:end] * objectness
     else:
         end = table.shape[0] - more
-        rows = table[:, table[4:end].max(0).astype(np.float32) > confidence].T.astype(np.float32)
+        rows = _above(table.T, table[4:end].max(0), confidence)
         merits = rows[:, 4:end]
     classes = merits.argmax(1)
     scores = merits[np.arange(len(merits)), classes]
     half = rows[:, 2:4] / 2
-    boxes = np.concatenate((rows[:, :2] - half, rows[:, :2] + half), 1)
-    return Candidates(boxes, scores, classes, rows[:, end:]).take(scores > confidence)
+    centres = rows[:, :2]
+    boxes = np.concatenate((centres - half, centres + half), 1)
+    every = Candidates(boxes, scores, classes, rows[:, end:])
+    return every.take(scores > confidence)
+
+
+def _above(rows: NDArray[Any], merits: NDArray[Any], confidence: float) -> NDArray[np.float32]:
+    """Return the rows whose merit is above `confidence`, in FP32."""
+    return rows[merits.astype(np.float32) > confidence].astype(np.float32)

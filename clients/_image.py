@@ -34,11 +34,14 @@ class ImageClient(ModelClient):
     def __init__(self, model: Model) -> None:
         """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
         super().__init__(model)
-        options, self.example, self.input = self.options, EXAMPLE, model.inputs[0]
+        options = self.options
+        self.example = EXAMPLE
+        self.input = model.inputs[0]
         self.frame = frame_of(self.input, options, model.max_batch_size)
         self.method = INTERPOLATIONS[options["interpolation"]]
         exact = options["exact"] != INEXACT
-        self.side = 0 if exact or self.answers_in_pixels else int(AMPLE * max(self.frame.resized))
+        if not (exact or self.answers_in_pixels):
+            self.side = int(AMPLE * max(self.frame.resized))
         self.resizes_first = exact or options["interpolation"] in STEPS
         cuts = {"shortest": self._shortest, "stretch": self._stretch}
         self.resize = cuts.get(options["resize"]) or whole(self.frame, options)
@@ -47,20 +50,22 @@ class ImageClient(ModelClient):
         """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for
         keep_ratio."""
         pixels = [self.fit(image) for image in instances]
-        return {
-            self.input.name: self.normalize(
-                np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
-            )
-        }
+        # a view of one image takes no copy
+        stacked = np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
+        return {self.input.name: self.normalize(stacked)}
 
     def fit(self, image: Image.Image) -> Pixels:
         """Return an RGB image as pixels [height, width, channels] in the network's size and channel
         order."""
         grey = self.frame.channels == 1
-        pixels: Pixels = np.asarray(self.resize(image.convert("L") if grey else image))
+        if grey:
+            image = image.convert("L")
+        pixels: Pixels = np.asarray(self.resize(image))
         if grey:
             return pixels[..., None]
-        return pixels[..., ::-1] if self.options["channel_order"] == "bgr" else pixels
+        if self.options["channel_order"] == "bgr":
+            return pixels[..., ::-1]
+        return pixels
 
     def normalize(self, pixels: Pixels) -> NDArray[Any]:
         """Return pixels [n, height, width, channels] in the input's datatype and layout, [n, *its
@@ -89,8 +94,10 @@ class ImageClient(ModelClient):
             and max(covering[0] / least_width, covering[1] / least_height) <= RIBBON
         ):
             return image.resize(covering, self.method).crop(box)
-        x, y = width / covering[0], height / covering[1]
-        source = (box[0] * x, box[1] * y, min(box[2] * x, width), min(box[3] * y, height))
+        x = width / covering[0]
+        y = height / covering[1]
+        left, top, right, bottom = box
+        source = (left * x, top * y, min(right * x, width), min(bottom * y, height))
         return image.resize(self.frame.size[::-1], self.method, box=source)
 
     def _stretch(self, image: Image.Image) -> Image.Image:
@@ -102,7 +109,8 @@ class ImageClient(ModelClient):
         rounds it down."""
         height, width = self.frame.size
         half = round if self.options["exact"] == TORCHVISION else math.floor
-        left, top = half((sides[0] - width) / 2), half((sides[1] - height) / 2)
+        left = half((sides[0] - width) / 2)
+        top = half((sides[1] - height) / 2)
         return (left, top, left + width, top + height)
 
     def finite(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
@@ -116,4 +124,6 @@ class ImageClient(ModelClient):
         """Return the same with one row for each image, also if the network has a batch dimension of
         its own."""
         values = self.finite(outputs, name)
-        return values[:, 0] if self.frame.own_batch and values.shape[1:2] == (1,) else values
+        if self.frame.own_batch and values.shape[1:2] == (1,):
+            return values[:, 0]
+        return values

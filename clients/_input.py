@@ -80,6 +80,7 @@ WHOLE = tuple(
 EXAMPLE = decode_base64(  # a grey gradient, 8×8
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 )
+Size = tuple[int, int]  # height and width
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +94,11 @@ class Frame:
     · `gain` + `offset` is (pixel · scale - mean) / std.
     """
 
-    size: tuple[int, int]
+    size: Size
     channels: int
     channels_last: bool
     own_batch: bool
-    resized: tuple[int, int]
+    resized: Size
     gain: NDArray[np.float32]
     offset: NDArray[np.float32]
     dtype: Any
@@ -112,7 +113,8 @@ def keeps_ratio(settings: Mapping[str, Any]) -> bool:
 def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) -> Frame:
     """Return the frame that the input and the settings give. Raise InvalidRequest if they do not
     fit together."""
-    shape = spec.shape[1:] if len(spec.shape) == 4 else spec.shape
+    own_batch = len(spec.shape) == 4
+    shape = spec.shape[1:] if own_batch else spec.shape
     if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
         raise InvalidRequest(
             f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; an image "
@@ -120,10 +122,14 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) 
             "width] or [height, width, channels]"
         )
     channels_last = _channels_last(spec, shape, options["layout"])
-    channels, height, width = (shape[2], *shape[:2]) if channels_last else shape
+    channels, height, width = shape
+    if channels_last:
+        height, width, channels = shape
     if channels not in (-1, 1, 3):
         raise InvalidRequest(f"input '{spec.name}' has {channels} channels; 1 and 3 are supported")
-    size, channels = _size(spec, (height, width), options), 3 if channels == -1 else channels
+    if channels == -1:
+        channels = 3
+    size = _size(spec, (height, width), options)
     resized = _resized(size, options)
     if keeps_ratio(options) and max_batch_size > 1:
         raise InvalidRequest(
@@ -132,14 +138,15 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) 
         )
     gain, offset = _normalization(spec, channels, channels_last, options)
     dtype = FLOAT_TYPES.get(spec.datatype, np.uint8)
-    return Frame(size, channels, channels_last, len(spec.shape) == 4, resized, gain, offset, dtype)
+    return Frame(size, channels, channels_last, own_batch, resized, gain, offset, dtype)
 
 
 def check_whole(options: Mapping[str, Any], frame: Frame) -> None:
     """Raise InvalidRequest if the network does not get the whole image and nothing else. The rules
     of transformers may cut it, because its pipelines also stretch the answer for the centre over
     the whole image."""
-    whole = keeps_ratio(options) or (options["resize"] == "stretch" and frame.resized == frame.size)
+    stretches = options["resize"] == "stretch" and frame.resized == frame.size
+    whole = keeps_ratio(options) or stretches
     if not whole and (options["exact"] != TRANSFORMERS or options["resize"] == "pad"):
         raise InvalidRequest(
             f"parameter 'resize' ({options['resize']}) or 'resize_to' cuts or pads the "
@@ -151,15 +158,16 @@ def check_whole(options: Mapping[str, Any], frame: Frame) -> None:
 def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
     if layout != "auto":
         return layout == "nhwc"
-    if shape[0] in (1, 3) or shape[2] in (1, 3):
-        return shape[0] not in (1, 3)
+    is_first = shape[0] in (1, 3)
+    if is_first or shape[2] in (1, 3):
+        return not is_first
     raise InvalidRequest(
         f"input '{spec.name}' {list(spec.shape)} has no dimension of 1 or 3 for the channels; "
         f"set the parameter 'layout' to nchw or nhwc"
     )
 
 
-def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
+def _size(spec: TensorSpec, shape: Size, options: Mapping[str, Any]) -> Size:
     """Return (height, width) from the setting, checked against the shape, or from the shape
     alone."""
     setting = options["size"]
@@ -178,19 +186,21 @@ def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) 
             "'size' (--set size=224, or height and width: --set size=48,192), or 'resize' "
             f"to {KEEP_RATIO}"
         )
-    if len(setting) > 2 or any(not side.is_integer() for side in setting):
+    is_whole = all(side.is_integer() for side in setting)
+    if len(setting) > 2 or not is_whole:
         raise InvalidRequest(
             f"parameter 'size': {setting} must be one or two whole numbers (height, width)"
         )
     size = (int(setting[0]), int(setting[-1]))
-    if any(side not in (-1, wanted) for side, wanted in zip(shape, size, strict=True)):
+    height, width = shape
+    if height not in (-1, size[0]) or width not in (-1, size[1]):
         raise InvalidRequest(
             f"parameter 'size' is {size}, but input '{spec.name}' has the shape {list(spec.shape)}"
         )
     return size
 
 
-def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
+def _resized(size: Size, options: Mapping[str, Any]) -> Size:
     sizes = options["resize_to"]
     if keeps_ratio(options):
         if len(sizes) != 2:
@@ -201,9 +211,11 @@ def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, in
         return (int(sizes[0]), int(sizes[1]))
     if not sizes:
         share = options["crop_pct"] if options["resize"] == "shortest" else 1
-        return (int(size[0] / share), int(size[1] / share))
+        height, width = size
+        return (int(height / share), int(width / share))
     sides = (int(sizes[0]), int(sizes[-1]))
-    if len(sizes) > 2 or sides[0] < size[0] or sides[1] < size[1] or options["resize"] == "pad":
+    covers = sides[0] >= size[0] and sides[1] >= size[1]
+    if len(sizes) > 2 or not covers or options["resize"] == "pad":
         raise InvalidRequest(
             f"parameter 'resize_to': {sizes} must be one or two numbers, at least the size "
             f"{size} that is cut out of it"
@@ -214,14 +226,18 @@ def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, in
 def _normalization(
     spec: TensorSpec, channels: int, channels_last: bool, options: Mapping[str, Any]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    plural = "s" if channels > 1 else ""
     for name in ("mean", "std"):
-        if spec.datatype != "UINT8" and len(options[name]) not in (1, channels):
+        count = len(options[name])
+        if spec.datatype != "UINT8" and count not in (1, channels):
             raise InvalidRequest(
-                f"parameter '{name}' has {len(options[name])} values, input '{spec.name}' "
-                f"has {channels} channel{'s' if channels > 1 else ''}: give one value, or "
+                f"parameter '{name}' has {count} values, input '{spec.name}' "
+                f"has {channels} channel{plural}: give one value, or "
                 "one per channel"
             )
-    mean, std = (np.asarray(options[name], np.float64) for name in ("mean", "std"))
+    mean = np.asarray(options["mean"], np.float64)
+    std = np.asarray(options["std"], np.float64)
     shape = (1, 1, -1) if channels_last else (-1, 1, 1)
-    gain, offset = options["scale"] / std, -mean / std
-    return gain.astype(np.float32).reshape(shape), offset.astype(np.float32).reshape(shape)
+    gain = (options["scale"] / std).astype(np.float32)
+    offset = (-mean / std).astype(np.float32)
+    return gain.reshape(shape), offset.reshape(shape)

@@ -1,5 +1,6 @@
 """Read the labels of a model's classes, and find the output that has a score for each of them."""
 
+import re
 from collections.abc import Sequence
 
 from clients.base import Model, Parameter, TensorSpec
@@ -57,8 +58,8 @@ def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: i
     if not labels or classes in (-1, len(labels)):
         return ""
     return (
-        f"model '{model.name}' has {len(labels)} labels, its output '{output}' has {classes} "
-        "classes"
+        f"model '{model.name}' has {len(labels)} labels, "
+        f"its output '{output}' has {classes} classes"
     )
 
 
@@ -69,20 +70,19 @@ def scores_output(model: Model, labels: int) -> TensorSpec:
     """
     counts = {}  # of the outputs that are a list for each instance
     for spec in model.outputs:
-        shape = spec.shape[int(model.max_batch_size == 0 and len(spec.shape) > 1) :]
+        own_batch = model.max_batch_size == 0 and len(spec.shape) > 1
+        shape = spec.shape[int(own_batch) :]
         if sum(size != 1 for size in shape) <= 1:
             counts[spec] = max(shape, key=abs, default=1)
     first = model.outputs[0]
     fitting = [spec for spec, count in counts.items() if count == labels]
-    named = [
-        spec for spec in counts if any(word in spec.name.lower() for word in ("logit", "prob"))
-    ]
+    named = [spec for spec in counts if re.search("logit|prob", spec.name.lower())]
     if len(model.outputs) == 1 or first not in counts or fitting or named:
         return [*fitting, *named, first][0]
     if set(counts.values()) != {counts[first]}:
+        names = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in counts)
         raise InvalidRequest(
-            f"model '{model.name}' has the outputs "
-            f"{', '.join(f'{spec.name} {list(spec.shape)}' for spec in counts)}, and "
+            f"model '{model.name}' has the outputs {names}, and "
             "nothing says which has the scores: give it labels (--labels FILE), one for each class"
         )
     return first

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients._boxes import Letterbox
+from clients.base import in_time
 
 Polygons = list[list[float]]
 MOST_PIXELS = 2**21  # of a mask or a map of classes that is as large as the image
@@ -30,7 +31,7 @@ def outlines(
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     return [
         _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
-        for box, row in zip(boxes.tolist(), coefficients, strict=True)
+        for box, row in in_time(zip(boxes.tolist(), coefficients, strict=True), each=1)
     ]
 
 
@@ -46,14 +47,16 @@ def runs(
     size = map_size(fit.width, fit.height)
     return [
         _runs(box, (row @ flat).reshape(prototypes.shape[1:]), fit, size)
-        for box, row in zip(boxes, coefficients, strict=True)
+        for box, row in in_time(zip(boxes, coefficients, strict=True), each=1)
     ]
 
 
 def map_size(width: int, height: int) -> tuple[int, int]:
     """Return the width and height of a mask or map for an image of `width` × `height`."""
     factor = min(1.0, (MOST_PIXELS / (width * height)) ** 0.5)
-    return max(1, int(width * factor)), max(1, int(height * factor))
+    map_width = max(1, int(width * factor))
+    map_height = max(1, int(height * factor))
+    return map_width, map_height
 
 
 def _runs(
@@ -70,18 +73,27 @@ def _runs(
         np.ceil(corners[1]).clip(0, size).astype(int),
     )
     described = {"size": [size[1], size[0]]}
+    pixels = size[0] * size[1]
     if (low >= high).any():
-        return described | {"counts": compressed(np.array([size[0] * size[1]]))}
-    ratio = np.array(levels.shape[::-1]) / (fit.target_width, fit.target_height)
+        return described | {"counts": compressed(np.array([pixels]))}
+    ratio = _ratio(levels, fit)
     first = ((low + 0.5) * scale + shift) * ratio - 0.5
-    inside = _sampled(levels, first, scale * ratio, (high - low).tolist()) > 0
-    column = np.zeros((high[0] - low[0], size[1]), bool)
-    column[:, low[1] : high[1]] = inside.T
-    edges = (
-        np.flatnonzero(np.diff(column.reshape(-1), prepend=False, append=False)) + low[0] * size[1]
-    )
-    counts = np.diff(edges, prepend=0, append=size[0] * size[1])
-    return described | {"counts": compressed(counts if counts[-1] else counts[:-1])}
+    sides = high - low
+    inside = _sampled(levels, first, scale * ratio, sides.tolist()) > 0
+    columns = np.zeros((sides[0], size[1]), bool)
+    columns[:, low[1] : high[1]] = inside.T
+    changes = np.diff(columns.reshape(-1), prepend=False, append=False)
+    edges = np.flatnonzero(changes) + low[0] * size[1]
+    counts = np.diff(edges, prepend=0, append=pixels)
+    if not counts[-1]:
+        counts = counts[:-1]
+    return described | {"counts": compressed(counts)}
+
+
+def _ratio(levels: NDArray[np.float32], fit: Letterbox) -> NDArray[Any]:
+    """Return the map's width and height as shares of the network's input."""
+    height, width = levels.shape
+    return np.array([width / fit.target_width, height / fit.target_height])
 
 
 def compressed(counts: NDArray[np.int64]) -> str:
@@ -102,20 +114,27 @@ def compressed(counts: NDArray[np.int64]) -> str:
 
 
 def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) -> Polygons:
-    left, top = max(math.floor(box[0]), 0), max(math.floor(box[1]), 0)
-    right, bottom = (
-        min(math.ceil(box[2]), fit.target_width),
-        min(math.ceil(box[3]), fit.target_height),
-    )
+    left = max(math.floor(box[0]), 0)
+    top = max(math.floor(box[1]), 0)
+    right = min(math.ceil(box[2]), fit.target_width)
+    bottom = min(math.ceil(box[3]), fit.target_height)
     if left >= right or top >= bottom:
         return []
     inside = _enlarged(levels, (left, top, right, bottom), fit) > 0
     edges, _ = cv2.findContours(
         inside.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top)
     )
-    areas = sorted((edge for edge in edges if len(edge) > 2), key=cv2.contourArea, reverse=True)
-    centres = [fit.points_to_image(edge.reshape(-1, 2).astype(np.float32) + 0.5) for edge in areas]
-    return [edge.astype(np.float64).round(2).reshape(-1).tolist() for edge in centres]
+    areas = [edge for edge in edges if len(edge) > 2]
+    areas.sort(key=cv2.contourArea, reverse=True)
+    return [_in_image(edge, fit) for edge in areas]
+
+
+def _in_image(edge: NDArray[Any], fit: Letterbox) -> list[float]:
+    """Return x and y in the image of each of the edge's pixels, at the pixel's centre."""
+    centres = edge.reshape(-1, 2).astype(np.float32) + 0.5
+    points = fit.points_to_image(centres).astype(np.float64).round(2)
+    numbers: list[float] = points.reshape(-1).tolist()
+    return numbers
 
 
 def _enlarged(
@@ -123,7 +142,7 @@ def _enlarged(
 ) -> NDArray[Any]:
     """Enlarge a part of the map bilinearly to the network's input."""
     left, top, right, bottom = part
-    step = np.array(levels.shape[::-1]) / (fit.target_width, fit.target_height)
+    step = _ratio(levels, fit)
     first = (np.array([left, top]) + 0.5) * step - 0.5
     return _sampled(levels, first, step, [right - left, bottom - top])
 
@@ -136,7 +155,7 @@ def _sampled(
 ) -> NDArray[Any]:
     """Return `size` (width, height) values, bilinearly from the point `first` (x, y) on, `step`
     apart."""
-    grid = np.array([[step[0], 0, first[0]], [0, step[1], first[1]]])
+    grid = np.column_stack((np.diag(step), first))
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     values: NDArray[Any] = cv2.warpAffine(
         levels, grid, size, flags=flags, borderMode=cv2.BORDER_REPLICATE

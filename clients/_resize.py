@@ -31,12 +31,14 @@ def pad(
     image: Image.Image, size: tuple[int, int], level: int, method: Image.Resampling
 ) -> Image.Image:
     """Put the image, as large as fits, in the middle of a background of this grey `level`."""
-    factor = min(size[0] / image.height, size[1] / image.width)
-    height, width = (max(1, round(side * factor)) for side in (image.height, image.width))
-    sheet = Image.new(image.mode, size[::-1], level if image.mode == "L" else (level,) * 3)
-    sheet.paste(
-        image.resize((width, height), method), ((size[1] - width) // 2, (size[0] - height) // 2)
-    )
+    target_height, target_width = size
+    factor = min(target_height / image.height, target_width / image.width)
+    height = max(1, round(image.height * factor))
+    width = max(1, round(image.width * factor))
+    colour = level if image.mode == "L" else (level, level, level)
+    sheet = Image.new(image.mode, (target_width, target_height), colour)
+    corner = ((target_width - width) // 2, (target_height - height) // 2)
+    sheet.paste(image.resize((width, height), method), corner)
     return sheet
 
 
@@ -58,7 +60,8 @@ def keep_ratio(
 def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> tuple[int, int]:
     """Return the size that transformers gives such an image: get_size_with_aspect_ratio, for YOLOS
     …_yolos."""
-    least, share = min(height, width), float(shorter)
+    least = min(height, width)
+    share = float(shorter)
     if max(height, width) / least * shorter > longer:
         share = longer * float(least) / max(height, width)
         shorter = round(share)
@@ -69,4 +72,5 @@ def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int)
         size = (int(share * height / width), shorter)
     else:
         size = (shorter, int(share * width / height))
-    return (size[0] - size[0] % divisor, size[1] - size[1] % divisor)
+    first, second = (side - side % divisor for side in size)
+    return (first, second)

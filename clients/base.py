@@ -1,5 +1,6 @@
 """What a client is: data and two pure functions. It keeps no request's state on `self`: worker
-threads share it.
+threads share it. A loop that a caller can make long asks `check_time`, which ends the request when
+its time is over.
 
 bytes --codec--> instance --preprocess--> tensors --Triton--> outputs --postprocess--> prediction
       DecodingError       InvalidRequest          InferenceFailed …             (JSON)
@@ -15,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from serving.budget import check_time as check_time
+from serving.budget import in_time as in_time
 from serving.codecs import Codec
 from serving.errors import ConfigError, DecodingError, InvalidRequest, NotAcceptable
 from serving.named_value import NamedValue, nearest, unknown
@@ -93,23 +96,17 @@ class ModelClient(ABC):
     def __init__(self, model: Model) -> None:
         """Read the model's folder once. Raise InvalidRequest or OSError when the folder is
         wrong."""
-        names, texts = (
-            {value.name for value in (*self.settings, *self.parameters)},
-            model.parameters,
-        )
+        names = {value.name for value in (*self.settings, *self.parameters)}
+        texts = model.parameters
         for name in sorted(texts.keys() - names):  # a backend's parameter, or a mistyped setting
-            if near := nearest(name, names):
+            near = nearest(name, names)
+            if near:
                 raise InvalidRequest(
                     f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?"
                 )
         self.model = model
-        self.options, self.defaults = (
-            {
-                value.name: value.parse(texts[value.name]) if value.name in texts else value.default
-                for value in values
-            }
-            for values in (self.settings, self.parameters)
-        )
+        self.options = _values(self.settings, texts)
+        self.defaults = _values(self.parameters, texts)
 
     def instance_keys(self) -> tuple[str, ...]:
         """Return the keys of an instance that is an object; none if any key is taken, as a table's
@@ -119,11 +116,10 @@ class ModelClient(ABC):
     def check_keys(self, instance: Any) -> None:
         """Raise DecodingError for a JSON object with a key that nothing would read."""
         keys = self.codec.keys if self.keys is None else self.keys
-        if (
-            isinstance(instance, dict)
-            and keys is not None
-            and (strange := instance.keys() - set(keys))
-        ):
+        if keys is None or not isinstance(instance, dict):
+            return
+        strange = instance.keys() - set(keys)
+        if strange:
             raise DecodingError(unknown("key", min(strange), keys))
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,6 +179,15 @@ class ModelClient(ABC):
         return None
 
 
+def _values(declared: Sequence[Parameter], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the value of each parameter: what `texts` say, else the default."""
+    values = {parameter.name: parameter.default for parameter in declared}
+    for parameter in declared:
+        if parameter.name in texts:
+            values[parameter.name] = parameter.parse(texts[parameter.name])
+    return values
+
+
 def softmax(logits: Array) -> Array:
     """Return the softmax over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -199,7 +204,8 @@ def best(scores: Array, count: int) -> list[tuple[int, float]]:
     their index."""
     candidates = np.arange(len(scores))
     if count < len(scores):
-        candidates = np.flatnonzero(~(scores < np.partition(scores, -count)[-count]))  # keeps NaN
+        least = np.partition(scores, -count)[-count]
+        candidates = np.flatnonzero(~(scores < least))  # keeps NaN
     order = candidates[np.argsort(-scores[candidates], kind="stable")[:count]]
     return list(zip(order.tolist(), scores[order].tolist(), strict=True))
 

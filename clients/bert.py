@@ -8,6 +8,8 @@ module for each task.
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from clients._text.answers import QuestionAnswering
 from clients._text.classification import TextClassification, TextRanking, ZeroShotClassification
 from clients._text.embedding import Embedding
@@ -57,13 +59,16 @@ class Client(ModelClient):
 
     def __init__(self, model: Model) -> None:
         kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
-        self.codec, self.parameters = kind.codec, kind.parameters  # type: ignore[misc]  # the task's own
+        # the task's own
+        self.codec = kind.codec  # type: ignore[misc]
+        self.parameters = kind.parameters  # type: ignore[misc]
         super().__init__(model)
         self.tokenizer = TextTokenizer(
             model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation
         )
         self.task = kind(model, self.tokenizer, self.options)
         self.outputs = self.task.outputs
+        self.int32 = {spec.name for spec in model.inputs if spec.datatype == "INT32"}
 
     def rows(self, instance: Any) -> int:
         return self.task.rows(instance)
@@ -72,9 +77,10 @@ class Client(ModelClient):
         return self.prepare(instances, self.defaults)
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return input_ids, attention_mask and token_type_ids, INT64 [rows, longest], and what the
-        task needs."""
-        return self.task.tokens(instances, parameters)
+        """Return input_ids, attention_mask and token_type_ids [rows, longest], INT64 or what the
+        model's inputs are, and what the task needs."""
+        tensors = self.task.tokens(instances, parameters)
+        return tensors | {name: tensors[name].astype(np.int32) for name in self.int32 & {*tensors}}
 
     def postprocess(
         self,

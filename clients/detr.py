@@ -13,10 +13,12 @@ from clients._image import ImageClient
 from clients._input import WHOLE, check_whole
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
+from serving.budget import MOST_DETECTIONS
 from serving.errors import InferenceFailed, InvalidRequest
 
-LOGITS, BOXES = "logits", "pred_boxes"  # as transformers names them
-MOST = 1000  # detections of an image
+# transformers' names of the outputs
+LOGITS = "logits"
+BOXES = "pred_boxes"
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -53,7 +55,13 @@ class Client(ImageClient):
         Parameter(
             "confidence", 0.5, "return only detections with a score above it", minimum=0, maximum=1
         ),
-        Parameter("max_detections", 100, "how many to return per image", minimum=1, maximum=MOST),
+        Parameter(
+            "max_detections",
+            100,
+            "how many to return per image",
+            minimum=1,
+            maximum=MOST_DETECTIONS,
+        ),
     )
 
     outputs = (LOGITS, BOXES)
@@ -65,9 +73,11 @@ class Client(ImageClient):
         check_whole(self.options, self.frame)
         self.labels = labels_of(model, self.options["labels"])
         shapes = {spec.name: spec.shape for spec in model.outputs}
-        if LOGITS not in shapes or shapes.get(BOXES, ())[-1:] != (4,):
+        has_boxes = shapes.get(BOXES, ())[-1:] == (4,)
+        if LOGITS not in shapes or not has_boxes:
+            names = ", ".join(shapes)
             raise InvalidRequest(
-                f"model '{model.name}' has the outputs {', '.join(shapes)}, not {LOGITS} "
+                f"model '{model.name}' has the outputs {names}, not {LOGITS} "
                 f"[boxes, classes] and {BOXES} [boxes, 4]"
             )
         if mismatch := self._mismatch(shapes[LOGITS][-1]):
@@ -86,7 +96,8 @@ class Client(ImageClient):
     ) -> list[Any]:
         """Return the detections of each image, highest score first. Raise InferenceFailed when the
         outputs are not finite or their number of classes is not that of the labels."""
-        logits, boxes = self.of_each(outputs, LOGITS), self.of_each(outputs, BOXES)
+        logits = self.of_each(outputs, LOGITS)
+        boxes = self.of_each(outputs, BOXES)
         if mismatch := self._mismatch(logits.shape[-1]):
             raise InferenceFailed(mismatch)
         return [
@@ -106,7 +117,8 @@ class Client(ImageClient):
         half = boxes[rows[kept], 2:] / 2
         centres = boxes[rows[kept], :2]
         sides = np.array([*size, *size], np.float32)
-        corners = np.clip(np.concatenate((centres - half, centres + half), 1) * sides, 0, sides)
+        shares = np.concatenate((centres - half, centres + half), 1)
+        corners = np.clip(shares * sides, 0, sides)
         detections = zip(
             classes[kept].tolist(),
             scores[kept].tolist(),
@@ -124,8 +136,10 @@ class Client(ImageClient):
         """Return boxes, their classes and scores, highest score first."""
         if self.options["scores"] == "sigmoid":
             scores = sigmoid(logits).reshape(-1)
-            best = np.argsort(-scores, kind="stable")[: self.options["queries"] or len(logits)]
-            return best // logits.shape[1], best % logits.shape[1], scores[best]
+            most = self.options["queries"] or len(logits)
+            best = np.argsort(-scores, kind="stable")[:most]
+            boxes, classes = np.divmod(best, logits.shape[1])
+            return boxes, classes, scores[best]
         shares = softmax(logits)[:, :-1]
         best = np.argsort(-shares.max(1), kind="stable")
         return best, shares[best].argmax(1), shares[best].max(1)

@@ -47,9 +47,11 @@ class Client(ImageClient):
         self.label_of = self.labels.__getitem__ if self.labels else str
         self.output = scores_output(model, len(self.labels))
         self.outputs = (self.output.name,)
-        shape = self.output.shape[int(model.max_batch_size == 0 and len(self.output.shape) > 1) :]
+        own_batch = model.max_batch_size == 0 and len(self.output.shape) > 1
+        shape = self.output.shape[int(own_batch) :]
         # -1: the shape does not say
-        self.classes = -1 if min(shape, default=-1) < 0 else prod(shape)
+        is_fixed = min(shape, default=-1) >= 0
+        self.classes = prod(shape) if is_fixed else -1
         if mistake := self._mistake(self.output.shape, self.classes):
             raise InvalidRequest(mistake)
 
@@ -65,16 +67,18 @@ class Client(ImageClient):
         Raise InferenceFailed when the output is not finite or its number of classes is not that of
         the labels.
         """
-        rows = self.finite(outputs, self.output.name).reshape(len(instances), -1)
+        scores = self.finite(outputs, self.output.name)
+        rows = scores.reshape(len(instances), -1)
         classes = rows.shape[1]
-        if classes != self.classes and (
-            mistake := self._mistake(outputs[self.output.name].shape[1:], classes)
-        ):
-            raise InferenceFailed(mistake)
+        if classes != self.classes:
+            mistake = self._mistake(outputs[self.output.name].shape[1:], classes)
+            if mistake:
+                raise InferenceFailed(mistake)
         function = self.options["activation"]
         if function == "softmax" and classes == 1:
             function = "sigmoid"  # the softmax of one logit is always 1
-        label_of, top_k = self.label_of, parameters["top_k"]
+        label_of = self.label_of
+        top_k = parameters["top_k"]
         return [
             {
                 "classes": [
@@ -89,7 +93,8 @@ class Client(ImageClient):
         """Return why an output of this shape is not a score for each class, "" if it is: no more
         than one dimension, beside a batch of its own, is other than 1."""
         own_batch = len(shape) > 1 and shape[0] == -1
-        if sum(size != 1 for size in shape[int(own_batch) :]) > 1:
+        sizes = shape[int(own_batch) :]
+        if sum(size != 1 for size in sizes) > 1:
             return (
                 f"output '{self.output.name}' {list(shape)} of model '{self.model.name}' is "
                 "not a list of scores, one for each class: a detector, a segmentation or an "

@@ -4,6 +4,7 @@ each class."""
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import cv2
@@ -48,7 +49,8 @@ class Client(ImageClient):
         together, OSError when the file that `labels` names is missing."""
         super().__init__(model)
         check_whole(self.options, self.frame)
-        self.output, self.labels = model.outputs[0], labels_of(model, self.options["labels"])
+        self.output = model.outputs[0]
+        self.labels = labels_of(model, self.options["labels"])
         shape = self.output.shape[int(model.max_batch_size == 0) :]
         if len(shape) != 3:
             raise InvalidRequest(
@@ -93,7 +95,8 @@ class Client(ImageClient):
     ) -> dict[str, Any]:
         classes = best_classes(scores, map_size(*size))
         counts = np.bincount(classes.reshape(-1), minlength=len(scores))
-        order = [index for index in np.argsort(-counts, kind="stable").tolist() if counts[index]]
+        by_count = np.argsort(-counts, kind="stable").tolist()
+        order = [index for index in by_count if counts[index]]
         segments = [
             {
                 "label": label_of(self.labels, index),
@@ -113,7 +116,8 @@ class Client(ImageClient):
                 "a picture is drawn from the map: leave the parameter 'map' at png"
             )
         classes = Image.open(io.BytesIO(decode_base64(prediction["map"]["b64"])))
-        classes.putpalette([part for index in range(MOST_CLASSES) for part in class_colour(index)])
+        colours = map(class_colour, range(MOST_CLASSES))
+        classes.putpalette(list(chain.from_iterable(colours)))
         veil = classes.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
         return Image.blend(instance, veil, VEIL / 255)
 

@@ -19,11 +19,18 @@ from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
 
 Array = NDArray[Any]
-REFUSE, NAN = "refuse", "nan"
+REFUSE = "refuse"
+NAN = "nan"
 CATEGORIES = "categories.json"
 BLANK = {"BYTES": "", "BOOL": False}  # an example's cell; of numbers it is 0
 BOOLEANS = ["False", "True"]
 LISTED = 20  # columns that an error names
+
+
+def _numbers(text: str) -> tuple[int | float, ...]:
+    """Return the numbers of a list like 0,1,2.5. Raise ValueError if they are none."""
+    numbers = orjson.loads(f"[{text}]")
+    return tuple(n if type(n) is int else float(n) for n in numbers)
 
 
 class Client(ModelClient):
@@ -48,9 +55,7 @@ class Client(ModelClient):
             "classes",
             (),
             "the numbers that the model gives for its classes, in that order; default: 0, 1, 2 …",
-            parser=lambda text: tuple(
-                n if type(n) is int else float(n) for n in orjson.loads(f"[{text}]")
-            ),
+            parser=_numbers,
         ),
         Parameter(
             "probabilities",
@@ -72,10 +77,8 @@ class Client(ModelClient):
                 f"model '{model.name}' takes no batches: max_batch_size must be 1 or more"
             )
         self.columns = tuple(names_of(model, self.options["columns"], "columns"))
-        self.widths = [
-            _width(spec, len(self.columns) if len(model.inputs) == 1 else 0)
-            for spec in model.inputs
-        ]
+        named = len(self.columns) if len(model.inputs) == 1 else 0
+        self.widths = [_width(spec, named) for spec in model.inputs]
         if not self.columns and set(self.widths) == {1}:
             self.columns = tuple(spec.name for spec in model.inputs)
         self._check_columns()
@@ -100,10 +103,13 @@ class Client(ModelClient):
 
     def _missing(self) -> list[bool]:
         """Return for each column whether it takes empty cells."""
-        count, missing = sum(self.widths), self.options["missing"]
+        count = sum(self.widths)
+        missing = self.options["missing"]
         if missing in ((REFUSE,), (NAN,)):
             return [missing == (NAN,)] * count
-        if unknown := sorted(set(missing) - set(map(str, range(count)))):
+        numbers = set(map(str, range(count)))
+        unknown = sorted(set(missing) - numbers)
+        if unknown:
             raise InvalidRequest(
                 f"missing: '{unknown[0]}' is not {REFUSE}, {NAN} or a column's number below {count}"
             )
@@ -112,12 +118,15 @@ class Client(ModelClient):
     def _probabilities(self) -> str:
         """Return the name of the output that has probabilities, "" without one."""
         names = [spec.name for spec in self.model.outputs]
-        if (wanted := self.options["probabilities"]) and wanted not in names:
+        wanted: str = self.options["probabilities"]
+        if wanted and wanted not in names:
             raise InvalidRequest(f"there is no output '{wanted}'; there are {', '.join(names)}")
-        return str(wanted) or next((name for name in names if "prob" in name.lower()), "")
+        likely = (name for name in names if "prob" in name.lower())
+        return wanted or next(likely, "")
 
     def _check_labels(self) -> None:
-        shape = next((spec.shape for spec in self.model.outputs if spec.name == self.scores), ())
+        shapes = {spec.name: spec.shape for spec in self.model.outputs}
+        shape = shapes.get(self.scores, ())
         for setting, names in (("labels", self.labels), ("classes", self.options["classes"])):
             if names and shape and shape[-1] not in (-1, len(names)):
                 raise InvalidRequest(
@@ -130,9 +139,8 @@ class Client(ModelClient):
         of nameless numbers has columns."""
         if cells and sorted(cells) == sorted(self.columns):
             return cells
-        if len(cells) == sum(self.widths) > 2 and [*cells] == [
-            str(number) for number in range(len(cells))
-        ]:
+        is_numbered = list(cells) == list(map(str, range(len(cells))))
+        if is_numbered and len(cells) == sum(self.widths) > 2:
             return ()
         if any(map(is_number, cells)):
             return None
@@ -143,25 +151,31 @@ class Client(ModelClient):
             == len(cells)
             == sum(self.widths)
         )
-        return () if words and all(spec.datatype != "BYTES" for spec in self.model.inputs) else None
+        has_strings = any(spec.datatype == "BYTES" for spec in self.model.inputs)
+        return () if words and not has_strings else None
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
         """Return each input [n, its columns]. Raise DecodingError that names the row and the
         column."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
-        arrays, first = {}, 0
+        arrays = {}
+        first = 0
         for spec, width in zip(self.model.inputs, self.widths, strict=True):
-            part = rows if len(self.widths) == 1 else [row[first : first + width] for row in rows]
+            part = rows
+            if len(self.widths) > 1:
+                part = [row[first : first + width] for row in rows]
             arrays[spec.name] = self._array(spec, part, first, width)
             first += width
         return arrays
 
     def _array(self, spec: TensorSpec, rows: Sequence[Row], first: int, width: int) -> Array:
         def column(index: int) -> str:
-            return self.columns[first + index] if self.columns else f"column {first + index}"
+            number = first + index
+            return self.columns[number] if self.columns else f"column {number}"
 
-        array = array_of(rows, spec.datatype, self.missing[first : first + width], column)
-        check_known(array, self.known[first : first + width], column)
+        columns = slice(first, first + width)
+        array = array_of(rows, spec.datatype, self.missing[columns], column)
+        check_known(array, self.known[columns], column)
         return array if spec.shape else array.reshape(len(rows))
 
     def _cells(self, instance: Row | Mapping[str, Any], number: int) -> Row:
@@ -210,14 +224,14 @@ class Client(ModelClient):
             if spec.name == self.scores:
                 continue
             name = spec.name if values else "prediction"
-            values[name] = [
-                row[0] if len(row) == 1 else row for row in self._rows(array, name == "prediction")
-            ]
+            rows = self._rows(array, name == "prediction")
+            values[name] = [row[0] if len(row) == 1 else row for row in rows]
         if self.scores:
             values["probabilities"] = self._by_class(
                 outputs[self.scores].reshape(len(instances), -1)
             )
-        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        predictions = zip(*values.values(), strict=True)
+        return [dict(zip(values, row, strict=True)) for row in predictions]
 
     def _rows(self, array: Array, predicted: bool) -> list[list[Any]]:
         rows: list[list[Any]] = array.tolist()
@@ -244,7 +258,8 @@ def _width(spec: TensorSpec, named: int) -> int:
     """Return the number of columns of an input; `named` is their number if its shape does not
     say."""
     columns = math.prod(spec.shape)
-    if len(spec.shape) > 1 or spec.datatype not in DTYPES or (columns < 1 and not named):
+    is_unknown = columns < 1 and not named
+    if len(spec.shape) > 1 or spec.datatype not in DTYPES or is_unknown:
         raise InvalidRequest(
             f"input '{spec.name}' {spec.datatype} {list(spec.shape)} is not a column or "
             "matrix of columns: beside the batch it must have one dimension, of a fixed "
@@ -254,5 +269,6 @@ def _width(spec: TensorSpec, named: int) -> int:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(f"'{name[:100]}'" for name in names[:LISTED]) + more
+    listed = ", ".join(f"'{name[:100]}'" for name in names[:LISTED])
+    more = len(names) - LISTED
+    return f"{listed} and {more} more" if more > 0 else listed

@@ -30,13 +30,15 @@ from clients._input import EXAMPLE
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import outlines, runs
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
+from serving.budget import MOST_DETECTIONS
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
 
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
 # `masks`, and the key of a detection
-MASKS: dict[str, Callable[..., list[Any]]] = {"polygons": outlines, "rle": runs}
+Masks = Callable[..., list[Any]]
+MASKS: dict[str, Masks] = {"polygons": outlines, "rle": runs}
 DIGITS = 18  # the most of a class id: every number of 18 digits fits INT64
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 
@@ -52,7 +54,7 @@ class Client(ModelClient):
 
     | Setting | Default | Meaning |
     |---|---|---|
-    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; end2end: xmin, ymin, xmax, ymax, score, class, `[N,300,6]`; auto: six columns in at most 1000 rows are end2end, else the longer dimension decides |
+    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; end2end: xmin, ymin, xmax, ymax, score, class, `[N,300,6]`; auto: six columns in at most 1000 rows are end2end, else the number of labels decides, or without labels the longer dimension |
     | `keypoints` | none | of a pose head: how many, and the values of each, such as 17,3 |
     | `size` | 640 | longer side in pixels, when the input's height and width are -1 |
     | `stride` | 32 | height and width are rounded up to a multiple of it, when they are -1 |
@@ -87,7 +89,11 @@ class Client(ModelClient):
             maximum=1,
         ),
         Parameter(
-            "max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES
+            "max_detections",
+            300,
+            "how many to return per image",
+            minimum=1,
+            maximum=MOST_DETECTIONS,
         ),
         Parameter("classes", Names(), "labels or class ids to keep; all when empty"),
     )
@@ -95,19 +101,24 @@ class Client(ModelClient):
     def __init__(self, model: Model) -> None:
         """Read settings and labels. Raise InvalidRequest when input, settings and labels do not fit
         together, OSError when the file that `labels` names is missing."""
-        self.input, self.output = model.inputs[0], model.outputs[0]
-        maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
-        if prototypes := next(maps, ""):
+        self.input = model.inputs[0]
+        self.output = model.outputs[0]
+        others = model.outputs[1:]
+        maps = [spec.name for spec in others if len(without_batch(spec.shape, 3)) == 3]
+        prototypes = maps[0] if maps else ""
+        if prototypes:
             self.parameters = _with_masks(self.parameters)  # type: ignore[misc]  # this object's, by its head
         super().__init__(model)
         self.prototypes = prototypes
         self.keypoints = _keypoints(self.options["keypoints"])
         self.height, self.width = _input_size(self.input)
         self.labels = labels_of(model, self.options["labels"])
-        if mismatch := labels_mismatch(
-            model, self.labels, self.output.name, self._head(self.output.shape).classes
-        ):
-            raise InvalidRequest(mismatch)
+        head = self._head(self.output.shape)
+        if mismatch := labels_mismatch(model, self.labels, self.output.name, head.classes):
+            raise InvalidRequest(
+                f"{mismatch} if its layout is {head.layout}: give it its own labels, or set the "
+                f"parameter 'layout' (--set layout={ROWS}, {COLUMNS} or {FINAL})"
+            )
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +142,9 @@ class Client(ModelClient):
             and (not self.labels or int(name) < len(self.labels))
         ):
             return [int(name)]
-        labels = ", ".join(self.labels[:100]) + (", …" if len(self.labels) > 100 else "")
+        labels = ", ".join(self.labels[:100])
+        if len(self.labels) > 100:
+            labels += ", …"
         raise InvalidRequest(
             f"parameter 'classes': '{name}' is neither a label nor a class id of model "
             f"'{self.model.name}'; its labels are: {labels or 'unknown, send class ids'}"
@@ -144,29 +157,41 @@ class Client(ModelClient):
         If the model's height and width are variable, they are the smallest that fit all the images.
         """
         height, width = self._target([image.size for image in instances])
-        rows = np.empty((len(instances), 3, height, width), DATATYPES[self.input.datatype])
-        scale = np.uint8(1) if rows.dtype == np.uint8 else np.float32(1 / 255)
+        shape = (len(instances), 3, height, width)
+        rows = np.empty(shape, DATATYPES[self.input.datatype])
+        is_raw = rows.dtype == np.uint8
+        scale = np.uint8(1) if is_raw else np.float32(1 / 255)
         for row, image in zip(rows, instances, strict=True):
-            pixels = Letterbox.fit(*image.size, width, height).apply(np.asarray(image))
+            fit = Letterbox.fit(*image.size, width, height)
+            pixels = fit.apply(np.asarray(image))
             # extracting contiguous channels first halves the time
             for channel, plane in enumerate(row):
                 values = cv2.extractChannel(pixels, channel)
                 np.multiply(values, scale, out=plane, casting="same_kind")
-        return {self.input.name: rows[:, None] if len(self.input.shape) == 4 else rows}
+        if len(self.input.shape) == 4:
+            rows = rows[:, None]
+        return {self.input.name: rows}
 
     def _target(self, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Return height and width of the network's input for images of these (width, height)."""
-        longest, stride = self.options["size"], self.options["stride"]
+        longest = self.options["size"]
+        stride = self.options["stride"]
         fits = [Letterbox.fit(*size, longest, longest) for size in sizes]
-        height = math.ceil(max(fit.new_height for fit in fits) / stride) * stride
-        width = math.ceil(max(fit.new_width for fit in fits) / stride) * stride
-        return self.height if self.height > 0 else height, self.width if self.width > 0 else width
+        height, width = self.height, self.width
+        if height <= 0:
+            tallest = max(fit.new_height for fit in fits)
+            height = math.ceil(tallest / stride) * stride
+        if width <= 0:
+            widest = max(fit.new_width for fit in fits)
+            width = math.ceil(widest / stride) * stride
+        return height, width
 
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
         schemas = super().parameter_schemas()
         if self.labels:
             ids = range(len(self.labels))
-            names = {"type": "string", "enum": list(dict.fromkeys([*self.labels, *map(str, ids)]))}
+            texts = dict.fromkeys([*self.labels, *map(str, ids)])
+            names = {"type": "string", "enum": list(texts)}
             schemas["classes"]["items"] = {
                 "anyOf": [names, {"type": "integer", "minimum": 0, "maximum": ids[-1]}]
             }
@@ -226,16 +251,19 @@ class Client(ModelClient):
         if head.layout == FINAL:
             kept = kept.take(slice(limit))
         else:
-            kept = kept.take(nms(kept.boxes, kept.scores, kept.classes, parameters["iou"], limit))
+            best = nms(kept.boxes, kept.scores, kept.classes, parameters["iou"], limit)
+            kept = kept.take(best)
         detections = self._detections(kept, fit)
         if prototypes is not None and parameters["masks"] != "none":
             kind = parameters["masks"]
-            masks = MASKS[kind](kept.boxes, kept.extras[:, : head.masks], prototypes, fit)
+            coefficients = kept.extras[:, : head.masks]
+            masks = MASKS[kind](kept.boxes, coefficients, prototypes, fit)
             detections = [
                 entry | {kind: mask} for entry, mask in zip(detections, masks, strict=True)
             ]
         if head.keypoints[0]:
-            points = _points(kept.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
+            values = kept.extras[:, head.masks :]
+            points = _points(values.reshape(-1, *head.keypoints), fit)
             detections = [
                 entry | {"keypoints": keypoints}
                 for entry, keypoints in zip(detections, points, strict=True)
@@ -244,8 +272,10 @@ class Client(ModelClient):
 
     def _check_final(self, table: NDArray[Any]) -> None:
         """Raise InferenceFailed if it is YOLOv5's table of one class, which has six columns too."""
-        ids, classes = table[:, 5], len(self.labels) or np.inf
-        if (ids != ids.round()).any() or (ids < 0).any() or (ids >= classes).any():
+        ids = table[:, 5]
+        classes = len(self.labels) or np.inf
+        is_id = (ids == ids.round()) & (ids >= 0) & (ids < classes)
+        if not is_id.all():
             raise InferenceFailed(
                 f"the last column of output '{self.output.name}' of model "
                 f"'{self.model.name}' has other values than class "
@@ -256,8 +286,9 @@ class Client(ModelClient):
 
     def _detections(self, kept: Candidates, fit: Letterbox) -> list[dict[str, Any]]:
         corners = fit.to_image(kept.boxes).astype(np.float64).round(2)
-        detections = zip(kept.classes.tolist(), kept.scores.tolist(), corners.tolist(), strict=True)
-        return [self._detection(*detection) for detection in detections]
+        classes = kept.classes.tolist()
+        scores = kept.scores.tolist()
+        return list(map(self._detection, classes, scores, corners.tolist()))
 
     def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
         box = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
@@ -284,7 +315,12 @@ class Client(ModelClient):
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
-    """Return (height, width), -1 for a variable one."""
+    """Return (height, width), -1 for a variable one. Raise InvalidRequest."""
+    if len(spec.shape) == 4 and spec.shape[0] > 1:
+        raise InvalidRequest(
+            f"input '{spec.name}' is {list(spec.shape)}, so the batch is fixed at {spec.shape[0]}: "
+            "export with batch=1 or dynamic=True"
+        )
     if (
         len(spec.shape) not in (3, 4)
         or spec.shape[-3] not in (3, -1)
@@ -313,7 +349,8 @@ def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
     if not setting:
         return (0, 0)
     whole = len(setting) == 2 and all(value.is_integer() for value in setting)
-    if not whole or setting[0] < 1 or setting[1] not in (2, 3):
+    count, values = setting if whole else (0, 0)
+    if count < 1 or values not in (2, 3):
         raise InvalidRequest(
             f"parameter 'keypoints': {setting} must be how many, and 2 or 3 values of each, "
             "such as 17,3"
@@ -324,8 +361,10 @@ def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
 def _points(values: NDArray[np.float32], fit: Letterbox) -> list[list[dict[str, float]]]:
     """Map [n, keypoints, 2 or 3] of the network's input to x and y in the image, and the score if
     there is one."""
-    points = fit.points_to_image(values[..., :2].reshape(-1, 2)).astype(np.float64).round(2)
-    rows = np.concatenate((points.reshape(*values.shape[:2], 2), values[..., 2:]), 2)
+    places, scores = values[..., :2], values[..., 2:]
+    points = fit.points_to_image(places.reshape(-1, 2))
+    rounded = points.astype(np.float64).round(2)
+    rows = np.concatenate((rounded.reshape(places.shape), scores), 2)
     return [
         [dict(zip(("x", "y", "score"), point, strict=False)) for point in row]
         for row in rows.tolist()

@@ -1,20 +1,23 @@
 """What one request may take, decided before work is done for it: the limits, with their reasons,
 and its Deadline.
 
-Limits without a setting are far beyond what callers send. docs/errors.md has the table of all of
+Limits without a setting are far beyond what callers send. docs/security.md has the table of all of
 them.
 """
 
 import math
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
-from time import monotonic
+from threading import get_ident
+from time import monotonic, thread_time
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from serving.errors import PayloadTooLarge, TooLate
+from serving.named_value import MOST_NAMES as MOST_NAMES
 
 Item = TypeVar("Item")
 
@@ -24,17 +27,24 @@ MOST_JSON_PARTS = 2_000_000
 MOST_INSTANCES = 100_000
 MOST_STRINGS = 1_000_000  # of a tensor: four bytes each in a body, about 60 as a Python object
 MOST_CELLS = 100_000  # of a row of CSV: a cell is a Python string of about 50 bytes
-# inputs, outputs or parameters of a tensor request: models have at most a few hundred
-MOST_NAMED = 10_000
+# keys, inputs, outputs or parameters of a tensor request: models have at most a few hundred
+MOST_NAMED = 2_048
+MOST_DETECTIONS = 1_000  # of an image: end-to-end networks give 300, COCO counts 100
 MOST_DIMENSIONS = 32  # of numpy 1, and of Triton's Python backend
 MOST_ROWS = 1_000  # that a client makes of one instance: BERT-base needs a minute for them
-# characters of a query with all of its documents, or of a template with all of its labels
+# characters of an instance: of all documents of a query, or of the query, or a template with its
+# label, once for each; hash signs, which take the longest, are read at 200,000 a second
 MOST_MADE = 2**22
 MOST_MEMBERS = 10_000  # of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
 MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
 # JSON of a reply to the largest body: short texts become embeddings of 100 times their length
 OUTPUT_FACTOR = 10
 LOOK_EACH = 1_000  # items between two looks at the deadline
+# A request may take one of so many parts of its time from the front's processor, 8 s by default,
+# and another second for each so many bytes of its body as it was sent: 200,000 short JSON lines,
+# which are 5 MB, take 8 s.
+PROCESSOR_PART = 7
+PROCESSOR_BYTES = 1_000_000
 PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
 
 
@@ -118,9 +128,48 @@ class Deadline:
 NEVER = Deadline()
 
 
-def in_time(items: Iterable[Item], deadline: Deadline) -> Iterator[Item]:
-    """Yield the items. Raise TooLate when the request's time is over."""
+@dataclass(frozen=True)
+class Allowance:
+    """The time that a request may still take: until its deadline, and of one thread's processor
+    time. `processor` is on time.thread_time()'s clock."""
+
+    deadline: Deadline = NEVER
+    processor: float = math.inf
+    thread: int = 0
+
+    def check(self) -> None:
+        """Raise TooLate when the deadline has passed or the processor time is used up."""
+        self.deadline.left()
+        if thread_time() > self.processor and get_ident() == self.thread:
+            raise TooLate(
+                "the request took its share of the processor's time: send less at a time, or "
+                f"raise SERVE_REQUEST_TIMEOUT (the share is a {PROCESSOR_PART}th of it, and a "
+                "second for each MB that was sent)"
+            )
+
+
+# the request's that this thread works for; copied into the threads that decode for it
+_ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance")
+UNLIMITED = Allowance()
+
+
+def allow_time(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> None:
+    """Give this thread's request until the deadline, and processor time: a part of `seconds`, and
+    more for a body of which many bytes were `sent`."""
+    processor = thread_time() + seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
+    _ALLOWANCE.set(Allowance(deadline, processor, get_ident()))
+
+
+def check_time() -> None:
+    """Raise TooLate when the time of this thread's request is over. Every loop over a caller's data
+    asks it, at least once a second."""
+    _ALLOWANCE.get(UNLIMITED).check()
+
+
+def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:
+    """Yield the items. Raise TooLate when the request's time is over, which is looked at once for
+    `each` items."""
     for number, item in enumerate(items):
-        if number % LOOK_EACH == 0:
-            deadline.left()
+        if number % each == 0:
+            check_time()
         yield item

@@ -39,7 +39,8 @@ def make_client(model: Model) -> ModelClient | None:
         spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]
         sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        client = getattr(importlib.import_module(f"{spec.name}.{file.stem}"), "Client", None)
+        module = importlib.import_module(f"{spec.name}.{file.stem}")
+        client = getattr(module, "Client", None)
         if not (isinstance(client, type) and issubclass(client, ModelClient)):
             raise ConfigError(file, "defines no class Client(ModelClient)")
         return client(model)
@@ -51,7 +52,8 @@ def make_client(model: Model) -> ModelClient | None:
         raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
     # the name of an archive's folder differs from that of Triton's model
     names = [family_name(named)] if named else [model.name, model.path.name]
-    return next((family(name)(model) for name in names if name in families()), None)
+    known = [name for name in names if name in families()]
+    return family(known[0])(model) if known else None
 
 
 def forget(client: ModelClient) -> None:
@@ -70,7 +72,8 @@ def source_of(client: ModelClient) -> str:
     package, _, name = type(client).__module__.partition(".")
     if not package.startswith(OWN_PACKAGE):
         return name
-    return CLIENT if f"{name}.py" == CLIENT else f"{CLIENTS}/{name}.py"
+    file = f"{name}.py"
+    return file if file == CLIENT else f"{CLIENTS}/{file}"
 
 
 def families() -> list[str]:

@@ -38,6 +38,13 @@ TABLE = {
         "managing models is closed to this caller",
         "send what `SERVE_MANAGEMENT_SECRET` names",
     ),
+    "origin_refused": Row(
+        403,
+        0,
+        "a page of another origin sends something else than GET or HEAD; or the container listens "
+        "on a loopback address, and `Host` is not localhost",
+        "name the page's origin in `SERVE_ORIGINS`",
+    ),
     "not_found": Row(
         404, 0, "there is no such route", "use one of the routes in [calling.md](calling.md)"
     ),
@@ -167,7 +174,9 @@ class ServingError(Exception):
     def fields(self) -> dict[str, str]:
         """Return the message, cut because it may quote the caller, and the code."""
         text = str(self)
-        return {"error": text if len(text) <= LONGEST else f"{text[:LONGEST]}…", "code": self.code}
+        if len(text) > LONGEST:
+            text = f"{text[:LONGEST]}…"
+        return {"error": text, "code": self.code}
 
 
 KINDS: dict[str, type[ServingError]] = {ServingError.code: ServingError}
@@ -183,10 +192,14 @@ class ConfigError(Exception):
     what to do."""
 
     def __init__(self, source: object, problem: str, remedy: str = "") -> None:
-        self.source, self.problem, self.remedy = source, " ".join(problem.split()), remedy
-        super().__init__(
-            " ".join(filter(None, (str(source), self.problem))) + (f": {remedy}" if remedy else "")
-        )
+        self.source = source
+        self.problem = " ".join(problem.split())
+        self.remedy = remedy
+        words = (str(source), self.problem)
+        text = " ".join(filter(None, words))
+        if remedy:
+            text += f": {remedy}"
+        super().__init__(text)
 
 
 class InvalidRequest(ServingError, code="invalid_request"): ...

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+MOST_NAMES = 1_000  # in one value, such as classes to keep: ImageNet has as many
 INT64 = range(-(2**63), 2**63)
 ALIKE = 0.75  # difflib's ratio: names that are less alike are not typing mistakes
 
@@ -25,7 +26,8 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     there are."""
     name, names = name[:100], sorted(choices)
     meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
-    return f"unknown {kind} '{name}'; {meant}known: {', '.join(names) or 'none'}"
+    known = ", ".join(names) or "none"
+    return f"unknown {kind} '{name}'; {meant}known: {known}"
 
 
 _QUOTED = reprlib.Repr()
@@ -67,8 +69,9 @@ class NamedValue:
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
-            is_high_enough = self.minimum is None or all(part >= self.minimum for part in parts)
-            is_low_enough = self.maximum is None or all(part <= self.maximum for part in parts)
+            least, most = self.minimum, self.maximum
+            is_high_enough = least is None or all(part >= least for part in parts)
+            is_low_enough = most is None or all(part <= most for part in parts)
             if (
                 is_high_enough
                 and is_low_enough
@@ -82,12 +85,13 @@ class NamedValue:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = self.form or _TYPES[type(self.default)][1]
-        low, high = (
-            "" if bound is None else f"{bound:.12g}" for bound in (self.minimum, self.maximum)
-        )
+        low = "" if self.minimum is None else f"{self.minimum:.12g}"
+        high = "" if self.maximum is None else f"{self.maximum:.12g}"
         if low and high:
             return f"{words} from {low} to {high}"
-        return words + (f" at least {low}" if low else "") + (f" at most {high}" if high else "")
+        if low:
+            return f"{words} at least {low}"
+        return f"{words} at most {high}" if high else words
 
     def schema(self) -> dict[str, Any]:
         """Return what a value must be, as JSON Schema."""
@@ -140,18 +144,23 @@ def _parse_str(value: Any) -> str:
 
 
 def _parse_numbers(value: Any) -> tuple[float, ...]:
-    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        raise TypeError(value)
-    return tuple(map(_parse_float, parts))
+    return tuple(map(_parse_float, (part for part in _split(value) if part != "")))
 
 
 def _parse_names(value: Any) -> Names:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        raise TypeError(value)
-    names = (str(part) if type(part) is int else _parse_str(part).strip() for part in parts)
-    return Names(name for name in names if name)
+    names = (str(part) if type(part) is int else _parse_str(part) for part in _split(value))
+    return Names(name for name in map(str.strip, names) if name)
+
+
+def _split(value: Any) -> list[Any]:
+    """Return the parts of a text with commas, or those of a list. Raise ValueError if there are
+    too many."""
+    parts = value
+    if isinstance(value, str) and value.count(",") < MOST_NAMES:
+        parts = [part.strip() for part in value.split(",")]
+    if not isinstance(parts, list | tuple) or len(parts) > MOST_NAMES:
+        raise ValueError(type(value))
+    return list(parts)
 
 
 # For each type of default: how to read a value, its name in messages, and its type in JSON Schema
@@ -161,7 +170,7 @@ _TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
     int: (_parse_int, "a whole number", "integer"),
     float: (_parse_float, "a number", "number"),
     str: (_parse_str, "a string", "string"),
-    tuple: (_parse_numbers, "a list of numbers", "number"),
-    Names: (_parse_names, "a list of strings", ["string", "integer"]),
+    tuple: (_parse_numbers, f"a list of at most {MOST_NAMES} numbers", "number"),
+    Names: (_parse_names, f"a list of at most {MOST_NAMES} strings", ["string", "integer"]),
     type(Path()): (Path, "a path", "string"),
 }

@@ -9,6 +9,7 @@ import json
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -47,6 +48,7 @@ class Api:
         app.register_error_handler(PlatformError, self._failed)
         app.register_error_handler(404, _unknown)
         app.register_error_handler(405, _unknown)
+        app.after_request(_with_request_id)
         return app
 
     def invoke(self, name: str) -> Response:
@@ -176,6 +178,12 @@ class Api:
     def _failed(self, err: PlatformError) -> Response:
         self._journal.count(f"answers of {err.code}")
         return _error(err.status, err.code, err.document())
+
+
+def _with_request_id(response: Response) -> Response:
+    """Name the call as AWS does: SDKs show the id, and `ResponseMetadata` has it."""
+    response.headers["x-amzn-RequestId"] = str(uuid.uuid4())
+    return response
 
 
 def _unknown(_: object) -> Response:

@@ -1,15 +1,12 @@
 """Define the fixtures that several test modules use."""
 
-import random
-import signal
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support.harness import (
+    BUNDLED,
     FP32,
     ROOT,
     Server,
@@ -18,69 +15,26 @@ from tests.support.harness import (
     make_scale,
     make_sleeper,
 )
-from tests.support.started import end_all, ended_on_failure
 
-BUNDLED = ("resnet", "yolov5", "bert")
-MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
+pytest_plugins = ("tests.support.plugin",)
 
-# A background shell ignores SIGINT, and every program that the tests start would inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-# sent by timeout(1); end the started programs too
-signal.signal(signal.SIGTERM, signal.default_int_handler)
+SERVED = ("resnet", "yolov5", "bert")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Seed all random generators, so that each run builds the same networks. With some seeds INT8
-    is too coarse or answers are too close to compare."""
-    random.seed(0)
-    np.random.seed(0)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Generator[None, object, object]:
-    with ended_on_failure():
-        return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, object, object]:
-    with ended_on_failure():
-        return (yield)
-
-
-def pytest_sessionfinish() -> None:
-    end_all()
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip the import of files that `-m MARK` leaves out, because some import torch (10 s)."""
-    mark = config.option.markexpr
-    if mark in MARKS and collection_path.name.startswith("test_"):
-        return f"pytest.mark.{mark}" not in collection_path.read_text() or None
-    return None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    wrong = [
-        item.nodeid
-        for item in items
-        if len({mark.name for mark in item.iter_markers()} & MARKS) != 1
-    ]
-    if wrong:
-        raise pytest.UsageError(
-            f"each test has one of the marks {sorted(MARKS)}, but not {', '.join(wrong)}"
-        )
+@pytest.fixture(scope="session")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a repository of the bundled models, whatever else is in the checkout's."""
+    folder = tmp_path_factory.mktemp("bundled")
+    for name in BUNDLED:
+        link_model(ROOT / "model_repository" / name, folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository with the bundled models and those that the tests make."""
+    """Return a repository with three of the bundled models and those that the tests make."""
     folder = tmp_path_factory.mktemp("repository")
-    for name in BUNDLED:
+    for name in SERVED:
         link_model(ROOT / "model_repository" / name, folder)
     make_identity(folder)
     make_scale(folder)

@@ -31,7 +31,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "triton": ("serving/triton/*.py",),
     "clients": ("clients/*.py", "clients/_text/*.py"),
     "model_status": ("serving/clients.py", "serving/model_status/*.py"),
-    "bodies": ("serving/request.py", "serving/bodies/*.py"),
+    "bodies": ("serving/request.py", "serving/job.py", "serving/bodies/*.py"),
     **{name: (f"serving/{name}/*.py",) for name in ("model_lifecycle", "preparation")},
     "front": ("serving/front/*.py", "predictor.py", "wsgi.py"),
 }

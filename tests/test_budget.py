@@ -1,13 +1,25 @@
-"""What one request may take: each figure is kept, and docs/errors.md says it."""
+"""What one request may take: each figure is kept, and docs/security.md says it."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 
 from serving import budget
-from serving.budget import MOST_JSON_PARTS, NEVER, Budget, Deadline, check_count, in_time, read_json
+from serving.budget import (
+    MOST_JSON_PARTS,
+    NEVER,
+    Budget,
+    Deadline,
+    check_count,
+    check_time,
+    in_time,
+    read_json,
+)
 from serving.errors import LONGEST, InvalidRequest, PayloadTooLarge, TooLate
 from serving.settings.table import Settings
+from tests.support.deadlines import within
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
@@ -34,9 +46,25 @@ def test_bound_json_numbers_by_the_body_alone() -> None:
 
 
 def test_stop_loops_over_a_caller_s_data_at_the_deadline() -> None:
-    assert list(in_time(range(5000), NEVER)) == list(range(5000))
-    with pytest.raises(TooLate):
-        list(in_time(range(5000), Deadline.after(-1)))
+    assert list(in_time(range(5000))) == list(range(5000))
+    with within(Deadline.after(-1)), pytest.raises(TooLate):
+        list(in_time(range(5000)))
+
+
+def test_stop_loops_when_the_share_of_the_processor_is_used_up() -> None:
+    with within(NEVER, seconds=0.0), pytest.raises(TooLate, match="SERVE_REQUEST_TIMEOUT"):
+        check_time()
+    with within(NEVER, seconds=0.0, sent=10**9):
+        check_time()
+
+
+def test_give_decoding_threads_the_deadline_of_their_request() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with within(Deadline.after(-1)), pytest.raises(TooLate):
+            pool.submit(copy_context().run, check_time).result()
+        with within(NEVER, seconds=0.0):
+            pool.submit(copy_context().run, check_time).result()
+        pool.submit(check_time).result()
 
 
 def test_allow_answers_of_ten_times_the_largest_body() -> None:
@@ -55,15 +83,14 @@ def test_derive_the_default_limits_from_the_default_settings() -> None:
     assert Budget() == Budget(Settings.from_env({}).max_body_bytes)
 
 
-def test_list_every_limit_on_the_page_of_limits() -> None:
-    """A row of the table has the figure and its name in serving/budget.py, or its setting."""
-    page = (ROOT / "docs/errors.md").read_text().split("## Limits")[1]
-    figures = {
-        name: value for name, value in vars(budget).items() if re.match("MOST_|OUTPUT_", name)
-    }
-    assert len(figures) == 11
+def test_list_every_bound_on_the_page_of_bounds() -> None:
+    """A row of the table says the figure and its name in serving/budget.py, or its setting."""
+    page = (ROOT / "docs/security.md").read_text().split("## Bounds")[1].split("## ")[0]
+    bounds = "MOST_|OUTPUT_|PROCESSOR_"
+    figures = {name: value for name, value in vars(budget).items() if re.match(bounds, name)}
+    assert len(figures) == 15
     for name, value in figures.items():
-        assert re.search(rf"^\|.*\b{value:,}\b.*\| \d.*`{name}`", page, re.MULTILINE), name
+        assert re.search(rf"^\|.*\b{value:,}(?:th)?\b.*\| \d.*`{name}`", page, re.MULTILINE), name
     for name in (
         "SERVE_MAX_BODY_MB",
         "max_image_pixels",

@@ -98,7 +98,7 @@ def check(
     """Raise ValueError if config.pbtxt and the file disagree about a tensor.
 
     config.pbtxt may leave out `optional` inputs. `batch` is the first dimension if max_batch_size
-    is set.
+    is set. An output's free size accepts a fixed one: engines compute different ones in advance.
     """
     controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
     missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
@@ -129,7 +129,12 @@ def check_tensor(
             f"{entry['data_type']}"
         )
     shape = configured_shape(entry, config["max_batch_size"], batch)
-    if tensor.shape and not fits(shape, tensor.shape):
+    wanted = tensor.shape
+    if side == "output" and len(shape) == len(wanted):
+        start = 1 if config["max_batch_size"] else 0
+        free = [at for at, size in enumerate(shape) if at >= start and size == -1]
+        wanted = tuple(-1 if at in free else size for at, size in enumerate(wanted))
+    if tensor.shape and not fits(shape, wanted):
         note = (
             " (the first is the batch dimension of max_batch_size)"
             if config["max_batch_size"]

@@ -61,11 +61,8 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
         )
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     task = task_of(checkpoint, config, request.task)
-    settings, pooling = (
-        (sentence_settings(checkpoint), pooling_of(checkpoint))
-        if task == "embedding"
-        else ({}, "mean")
-    )
+    settings = sentence_settings(checkpoint, task)
+    pooling = pooling_of(checkpoint) if task == "embedding" else "mean"
     if path is None:
         # the bundled model reads twice the 256 tokens that it was trained with
         settings.pop("max_length", None)

@@ -21,7 +21,7 @@ from clients._input import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32
-EXAMPLE = REPOSITORY / "resnet/example.png"
+EXAMPLE = REPOSITORY / "efficientnet/example.jpg"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
 ENCODER = "Model"
@@ -66,7 +66,7 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
         write_labels(folder / DEFAULT_LABELS, labels_of(config), request.labels)
     elif request.labels:
         raise UsageError(f"--labels {request.labels}: an encoder has no classes")
-    shutil.copyfile(EXAMPLE, folder / "example.png")
+    shutil.copyfile(EXAMPLE, folder / EXAMPLE.name)
     model_spec = ModelSpec(
         client=client,
         max_batch_size=MAX_BATCH_SIZE,

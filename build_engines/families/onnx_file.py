@@ -34,7 +34,9 @@ ROWS, LENGTHS, ALIKE = (
     (32, 1024),
     0.01,
 )  # random rows that run together, their free sizes, how near they answer alone
-DETECTOR, SIDE = "yolov5", 224  # pixels of a classifier's free sides
+DETECTOR, CLASSIFIER = "yolov5", "resnet"
+GREY, PHOTOS = "resnet", {CLASSIFIER: "efficientnet", DETECTOR: "yolov4_tiny"}  # with examples
+SIDE = 224  # pixels of a classifier's free sides
 FEW_BOXES, LEAST_PIXELS = 1000, 32
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 TEXTS = "bert"  # the client that reads a tokenizer
@@ -72,6 +74,7 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
         whole = with_tensors(replace(request, max_batch_size=0), folder, spec)
     spec = _with_size(request, whole, onnx_files.size_of(model))
     _check_boxes(load, spec)
+    _copy_example(folder, spec)
     return _with_scores(request, folder, model, spec)
 
 
@@ -185,22 +188,30 @@ def _with_scores(
 
 
 def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> ModelSpec:
-    """Write the labels (of the flag, else of a detector's file), a text client's tokenizer and the
-    client's example. Return the ModelSpec, still without tensors."""
+    """Write the labels (of the flag, else of the file), and a text client's tokenizer and example.
+    Return the ModelSpec, still without tensors."""
     client = client_of(request)
     _copy_tokenizer(request, client, folder)
-    labels = write_labels(folder / LABELS, names if client == DETECTOR else (), request.labels)
-    for example in (
-        sorted((REPOSITORY / client).glob("example.*")) if client not in ("", TEXTS) else ()
-    ):
-        shutil.copyfile(example, folder / example.name)
+    names = names if client in (DETECTOR, CLASSIFIER) else ()
+    labels = write_labels(folder / LABELS, names, request.labels)
     return ModelSpec(
         client=client,
         max_batch_size=MAX_BATCH_SIZE,
         settings=({"task": request.task} if request.task else {})
         | ({"labels": LABELS} if labels and client == TEXTS else {}),
-        labels=LABELS if labels and client == "resnet" else "",
+        labels=LABELS if labels and client == CLASSIFIER else "",
     )
+
+
+def _copy_example(folder: Path, spec: ModelSpec) -> None:
+    """Copy the example of the client, or a photo if the network takes colours."""
+    if spec.client in ("", TEXTS):
+        return
+    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
+    is_grey = 1 in (*sides[:1], *sides[-1:])
+    name = GREY if spec.client == CLASSIFIER and is_grey else PHOTOS.get(spec.client, spec.client)
+    for example in (REPOSITORY / name).glob("example.*"):
+        shutil.copyfile(example, folder / example.name)
 
 
 def _copy_tokenizer(request: Request, client: str, folder: Path) -> None:
@@ -275,8 +286,9 @@ def export_torchscript(request: Request, path: Path, folder: Path) -> ModelSpec:
         )
     spec = _with_size(request, spec)
     _check_boxes(lambda: run, spec)
+    _copy_example(folder, spec)
     if (
-        spec.client == "resnet"
+        spec.client == CLASSIFIER
         and "activation" not in request.settings
         and _makes_scores(module, run, spec)
     ):

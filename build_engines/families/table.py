@@ -5,11 +5,9 @@ Their graphs are changed, because Triton serves only tensors with a batch dimens
 """
 
 import json
-import sys
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError, UsageError, brief, first_line
 from build_engines.families.onnx_file import parse_inputs, with_tensors
+from build_engines.families.table_graph import ML
 from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import Request
 from build_engines.weights import onnx_files
@@ -29,17 +28,12 @@ CLIENT = "table"
 BATCH_SIZE = 1024  # rows: one takes microseconds
 PICKLES = (".joblib", ".pkl", ".pickle")
 HEAD = 4096  # bytes that tell a kind
-# functions that its pickles call
-NUMPY_1 = ("__bit_generator_ctor", "__generator_ctor", "__randomstate_ctor")
-NUMPY_2 = (
-    "numeric",
-    "fromnumeric",
-    "umath",
-    "records",
-    "memmap",
-)  # modules of numpy.core that NumPy 2 calls numpy._core
 COLUMNS, LABELS = "columns.txt", "labels.txt"
-ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
+LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")  # of pickles
+OF_CATBOOST = (
+    "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
+    "that"
+)
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
 ROWS = (2, 3)  # of the runs that show which dimensions vary
 Class = int | str
@@ -60,6 +54,7 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     if request.precision not in ("fp32", "auto"):
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
+    batch_size = BATCH_SIZE
     if path.suffix == ".onnx":
         if request.data:
             raise UsageError(
@@ -69,22 +64,22 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
         model = onnx_files.read(path)
         classes: Sequence[Class] = mend(model)
     else:
-        model, classes, settings = _converted(request, path, folder)
+        model, classes, settings, batch_size = _converted(request, path, folder)
     check_tensors(model)
     onnx.save(model, folder / "1" / "model.onnx")
     settings |= _name_classes(request, classes, folder)
     return with_tensors(
         request,
         folder,
-        ModelSpec(client=CLIENT, max_batch_size=BATCH_SIZE, settings=settings, cpu_only=True),
+        ModelSpec(client=CLIENT, max_batch_size=batch_size, settings=settings, cpu_only=True),
     )
 
 
 def _converted(
     request: Request, path: Path, folder: Path
-) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str]]:
-    """Return the graph, the classes and the settings. Write columns.txt, categories.json and
-    example.json."""
+) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str], int]:
+    """Return the graph, the classes, the settings and the most rows of a run. Write columns.txt,
+    categories.json and example.json."""
     estimator = read(path, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
@@ -99,6 +94,7 @@ def _converted(
         converted.model,
         converted.classes,
         {"missing": converted.missing} if converted.missing else {},
+        converted.batch_size,
     )
 
 
@@ -150,13 +146,12 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
             "(docs/security.md). If you trust who wrote it, add --allow-pickle; an ONNX "
             "file, XGBoost's model.json and LightGBM's model.txt hold no code"
         )
-    import joblib
     from sklearn.exceptions import InconsistentVersionWarning
 
-    with warnings.catch_warnings(), _numpy_2():
+    with warnings.catch_warnings():
         warnings.simplefilter("error", InconsistentVersionWarning)
         try:
-            return joblib.load(path)
+            return _unpickled(path)
         except InconsistentVersionWarning as err:
             raise BuildError(
                 f"{path} was saved by scikit-learn {err.original_sklearn_version}, and "
@@ -166,43 +161,63 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
             ) from err
 
 
-@contextmanager
-def _numpy_2() -> Iterator[None]:
-    """Let NumPy 1, which Triton's stub needs, read what NumPy 2 pickled: its modules' new names,
-    and random generators by their class, with the seed beside the state."""
-    from numpy.random import BitGenerator, Generator, RandomState, _pickle
+def _unpickled(path: Path) -> Any:
+    """Return the object. NumPy 1, which Triton's stub needs, also reads what NumPy 2 pickled: other
+    names of modules, and random generators by their class, with the seed beside the state."""
+    from joblib import numpy_pickle
 
-    own = {name: getattr(_pickle, name) for name in NUMPY_1}
+    class Unpickler(numpy_pickle.NumpyUnpickler):  # type: ignore[misc]  # joblib has no types
+        def find_class(self, module: str, name: str) -> Any:
+            if module == RANDOM and name in GENERATORS:
+                return GENERATORS[name]
+            try:
+                return super().find_class(re.sub(r"^numpy\._core\b", "numpy.core", module), name)
+            except (AttributeError, ModuleNotFoundError) as err:
+                if module.partition(".")[0] in LIBRARIES:
+                    raise
+                raise BuildError(f"{path} {_absent(module, name)}") from err
 
-    def construct(kind: Any = "MT19937") -> Any:
-        if isinstance(kind, type):
-            return type(kind.__name__, (kind,), {"__setstate__": _set_state})()
-        return own["__bit_generator_ctor"](kind)
+    with (
+        path.open("rb") as file,
+        numpy_pickle._validate_fileobject_and_memmap(file, str(path)) as (opened, _),
+    ):
+        return Unpickler(str(path), opened, ensure_native_byte_order=True).load()
 
-    def wrapped(holder: Any) -> Any:
-        return lambda bits="MT19937", *_: holder(
-            bits if isinstance(bits, BitGenerator) else construct(bits)
-        )
 
-    constructors = dict(
-        zip(NUMPY_1, (construct, wrapped(Generator), wrapped(RandomState)), strict=True)
+def _absent(module: str, name: str) -> str:
+    """Return what is missing for a pickle that needs this name, and what to do."""
+    if module.startswith("catboost"):
+        return f"holds a model of CatBoost: {OF_CATBOOST}"
+    return (
+        f"needs '{name}' of the user's own code (the module {module}), which a pickle does not "
+        f"hold: train the model with parts of scikit-learn alone, or {INSTEAD}"
     )
-    modules = {f"numpy._core.{name}": import_module(f"numpy.core.{name}") for name in NUMPY_2}
-    added = modules.keys() - sys.modules.keys()
-    sys.modules.update({name: modules[name] for name in added})
-    for name, value in constructors.items():
-        setattr(_pickle, name, value)
-    try:
-        yield
-    finally:
-        for name, value in own.items():
-            setattr(_pickle, name, value)
-        for name in added:
-            del sys.modules[name]
+
+
+def _bits(kind: Any = "MT19937") -> Any:
+    """Return a generator of random bits, from its name or its class."""
+    if isinstance(kind, str):
+        kind = getattr(np.random, kind)
+    return type(kind.__name__, (kind,), {"__setstate__": _set_state})()
 
 
 def _set_state(self: Any, state: Any) -> None:
     self.state = state[0] if isinstance(state, tuple) else state
+
+
+def _random(holder: Any) -> Any:
+    return lambda bits="MT19937", *_: holder(
+        bits if isinstance(bits, np.random.BitGenerator) else _bits(bits)
+    )
+
+
+# what pickles call to make random generators
+RANDOM = "numpy.random._pickle"
+GENERATORS = {
+    "__bit_generator_ctor": _bits,
+    "__generator_ctor": _random(np.random.Generator),
+    "__randomstate_ctor": _random(np.random.RandomState),
+}
 
 
 def _xgboost(path: Path, _: bool) -> Any:

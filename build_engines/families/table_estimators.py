@@ -1,10 +1,13 @@
-"""Trained models of scikit-learn, XGBoost and LightGBM -> ONNX, by skl2onnx and onnxmltools."""
+"""Trained models of scikit-learn, XGBoost and LightGBM -> ONNX.
+
+Models of trees, and the steps before them, are written by table_trees and table_steps, whose
+answers are the library's own. skl2onnx converts all others.
+"""
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from copy import deepcopy
+from collections.abc import Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,37 +16,46 @@ import numpy as np
 import onnx
 
 from build_engines.errors import BuildError, UsageError, brief
-from build_engines.families import table
+from build_engines.families import table, table_steps, table_trees
+from build_engines.families.table_graph import OPSETS, Graph
 from build_engines.families.table_rows import (
-    AGREEING,
+    EXACT,
     PREDICTIONS,
     PROBABILITIES,
+    USUAL,
     Array,
     Column,
+    Limits,
     agreement,
     answers,
+    compared,
     feed,
     is_missing,
     missing_columns,
     of_file,
-    same_in_fp32,
+    points_of,
     sample,
 )
+from build_engines.families.table_steps import Cells, Table, UnknownStep
 from clients.base import TensorSpec
 
-# the newest that all of skl2onnx's operators have; Triton 23.01 runs them
-OPSETS = {"": 17, table.ML: 3}
 MATRIX = "X"
 BOOLEANS = (False, True)
+LIBRARIES = ("sklearn", "xgboost", "lightgbm")
+MOST_VALUES = 1 << 22  # of leaves in a run of trees, of 8 bytes each
+OF_TREES = Limits(1.0, 1e-5)  # in FP32, with the user's rows
+FAR = (-np.inf, np.inf)
+MOST_ROWS = 50_000  # of the trees alone: thresholds beyond that are asked in part
 
 
 @dataclass(frozen=True)
 class Converted:
-    """The mended graph, the columns' names (if they have any), the classes, the setting `missing`
-    ("" for none), a row like those of training, and for each column its only categories, None if it
-    may have other cells."""
+    """The mended graph, the most rows of a run, the columns' names (if they have any), the classes,
+    the setting `missing` ("" for none), a row like those of training, and for each column its only
+    categories, None if it may have other cells."""
 
     model: onnx.ModelProto
+    batch_size: int
     columns: tuple[str, ...]
     classes: tuple[table.Class, ...]
     missing: str
@@ -51,105 +63,240 @@ class Converted:
     categories: list[list[Any] | None]
 
 
+@dataclass(frozen=True)
+class Written:
+    """A graph that is compared with its model: `limits` says how alike it must be."""
+
+    model: onnx.ModelProto
+    classes: tuple[table.Class, ...]
+    columns: list[Column]
+    limits: Limits
+    cells: list[Array]
+    batch_size: int = table.BATCH_SIZE
+
+
 def convert(
     estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None = None
 ) -> Converted:
     """Convert with the columns `inputs`, by default those of the model. Raise BuildError if the
-    ONNX file answers differently from the model, for rows near the values that it learned or for
-    those of the file `data`."""
-    library = type(estimator).__module__.partition(".")[0]
-    _check_kind(estimator, library)
-    estimator = _best(estimator)
+    ONNX file answers differently from the model, for rows like those of training or for those of
+    the file `data`."""
+    estimator = _best(_chosen(estimator))
+    _check_kind(estimator)
     columns = columns_of(estimator)
     if inputs:
         columns = _named(inputs, columns)
-    rows = {"of the model": sample(estimator, columns)}
-    if data:
-        rows[f"of {data.name}"] = of_file(data, columns)
-    if reason := _unconvertible(estimator):
-        raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}")
-    _check_answers(estimator, next(iter(rows.values())), columns)
-    model, classes, shares = _compared(estimator, columns, rows)
-    if min(shares.values()) < AGREEING and library not in _CONVERTERS and not inputs:
-        wide = [
-            replace(each, datatype="FP64") if each.datatype == "FP32" else each for each in columns
-        ]
-        with suppress(BuildError):
-            in_fp64, classes, shares_of_fp64 = _compared(estimator, wide, rows)
-            if min(shares_of_fp64.values()) >= AGREEING:
-                print(
-                    f"in FP32 {min(shares.values()):.1%} of the answers are alike: the "
-                    "model is built in FP64"
-                )
-                columns, model, shares = wide, in_fp64, shares_of_fp64
-    for which, share in shares.items():
-        print(
-            f"the model and its ONNX file agree on {share:.1%} of {len(rows[which][0])} "
-            f"rows {which}",
-            flush=True,
-        )
-    worst = min(shares, key=shares.__getitem__)
-    if shares[worst] < AGREEING:
+    own = of_file(data, columns) if data else None
+    write = _skl2onnx
+    if table_trees.kind_of(_last(estimator)):
+        write = _exact
+    elif _has_steps(estimator) and _inner_trees(estimator) and not data:
+        last = type(_last(estimator)).__name__
         raise BuildError(
-            f"the ONNX file answers otherwise than the {type(estimator).__name__} "
-            f"({shares[worst]:.1%} alike): {_reason(estimator, columns, rows[worst])}"
+            f"steps before the trees within a {last} are not converted exactly; {OWN_ROWS}"
         )
-    cells = next(iter(rows.values()))
-    able = missing_columns(estimator, model, columns, cells)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the libraries' own, of arrays without names of columns
+        try:
+            written = write(estimator, columns, own)
+        except UnknownStep as err:
+            if own is None:
+                raise BuildError(f"{err}; {OWN_ROWS}") from err
+            written = _skl2onnx(estimator, columns, own)
+        return _described(estimator, written)
+
+
+OWN_ROWS = "with --data rows.csv it is tried, and built if the ONNX file answers all of them alike"
+
+
+def _has_steps(estimator: Any) -> bool:
+    """Return whether a step comes before the last one, also within it."""
+    pipelines = [each for each in _within(estimator) if hasattr(each, "steps")]
+    return any(len(each.steps) > 1 for each in pipelines)
+
+
+def _described(estimator: Any, written: Written) -> Converted:
+    columns, model, cells = written.columns, written.model, written.cells
+    able = missing_columns(estimator, model, columns, cells, written.limits)
     kept = list(range(len(columns)))
     if are_apart(columns, estimator) and all(column.name for column in columns):
         kept = table.drop_unused_inputs(model)
     able = [index for index, old in enumerate(kept) if old in able]
     return Converted(
         model,
+        written.batch_size,
         tuple(columns[index].name for index in kept if columns[index].name),
-        classes,
+        written.classes,
         "nan" if kept and len(able) == len(kept) else ",".join(map(str, able)),
-        [
-            cells[index][0].item() if hasattr(cells[index][0], "item") else cells[index][0]
-            for index in kept
-        ],
+        [np.asarray(cells[index]).tolist()[0] for index in kept],
         [_categories(columns[index]) for index in kept],
     )
 
 
 def _categories(column: Column) -> list[Any] | None:
     """Return the only categories that the column may have, None if it may have others too."""
-    return (
-        [None if is_missing(value) else value for value in column.values] if column.closed else None
-    )
+    if not column.closed:
+        return None
+    values = [None if is_missing(value) else value for value in column.values]
+    return [*values, None] if column.filled and column.datatype == "BYTES" else values
 
 
-def _compared(
-    estimator: Any, columns: Sequence[Column], rows: Mapping[str, Sequence[Array]]
-) -> tuple[onnx.ModelProto, tuple[table.Class, ...], dict[str, float]]:
-    """Return the mended graph, its classes, and the share of `rows` whose answers are alike. Raise
-    BuildError."""
-    library = type(estimator).__module__.partition(".")[0]
+def _check_share(estimator: Any, written: Written, share: float, rows: int, which: str) -> None:
+    """Print the share of rows that are alike. Raise BuildError if they are too few."""
+    print(f"the model and its ONNX file agree on {share:.1%} of {rows} rows {which}", flush=True)
+    if not written.limits(share):
+        raise BuildError(
+            f"the ONNX file answers otherwise than the {type(estimator).__name__} "
+            f"({share:.1%} of {rows} rows {which} alike): its converter does not know something "
+            f"that the model does; {table.INSTEAD}"
+        )
+
+
+def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Written:
+    """Return a graph of the library's own nodes."""
+    graph = Graph()
+    cells = _inputs(graph, columns, estimator)
+    steps, last = _parts(estimator)
+    made = Table(cells)
+    for step in steps:
+        made = table_steps.apply(graph, step, made)
+    values = table_steps.matrix(graph, made.cells)
+    if made.sparse and _library(last) == "xgboost":
+        values = graph.add("Where", graph.add("Equal", values, np.float64(0)), np.nan, values)
+    trees = table_trees.read(last)
+    model = graph.model(table_trees.write(graph, last, trees, values))
+    points = points_of(estimator, len(columns))
+    for feature, thresholds in trees.thresholds().items():
+        if made.cells[feature] in cells:  # the trees read the column as it comes
+            points[cells.index(made.cells[feature])] += thresholds.tolist()
+    rows = sample(columns, points)
+    _check_answers(estimator, rows, columns)
+    classes = _finished(estimator, model, rows, columns)
+    batch_size = max(min(table.BATCH_SIZE, MOST_VALUES // trees.values), 1)
+    written = Written(model, classes, columns, EXACT, rows, batch_size)
+    _compare_trees(estimator, written, last, trees)
+    _compare(estimator, written, own)
+    return written
+
+
+def _compare(estimator: Any, written: Written, own: list[Array] | None) -> None:
+    """Compare the whole on rows like those of training, and on the user's."""
+    asked = {"like those of training": written.cells} | ({"of --data": own} if own else {})
+    for which, rows in asked.items():
+        share = agreement(estimator, written.model, written.columns, rows, written.limits)
+        _check_share(estimator, written, share, len(rows[0]), which)
+
+
+def _inputs(graph: Graph, columns: Sequence[Column], estimator: Any) -> list[Cells]:
+    """Add an input for each column, or one for all."""
+    if not are_apart(columns, estimator):
+        datatype, width = columns[0].datatype, len(columns)
+        name = graph.input(MATRIX, datatype, width)
+        return [Cells(name, index, width, datatype) for index in range(width)]
+    names = [column.name or f"column_{index}" for index, column in enumerate(columns)]
+    return [
+        Cells(graph.input(name, column.datatype, 1), 0, 1, column.datatype)
+        for name, column in zip(names, columns, strict=True)
+    ]
+
+
+def _compare_trees(estimator: Any, written: Written, last: Any, trees: table_trees.Trees) -> None:
+    """Compare the trees alone, at every threshold and one step of FP32 and of FP64 to each side."""
+    rng, width = np.random.default_rng(0), _width(last)
+    asked = {
+        feature: _near(values, np.nan if trees.most is None else trees.most[feature])
+        for feature, values in trees.thresholds().items()
+    }
+    count = min(max(map(len, asked.values()), default=1), MOST_ROWS)
+    matrix = np.zeros((count, width))
+    for feature, values in asked.items():
+        matrix[:, feature] = np.resize(rng.permutation(values), count)
+    graph = Graph()
+    name = graph.input(MATRIX, "FP64", width)
+    model = graph.model(table_trees.write(graph, last, trees, name))
+    names = getattr(last, "feature_names_in_", [""] * width)
+    expected = answers(last, list(matrix.T), [Column(str(each)) for each in names])
+    share = compared(expected, model, {MATRIX: matrix}, EXACT)
+    _check_share(estimator, written, share, count, "at the thresholds of its trees")
+
+
+def _near(thresholds: Array, most: float) -> Array:
+    """Return the thresholds and their neighbours, or the categories from 0 to `most` beside
+    them."""
+    values = thresholds[np.isfinite(thresholds)]
+    if not np.isnan(most):
+        sides = np.concatenate([np.floor(values), np.ceil(values)])
+        return np.asarray(np.unique(np.clip(sides, 0, most)))
+    parts = [values, values.astype(np.float32)]
+    parts += [np.nextafter(each, limit) for each in parts for limit in FAR]
+    return np.asarray(np.unique(np.concatenate(parts).astype(float)))
+
+
+def _width(last: Any) -> int:
+    booster = booster_of(last)
+    if hasattr(booster, "num_features"):
+        return int(booster.num_features())
+    return int(booster.num_feature() if hasattr(booster, "num_feature") else last.n_features_in_)
+
+
+def _skl2onnx(estimator: Any, columns: list[Column], own: list[Array] | None) -> Written:
+    """Return skl2onnx's graph, in FP64 where that is converted and answers alike, otherwise in
+    FP32. Trees within other models are of FP32."""
+    if reason := _unconvertible(estimator):
+        raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}")
+    narrow = [
+        replace(each, datatype="FP32") if each.datatype == "FP64" else each for each in columns
+    ]
+    trees = _inner_trees(estimator)
+    choices = [narrow] if trees else [columns, narrow]
+    limits = OF_TREES if trees and own else USUAL
+    points = points_of(estimator, len(columns))
+    for model in [] if _has_steps(estimator) else trees:
+        for feature, values in table_trees.read(model).thresholds().items():
+            points[feature] += values.tolist()
+    for number, chosen in enumerate(choices):
+        try:
+            rows = sample(chosen, points)
+            _check_answers(estimator, rows, chosen)
+            model, classes = _converted(estimator, chosen, rows)
+            written = Written(model, classes, chosen, limits, rows)
+            _compare(estimator, written, own)
+            return written
+        except BuildError:
+            if number == len(choices) - 1:
+                raise
+    raise AssertionError
+
+
+def _converted(
+    estimator: Any, columns: Sequence[Column], cells: Sequence[Array]
+) -> tuple[onnx.ModelProto, tuple[table.Class, ...]]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = _CONVERTERS.get(library, _sklearn)(estimator, columns)
+        model = _sklearn(estimator, columns)
     except Exception as err:  # the converters' errors have no common base class
         unknown = re.search(r"shape calculator for type '<class '[\w.]*\.(\w+)'>", str(err))
         reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)
-        instead = table.INSTEAD
         raise BuildError(
-            f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}; {instead}"
+            f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}; {table.INSTEAD}"
         ) from err
-    cells = next(iter(rows.values()))
+    classes = _finished(estimator, model, cells, columns)
+    # skl2onnx calls all scores of classes probabilities
+    if PROBABILITIES not in answers(estimator, cells, columns):
+        table.rename_output(model, "prob", "scores")
+    return model, classes
+
+
+def _finished(
+    estimator: Any, model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]
+) -> tuple[table.Class, ...]:
+    """Give the model's outputs their types and shapes. Return the classes, none if they are
+    booleans or 0, 1, 2 …."""
     classes = table.mend(model, feed(model, cells, columns))
     known = np.asarray(getattr(estimator, "classes_", ()))
     if known.dtype == bool and len(known) == len(BOOLEANS):
         table.answer_booleans(model)
-        classes = []
-    elif not classes:
-        classes = known.tolist()
-    shares = {which: agreement(estimator, model, columns, each) for which, each in rows.items()}
-    # skl2onnx calls all scores of classes probabilities
-    if PROBABILITIES not in answers(estimator, cells, columns):
-        table.rename_output(model, "prob", "scores")
-    return model, tuple(classes), shares
+        return ()
+    return tuple(classes or known.tolist())
 
 
 def _named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Column]:
@@ -182,23 +329,18 @@ def _check_answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Col
         )
 
 
-def _reason(estimator: Any, columns: Sequence[Column], cells: Sequence[Array]) -> str:
-    """Return why answers differ, and what to do."""
-    if not same_in_fp32(estimator, columns, cells):
-        return (
-            "FP32 cannot hold its columns, and in FP64 it is not converted: train on "
-            "differences from a near number"
-        )
-    return "its converter does not know something that the model does"
-
-
 def _unconvertible(estimator: Any) -> str:
     """Return which part skl2onnx is known not to convert, or ""."""
-    for step in _steps(estimator):
+    for step in _within(estimator):
         if type(step).__name__ == "FunctionTransformer" and step.func is not None:
             return (
                 "skl2onnx does not convert "
                 f"FunctionTransformer({getattr(step.func, '__name__', step.func)})"
+            )
+        if type(step).__name__ == "KNNImputer":
+            return (
+                "skl2onnx writes a KNNImputer with operators (opset 18) that older Tritons do not "
+                "run: train SimpleImputer"
             )
         indicator = getattr(step, "indicator_", None)
         if indicator is not None and len(indicator.features_):
@@ -214,32 +356,12 @@ def _unconvertible(estimator: Any) -> str:
     return ""
 
 
-def _steps(estimator: Any) -> Iterator[Any]:
-    """Yield the estimator and all estimators within it."""
-    yield estimator
-    inner = [step for _, step in getattr(estimator, "steps", ())]
-    inner += [step for _, step, _ in getattr(estimator, "transformers_", ())]
-    inner += [step for _, step in getattr(estimator, "transformer_list", ())]
-    inner += (
-        list(np.ravel(np.array(getattr(estimator, "estimators_", ()), object)))
-        if _is_voting(estimator)
-        else []
-    )
-    for step in inner:
-        if hasattr(step, "get_params"):
-            yield from _steps(step)
-
-
-def _is_voting(estimator: Any) -> bool:
-    return type(estimator).__name__ in ("VotingClassifier", "VotingRegressor")
-
-
 def _convertible(estimator: Any) -> Any:
     """Return a copy that skl2onnx converts with the same answers. A missing text is the category
     ""."""
     copied = deepcopy(estimator)
-    for step in _steps(copied):
-        if _is_voting(step):
+    for step in _within(copied):
+        if type(step).__name__ in ("VotingClassifier", "VotingRegressor"):
             step.flatten_transform = False  # of transform(), which is not served
         if type(step).__name__ == "KBinsDiscretizer" and step.encode == "onehot":
             step.encode = "onehot-dense"
@@ -257,44 +379,96 @@ def _convertible(estimator: Any) -> Any:
     return copied
 
 
-def _check_kind(estimator: Any, library: str) -> None:
-    """Raise UsageError if it is not a model, or maps its categories outside of its trees."""
-    if library not in _CONVERTERS and not hasattr(estimator, "__sklearn_tags__"):
-        name = type(estimator).__name__
+def _check_kind(estimator: Any) -> None:
+    """Raise UsageError if it is not a model."""
+    name = type(estimator).__name__
+    if _library(estimator) == "catboost":
+        raise UsageError(f"the file holds a {name}: {table.OF_CATBOOST}")
+    if _library(estimator) not in LIBRARIES and not hasattr(estimator, "__sklearn_tags__"):
         raise UsageError(
             f"the file holds a {name}, which is not a model of scikit-learn, XGBoost or LightGBM"
         )
-    booster = booster_of(estimator)
-    categories = "c" in (getattr(booster, "feature_types", None) or ()) or getattr(
-        booster, "pandas_categorical", None
-    )
-    if categories:
-        raise UsageError(
-            "the model has categorical columns, which its converter does not know: train it "
-            "on codes or on columns of scikit-learn's OneHotEncoder, in a pipeline"
-        )
-    for inner in map(booster_of, _steps(estimator)):
-        if (
-            hasattr(inner, "num_feature")
-            and (inner.trees_to_dataframe().missing_type == "Zero").any()
-        ):
+    for step in _within(estimator):
+        if hasattr(step, "vocabulary_") or type(step).__name__ == "HashingVectorizer":
             raise UsageError(
-                "the model takes 0 as missing, which its converter does not know: train it "
-                "on empty cells"
+                f"a {type(step).__name__} takes texts, which are not columns of a table: serve the "
+                f"model as a Python model ({table.INSTEAD})"
             )
+
+
+def _library(estimator: Any) -> str:
+    return type(estimator).__module__.partition(".")[0]
+
+
+def _chosen(estimator: Any) -> Any:
+    """Return the model that a search over parameters found best, whose answers are the search's."""
+    while hasattr(estimator, "best_estimator_"):
+        estimator = estimator.best_estimator_
+    return estimator
+
+
+def _last(estimator: Any) -> Any:
+    """Return a pipeline's last step."""
+    while hasattr(estimator, "steps"):
+        estimator = estimator.steps[-1][1]
+    return estimator
+
+
+def _parts(estimator: Any) -> tuple[list[Any], Any]:
+    """Return the steps, and the model of trees after them. HistGradientBoosting has a step of its
+    own for categorical columns."""
+    steps: list[Any] = []
+    while hasattr(estimator, "steps"):
+        steps += [step for _, step in estimator.steps[:-1]]
+        estimator = estimator.steps[-1][1]
+    if getattr(estimator, "_preprocessor", None) is not None:
+        steps.append(estimator._preprocessor)
+        estimator = copy(estimator)
+        estimator._preprocessor = None
+        vars(estimator).pop("feature_names_in_", None)
+    return steps, estimator
+
+
+def _within(estimator: Any) -> list[Any]:
+    """Return the model and all models within it, down to those of trees."""
+    found: list[Any] = []
+    pending, seen = [estimator], set()
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, list | tuple):
+            pending += each
+        elif isinstance(each, np.ndarray) and each.dtype == object:
+            pending += each.ravel().tolist()
+        elif hasattr(each, "get_params") or hasattr(each, "calibrators"):
+            found.append(each)
+            pending += [] if table_trees.kind_of(each) else vars(each).values()
+    return found
+
+
+def _inner_trees(estimator: Any) -> list[Any]:
+    """Return the trained models of trees within the last step of a model."""
+    within = _within(_last(estimator))
+    return [each for each in within if table_trees.kind_of(each) and _is_trained(each)]
+
+
+def _is_trained(model: Any) -> bool:
+    return bool(getattr(model, "n_features_in_", 0))
 
 
 def _best(estimator: Any) -> Any:
     """Keep the trees up to the best one, which XGBoost's own predict uses after early stopping."""
-    booster = booster_of(estimator)
-    if not type(booster).__module__.startswith("xgboost") or not (
-        best := booster.attr("best_iteration")
-    ):
+    last = _last(estimator)
+    booster = booster_of(last)
+    best = booster.attr("best_iteration") if hasattr(booster, "num_features") else None
+    if not best:
         return estimator
     cut = booster[: int(best) + 1]
-    if booster is estimator:
+    if booster is last:
         return cut
-    estimator._Booster = cut
+    last._Booster = cut
     return estimator
 
 
@@ -355,41 +529,50 @@ def _register_scorers() -> None:
     get_converter("SklearnLinearSVC")._options["zipmap"] = [True, False, "columns"]
 
 
-def _booster(estimator: Any, columns: Sequence[Column]) -> onnx.ModelProto:
-    """onnxmltools knows XGBoost's columns as f0, f1 … only."""
-    import onnxmltools
-    from onnxmltools.convert.common.data_types import FloatTensorType
-
-    initial = [(MATRIX, FloatTensorType([None, len(columns)]))]
-    if type(estimator).__module__.startswith("lightgbm"):
-        return onnxmltools.convert_lightgbm(estimator, initial_types=initial)
-    booster = booster_of(estimator)
-    names, booster.feature_names = booster.feature_names, None
-    try:
-        return onnxmltools.convert_xgboost(estimator, initial_types=initial)
-    finally:
-        booster.feature_names = names
-
-
-_CONVERTERS: Mapping[str, Callable[[Any, Sequence[Column]], onnx.ModelProto]] = {
-    "xgboost": _booster,
-    "lightgbm": _booster,
-}
-
-
 def columns_of(estimator: Any) -> list[Column]:
     """Return the columns, with the names it was trained with and the categories that its encoders
     know."""
-    names = _names(estimator)
-    known: dict[int, tuple[str, tuple[Any, ...], bool]] = {}
-    first = _first(estimator)
-    if hasattr(first, "transformers_"):
-        indices = first._transformer_to_input_indices
-        for name, transformer, _ in first.transformers_:
-            known |= dict(zip(indices[name], _encoded(transformer), strict=False))
-    else:
-        known |= dict(enumerate(_encoded(first)))
-    return [Column(name, *known.get(index, ())) for index, name in enumerate(names)]
+    return _known(estimator, [Column(name) for name in _names(estimator)])
+
+
+def _known(step: Any, columns: list[Column]) -> list[Column]:
+    """Return the columns as the first encoder in the step knows them: one that comes first, or
+    after imputers."""
+    if hasattr(step, "steps"):
+        for _, each in step.steps:
+            columns = _known(each, columns)
+            if not _keeps(each):
+                break
+        return columns
+    if hasattr(step, "transformers_"):
+        columns = list(columns)
+        for name, transformer, _ in step.transformers_:
+            indices = step._transformer_to_input_indices[name]
+            known = _known(transformer, [columns[index] for index in indices])
+            for index, column in zip(indices, known, strict=True):
+                columns[index] = column
+        return columns
+    if getattr(step, "_preprocessor", None) is not None:
+        return _known(step._preprocessor, columns)
+    if hasattr(step, "statistics_") and is_missing(step.missing_values):
+        return [replace(each, filled=True, missing=step.missing_values) for each in columns]
+    if hasattr(step, "categories_"):
+        closed = getattr(step, "handle_unknown", "") == "error"
+        pairs = zip(columns, step.categories_, strict=True)
+        return [_with_categories(each, values, closed) for each, values in pairs]
+    return columns
+
+
+def _keeps(step: Any) -> bool:
+    """Return whether a step leaves the cells that are not missing as they are."""
+    return step in (None, "passthrough") or hasattr(step, "statistics_")
+
+
+def _with_categories(column: Column, categories: Array, closed: bool) -> Column:
+    kind, values = categories.dtype.kind, tuple(categories.tolist())
+    datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else column.datatype
+    missing = next((value for value in values if is_missing(value)), column.missing)
+    return replace(column, datatype=datatype, values=values, closed=closed, missing=missing)
 
 
 def _names(estimator: Any) -> list[str]:
@@ -411,24 +594,6 @@ def _names(estimator: Any) -> list[str]:
             f"a {type(estimator).__name__} that is not trained, or not on rows, cannot be served"
         )
     return [str(name) for name in getattr(estimator, "feature_names_in_", [""] * count)]
-
-
-def _encoded(transformer: Any) -> Iterator[tuple[str, tuple[Any, ...], bool]]:
-    """Yield each column's datatype, its categories, from an encoder that comes first or after
-    another step, and whether an encoder that comes first, or after imputers of missing cells only,
-    refuses others."""
-    steps = (
-        [step for _, step in transformer.steps] if hasattr(transformer, "steps") else [transformer]
-    )
-    encoder = next((step for step in steps if hasattr(step, "categories_")), None)
-    first = next(
-        (step for step in steps if not is_missing(getattr(step, "missing_values", 0))), None
-    )
-    closed = encoder is first and getattr(encoder, "handle_unknown", "") == "error"
-    for categories in getattr(encoder, "categories_", ()):
-        kind = categories.dtype.kind
-        datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else "FP32"
-        yield datatype, tuple(categories.tolist()), closed
 
 
 def are_apart(columns: Sequence[Column], estimator: Any) -> bool:

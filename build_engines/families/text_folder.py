@@ -40,6 +40,7 @@ GENERATORS = ("HeadModel", "HeadsModel")
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 MODULE_ORDER = re.compile(r"Transformer, Pooling(, Dense)*(, Normalize)?")
+CROSS_ENCODER_ORDER = re.compile("Transformer")
 EXAMPLES: dict[str, Any] = {
     "embedding": "The quick brown fox jumps over the lazy dog.",
     "fill-mask": "The capital of France is {mask}.",
@@ -88,7 +89,8 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
             f"{', '.join(TASKS)}"
         )
     fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
-    if (checkpoint / MODULES).is_file():
+    is_ranker = _is_cross_encoder(checkpoint, config)
+    if (checkpoint / MODULES).is_file() and not is_ranker:
         fitting = ("embedding",)
     elif "embedding" in fitting and not _is_encoder(name) and not asked:
         raise BuildError(
@@ -96,11 +98,9 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
             f"with --task embedding its encoder is built, without what {name} adds to it"
         )
     if not asked:
-        return (
-            "text-ranking"
-            if "text-ranking" in fitting and _is_cross_encoder(config)
-            else fitting[0]
-        )
+        has_one_score = len(config.get("id2label", ())) == 1
+        ranks = "text-ranking" in fitting and is_ranker and has_one_score
+        return "text-ranking" if ranks else fitting[0]
     if asked not in fitting and asked != "embedding" and any(name.endswith(end) for end in HEADS):
         raise BuildError(
             f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}"
@@ -112,26 +112,33 @@ def _is_encoder(name: str) -> bool:
     return name.endswith(("Model", "TextModelWithProjection")) and not name.endswith(GENERATORS)
 
 
-def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
-    marked = "sbert_ce_default_activation_function" in config or "activation_fn" in config.get(
-        "sentence_transformers", {}
+def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
+    """Return whether sentence-transformers' CrossEncoder wrote the folder: version 6 says so in a
+    file of its own, older ones in config.json."""
+    return (
+        read_json(checkpoint / PROMPTS).get("model_type") == "CrossEncoder"
+        or "sbert_ce_default_activation_function" in config
+        or "activation_fn" in config.get("sentence_transformers", {})
     )
-    return marked and len(config.get("id2label", ())) == 1
 
 
-def sentence_settings(checkpoint: Path) -> dict[str, str]:
+def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
     """Return the client's settings for a folder of sentence-transformers, without the pooling,
     which is in the network. Raise BuildError for an unknown module, or modules in another order."""
     modules, settings = modules_of(checkpoint), {}
+    order, buildable = CROSS_ENCODER_ORDER, "Transformer alone"
+    if task == "embedding":
+        order, buildable = MODULE_ORDER, "Transformer, Pooling, any number of Dense, Normalize"
     if (checkpoint / MODULES).is_file():
-        if not MODULE_ORDER.fullmatch(", ".join(modules)):
+        if not order.fullmatch(", ".join(modules)):
             raise BuildError(
-                f"{MODULES} has the modules {', '.join(modules) or 'none'}; what can be "
-                "built is Transformer, Pooling, any number of Dense, then Normalize or "
-                "nothing: export the network to ONNX, and build that"
+                f"{MODULES} has the modules {', '.join(modules) or 'none'}; what can be built for "
+                f"{task} is {buildable}: export the network to ONNX, and build that"
             )
-        if "Normalize" not in modules:
+        if task == "embedding" and "Normalize" not in modules:
             settings["normalize"] = "false"
+    if task != "embedding" and read_json(checkpoint / PROMPTS).get("default_prompt_name"):
+        raise BuildError(f"{PROMPTS} has a default_prompt_name, which {task} does not support")
     if length := _read_sentence_file(checkpoint).get("max_seq_length"):
         settings["max_length"] = str(length)
     return settings

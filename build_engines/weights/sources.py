@@ -28,6 +28,8 @@ FILES = {  # the end of a file's name -> what to do with a file of this kind, wh
         ".safetensors",
         ".bin",
     ): "weights alone do not say their network: name the folder that has their config.json too",
+    (".pt2",): "torch makes an ONNX file of it, with onnxscript: "
+    "torch.onnx.export(torch.export.load('FILE'), f='model.onnx')",
     (
         ".ckpt",
     ): "export the network that it is for: torch.onnx.export(network, example, 'model.onnx')",
@@ -92,7 +94,7 @@ def kind(path: Path) -> str:
         raise BuildError(f"there is no config.json in {path}; {_hint(path)}")
     if path.suffix == ".onnx":
         return "onnx"
-    if zipfile.is_zipfile(path):
+    if zipfile.is_zipfile(path) and path.suffix != ".pt2":
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
         if "constants.pkl" in names:

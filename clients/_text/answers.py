@@ -9,7 +9,7 @@ from tokenizers import Encoding
 
 from clients._text.task import Array, Fields, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
-from clients.base import Model, Parameter, Tensors, best, softmax
+from clients.base import Model, Parameter, Tensors, best, check_time, softmax
 
 DEFAULT_STRIDE = 128  # tokens, for windows of at least twice as many
 # transformers' names, if a network does not have one output for both
@@ -69,7 +69,8 @@ class QuestionAnswering(Task):
         """Return the best answers from the logits of starts and ends in all windows of a
         context."""
         starts, ends = self._logits(outputs)
-        rows = list(zip(inputs["owners"].tolist(), inputs["encodings"], starts, ends, strict=True))
+        owners = inputs["owners"].tolist()
+        rows = list(zip(owners, inputs["encodings"], starts, ends, strict=True))
         predictions = []
         for index, instance in enumerate(instances):
             windows = [
@@ -91,15 +92,22 @@ class QuestionAnswering(Task):
         self, context: str, windows: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         answers: dict[str, dict[str, Any]] = {}
-        none, top_k, aligned = 1.0, parameters["top_k"], parameters["align_to_words"]
+        none = 1.0
+        top_k = parameters["top_k"]
+        aligned = parameters["align_to_words"]
+        # several spans of tokens may be the same words
+        count = top_k * 2 + 10 if aligned else top_k
         for encoding, start, end in windows:
+            check_time()
+            offsets = encoding.offsets  # a list that is made anew for each look at it
             starts, ends = self._probabilities(encoding, start, end)
             none = min(none, float(starts[0] * ends[0]))
             starts[0] = ends[0] = 0.0
-            for first, last, score in _spans(
-                starts, ends, top_k * 2 + 10 if aligned else top_k, parameters
-            ):
-                begin, behind = _characters(encoding, first, last, aligned)
+            for first, last, score in _spans(starts, ends, count, parameters):
+                begin = offsets[first][0]
+                behind = offsets[last][1]
+                if aligned:
+                    begin, behind = _words(encoding, first, last) or (begin, behind)
                 text = context[begin:behind]
                 answer = answers.setdefault(
                     text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind}
@@ -128,20 +136,19 @@ def _spans(
     """Return (first token, last token, score) of the best spans."""
     length = min(parameters["max_answer_len"], len(starts))
     behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
-    scores = (
-        starts[:, None] * np.lib.stride_tricks.sliding_window_view(behind, length)[: len(starts)]
-    )
-    spans = ((*divmod(index, length), score) for index, score in best(scores.ravel(), count))
-    return [(first, first + more, score) for first, more, score in spans if score > 0]
+    ends_near = np.lib.stride_tricks.sliding_window_view(behind, length)
+    scores = starts[:, None] * ends_near[: len(starts)]
+    spans = []
+    for index, score in best(scores.ravel(), count):
+        first, more = divmod(index, length)
+        if score > 0:
+            spans.append((first, first + more, score))
+    return spans
 
 
-def _characters(encoding: Encoding, first: int, last: int, aligned: bool) -> tuple[int, int]:
-    """Return where the answer begins and ends in the context: at its tokens, or `aligned` to their
-    words."""
-    begin, behind = encoding.offsets[first][0], encoding.offsets[last][1]
-    if aligned:
-        words = [encoding.token_to_word(token) for token in (first, last)]
-        spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]
-        if spans[0] and spans[1]:
-            begin, behind = spans[0][0], spans[1][1]
-    return begin, behind
+def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
+    """Return where the words of an answer's first and last token begin and end in the context, None
+    if one of them is not part of a word."""
+    words = [encoding.token_to_word(token) for token in (first, last)]
+    spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]
+    return (spans[0][0], spans[1][1]) if spans[0] and spans[1] else None

@@ -12,6 +12,8 @@ from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
 FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
+# functions of torch behind the scores of a CrossEncoder -> ours
+CROSS_ENCODERS = {"Identity": "none", "Sigmoid": "sigmoid"}
 MOST_LABELS = 100  # a label is a row with the whole text
 LONGEST_TEMPLATE = 1_000  # characters
 HOLE = "{}"
@@ -69,7 +71,9 @@ class TextClassification(Task):
     ) -> list[dict[str, Any]]:
         """Return the likeliest classes from logits [n, labels]."""
         function = parameters["function_to_apply"]
-        scores = ACTIVATIONS[self.function if function == "auto" else function](self.read(outputs))
+        if function == "auto":
+            function = self.function
+        scores = ACTIVATIONS[function](self.read(outputs))
         return [
             {
                 "classes": [
@@ -82,7 +86,9 @@ class TextClassification(Task):
 
 
 def _template(value: Any) -> str:
-    if not isinstance(value, str) or value.count(HOLE) != 1 or len(value) > LONGEST_TEMPLATE:
+    if not isinstance(value, str) or len(value) > LONGEST_TEMPLATE:
+        raise ValueError(value)
+    if value.count(HOLE) != 1:
         raise ValueError(value)
     return value
 
@@ -139,9 +145,11 @@ class ZeroShotClassification(Task):
         labels = [
             self._labels(index, instance, parameters) for index, instance in enumerate(instances)
         ]
-        length = sum(len(template) + len(label) for own in labels for label in own)
+        hypotheses = sum(map(len, labels))
+        length = hypotheses * len(template) + sum(len("".join(own)) for own in labels)
         check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
-        pairs, owners = [], []
+        pairs = []
+        owners = []
         for index, instance in enumerate(instances):
             text = instance if isinstance(instance, str) else instance["text"]
             pairs += [(text, template.replace(HOLE, label)) for label in labels[index]]
@@ -191,7 +199,8 @@ class ZeroShotClassification(Task):
 
     def _scores(self, logits: Array, several: bool) -> Array:
         if several or len(logits) == 1:
-            return softmax(logits[:, [self.contradiction, self.entailment]])[:, 1]
+            columns = [self.contradiction, self.entailment]
+            return softmax(logits[:, columns])[:, 1]
         return softmax(logits[:, self.entailment])
 
 
@@ -210,21 +219,29 @@ class TextRanking(Task):
         super().__init__(model, tokenizer, options)
         output = scores_output(model, 1)
         self.outputs = (output.name,)
-        if (count := output.shape[-1]) not in (1, -1):
+        count = output.shape[-1]
+        if count not in (1, -1):
             raise InvalidRequest(
                 f"model '{model.name}' gives {count} scores for a pair; text-ranking takes one"
             )
         self.activation = ACTIVATIONS[self._activation()]
 
     def _activation(self) -> str:
-        """Choose the function as sentence-transformers' CrossEncoder does: the one in config.json,
-        else the sigmoid."""
+        """Choose the function as sentence-transformers' CrossEncoder does: the one in its own file
+        or in config.json, else the sigmoid. Raise InvalidRequest for an unknown one."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
-        config = self.tokenizer.config
-        written = (config.get("sentence_transformers") or {}).get("activation_fn")
-        written = written or config.get("sbert_ce_default_activation_function") or ""
-        return "none" if written.endswith("Identity") else "sigmoid"
+        config, own = self.tokenizer.config, self.tokenizer.sentence_transformers
+        written = own.get("activation_fn")
+        written = written or (config.get("sentence_transformers") or {}).get("activation_fn")
+        written = written or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+        name = str(written).rpartition(".")[2]
+        if name not in CROSS_ENCODERS:
+            raise InvalidRequest(
+                f"its files say that {written} follows its scores; known are "
+                f"{', '.join(CROSS_ENCODERS)}: set the parameter 'activation'"
+            )
+        return CROSS_ENCODERS[name]
 
     def rows(self, instance: Mapping[str, Any]) -> int:
         return len(instance["documents"])
@@ -234,7 +251,8 @@ class TextRanking(Task):
     ) -> Tensors:
         """Return a row for each document of an instance, and `owners` [rows], the instance of each
         row."""
-        pairs, owners = [], []
+        pairs = []
+        owners = []
         for index, instance in enumerate(instances):
             self._check(index, instance)
             pairs += [(instance["query"], document) for document in instance["documents"]]
@@ -248,10 +266,18 @@ class TextRanking(Task):
                 f"it has {count} documents, at most {MOST_ROWS} are ranked at a time",
                 instance=index,
             )
-        if count * min(len(instance["query"]), self.tokenizer.max_characters) > MOST_MADE:
+        most = self.tokenizer.max_characters
+        if count * min(len(instance["query"]), most) > MOST_MADE:
             raise DecodingError(
                 "its query is too long for so many documents: send fewer at a time", instance=index
             )
+        length = sum(min(len(document), most) for document in instance["documents"])
+        if length > MOST_MADE:
+            reason = (
+                f"its documents have {length} characters, at most {MOST_MADE} are read at a time: "
+                "send fewer or shorter ones"
+            )
+            raise DecodingError(reason, instance=index)
 
     def predict(
         self,

@@ -1,6 +1,5 @@
 """Turns a text into a vector, as sentence-transformers does."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ from clients.base import Model, Parameter, Tensors
 from serving.errors import InvalidRequest
 
 POOLED = "sentence_embedding"  # the name that sentence-transformers gives it
-# in the tokenizer's folder: {"prompts": {name: text}, …}
-PROMPTS = "config_sentence_transformers.json"
 
 
 class ExplicitPrompt(str):
@@ -60,19 +57,19 @@ class Embedding(Task):
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
-        if "pooling" not in model.parameters and any(spec.name == POOLED for spec in model.outputs):
+        is_pooled = any(spec.name == POOLED for spec in model.outputs)
+        if is_pooled and "pooling" not in model.parameters:
             self.outputs = (POOLED,)
-        file = model.file(options["tokenizer"]) / PROMPTS
-        prompts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        prompts = tokenizer.sentence_transformers
         self.prompts: dict[str, str] = prompts.get("prompts") or {}
         self.default_prompt = prompts.get("default_prompt_name") or ""
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         # more is never read
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
-        return super().tokens(
-            [prompt + text for text in instances] if prompt else instances, parameters
-        )
+        if prompt:
+            instances = [prompt + text for text in instances]
+        return super().tokens(instances, parameters)
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
         name = parameters["prompt_name"] or self.default_prompt
@@ -98,7 +95,8 @@ class Embedding(Task):
         values = self.read(outputs)
         if values.ndim == 3:
             values = self._pooled(values, inputs["attention_mask"])
-        if (count := parameters["dimensions"]) > values.shape[1]:
+        count = parameters["dimensions"]
+        if count > values.shape[1]:
             raise InvalidRequest(
                 f"parameter 'dimensions': the embedding has {values.shape[1]}, not {count}"
             )
@@ -113,8 +111,11 @@ class Embedding(Task):
         if pooling == "cls":
             return np.asarray(values[:, 0])
         if pooling == "last":
-            return np.asarray(values[np.arange(len(values)), attention_mask.sum(axis=1) - 1])
+            last = attention_mask.sum(axis=1) - 1
+            return np.asarray(values[np.arange(len(values)), last])
         if pooling == "max":
-            return np.asarray(np.where(attention_mask[..., None] > 0, values, -np.inf).max(axis=1))
+            is_token = attention_mask[..., None] > 0
+            return np.asarray(np.where(is_token, values, -np.inf).max(axis=1))
         mask = attention_mask.astype(np.float32)
-        return np.asarray(np.einsum("nsh,ns->nh", values, mask) / mask.sum(axis=1, keepdims=True))
+        sums = np.einsum("nsh,ns->nh", values, mask)
+        return np.asarray(sums / mask.sum(axis=1, keepdims=True))

@@ -10,7 +10,7 @@ from tokenizers import Encoding
 
 from clients._text.task import Array, Task, label
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
-from clients.base import Model, Names, Parameter, Tensors, softmax
+from clients.base import Model, Names, Parameter, Tensors, check_time, softmax
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 
@@ -60,7 +60,8 @@ class TokenClassification(Task):
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         """Return also the rows' `encodings` and `owners`."""
-        length, stride = self.tokenizer.max_length, parameters["stride"]
+        length = self.tokenizer.max_length
+        stride = parameters["stride"]
         return self.tokenizer.windows(
             instances, length, stride, self.options["pad_to_multiple_of"], stride > 0
         )
@@ -73,41 +74,33 @@ class TokenClassification(Task):
         parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return each text's entities from logits [rows, sequence, labels]."""
-        scores = softmax(self.read(outputs))
+        scores, strategy = softmax(self.read(outputs)), parameters["aggregation_strategy"]
+        ignored = frozenset(parameters["ignore_labels"])
         windows: list[list[list[Entity]]] = [[] for _ in instances]
         for owner, encoding, row in zip(
             inputs["owners"].tolist(), inputs["encodings"], scores, strict=True
         ):
+            check_time()
             text = instances[owner]
             first = 0 if parameters["stride"] else self.tokenizer.first(text)
-            windows[owner].append(self._entities(text, first, encoding, row, parameters))
-        return [{"entities": _merged(entities)} for entities in windows]
+            entities = self._entities(text, first, encoding, row, strategy)
+            windows[owner].append([entity for entity in entities if entity["label"] not in ignored])
+        return [{"entities": _merged(own)} for own in windows]
 
     def _entities(
-        self,
-        text: str,
-        first: int,
-        encoding: Encoding,
-        scores: Array,
-        parameters: Mapping[str, Any],
+        self, text: str, first: int, encoding: Encoding, scores: Array, strategy: str
     ) -> list[Entity]:
         """Return the entities of a window of the text, of which the characters before `first` were
         not read."""
-        strategy, ignored = (
-            parameters["aggregation_strategy"],
-            frozenset(parameters["ignore_labels"]),
-        )
         tokens = list(self._tokens(text, first, encoding, scores))
         if strategy in ("first", "average", "max"):
             tokens = [self._word(group, strategy) for group in _words(tokens)]
         if strategy == "none":
-            entities = [
+            return [
                 _entity(token.tag, token.score, token.text, token.start, token.end)
                 for token in tokens
             ]
-        else:
-            entities = [self._group(group) for group in _groups(tokens)]
-        return [entity for entity in entities if entity["label"] not in ignored]
+        return [self._group(group) for group in _groups(tokens)]
 
     def _tokens(self, text: str, first: int, encoding: Encoding, scores: Array) -> Iterable[Token]:
         """Yield the tokens of the text, without the tokenizer's special tokens."""
@@ -126,7 +119,8 @@ class TokenClassification(Task):
             if self.knows_words:
                 continues = len(piece) != end - start
             else:
-                continues = start > 0 and " " not in text[start - 1 : start + 1]
+                around = text[start - 1 : start + 1]
+                continues = start > 0 and " " not in around
             word = text[start:end] if unknown else piece
             yield self._token(word, row, start, end, continues and not unknown)
 
@@ -158,9 +152,9 @@ class TokenClassification(Task):
     def _group(self, tokens: Sequence[Token]) -> Entity:
         text = self.tokenizer.joined([token.text for token in tokens])
         score = float(np.mean([token.score for token in tokens]))
-        return _entity(
-            tokens[0].tag.split("-", 1)[-1], score, text, tokens[0].start, tokens[-1].end
-        )
+        first = tokens[0]
+        tag = first.tag.split("-", 1)[-1]
+        return _entity(tag, score, text, first.start, tokens[-1].end)
 
 
 def _entity(tag: str, score: float, word: str, start: int, end: int) -> Entity:

@@ -7,7 +7,7 @@ import numpy as np
 
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer
-from clients.base import Model, Names, Parameter, Tensors, best, softmax
+from clients.base import Model, Names, Parameter, Tensors, best, check_time, softmax
 from serving.errors import DecodingError, InvalidRequest
 
 POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
@@ -41,7 +41,8 @@ class FillMask(Task):
 
     def _positions(self, ids: Array, instances: Sequence[str]) -> Array:
         masks = ids == self.tokenizer.mask_id
-        filled = np.zeros((len(ids), max(1, int(masks.sum(axis=1).max()))), np.int64)
+        most = int(masks.sum(axis=1).max())
+        filled = np.zeros((len(ids), max(1, most)), np.int64)
         for index, (row, text) in enumerate(zip(masks, instances, strict=True)):
             positions = np.flatnonzero(row)
             if not len(positions):
@@ -70,7 +71,8 @@ class FillMask(Task):
     ) -> list[dict[str, Any]]:
         """Return the likeliest tokens for each mask from logits [n, sequence, vocabulary] or [n,
         masks, vocabulary]."""
-        targets, top_k = self._targets(parameters["targets"]), parameters["top_k"]
+        targets = self._targets(parameters["targets"])
+        top_k = parameters["top_k"]
         predictions = []
         for ids, logits in zip(inputs["input_ids"], self.read(outputs), strict=True):
             positions = np.flatnonzero(ids == self.tokenizer.mask_id)
@@ -79,7 +81,8 @@ class FillMask(Task):
                     f"parameter 'top_k': {top_k} tokens for each of {len(positions)} masks "
                     f"are too many; at most {MOST_FILLED} are returned for a text"
                 )
-            scores = softmax(logits[: len(positions)] if self.compact else logits[positions])
+            rows = slice(len(positions)) if self.compact else positions
+            scores = softmax(logits[rows])
             masks = [
                 self._fill(ids, p, s, targets, top_k)
                 for p, s in zip(positions, scores, strict=True)
@@ -101,8 +104,10 @@ class FillMask(Task):
         self, ids: Array, position: int, scores: Array, targets: Array | None, top_k: int
     ) -> list[dict[str, Any]]:
         """Return the likeliest tokens of one mask."""
+        check_time()
         single = int((ids == self.tokenizer.mask_id).sum()) == 1
         token_ids = np.arange(len(scores)) if targets is None else targets
+        likeliest = [(int(token_ids[at]), score) for at, score in best(scores[token_ids], top_k)]
         return [
             {
                 "token": self.tokenizer.decode([token], skip_special_tokens=False),
@@ -110,9 +115,7 @@ class FillMask(Task):
                 "score": score,
                 "sequence": self._sequence(ids, position, token, single),
             }
-            for token, score in (
-                (int(token_ids[at]), score) for at, score in best(scores[token_ids], top_k)
-            )
+            for token, score in likeliest
         ]
 
     def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:

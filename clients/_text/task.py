@@ -33,7 +33,9 @@ class Task(ABC):
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         """Take the values of the client's settings as `options`. Raise InvalidRequest if they do
         not fit the model."""
-        self.model, self.tokenizer, self.options = model, tokenizer, options
+        self.model = model
+        self.tokenizer = tokenizer
+        self.options = options
         self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # those that `predict` reads
 
     def rows(self, instance: Any) -> int:
@@ -89,17 +91,20 @@ class Fields(TextCodec):
     def __init__(
         self, *required: str, optional: tuple[str, ...] = (), lists: tuple[str, ...] = ()
     ) -> None:
-        self.required, self.lists = required, lists
+        self.required = required
+        self.lists = lists
         self.keys: tuple[str, ...] = (*required, *optional)
         self.plain = required == ("text",)
-        shown = ", ".join(
-            f'"{key}": ["…"]' if key in lists else f'"{key}": "…"' for key in self.keys
-        )
-        self.expected = f"{{{shown}}}" if not self.plain else f"a string, or {{{shown}}}"
+        values = {key: '["…"]' if key in lists else '"…"' for key in self.keys}
+        shown = ", ".join(f'"{key}": {value}' for key, value in values.items())
+        self.expected = f"{{{shown}}}"
+        if self.plain:
+            self.expected = f"a string, or {self.expected}"
 
     def open(self, data: bytes, limits: Limits) -> Any:
         """Return a text, or the object if the bytes are JSON of one or if a text is not enough."""
-        text, value = super().open(data, limits), {}
+        text = super().open(data, limits)
+        value = {}
         if text.lstrip().startswith("{"):
             with suppress(ValueError):
                 value = read_json(data)
@@ -110,13 +115,16 @@ class Fields(TextCodec):
         """Return a string, or a dict with the known keys that the value has."""
         if self.plain and isinstance(value, str):
             return value
-        if not isinstance(value, dict) or not set(self.required) <= value.keys():
+        is_complete = isinstance(value, dict) and value.keys() >= set(self.required)
+        if not is_complete:
             raise DecodingError(f"expected {self.expected}, got {describe(value)}")
         if strange := sorted(value.keys() - set(self.keys)):
             raise DecodingError(unknown("key", strange[0], self.keys))
         for key, content in value.items():
             self._check(key, content)
-        return value["text"] if self.plain and len(value) == 1 else dict(value)
+        if self.plain and len(value) == 1:
+            return value["text"]
+        return dict(value)
 
     def _check(self, key: str, value: Any) -> None:
         if key in self.lists:

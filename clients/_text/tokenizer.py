@@ -7,6 +7,7 @@ worker 35 MB and a second more.
 
 import importlib.util
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from clients.base import Tensors
+from clients.base import Tensors, check_time
 from serving.budget import MOST_ROWS
 from serving.errors import ConfigError, DecodingError
 
@@ -29,9 +30,13 @@ UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
 # word into one [UNK] (max_input_chars_per_word), so only a text of such words, or of spaces, loses
 # tokens.
 LONGEST_TOKEN = 100
-LONGEST_TEXT = 10**6  # for a model whose tokenizer names no limit
-# characters that are tokenized together: each takes some 300 bytes until truncation
+# characters that are tokenized together: each takes some 300 bytes until truncation, and hash
+# signs, which take the longest, 1.3 s
 PORTION = 2**18
+LONGEST_TEXT = PORTION  # for a model whose tokenizer names no limit
+# A longer text of a pair is cut before the pair is tokenized. The number is of characters for each
+# token that the model takes.
+SHORT = 4
 POSITIONS_FROM_PADDING = {
     "roberta",
     "xlm-roberta",
@@ -87,6 +92,8 @@ class TextTokenizer:
         name for which text of a pair is truncated. Raise ConfigError if the folder has no tokenizer
         that can be read."""
         self.config = _read_json(folder / "config.json")
+        # prompts of an embedding, what follows the scores of a CrossEncoder
+        self.sentence_transformers = _read_json(folder / "config_sentence_transformers.json")
         self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(
             folder / "tokenizer_config.json"
         )
@@ -144,14 +151,22 @@ class TextTokenizer:
         more than max_length. Raise DecodingError for a text without tokens, because a model would
         answer it from nothing.
         """
-        rows, counts = [], []
+        rows = []
+        counts = []
+        measured: dict[str, tuple[int, str]] = {}
         for portion in self._portions(texts):
+            check_time()
             parts = [self._parts(text, self.max_characters) for text in portion]
+            read = [self._shortened(part, measured) for part in parts]
             for encoding, part, text in zip(
-                self.tokenizer.encode_batch_fast(parts), parts, portion, strict=True
+                self.tokenizer.encode_batch_fast(read), parts, portion, strict=True
             ):
-                count = self._count(encoding, part) if encoding.overflowing else len(encoding)
-                counts.append(count if part == text else max(count, self.max_length + 1))
+                count = len(encoding)
+                if encoding.overflowing:
+                    count = self._count(encoding, part, measured)
+                if part != text:
+                    count = max(count, self.max_length + 1)
+                counts.append(count)
                 rows.append((encoding.ids, encoding.type_ids))
         return self._padded(rows, owners, multiple, self.max_length) | {
             "num_tokens": np.array(counts, np.int64)
@@ -166,11 +181,14 @@ class TextTokenizer:
         """Return the same of a text, or of each text of a pair."""
         if isinstance(text, str):
             return self.part(text, length)
-        return self.part(text[0], length), self.part(text[1], length)
+        first, second = text
+        return self.part(first, length), self.part(second, length)
 
     def first(self, text: str) -> int:
         """Return the index of the first character that is read."""
-        return max(len(text) - self.max_characters, 0) if self.direction == "left" else 0
+        if self.direction != "left":
+            return 0
+        return max(len(text) - self.max_characters, 0)
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
         """Yield the texts in portions of about PORTION characters that are read."""
@@ -184,18 +202,45 @@ class TextTokenizer:
             characters += len("".join(portion[-1]))
             if characters >= PORTION:
                 yield portion
-                portion, characters = [], 0
+                portion = []
+                characters = 0
         if portion:
             yield portion
 
-    def _count(self, encoding: Encoding, text: Text) -> int:
+    def _shortened(self, text: Text, measured: dict[str, tuple[int, str]]) -> Text:
+        """Return a pair with its long texts cut to twice the tokens that the model takes. Of what
+        does not fit, the library makes a window of each part of one text with each of the other: 10
+        s for two texts of 20,000 hash signs."""
+        if isinstance(text, str):
+            return text
+        first, second = (
+            half if len(half) <= SHORT * self.max_length else self._measure(half, measured)[1]
+            for half in text
+        )
+        return first, second
+
+    def _measure(self, text: str, measured: dict[str, tuple[int, str]]) -> tuple[int, str]:
+        """Return how many tokens a text of a pair has, and the part of it with twice as many as the
+        model takes. `measured` keeps them: many pairs may share a text."""
+        if text not in measured:
+            check_time()
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+            count, part = len(encoding) + sum(map(len, encoding.overflowing)), text
+            if encoding.overflowing:
+                offsets = encoding.overflowing[0].offsets
+                is_left = self.direction == "left"
+                part = text[offsets[0][0] :] if is_left else text[: offsets[-1][1]]
+            measured[text] = count, part
+        return measured[text]
+
+    def _count(self, encoding: Encoding, text: Text, measured: dict[str, tuple[int, str]]) -> int:
         """Count the tokens of a text that was truncated."""
         special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
         if isinstance(text, str):
-            return len(encoding) + sum(len(overflow) - special for overflow in encoding.overflowing)
-        # those of the pair overlap
-        parts = [self.tokenizer.encode(half, add_special_tokens=False) for half in text]
-        return special + sum(len(part) + sum(map(len, part.overflowing)) for part in parts)
+            more = sum(len(overflow) - special for overflow in encoding.overflowing)
+            return len(encoding) + more
+        # the windows of a pair overlap
+        return special + sum(self._measure(half, measured)[0] for half in text)
 
     def _padded(
         self,
@@ -206,15 +251,18 @@ class TextTokenizer:
     ) -> Tensors:
         """Return the inputs of rows of token ids and token types, at most `limit` tokens long."""
         longest = max(len(ids) for ids, _ in rows)
-        shape = len(rows), min(-(-longest // multiple) * multiple, limit)
-        tokens = np.full(shape, self.pad_id, np.int64) if self.pad_id else np.zeros(shape, np.int64)
-        mask, types = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        padded = math.ceil(longest / multiple) * multiple
+        shape = (len(rows), min(padded, limit))
+        tokens = np.zeros(shape, np.int64)
+        if self.pad_id:
+            tokens.fill(self.pad_id)
+        mask = np.zeros(shape, np.int64)
+        types = np.zeros(shape, np.int64)
         for index, (ids, type_ids) in enumerate(rows):
             size = len(ids)
             if not size:
-                raise DecodingError(
-                    "the text has no tokens", instance=owners[index] if owners else index
-                )
+                instance = owners[index] if owners else index
+                raise DecodingError("the text has no tokens", instance=instance)
             tokens[index, :size] = ids
             mask[index, :size] = 1
             if self.has_types:
@@ -232,8 +280,11 @@ class TextTokenizer:
         `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too long.
         """
         encodings: list[Encoding] = []
-        owners, counts, truncated = [], [], []
+        owners = []
+        counts = []
+        truncated = []
         for index, text in enumerate(texts):
+            check_time()
             try:
                 cut = self._cut(text, length, stride, every)
             except ValueError as err:
@@ -259,7 +310,8 @@ class TextTokenizer:
         many."""
         if isinstance(text, str) and not every:
             text = self.part(text, self.max_characters)
-        if every and (characters := len("".join(text))) > PORTION:
+        characters = len("".join(text))
+        if every and characters > PORTION:
             raise ValueError(
                 f"it has {characters} characters, at most {PORTION} are read: send it in parts"
             )
@@ -268,7 +320,8 @@ class TextTokenizer:
         with self._windows:
             self.tokenizer.no_truncation()
             lengths = [len(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-            room = length - self.tokenizer.num_special_tokens_to_add(is_pair) - sum(lengths[:-1])
+            special = self.tokenizer.num_special_tokens_to_add(is_pair)
+            room = length - special - sum(lengths[:-1])
             _check_windows(lengths[-1], room, stride, MOST_ROWS if every else PORTION)
             strategy = "only_second" if is_pair else "longest_first"
             self.tokenizer.enable_truncation(
@@ -279,11 +332,12 @@ class TextTokenizer:
 
     def _count_of_windows(self, windows: Sequence[Encoding], stride: int, is_pair: bool) -> int:
         """Count the tokens of the whole text, those that windows share only once."""
-        first = sum(sequence == 0 for sequence in windows[0].sequence_ids) if is_pair else 0
-        special = self.tokenizer.num_special_tokens_to_add(is_pair) + first
-        return (
-            special + sum(len(window) - special for window in windows) - stride * (len(windows) - 1)
-        )
+        repeated = self.tokenizer.num_special_tokens_to_add(is_pair)  # tokens of each window
+        if is_pair:
+            repeated += windows[0].sequence_ids.count(0)
+        own = sum(len(window) - repeated for window in windows)
+        shared = stride * (len(windows) - 1)
+        return repeated + own - shared
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -358,7 +412,8 @@ def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
             f"a window has room for {max(room, 0)} of its tokens, but neighbours share "
             f"{stride}: use a smaller stride"
         )
-    if (count := 1 + -(-(tokens - room) // (room - stride))) > most:
+    count = 1 + math.ceil((tokens - room) / (room - stride))
+    if count > most:
         raise ValueError(f"it makes {count} windows, at most {most} are read: send it in parts")
 
 

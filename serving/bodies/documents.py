@@ -4,6 +4,13 @@ generate extension.
 {"text_input": "…", "max_tokens": 8}: a key that names no input is a parameter. If the model has a
 client, such an object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit
 takes them: {"inputs": "…"}.
+
+A body is parsed once. Each JSON library does what the others cannot:
+
+- msgspec reads all bodies but large tensors, and checks each shape by a Struct that /openapi.json
+  shows, with errors that name the place
+- simdjson reads large tensors, whose numbers it copies into numpy without Python objects
+- orjson writes replies, from numpy's arrays
 """
 
 from collections.abc import Iterator
@@ -17,18 +24,19 @@ import orjson
 import simdjson
 
 from serving.bodies import schemas
-from serving.bodies.instances import Instances, Item
+from serving.bodies.decoder import Item
+from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody, check_misspelt, filled
-from serving.bodies.schemas import Members, read
+from serving.bodies.schemas import read
 from serving.bodies.values import flat_array, json_length, json_values, request_parameters
 from serving.budget import MOST_INSTANCES, MOST_NAMED, check_count, check_json
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.headers import SEQUENCE_END
+from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
-from serving.request import RESERVED, Batch, Job, Reply, Request, Results, Target
-from serving.triton.gateway import TritonGateway
+from serving.request import RESERVED, Request, Target
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 # of KServe: an object with none of them is an instance
@@ -77,15 +85,17 @@ class FlatBody:
         takes them. An object that names an input of the model is for Triton's generate, and so
         none. Raise InvalidRequest."""
         client = served.client
-        by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
-        if client is None or by_name:
+        names = {spec.name for spec in served.model.inputs}
+        names_an_input = not names.isdisjoint(self.document)
+        if client is None or (self.generates and names_an_input):
             return None
         parameters = self.flat.parameters or {}
         fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
         if "inputs" in fields:  # an instance or a list of them
             values = read(schemas.Inputs, self.document).inputs
-            items = _items(values if isinstance(values, list) else [values], "inputs")
-            return Instances(items, parameters, named=self.named)
+            if not isinstance(values, list):
+                values = [values]
+            return Instances(_items(values, "inputs"), parameters, named=self.named)
         if client.codec is ROW or not fields.keys().isdisjoint(client.instance_keys()):
             return Instances([Item("body", value=fields)], parameters, named=self.named)
         return None
@@ -98,42 +108,45 @@ class FlatJob(Job):
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
         """Raise InvalidRequest."""
         self.document = body.document
-        self.parameters, self.id = body.flat.parameters or {}, str(body.flat.id or "")
+        self.parameters = body.flat.parameters or {}
+        self.id = str(body.flat.id or "")
         super().__init__(served, request, self.document, self.parameters)
+        self.is_stream = True
         if not (request.stream or body.generates):
             known = {*WHOLE_BODY, *(served.client.instance_keys() if served.client else ())}
+            text = f"the body has none of the shapes {SHAPES}"
             strange = next((key for key in self.document if key not in NO_FIELDS), "")
-            text = f": {unknown('key', strange, known)}" if strange else ""
-            raise InvalidRequest(f"the body has none of the shapes {SHAPES}{text}")
+            if strange:
+                text += f": {unknown('key', strange, known)}"
+            raise InvalidRequest(text)
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield one call. Each input is a value or a list and makes one row, as in Triton's
+    def prepare(self, before: Step | None = None) -> Step:
+        """Return the only call. Each input is a value or a list and makes one row, as in Triton's
         generate."""
-        model, session = self.served.model, self.session
+        model = self.served.model
+        session = self.session
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
         fields = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in model.inputs}
         if not specs.keys() & fields.keys():
+            keys = sorted(islice(fields, 8))
             names = ", ".join(specs)
-            raise InvalidRequest(
-                f"none of {sorted(islice(fields, 8))} is an input of model '{model.name}': {names}"
-            )
-        inputs, parameters = [], {}
+            raise InvalidRequest(f"none of {keys} is an input of model '{model.name}': {names}")
+        inputs = []
+        parameters = {}
         for key, value in fields.items():
-            if (spec := specs.get(key)) is None:
+            spec = specs.get(key)
+            if spec is None:
                 parameters[key] = value
                 continue
-            flat = flat_array(key, spec.datatype, value, self.request.deadline)
+            flat = flat_array(key, spec.datatype, value)
             # the declared shape, else a flat list
             shape = filled(spec.shape, flat.size) or (flat.size,)
             rows = (1, *shape) if model.max_batch_size else shape
             inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
         checked = request_parameters(parameters | self.parameters, self.served.sequencing)
         flags = session.parameters() if session else {}
-        yield Batch(inputs, parameters={**checked, **flags})
-
-    def results(self, gateway: TritonGateway) -> Results:
-        return self.responses(gateway)
+        return Step(inputs, {**checked, **flags})
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         responses = list(islice(results, 2))
@@ -154,7 +167,7 @@ class FlatJob(Job):
             values = json_values(tensor)
             fields[tensor.name] = values[0] if len(values) == 1 else values
         fields |= {
-            "model_name": self.served.name,
+            "model_name": self.served.public_name,
             "model_version": result.version,
             **result.parameters,
         }
@@ -170,64 +183,56 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
     Raise InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
         return TensorBody(tensors, memoryview(b""), len(data))
-    return read_shape(
-        data,
-        read(Members, data, hint=f"; send JSON of one of the shapes {SHAPES}"),
-        generates,
-        stream,
-    )
+    hint = f"; send JSON of one of the shapes {SHAPES}"
+    document = read(dict[str, Any], data, hint=hint)
+    return read_shape(document, len(data), generates, stream)
 
 
-def read_shape(data: bytes, keys: Members, generates: bool = False, stream: str = "") -> Shape:
-    """Return the body that an object with these members is. Raise InvalidRequest."""
-    if _are_tensors(keys):
-        return TensorBody(_small_tensors(data, keys), memoryview(b""), len(data))
-    return _instances(data, keys) or FlatBody(read(dict[str, Any], data), generates, stream)
+def read_shape(
+    document: dict[str, Any], length: int, generates: bool = False, stream: str = ""
+) -> Shape:
+    """Return the body that an object of `length` bytes is. Raise InvalidRequest."""
+    if _are_tensors(document.get("inputs")):
+        return TensorBody(_tensors(document), memoryview(b""), length)
+    for key, read_instances in BY_KEY.items():
+        if key in document:
+            return read_instances(document)
+    return FlatBody(document, generates, stream)
 
 
-def instances_in(
-    data: bytes, keys: Members, served: ServedModel, generates: bool
-) -> Instances | None:
-    """Return the instances that an object holds for this model, None if it holds none. Raise
-    InvalidRequest."""
-    if _are_tensors(keys):
-        return None
-    return _instances(data, keys) or FlatBody(read(dict[str, Any], data), generates).instances(
-        served
-    )
-
-
-def _are_tensors(keys: Members) -> bool:
+def _are_tensors(inputs: Any) -> bool:
     """Return whether `inputs` is a list of KServe's tensors, which may be empty. Any other `inputs`
     is an instance or a list of them, or an input of that name of a flat body."""
-    try:
-        entries = msgspec.json.decode(keys.get("inputs", b"0"), type=list[Members])
-    except (ValueError, RecursionError):
-        return False
-    return all(not entry or not INPUT_KEYS.isdisjoint(entry) for entry in entries)
+    return isinstance(inputs, list) and all(map(_is_tensor, inputs))
 
 
-def _instances(data: bytes, keys: Members) -> Instances | None:
-    """Return the instances of a body with `instances` or `payload`; both at once are an unknown
-    key."""
-    if "instances" in keys:
-        body = read(schemas.Instances, data)
-        return Instances(
-            _items(body.instances, "instances"), body.parameters or {}, named=body.target()
-        )
-    if "payload" not in keys:
-        return None
-    sample = read(schemas.Payload, data)
-    payload, item = sample.payload, Item("payload", value=sample.payload)
-    if isinstance(payload, dict) and "img" in payload:
-        item = Item(
-            "payload.img", value={"b64": read(schemas.Picture, payload, "the body, payload").img}
-        )
-    return Instances([item], sample.parameters or {}, sample_shape=True, named=sample.target())
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, dict) and (not value or not INPUT_KEYS.isdisjoint(value))
+
+
+def _instances(document: dict[str, Any]) -> Instances:
+    body = read(schemas.Instances, document)
+    items = _items(body.instances, "instances")
+    return Instances(items, body.parameters or {}, named=body.target())
+
+
+def _payload(document: dict[str, Any]) -> Instances:
+    body = read(schemas.Payload, document)
+    item = Item("payload", value=body.payload)
+    if isinstance(body.payload, dict) and "img" in body.payload:
+        picture = read(schemas.Picture, body.payload, "the body, payload")
+        item = Item("payload.img", value={"b64": picture.img})
+    return Instances([item], body.parameters or {}, sample_shape=True, named=body.target())
+
+
+# The shape of an object without tensors that has this key; of two keys the second one is unknown.
+BY_KEY = {"instances": _instances, "payload": _payload}
 
 
 def _items(values: list[Any], field: str) -> list[Item]:
-    """Return an item for each instance. Raise PayloadTooLarge."""
+    """Return an item for each instance. Raise InvalidRequest or PayloadTooLarge."""
+    if not values:
+        raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
     return [Item(field, value=value) for value in values]
 
@@ -244,19 +249,22 @@ def read_binary(
             f"{source} must be a whole number from 0 to the body's {len(data)} bytes, the "
             f"length of the JSON before the binary tensors; got '{header_length[:40]}'"
         )
-    size, whole = int(header_length), memoryview(data)
+    size = int(header_length)
     header = read_tensors(data[:size], "the JSON header of the body") if size else None
-    return TensorBody(header, whole[size:], len(data), is_kserve)
+    return TensorBody(header, memoryview(data)[size:], len(data), is_kserve)
 
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
     """Return a JSON object of tensors. Raise InvalidRequest or PayloadTooLarge."""
-    return _large_tensors(data) or _small_tensors(data, read(Members, data, subject), subject)
+    tensors = _large_tensors(data)
+    if tensors:
+        return tensors
+    return _tensors(read(dict[str, Any], data, subject), subject)
 
 
-def _small_tensors(data: bytes, keys: Members, subject: str = "the body") -> schemas.Tensors:
-    check_misspelt(keys)
-    return read(schemas.Tensors, data, subject)
+def _tensors(document: dict[str, Any], subject: str = "the body") -> schemas.Tensors:
+    check_misspelt(document)
+    return read(schemas.Tensors, document, subject)
 
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:
@@ -268,7 +276,8 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
     check_json(data)
     try:
         document = _members(simdjson.Parser().parse(data))
-        if len(entries := document.pop("inputs")) > MOST_NAMED:
+        entries = document.pop("inputs")
+        if len(entries) > MOST_NAMED:
             return None
         inputs = [_members(entry) for entry in entries]
         arrays = [entry.pop("data") for entry in inputs]
@@ -293,11 +302,10 @@ def _members(value: Any) -> dict[str, Any]:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return members as Python objects."""
-    kinds: dict[type, Any] = {
-        simdjson.Object: simdjson.Object.as_dict,
-        simdjson.Array: simdjson.Array.as_list,
-    }
-    return {
-        key: kinds[type(value)](value) if type(value) in kinds else value
-        for key, value in values.items()
-    }
+    plain = dict(values)
+    for key, value in values.items():
+        if isinstance(value, simdjson.Object):
+            plain[key] = value.as_dict()
+        elif isinstance(value, simdjson.Array):
+            plain[key] = value.as_list()
+    return plain

@@ -1,10 +1,11 @@
 """Ask a model its own example, as a caller would."""
 
 import traceback
-from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
-from serving.bodies.instances import Decoder, Instances, Item
+from serving.bodies.decoder import Decoder, Item
+from serving.bodies.instances import Instances
 from serving.errors import (
     DecodingError,
     InferenceFailed,
@@ -13,6 +14,8 @@ from serving.errors import (
     ModelFailed,
     NotAcceptable,
 )
+from serving.headers import JSON_LINES
+from serving.job import Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
 from serving.triton.connection import BackendDied
@@ -24,16 +27,15 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
     no example."""
     if not served.client and not served.client_error:
         return
-    instances, request = (
-        Instances([Item("example", raw=served.example())]),
-        Request("example", decoder=decoder),
-    )
+    instances = Instances([Item("example", raw=served.example())])
+    request = Request("example", decoder=decoder)
     try:
-        job = instances.bind(served, request)
         try:
-            job.answer(gateway)
+            instances.bind(served, request).answer(gateway)
         except NotAcceptable:  # the model only streams
-            deque(map(job.line, job.responses(gateway)), maxlen=0)
+            job = instances.bind(served, replace(request, stream=JSON_LINES))
+            for result in Run(job, gateway).results():
+                job.line(result)
     except (DecodingError, InvalidRequest) as err:
         raise ModelFailed(served.name, f"its example is refused: {err}") from err
 

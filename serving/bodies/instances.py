@@ -4,13 +4,9 @@ n instances give n predictions in the same order; a batch has at most max_batch_
 many as fit into memory together.
 """
 
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -18,9 +14,9 @@ import numpy as np
 import orjson
 
 from clients.base import ModelClient, Tensors
-from serving.budget import Deadline, read_json
-from serving.codecs import Codec, Limits, encode_image
-from serving.codecs.image import most_memory
+from serving.bodies.decoder import Item
+from serving.budget import read_json
+from serving.codecs import encode_image
 from serving.errors import (
     DecodingError,
     InferenceFailed,
@@ -30,106 +26,13 @@ from serving.errors import (
     UnsupportedMediaType,
 )
 from serving.headers import JSON_TYPE, PICTURES, SEQUENCE_END, Session, preferred
+from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
-from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
+from serving.request import UNNAMED, Request, Target
 from serving.triton.tensors import InferReply, Tensor
 
 # clients' own defaults
 UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
-LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
-
-
-@dataclass(frozen=True)
-class Item:
-    """One instance as it came: raw bytes or a JSON value, and the field that held it."""
-
-    field: str
-    raw: bytes | None = None
-    value: Any = None
-
-    def open(self, client: ModelClient, limits: Limits) -> Any:
-        """Return what `load` makes the instance of. Raise DecodingError."""
-        if self.raw is not None:
-            return client.codec.open(self.raw, limits)
-        client.check_keys(self.value)
-        return client.codec.open_json(self.value, limits)
-
-    def load(self, codec: Codec, opened: Any, index: int) -> Any:
-        """Return the instance. Raise DecodingError with its place in the request."""
-        try:
-            return codec.load(opened)
-        except DecodingError as err:
-            raise self.placed(err, index, codec.part if self.raw is None else "") from err
-
-    def placed(self, error: DecodingError, index: int, part: str = "") -> DecodingError:
-        """Return the error with its place in the request."""
-        return error.at(index, ".".join(filter(None, (self.field, error.field or part))))
-
-
-class Decoder:
-    """At most `turns` requests decode and preprocess at a time, for each kind of instance, their
-    images in `threads`.
-
-    The bound keeps memory and the interpreter's lock free of a crowd: the other requests wait for
-    their turn. A text does not wait behind images.
-    """
-
-    def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
-        self.limits = limits
-        self._turns: dict[str, threading.BoundedSemaphore] = defaultdict(
-            lambda: threading.BoundedSemaphore(turns)
-        )
-        # starts them at first use, that is after gunicorn's fork
-        self._threads = ThreadPoolExecutor(threads, "decode")
-
-    def wait_for_turn(self, kind: str, deadline: Deadline) -> threading.BoundedSemaphore:
-        """Return the turn, which the caller releases. Raise TooLate if the deadline passes
-        before."""
-        turn = self._turns[kind]
-        while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
-            pass
-        return turn
-
-    def decode(self, client: ModelClient, first: int, items: Sequence[Item]) -> list[Any]:
-        """Return the instances of as many items as `_open` takes. Of several mistakes, raise that
-        of the first item."""
-        codec = client.codec
-        opened, mistake = self._open(client, first, items)
-        loads = [
-            partial(item.load, codec, value, first + at)
-            for at, (item, value) in enumerate(zip(items, opened, strict=False))
-        ]
-        if len(loads) > 1 and sum(codec.memory(value) > 0 for value in opened) > 1:
-            futures = list(map(self._threads.submit, loads))
-            wait(futures)  # even after an error, because the others take memory until they end
-            instances = [future.result() for future in futures]
-        else:
-            instances = [load() for load in loads]
-        if mistake:
-            raise mistake
-        return instances
-
-    def _open(
-        self, client: ModelClient, first: int, items: Sequence[Item]
-    ) -> tuple[list[Any], DecodingError | None]:
-        """Return as many of the items, at least one, as take together no more memory than the
-        largest image may: a small body can hold many large images. Return too the mistake in the
-        next item, if there is one."""
-        opened: list[Any] = []
-        left = most_memory(self.limits.max_image_pixels)
-        limits = replace(self.limits, side=client.side) if client.side else self.limits
-        for at, item in enumerate(items):
-            try:
-                value = item.open(client, limits)
-            except DecodingError as err:
-                mistake = item.placed(err, first + at)
-                mistake.__cause__ = err
-                return opened, mistake
-            left -= client.codec.memory(value)
-            if opened and left < 0:
-                break
-            opened.append(value)
-        return opened, None
 
 
 @dataclass(frozen=True)
@@ -183,6 +86,22 @@ class Predictions:
     instances: Sequence[Any] = ()
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Instances that are answered together: the index of the first one, the tensors that they
+    became, and the inputs of the calls that are still to be made."""
+
+    first: int
+    instances: Sequence[Any]
+    tensors: Tensors
+    calls: list[list[Tensor]]
+
+    @property
+    def end(self) -> int:
+        """Return the index of the first instance behind the batch."""
+        return self.first + len(self.instances)
+
+
 class InstancesJob(Job):
     """Predictions of a client. `parameters` are those of the body."""
 
@@ -196,11 +115,14 @@ class InstancesJob(Job):
     ) -> None:
         """Raise InvalidRequest or NotAcceptable."""
         super().__init__(served, request, parameters)
-        self.client, self.items, self.sample_shape = (
-            served.client or served.require_client(),
-            items,
-            sample_shape,
-        )
+        self.client = served.client or served.require_client()
+        self.items = items
+        self.sample_shape = sample_shape
+        self.sequence = self.session  # if the caller has no session, it lasts for this request
+        if served.sequencing and not self.sequence:
+            self.sequence = Session(served.sequencing, served.sequencing.new_id())
+        # a step of a sequence waits for the answer to the one before
+        self.is_pipelined = not (self.sequence or self.is_stream)
         self.parameters = client_parameters(self.client, request, parameters)
         best = preferred(request.accept, *PICTURES)
         self.picture = best if best in PICTURES else ""
@@ -209,51 +131,39 @@ class InstancesJob(Job):
                 f"Accept: {best} takes one image at a time, got {len(items)} instances"
             )
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield the calls. In a session each has one instance and waits for the previous answer."""
-        client, request = self.client, self.request
-        decoder = request.decoder or Decoder(Limits())
-        sequencing = self.served.sequencing
-        session = self.session or (Session(sequencing, sequencing.new_id()) if sequencing else None)
-        size = 1 if session else client.model.max_batch_size or 1
-        first, total = 0, len(self.items)
-        while first < total:
-            turn = decoder.wait_for_turn(client.codec.name, request.deadline)
-            try:
-                with request.timings.stage("decode"):
-                    instances = decoder.decode(client, first, self.items[first : first + size])
-                if len(instances) > 1:
-                    rows = accumulate(map(client.rows, instances))
-                    instances = instances[: max(1, sum(count <= size for count in rows))]
-                tensors = self._preprocess(instances, first)
-            finally:
-                turn.release()
-            end = first + len(instances)
-            yield from self._calls(tensors, instances, first, session, is_last=end == total)
-            first = end
+    def prepare(self, before: Step | None = None) -> Step:
+        """Return the next rows of the batch that `before` belongs to, or the first rows of the next
+        batch."""
+        batch: Batch | None = before.batch if before else None
+        if batch is None:
+            batch = self._next_batch(0)
+        elif not batch.calls:
+            batch = self._next_batch(batch.end)
+        inputs = batch.calls.pop(0)
+        is_partial = bool(batch.calls)
+        is_last = not is_partial and batch.end == len(self.items)
+        flags = self.sequence.parameters(before is None, is_last) if self.sequence else {}
+        return Step(inputs, flags, self.client.outputs, batch, is_partial, is_last)
 
-    def _calls(
-        self,
-        tensors: Tensors,
-        instances: list[Any],
-        first: int,
-        session: Session | None,
-        is_last: bool,
-    ) -> Iterator[Batch]:
-        """Yield calls of as many rows as the model takes. The answer to the last makes the
-        predictions."""
-        parts = list(_parts(self.client, tensors))
-        replies: list[InferReply] = []
-        for number, inputs in enumerate(parts, 1):
-            ends = number == len(parts)
-            flags = (
-                session.parameters(first == 0 and number == 1, ends and is_last) if session else {}
-            )
-            predict = partial(self._postprocess, tensors, instances, first, replies)
-            read: Callable[[InferReply], Any] = predict if ends else replies.append
-            yield Batch(
-                inputs, read, flags, self.client.outputs, not session and not (ends and is_last)
-            )
+    def _next_batch(self, first: int) -> Batch:
+        """Decode and preprocess as many instances as a call takes and fit into memory together. In
+        a session this is one instance."""
+        client = self.client
+        request = self.request
+        size = 1 if self.sequence else client.model.max_batch_size or 1
+        turn = request.decoder.wait_for_turn(client.codec.name, request.deadline)
+        try:
+            with request.timings.stage("decode"):
+                items = self.items[first : first + size]
+                instances = request.decoder.decode(client, first, items)
+            if len(instances) > 1:
+                rows = accumulate(map(client.rows, instances))
+                fitting = sum(count <= size for count in rows)
+                instances = instances[: max(1, fitting)]
+            tensors = self._preprocess(instances, first)
+        finally:
+            turn.release()
+        return Batch(first, instances, tensors, list(_parts(client, tensors)))
 
     def _preprocess(self, instances: Sequence[Any], first: int) -> Tensors:
         with self.request.timings.stage("preprocess"):
@@ -267,34 +177,33 @@ class InstancesJob(Job):
             except Exception as err:
                 raise self._failed("preprocess", err) from err
 
-    def _postprocess(
-        self,
-        tensors: Tensors,
-        instances: list[Any],
-        first: int,
-        earlier: Sequence[InferReply],
-        last: InferReply,
-    ) -> Predictions:
-        outputs = self._outputs([*earlier, last])
+    def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
+        """Return the predictions of a batch, from the replies to all of its rows."""
+        batch: Batch = step.batch
+        outputs = self._outputs(replies)
         with self.request.timings.stage("postprocess"):
             try:
                 predictions = list(
-                    self.client.postprocess(outputs, tensors, instances, self.parameters)
+                    self.client.postprocess(
+                        outputs, batch.tensors, batch.instances, self.parameters
+                    )
                 )
             except ServingError:
                 raise
             except Exception as err:
                 raise self._failed("postprocess", err) from err
-        if len(predictions) != len(instances):
+        if len(predictions) != len(batch.instances):
             raise InferenceFailed(
                 f"the client of model '{self.served.name}' made {len(predictions)} predictions of "
-                f"{len(instances)} instances"
+                f"{len(batch.instances)} instances"
             )
-        return Predictions(first, last.version, predictions, instances if self.picture else ())
+        drawn_on = batch.instances if self.picture else ()
+        return Predictions(batch.first, replies[-1].version, predictions, drawn_on)
 
     def _failed(self, step: str, error: Exception) -> InferenceFailed:
+        kind = type(error).__name__
         return InferenceFailed(
-            f"the client of model '{self.served.name}' failed in {step} ({type(error).__name__}); "
+            f"the client of model '{self.served.name}' failed in {step} ({kind}); "
             "the log has the details under this request_id"
         )
 
@@ -308,25 +217,30 @@ class InstancesJob(Job):
             ]
         if len(arrays) == 1:
             return arrays[0]
-        return {name: np.concatenate([outputs[name] for outputs in arrays]) for name in arrays[0]}
+        joined: Tensors = {}
+        for name in arrays[0]:
+            joined[name] = np.concatenate([outputs[name] for outputs in arrays])
+        return joined
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
         """Return the reply, written batch by batch: as Python objects all predictions would take
         several times the memory."""
-        written, version = bytearray(), ""
+        written = bytearray()
+        version = ""
         for result in results:
             if self.picture:
                 drawn = self.client.draw(result.instances[0], result.predictions[0])
                 return Reply(encode_image(drawn, self.picture), self.picture, result.version)
-            written += (b"," if written else b"") + as_items(result.predictions)
+            if written:
+                written += b","
+            written += as_items(result.predictions)
             self.request.budget.check_output(len(written))
             version = result.version
-        return Reply(
-            document(self.served, bytes(written), version, self.sample_shape), version=version
-        )
+        content = document(self.served, bytes(written), version, self.sample_shape)
+        return Reply(content, version=version)
 
     def line(self, result: Predictions) -> bytes:
-        about = {"model_name": self.served.name, "model_version": result.version}
+        about = {"model_name": self.served.public_name, "model_version": result.version}
         return orjson.dumps({**about, "offset": result.first, "predictions": result.predictions})
 
 
@@ -345,8 +259,8 @@ def client_parameters(
 def document(served: ServedModel, items: bytes, version: str, sample_shape: bool) -> bytes:
     """Return the reply's JSON around what `as_items` wrote."""
     if sample_shape:
-        return orjson.dumps({"modelname": served.name, "result": orjson.Fragment(items)})
-    about = {"model_name": served.name, "model_version": version}
+        return orjson.dumps({"modelname": served.public_name, "result": orjson.Fragment(items)})
+    about = {"model_name": served.public_name, "model_version": version}
     return orjson.dumps({**about, "predictions": orjson.Fragment(b"[%b]" % items)})
 
 
@@ -357,22 +271,22 @@ def as_items(predictions: Sequence[Any]) -> bytes:
 
 def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
     """Yield the arrays that are inputs of the model, as many rows at a time as it takes."""
-    is_batched, size = client.model.max_batch_size > 0, client.model.max_batch_size or 1
+    is_batched = client.model.max_batch_size > 0
+    size = client.model.max_batch_size or 1
     inputs = [
         (spec.name, tensors[spec.name]) for spec in client.model.inputs if spec.name in tensors
     ]
     rows = max((len(array) for _, array in inputs), default=0)
     for first in range(0, max(rows, 1), size):
-        parts = [(name, array[first : first + size]) for name, array in inputs]
-        yield [Tensor.of(name, part if is_batched else part[0]) for name, part in parts]
+        which = slice(first, first + size) if is_batched else first
+        yield [Tensor.of(name, array[which]) for name, array in inputs]
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:
     """Raise UnsupportedMediaType for a raw body of a type that the model does not take."""
     allowed = client.codec.media_types
-    if kind in UNDECLARED or kind in allowed or kind.partition("/")[0] + "/*" in allowed:
+    family = kind.partition("/")[0] + "/*"
+    if kind in UNDECLARED or kind in allowed or family in allowed:
         return
-    raise UnsupportedMediaType(
-        f"model '{client.model.name}' takes "
-        f"{', '.join(dict.fromkeys((*allowed, JSON_TYPE)))}, not '{kind}'"
-    )
+    names = ", ".join(dict.fromkeys((*allowed, JSON_TYPE)))
+    raise UnsupportedMediaType(f"model '{client.model.name}' takes {names}, not '{kind}'")

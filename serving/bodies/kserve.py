@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 from msgspec import UNSET
 
+from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.values import (
     DATATYPES,
@@ -27,18 +28,22 @@ from serving.bodies.values import (
     json_values,
     request_parameters,
 )
-from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, Deadline, check_count, in_time
+from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
+from serving.codecs import ROW
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_END
+from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
-from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
+from serving.request import UNNAMED, Request, Target
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
-# as for Triton
-SCORES = {"FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}
-LONGEST_KEY, MOST_OTHERS = 40, 100  # characters, keys: difflib compares each with every field
+# the datatypes of outputs that may have classes, as for Triton
+SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
+# of the keys that are no fields: difflib compares each with every field
+LONGEST_KEY = 40  # characters that are compared
+MOST_OTHERS = 100  # keys that are compared
 # KServe's own way to say how long the JSON header is
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -79,11 +84,13 @@ class TensorJob(Job):
         self, served: ServedModel, request: Request, document: schemas.Tensors, body: TensorBody
     ) -> None:
         """Raise InvalidRequest or PayloadTooLarge."""
-        ends, self.parameters = document.sequence_end, document.parameters or {}
-        super().__init__(
-            served, request, {} if ends is UNSET else {SEQUENCE_END: ends}, self.parameters
-        )
-        self.document, self.body = document, body
+        self.document = document
+        self.body = body
+        self.parameters = document.parameters or {}
+        flags: dict[str, Any] = {}
+        if document.sequence_end is not UNSET:
+            flags[SEQUENCE_END] = document.sequence_end
+        super().__init__(served, request, flags, self.parameters)
         # how many classes are wanted of each, 0 for the output itself
         self.outputs: dict[str, int] = {}
         for output in document.outputs:
@@ -96,24 +103,25 @@ class TensorJob(Job):
                 problem = f"output '{spec.name}' is {spec.datatype}, which has no classes"
                 raise InvalidRequest(f"{problem}: classification takes {kinds}")
 
-    def batches(self) -> Iterator[Batch]:
+    def prepare(self, before: Step | None = None) -> Step:
+        """Return the only call."""
         forwarded = {
             name: value for name, value in self.parameters.items() if name != "binary_data_output"
         }
-        parameters = {
-            **request_parameters(forwarded, self.served.sequencing),
-            **(self.session.parameters() if self.session else {}),
-        }
-        inputs = read_inputs(
-            self.document, self.body.binary, self.body.length, self.request.deadline
-        )
+        parameters = request_parameters(forwarded, self.served.sequencing)
+        if self.session:
+            parameters = {**parameters, **self.session.parameters()}
+        inputs = read_inputs(self.document, self.body.binary, self.body.length)
         model = self.served.model
+        if self.served.client and self.served.client.codec is ROW:
+            inputs = [widened(tensor, model.inputs) for tensor in inputs]
         batch = [-1] if model.max_batch_size else []
         shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
         if shapes and not inputs:
-            takes = ", ".join(
-                f"{spec.name} {spec.datatype} {shapes[spec.name]}" for spec in model.inputs
-            )
+            inputs_of_model = [
+                (spec.name, spec.datatype, shapes[spec.name]) for spec in model.inputs
+            ]
+            takes = ", ".join("{} {} {}".format(*each) for each in inputs_of_model)
             raise InvalidRequest(f"'inputs' is empty; model '{model.name}' takes {takes}")
         for tensor in inputs:
             expected = shapes.get(tensor.name, tensor.shape)
@@ -121,10 +129,27 @@ class TensorJob(Job):
                 raise InvalidRequest(
                     f"input '{tensor.name}': its shape is {list(tensor.shape)}, expected {expected}"
                 )
-        yield Batch(inputs, parameters=parameters, outputs=tuple(self.outputs))
+        return Step(inputs, parameters, tuple(self.outputs))
+
+    def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
+        """Return the reply with classes in place of the outputs that the request asks for as
+        classes. Raise InvalidRequest or PayloadTooLarge."""
+        reply = replies[-1]
+        if not self.classes:
+            return reply
+        return replace(reply, outputs=tuple(map(self._with_classes, reply.outputs)))
+
+    def _with_classes(self, tensor: Tensor) -> Tensor:
+        if tensor.name not in self.classes:
+            return tensor
+        is_batched = self.served.model.max_batch_size > 0
+        labels = self.served.labels.get(tensor.name, ())
+        return classified(
+            tensor, self.classes[tensor.name], is_batched, labels, self.request.budget
+        )
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
-        (result,) = map(self._with_classes, results)
+        (result,) = results
         binary = self._binary(result)
         header = write_reply(self.served, result, self.request.budget, self.document.id, binary)
         if not binary:
@@ -142,44 +167,24 @@ class TensorJob(Job):
         return Reply(content, f"{BINARY_TYPE};json-header-size={len(header)}", result.version)
 
     def line(self, result: InferReply) -> bytes:
-        return write_reply(
-            self.served, self._with_classes(result), self.request.budget, self.document.id
-        )
-
-    def _with_classes(self, result: InferReply) -> InferReply:
-        """Return the result with classes in place of these outputs. Raise InvalidRequest,
-        PayloadTooLarge."""
-        if not self.classes:
-            return result
-        is_batched, labels, budget = (
-            self.served.model.max_batch_size > 0,
-            self.served.labels,
-            self.request.budget,
-        )
-        outputs = (
-            classified(
-                tensor, self.classes[tensor.name], is_batched, labels.get(tensor.name, ()), budget
-            )
-            if tensor.name in self.classes
-            else tensor
-            for tensor in result.outputs
-        )
-        return replace(result, outputs=tuple(outputs))
+        return write_reply(self.served, result, self.request.budget, self.document.id)
 
     def _binary(self, result: InferReply) -> set[str]:
         """Return the names of the outputs whose data are binary in the reply. If the request names
         an output twice, the first entry counts."""
         default = bool(self.parameters.get("binary_data_output", False))
         entries = reversed(self.document.outputs)
-        flags = {entry.name: entry.parameters.binary_data for entry in entries if entry.parameters}
-        is_binary = {name: default if binary is UNSET else binary for name, binary in flags.items()}
+        is_binary: dict[str, bool] = {}
+        for entry in entries:
+            binary = entry.parameters.binary_data if entry.parameters else UNSET
+            is_binary[entry.name] = default if binary is UNSET else binary
         return {tensor.name for tensor in result.outputs if is_binary.get(tensor.name, default)}
 
 
 class RawJob(TensorJob):
     """One call whose only input is the whole body; all outputs of the reply are binary."""
 
-    def batches(self) -> Iterator[Batch]:
+    def prepare(self, before: Step | None = None) -> Step:
         if self.request.stream:
             raise InvalidRequest(
                 "raw binary input (json-header-size=0) cannot be streamed; send the JSON header too"
@@ -188,17 +193,17 @@ class RawJob(TensorJob):
             raise InvalidRequest(
                 "raw binary input (json-header-size=0) cannot be part of a session: send its JSON"
             )
-        yield Batch([raw_input(self.served, self.body.binary)])
+        return Step([raw_input(self.served, self.body.binary)])
 
 
-def read_inputs(
-    document: schemas.Tensors, binary: memoryview, length: int, deadline: Deadline
-) -> list[Tensor]:
+def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes; `binary` are the bytes behind its JSON. Raise
     InvalidRequest and others."""
     inputs = []
-    for entry in in_time(document.inputs, deadline):
-        name, datatype, available = entry.name, entry.datatype, len(binary)
+    for entry in in_time(document.inputs):
+        name = entry.name
+        datatype = entry.datatype
+        available = len(binary)
         if datatype not in DATATYPES:
             raise InvalidRequest(f"input '{name}': {unknown('datatype', datatype, DATATYPES)}")
         size = entry.parameters.binary_data_size if entry.parameters else None
@@ -213,7 +218,7 @@ def read_inputs(
                 raise InvalidRequest(
                     f"input '{name}': it has no data, and no binary_data_size in its parameters"
                 )
-            flat = flat_array(name, datatype, entry.data, deadline)
+            flat = flat_array(name, datatype, entry.data)
             if flat.size != count:
                 raise InvalidRequest(
                     f"input '{name}': its shape {list(shape)} does not fit the {flat.size} "
@@ -241,6 +246,15 @@ def read_inputs(
     return inputs
 
 
+def widened(tensor: Tensor, specs: Sequence[TensorSpec]) -> Tensor:
+    """Return FP32 numbers as FP64 if the model's input of that name is FP64: tables took FP32
+    before they took FP64."""
+    is_wider = any(spec.name == tensor.name and spec.datatype == "FP64" for spec in specs)
+    if tensor.datatype != "FP32" or not is_wider:
+        return tensor
+    return Tensor.of(tensor.name, tensor.array().astype(np.float64), "FP64")
+
+
 def write_reply(
     served: ServedModel,
     reply: InferReply,
@@ -265,7 +279,7 @@ def write_reply(
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **data}
         )
     document: dict[str, Any] = {"id": own_id} if own_id else {}
-    document |= {"model_name": served.name, "model_version": reply.version}
+    document |= {"model_name": served.public_name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
     return orjson.dumps({**document, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -280,21 +294,20 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
             f"raw binary input is one tensor, and model '{model.name}' has "
             f"{len(model.inputs)} inputs"
         )
-    spec, batch = model.inputs[0], (1,) if model.max_batch_size else ()
+    spec = model.inputs[0]
+    batch = (1,) if model.max_batch_size else ()
     if spec.datatype == "BYTES":
         if any(size not in (1, -1) for size in spec.shape):
             raise InvalidRequest(
                 f"raw input '{spec.name}': the model takes {list(spec.shape)} strings, and "
                 "this is one"
             )
-        return Tensor(
-            spec.name,
-            "BYTES",
-            (*batch, *(1 for _ in spec.shape)),
-            len(data).to_bytes(4, "little") + data,
-        )
-    shape = filled(spec.shape, len(data) // SIZES[spec.datatype])
-    if shape is None or math.prod(shape) * SIZES[spec.datatype] != len(data):
+        ones = [1] * len(spec.shape)
+        string = len(data).to_bytes(4, "little") + data
+        return Tensor(spec.name, "BYTES", (*batch, *ones), string)
+    count, rest = divmod(len(data), SIZES[spec.datatype])
+    shape = filled(spec.shape, count)
+    if shape is None or rest:
         raise InvalidRequest(
             f"raw input '{spec.name}': {len(data)} bytes do not fill {list(spec.shape)} of "
             f"{spec.datatype}"
@@ -306,10 +319,11 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Return the shape with its only -1 replaced so that it has `count` elements, None if that is
     impossible."""
     fixed = math.prod(size for size in shape if size != -1)
-    if list(shape).count(-1) > 1 or not fixed or count % fixed:
+    if not fixed or count % fixed:
         return None
-    full = tuple(count // fixed if size == -1 else size for size in shape)
-    return full if math.prod(full) == count else None
+    missing = count // fixed
+    full = tuple(missing if size == -1 else size for size in shape)
+    return full if math.prod(full) == count and shape.count(-1) <= 1 else None
 
 
 def check_misspelt(keys: Collection[str]) -> None:
@@ -334,15 +348,22 @@ def classified(
         shape[0] * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer"
     )
     scores = tensor.array().reshape(shape[0], width)
-    order = width - 1 - np.argsort(scores[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
+    # a stable sort of the mirrored row has equal scores in the reverse order of their indices
+    mirrored = np.argsort(scores[:, ::-1], axis=1, kind="stable")
+    order = width - 1 - mirrored[:, ::-1][:, :count]
     classes = np.empty(order.shape, np.object_)
-    form, length = ("%f" if scores.dtype.kind == "f" else "%d"), 0
+    form = "%f:%d" if scores.dtype.kind == "f" else "%d:%d"
+    length = 0
     for row, indices in enumerate(order):
-        for at, (index, score) in enumerate(
-            zip(indices.tolist(), scores[row, indices].tolist(), strict=True)
-        ):
+        best = zip(scores[row, indices].tolist(), indices.tolist(), strict=True)
+        for at, (score, index) in enumerate(best):
+            text = (form % (score, index)).encode()
             label = labels[index] if index < len(labels) else b""
-            classes[row, at] = f"{form % score}:{index}".encode() + (b":" + label if label else b"")
-            length += len(classes[row, at])
+            if label:
+                text += b":" + label
+            classes[row, at] = text
+            length += len(text)
         budget.check_output(length)
-    return Tensor.of(tensor.name, classes if is_batched else classes[0], "BYTES")
+    if not is_batched:
+        classes = classes[0]
+    return Tensor.of(tensor.name, classes, "BYTES")

@@ -18,16 +18,10 @@ from typing import Any, ClassVar
 
 import orjson
 
-from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, instances_in, read_shape
-from serving.bodies.instances import (
-    Instances,
-    InstancesJob,
-    Item,
-    as_items,
-    client_parameters,
-    document,
-)
-from serving.bodies.schemas import Members, read
+from serving.bodies.decoder import Item
+from serving.bodies.documents import WHOLE_BODY, Shape, read_shape
+from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
+from serving.bodies.kserve import TensorBody
 from serving.bodies.tables import CsvBody
 from serving.budget import in_time, read_json
 from serving.errors import (
@@ -39,8 +33,9 @@ from serving.errors import (
     TritonTimeout,
 )
 from serving.headers import JSON_LINES, JSON_TYPE
+from serving.job import Job, Reply, Run, admit_step
 from serving.model_status.served_model import ServedModel
-from serving.request import PATH, UNNAMED, Job, Reply, Request, Target
+from serving.request import PATH, UNNAMED, Request, Target
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
@@ -86,9 +81,7 @@ class JsonLines:
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = replace(request, stream="", accept="")
-        lines = (
-            line for line in in_time(io.BytesIO(self.data), request.deadline) if not line.isspace()
-        )
+        lines = (line for line in in_time(io.BytesIO(self.data)) if not line.isspace())
         return LinesJob(
             served, request, (self._read(line, served, request.target) for line in lines)
         )
@@ -97,37 +90,46 @@ class JsonLines:
         """Return what a line asks for. Raise nothing that is the line's own mistake."""
         try:
             value = read_json(line)
-            if isinstance(value, dict) and (record := self._body(line, value, served)):
-                _check_target(record.named, served, target)
-                return record
+            if isinstance(value, dict):
+                record = self._body(value, len(line), served)
+                if record:
+                    _check_target(record.named, served, target)
+                    return record
         except ValueError as err:
             return Record(error=DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
             return Record(error=err)
         return Record(Instances([Item("record", value=value)]), is_bare=True)
 
-    def _body(self, line: bytes, value: dict[str, Any], served: ServedModel) -> Record | None:
-        """Return the body that an object is, None if it is an instance as it stands. Raise
-        InvalidRequest."""
-        if WHOLE_BODY & value.keys():
-            keys = read(Members, line, "the line")
-            instances = instances_in(line, keys, served, self.generates)
-            return Record(instances, None if instances else read_shape(line, keys, self.generates))
-        flat = FlatBody(value, self.generates)
-        if instances := flat.instances(served):
-            return Record(instances, is_bare=True)
-        return Record(shape=flat) if self.generates and not served.client else None
+    def _body(self, value: dict[str, Any], length: int, served: ServedModel) -> Record | None:
+        """Return what an object of `length` bytes asks for, None if the object itself is an
+        instance. Raise InvalidRequest."""
+        body = read_shape(value, length, self.generates)
+        if isinstance(body, Instances):
+            return Record(body)
+        if isinstance(body, TensorBody):
+            return Record(shape=body)
+        is_whole = not WHOLE_BODY.isdisjoint(value)
+        instances = body.instances(served)
+        if instances:
+            return Record(instances, is_bare=not is_whole)
+        if is_whole or (self.generates and not served.client):
+            return Record(shape=body)
+        return None
 
 
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
     """Raise InvalidRequest if a line names another model or version than its request."""
-    names = {named.name} if target.source == PATH else {served.name, target.name}
-    for ours, theirs in ((names, named.name), ({target.version or named.version}, named.version)):
-        if theirs not in {None, *ours}:
-            raise InvalidRequest(
-                f"the line names '{theirs}', and all lines of a body go to one model and "
-                "version: name another one in a header or the query string of another request"
-            )
+    other = None
+    if target.source != PATH and named.name not in (None, served.name, target.name):
+        other = named.name
+    elif target.version and named.version not in (None, target.version):
+        other = named.version
+    if other is not None:
+        raise InvalidRequest(
+            f"the line names '{other}', and all lines of a body go to one model and "
+            "version: name another one in a header or the query string of another request"
+        )
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class CsvLines:
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = replace(request, stream="", accept="")
-        items = self.table.items(served.require_client(), request.deadline)
+        items = self.table.items(served.require_client())
         return LinesJob(
             served, request, (Record(Instances([item]), is_bare=True) for item in items)
         )
@@ -164,7 +166,8 @@ class LinesJob(Job):
         """Return the lines. Raise InvalidRequest if there is no line, TritonTimeout when the
         request's time is over, and errors of 503 and above."""
         # not a list: orjson keeps 4 kB for each small result that is held
-        written, count = bytearray(), 0
+        written = bytearray()
+        count = 0
         batch = max(1, self.served.model.max_batch_size)
         # a sequence has one line, as lines are independent
         size = 1 if self.served.sequencing else BATCHES * batch
@@ -188,7 +191,7 @@ class LinesJob(Job):
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Return a line for each of a group's records. A group that fails is halved until the wrong
         records stand alone."""
-        self.request.deadline.left()
+        admit_step()
         first = records[0]
         try:
             if first.error:
@@ -210,14 +213,16 @@ class LinesJob(Job):
             if len(records) == 1:
                 return [_error_line(err)]
         half = len(records) // 2
-        return self._answer(gateway, records[:half]) + self._answer(gateway, records[half:])
+        lines = self._answer(gateway, records[:half])
+        return lines + self._answer(gateway, records[half:])
 
     def _predict(
         self, gateway: TritonGateway, parameters: Mapping[str, Any], records: list[Record]
     ) -> list[bytes]:
         every = [record.instances for record in records if record.instances]
         items = [item for instances in every for item in instances.items]
-        results = list(InstancesJob(self.served, self.request, items, parameters).results(gateway))
+        job = InstancesJob(self.served, self.request, items, parameters)
+        results = list(Run(job, gateway).results())
         self.version = results[-1].version
         predictions = (prediction for result in results for prediction in result.predictions)
         lines = []
@@ -237,7 +242,8 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
     for record in records:
         if group and (count >= most or not record.can_join(group[-1])):
             yield group
-            group, count = [], 0
+            group = []
+            count = 0
         group.append(record)
         count += record.count
     if group:

@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.lib import format as npy
@@ -16,12 +16,14 @@ from serving.bodies.values import fitted, out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.headers import NPY_TYPE, preferred
+from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import INT64
-from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
+from serving.request import UNNAMED, Request, Target
 from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
 
-NPY_MAGIC, ZIP = b"\x93NUMPY", b"PK"
+NPY_MAGIC = b"\x93NUMPY"
+ZIP = b"PK"
 KINDS = "biufSU"  # of dtypes: booleans, numbers, strings
 
 
@@ -43,18 +45,20 @@ class NpyJob(Job):
         super().__init__(served, request)
         self.data = data
 
-    def batches(self) -> Iterator[Batch]:
+    def prepare(self, before: Step | None = None) -> Step:
+        """Return the only call."""
         model = self.served.model
         if len(model.inputs) != 1:
+            names = ", ".join(spec.name for spec in model.inputs)
             raise InvalidRequest(
                 f"an npy body is one tensor, and model '{model.name}' has "
-                f"{len(model.inputs)} inputs "
-                f"({', '.join(spec.name for spec in model.inputs)}); send KServe v2 tensors"
+                f"{len(model.inputs)} inputs ({names}); send KServe v2 tensors"
             )
         spec = model.inputs[0]
         array = _fitted(read_npy(self.data), spec, model.max_batch_size)
         tensor = Tensor.of(spec.name, array, spec.datatype)
-        yield Batch([tensor], parameters=self.session.parameters() if self.session else {})
+        parameters = self.session.parameters() if self.session else {}
+        return Step([tensor], parameters)
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         (result,) = results
@@ -108,12 +112,14 @@ def read_npy(data: bytes) -> Array:
             field="body",
         )
     array = np.frombuffer(data, dtype=dtype, offset=file.tell())
+    order: Literal["F", "C"] = "F" if fortran else "C"
     # a header may have True for 1
-    return array.reshape(list(map(int, shape)), order="F" if fortran else "C")
+    return array.reshape(list(map(int, shape)), order=order)
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
-    dtype = np.dtype(np.float32) if spec.datatype == "BF16" else numpy_dtype(spec.datatype)
+    datatype = "FP32" if spec.datatype == "BF16" else spec.datatype
+    dtype = numpy_dtype(datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
         array = _encoded(array) if array.dtype.kind == "U" else array
@@ -143,8 +149,7 @@ def write_npy(array: Array, budget: Budget) -> bytes:
     PayloadTooLarge."""
     if array.dtype == np.object_:
         budget.check_output(array.size * max(map(len, array.flat), default=0))
+        array = array.astype(np.bytes_)
     buffer = io.BytesIO()
-    np.save(
-        buffer, array.astype(np.bytes_) if array.dtype == np.object_ else array, allow_pickle=False
-    )
+    np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

@@ -2,7 +2,7 @@
 
 import zlib
 
-from serving.budget import MOST_MEMBERS, check_count
+from serving.budget import MOST_MEMBERS, check_count, check_time
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 
 PACKED = ("gzip", "x-gzip", "deflate")
@@ -24,9 +24,12 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
         raise UnsupportedMediaType(
             f"Content-Encoding must be gzip, deflate or identity, not '{encoding}'"
         )
-    rest, content, members = memoryview(body), bytearray(), 0
+    rest = memoryview(body)
+    content = bytearray()
+    members = 0
     try:
         while rest:
+            check_time()
             members += 1
             check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
             rest = rest[_inflate_member(rest, content, limit) :]
@@ -40,7 +43,8 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 def _inflate_member(packed: memoryview, content: bytearray, limit: int) -> int:
     """Append the content of the first member to `content`, and return the member's packed length.
     zlib copies the data behind a member, so it gets the data in pieces."""
-    member, end = zlib.decompressobj(DETECT), 0
+    member = zlib.decompressobj(DETECT)
+    end = 0
     while not member.eof:
         piece = packed[end : end + PIECE]
         if not piece:

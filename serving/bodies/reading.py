@@ -8,15 +8,17 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 from werkzeug.http import parse_options_header
 
+from serving.bodies.decoder import Item
 from serving.bodies.documents import SHAPES, WHOLE_BODY, Shape, read_binary, read_object, read_shape
-from serving.bodies.instances import Instances, Item
+from serving.bodies.instances import Instances
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody
-from serving.bodies.schemas import Members, read
+from serving.bodies.schemas import read
 from serving.bodies.tables import TEXT, URL_ENCODED, CsvBody, TextOrForm, read_csv, read_form
 from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
@@ -66,31 +68,37 @@ def read_body(
     if not data:
         raise InvalidRequest(f"the body is empty; send an image, a text, CSV, or JSON: {SHAPES}")
     is_json = kind.endswith("json")
-    if is_json and (
-        image := next((name for magic, name in IMAGES.items() if data.startswith(magic)), "")
-    ):
-        raise InvalidRequest(
-            f"the body is a {image.upper()}, not JSON; send Content-Type: image/{image}"
-        )
+    if is_json:
+        _check_no_image(data)
     if is_json or (OBJECT.match(data) and kind not in (TEXT, CSV)):
         return read_object(data, generates, stream)
-    if OBJECT.match(data) and (keys := _object_in_text(data)):
-        return read_shape(data, keys, generates, stream)
+    document = _object_in_text(data)
+    if document:
+        return read_shape(document, len(data), generates, stream)
     if kind == CSV:
         table = read_csv(data, params.get("header", ""))
         return CsvLines(table) if preferred(accept, CSV, JSON_LINES) == JSON_LINES else table
     items = [Item("body", raw=data)]
-    return (
-        TextOrForm(items, kind)
-        if kind in (TEXT, URL_ENCODED)
-        else Instances(items, media_type=kind)
-    )
+    if kind in (TEXT, URL_ENCODED):
+        return TextOrForm(items, kind)
+    return Instances(items, media_type=kind)
 
 
-def _object_in_text(data: bytes) -> Members | None:
-    """Return the members of the object that a text or CSV holds, None if no key is one of
-    WHOLE_BODY."""
+def _check_no_image(data: bytes) -> None:
+    """Raise InvalidRequest if a body that is sent as JSON is an image."""
+    for magic, image in IMAGES.items():
+        if data.startswith(magic):
+            raise InvalidRequest(
+                f"the body is a {image.upper()}, not JSON; send Content-Type: image/{image}"
+            )
+
+
+def _object_in_text(data: bytes) -> dict[str, Any] | None:
+    """Return the object that a text or CSV holds, None if no key is one of WHOLE_BODY."""
+    if not OBJECT.match(data):
+        return None
     with suppress(InvalidRequest, PayloadTooLarge):
-        keys = read(Members, data)
-        return keys if WHOLE_BODY & keys.keys() else None
+        document = read(dict[str, Any], data)
+        if not WHOLE_BODY.isdisjoint(document):
+            return document
     return None

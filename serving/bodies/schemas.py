@@ -1,9 +1,8 @@
 """The shapes that a JSON body may have: Structs, which check a body and are its schemas in
 /openapi.json.
 
-A body is read twice: as Members, whose keys say the shape, then as that shape's Struct. If only an
-`extra_json_schema` has a bound, the body that uses the value checks it, with an error that names
-the tensor or the limit.
+The keys of a body say which shape it has (documents.py). If only an `extra_json_schema` has a
+bound, the body that uses the value checks it, with an error that names the tensor or the limit.
 """
 
 import re
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from serving.bodies.values import DATATYPES
 from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, check_json
@@ -20,9 +19,10 @@ from serving.named_value import unknown
 from serving.request import NAME_KEYS, VERSION_KEY, Target
 
 Type = TypeVar("Type")
-Members = dict[str, Raw]  # of an object, unread
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
+Size = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 # nested lists and objects: Python allows 1,000 nested calls, and msgspec counts its own among them
 DEEPEST = 900
@@ -88,21 +88,21 @@ class TensorParameters(Struct):
 
 
 class InputParameters(TensorParameters):
-    binary_data_size: Annotated[int, Meta(ge=0)] | None = None
+    binary_data_size: Size | None = None
 
 
 class OutputParameters(TensorParameters):
     binary_data: bool | UnsetType = UNSET
-    classification: Annotated[int, Meta(ge=1, le=2**63 - 1)] | UnsetType = UNSET
+    classification: Count | UnsetType = UNSET
 
 
 class Input(Struct, forbid_unknown_fields=True):
     """A tensor: `data`, nested or flat, or `binary_data_size` bytes behind the JSON."""
 
     name: str
-    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MOST_DIMENSIONS)]
+    shape: Annotated[list[Size], Meta(max_length=MOST_DIMENSIONS)]
     datatype: Annotated[str, Meta(extra_json_schema={"enum": sorted(DATATYPES)})]
-    data: Raw | UnsetType = UNSET
+    data: Any = UNSET
     parameters: InputParameters | None = None
 
 
@@ -170,6 +170,9 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
     location = location.removeprefix(".").removesuffix("`")
     where = f"{subject}, '{location}'" if location else subject
     if field := UNKNOWN_FIELD.fullmatch(message):
-        struct = {"inputs": Input, "outputs": Output}.get(location.partition("[")[0], shape)
-        return f"{where}: {unknown('key', field[1], struct.__struct_fields__)}{shape.hint}"
-    return f"{where}: {message[:1].lower()}{message[1:]}"
+        part = location.partition("[")[0]
+        struct = {"inputs": Input, "outputs": Output}.get(part, shape)
+        problem = unknown("key", field[1], struct.__struct_fields__)
+        return f"{where}: {problem}{shape.hint}"
+    first, rest = message[:1], message[1:]
+    return f"{where}: {first.lower()}{rest}"

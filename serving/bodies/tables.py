@@ -18,13 +18,15 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import MultiPartParser
 
 from clients.base import ModelClient
-from serving.bodies.instances import Instances, InstancesJob, Item, Predictions, check_media_type
-from serving.budget import MOST_INSTANCES, MOST_PARTS, Deadline, check_count, in_time
+from serving.bodies.decoder import Item
+from serving.bodies.instances import Instances, InstancesJob, Predictions, check_media_type
+from serving.budget import MOST_INSTANCES, MOST_PARTS, check_count, in_time
 from serving.codecs import FORM, ROW, Limits, read_cells
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_TYPE, preferred
+from serving.job import Job, Reply
 from serving.model_status.served_model import ServedModel
-from serving.request import RESERVED, UNNAMED, Job, Reply, Request, Target
+from serving.request import RESERVED, UNNAMED, Request, Target
 
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
 BOM = b"\xef\xbb\xbf"
@@ -57,26 +59,30 @@ class CsvBody:
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         items: list[Item] = []
-        for item in self.items(served.require_client(), request.deadline):
+        for item in self.items(served.require_client()):
             items.append(item)
             check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
         if not items:
             raise InvalidRequest("the body has a header and no row")
         return TableJob(served, request, items, self.parameters)
 
-    def items(self, client: ModelClient, deadline: Deadline) -> Iterator[CsvItem]:
+    def items(self, client: ModelClient) -> Iterator[CsvItem]:
         """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
         check_media_type(client, CSV)
-        rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM)), deadline))
-        first, second = next(rows, None), next(rows, None)
+        rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM))))
+        first = next(rows, None)
+        second = next(rows, None)
         if first is None:
             raise InvalidRequest("the body has no row; send CSV, a line for each row")
         columns = self._columns(client, first)
-        if self.header is None and second is None and first.lstrip()[:1] == b"0":
+        is_only = self.header is None and second is None
+        if is_only and first.lstrip()[:1] == b"0":
             columns = None  # a body of the row 0,1,2 alone has no header
         if columns is None:
             yield CsvItem("", raw=first)
-        for row in chain(() if second is None else (second,), rows):
+        if second is not None:
+            rows = chain((second,), rows)
+        for row in rows:
             yield CsvItem("", raw=row, columns=columns or ())
 
     def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
@@ -107,7 +113,8 @@ class TableJob(InstancesJob):
     def reply(self, results: Iterator[Predictions]) -> Reply:
         if preferred(self.request.accept, CSV) != CSV:
             return super().reply(results)
-        written, version = bytearray(), ""
+        written = bytearray()
+        version = ""
         for result in results:
             written += as_csv(result.predictions)
             self.request.budget.check_output(len(written))
@@ -125,11 +132,10 @@ def read_csv(data: bytes, header: str) -> CsvBody:
 
 # A quote that begins a cell opens it, and a single quote closes it; elsewhere it is a letter, as
 # for the csv module.
-QUOTED, FURTHER = rb'(?:[^"]++|"")*+"[^,]*+', rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'
-WHOLE_ROW, ITS_END = (
-    re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER)),
-    re.compile(QUOTED + FURTHER),
-)
+QUOTED = rb'(?:[^"]++|"")*+"[^,]*+'  # the rest of a cell behind the quote that opens it
+FURTHER = rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'  # the cells behind the first one
+WHOLE_ROW = re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER))
+ITS_END = re.compile(QUOTED + FURTHER)
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -188,7 +194,8 @@ class TextOrForm:
         return self._shape(served.require_client()).bind(served, request)
 
     def _shape(self, client: ModelClient) -> Instances | CsvBody:
-        keys, values = client.instance_keys(), self._fields(client)
+        keys = client.instance_keys()
+        values = self._fields(client)
         if instance := {key: value for key, value in values.items() if key in keys}:
             parameters = {key: value for key, value in values.items() if key not in keys}
             return Instances([Item("form", value=instance)], parameters, named=self.named)
@@ -199,21 +206,19 @@ class TextOrForm:
             )
         if client.codec is ROW and self.media_type != URL_ENCODED:
             return self._table()
-        takes_text = TEXT in client.codec.media_types and self.media_type != URL_ENCODED
-        return self._instances(TEXT if takes_text else self.media_type)
+        if TEXT in client.codec.media_types and self.media_type != URL_ENCODED:
+            return self._instances(TEXT)
+        return self._instances(self.media_type)
 
     def _fields(self, client: ModelClient) -> Mapping[str, Any]:
         """Return the fields of a form without files; none if the body is something else."""
         if self.media_type != URL_ENCODED:
             return {} if self.items else self.parameters
         raw = self.items[0].raw or b""
-        is_form = (
-            raw.startswith(tuple(f"{key}=".encode() for key in client.instance_keys()))
-            and raw.count(b"&") < MOST_FIELDS
-        )
-        return (
-            dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True)) if is_form else {}
-        )
+        beginnings = tuple(f"{key}=".encode() for key in client.instance_keys())
+        if not raw.startswith(beginnings) or raw.count(b"&") >= MOST_FIELDS:
+            return {}
+        return dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True))
 
     def _table(self) -> Instances | CsvBody:
         if len(self.items) > 1:
@@ -237,7 +242,8 @@ def read_form(data: bytes, boundary: str) -> TextOrForm:
         stream_factory=lambda *_, **__: io.BytesIO(), max_form_parts=MOST_PARTS
     )
     try:
-        fields, files = parser.parse(io.BytesIO(data), boundary.encode("ascii"), len(data))
+        separator = boundary.encode("ascii")
+        fields, files = parser.parse(io.BytesIO(data), separator, len(data))
     except RequestEntityTooLarge as err:
         raise PayloadTooLarge(
             f"the form has more than {MOST_PARTS} files and fields: send fewer at a time"
@@ -247,8 +253,10 @@ def read_form(data: bytes, boundary: str) -> TextOrForm:
             f"the body is not a complete form with the boundary '{boundary}' of its "
             f"Content-Type ({err}): `curl -F` and HTTP libraries write both"
         ) from err
-    if twice := next((str(name) for name, values in fields.lists() if len(values) > 1), ""):
-        raise InvalidRequest(f"the form has the field '{twice[:100]}' twice; send it once")
-    items = [Item(str(name), raw=file.read()) for name, each in files.lists() for file in each]
+    for name, values in fields.lists():
+        if len(values) > 1:
+            raise InvalidRequest(f"the form has the field '{str(name)[:100]}' twice; send it once")
+    # werkzeug gives a part without a name the name None
+    items = [Item(str(name), raw=file.read()) for name, file in files.items(multi=True)]
     parameters = {str(name): value for name, value in fields.items() if name not in RESERVED}
     return TextOrForm(items, FORM, parameters, Target.within("the form", fields))

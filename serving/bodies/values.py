@@ -5,12 +5,18 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import simdjson
 from numpy.typing import NDArray
 
-from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, NEVER, Deadline, check_count
+from serving.budget import (
+    MOST_DIMENSIONS,
+    MOST_NAMED,
+    MOST_STRINGS,
+    check_count,
+    check_time,
+    in_time,
+)
 from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_PARAMETERS, Sequencing
@@ -19,28 +25,29 @@ from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
-SIZES = {f"{kind}{bits}": bits // 8 for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
-SIZES |= {"BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
+# bytes of an element
+SIZES = {"BOOL": 1}
+SIZES |= {"INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8}
+SIZES |= {"UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8}
+SIZES |= {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
 DATATYPES = {"BYTES", *SIZES}
 
 
-def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) -> NDArray[Any]:
-    """Return JSON values, nested or flat, or not read yet, as a flat array of the datatype (float32
+def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
+    """Return JSON values, nested or flat, as a flat array of the datatype (float32
     for BF16). Raise InvalidRequest, PayloadTooLarge or TooLate."""
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
             return numbers
         data = data.as_list()
-    elif isinstance(data, msgspec.Raw):
-        try:
-            data = msgspec.json.decode(data)
-        except (ValueError, RecursionError) as err:
-            raise InvalidRequest(f"input '{name}': its data are not valid JSON: {err}") from err
-    values, types = _flat(name, data if isinstance(data, list) else [data], deadline)
+    if not isinstance(data, list):
+        data = [data]
+    values, types = _flat(name, data)
     if strange := types - TYPES[dtype.kind]:
         value = next(value for value in values if type(value) in strange)
-        raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({describe(value)})")
+        problem = f"its data do not fit {datatype} ({describe(value)})"
+        raise InvalidRequest(f"input '{name}': {problem}")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
         return np.array([value.encode() for value in values], dtype=np.object_)
@@ -49,7 +56,8 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
 
 # simdjson's name of the type, of 8 bytes, to which it copies numbers, by the kind of dtype that
 # they become.
-COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
+Copied = Literal["d", "i", "u"]
+COPIES: dict[str, Copied] = {"f": "d", "i": "i", "u": "u"}
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
@@ -58,9 +66,8 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     if dtype.kind not in COPIES:
         return None
     try:
-        return fitted(
-            np.frombuffer(data.as_buffer(of_type=COPIES[dtype.kind]), dtype=f"{dtype.kind}8"), dtype
-        )
+        copied = data.as_buffer(of_type=COPIES[dtype.kind])
+        return fitted(np.frombuffer(copied, dtype=f"{dtype.kind}8"), dtype)
     except (TypeError, ValueError):
         return None
 
@@ -73,9 +80,8 @@ def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
             cast = numbers.astype(dtype, copy=False)
     except FloatingPointError:
         return None
-    return (
-        cast if cast is numbers or dtype.kind not in "iu" or np.array_equal(cast, numbers) else None
-    )
+    is_same = cast is numbers or dtype.kind not in "iu" or np.array_equal(cast, numbers)
+    return cast if is_same else None
 
 
 def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -94,21 +100,39 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
 def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
     """Return the error of an input with numbers that its datatype does not hold."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
-    return InvalidRequest(
-        f"input '{name}': its data do not fit {datatype} (it holds {limits.min} to {limits.max})"
-    )
+    holds = f"it holds {limits.min} to {limits.max}"
+    return InvalidRequest(f"input '{name}': its data do not fit {datatype} ({holds})")
 
 
-def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], set[type]]:
-    """Return the values without their nesting, and their types. Each pass removes one level."""
-    for _ in range(MOST_DIMENSIONS):
-        deadline.left()
-        if list not in (types := set(map(type, values))):
+def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
+    """Return the values without their nesting, and their types. Each pass removes one level of
+    lists, until lists and other values stand side by side."""
+    for depth in range(MOST_DIMENSIONS):
+        check_time()
+        types = set(map(type, values))
+        if list not in types:
             return values, types
-        values = list(
-            chain.from_iterable(value if type(value) is list else [value] for value in values)
-        )
-    raise InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
+        if types != {list}:
+            leaves: list[Any] = []
+            _add_leaves(name, values, MOST_DIMENSIONS - depth, leaves)
+            return leaves, set(map(type, leaves))
+        values = list(chain.from_iterable(values))
+    raise _too_deep(name)
+
+
+def _add_leaves(name: str, values: list[Any], depth: int, leaves: list[Any]) -> None:
+    """Append the values that are not lists, and those of the lists, nested at most `depth` deep."""
+    if not depth:
+        raise _too_deep(name)
+    for value in in_time(values):
+        if type(value) is list:
+            _add_leaves(name, value, depth - 1, leaves)
+        else:
+            leaves.append(value)
+
+
+def _too_deep(name: str) -> InvalidRequest:
+    return InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
 
 
 # The characters of the longest number of each datatype, with its comma.
@@ -146,7 +170,8 @@ def json_values(tensor: Tensor) -> Any:
         f"strings of output '{tensor.name}'",
         "ask for binary data",
     )
-    return [item.decode("utf-8", "replace") for item in tensor.array().reshape(-1).tolist()]
+    strings = tensor.array().reshape(-1).tolist()
+    return [string.decode("utf-8", "replace") for string in strings]
 
 
 def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:

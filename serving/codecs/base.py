@@ -82,7 +82,8 @@ def describe(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, str):
-        return f"the string {value[:40]!r}{'…' if len(value) > 40 else ''}"
+        more = "…" if len(value) > 40 else ""
+        return f"the string {value[:40]!r}{more}"
     return "null" if value is None else f"{type(value).__name__} {value!r}"
 
 
@@ -134,7 +135,9 @@ class RowCodec(JsonCodec):
     def open(self, data: bytes, limits: Limits) -> Any:
         """Read JSON, or one line of CSV."""
         is_json = data.lstrip()[:1] in (b"[", b"{")
-        return self.open_json(super().open(data, limits), limits) if is_json else read_cells(data)
+        if not is_json:
+            return read_cells(data)
+        return self.open_json(super().open(data, limits), limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
         if not isinstance(value, list | dict):

@@ -1,7 +1,9 @@
 """The differences between image formats: the memory of their decoders, modes other than RGB, and
 how they are written."""
 
+from collections.abc import Mapping
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 from PIL import Image, TiffImagePlugin
@@ -15,6 +17,7 @@ WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of
 SCANS = 16
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
 STRIP_PIXELS = 2**20  # converted at a time, because a pixel takes up to 16 bytes on its way
+WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
 LONGEST_JPEG = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 
 # strips are read in C: Pillow's own way takes minutes for a million of them
@@ -25,13 +28,19 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     """Return the bytes that the decoder of this format holds beside the image that it fills.
     `scans` are those of its JPEG data. Raise DecodingError for a file that takes too much work or
     has several frames."""
-    pixels, tags = image.width * image.height, None
+    pixels = image.width * image.height
+    tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
-        tags, side = image.tag_v2, max(image.size)  # a rotated image has its sides exchanged
+        tags = image.tag_v2
+        side = max(image.size)  # a rotated image has its sides exchanged
         rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
-        width, length = tags.get(TiffImagePlugin.TILEWIDTH), tags.get(TiffImagePlugin.TILELENGTH)
+        width = tags.get(TiffImagePlugin.TILEWIDTH)
+        length = tags.get(TiffImagePlugin.TILELENGTH)
         # libtiff unpacks one strip or tile at a time, which may be larger than its image.
-        pixels = int(width) * int(length) if width and length else min(rows * side, pixels)
+        if width and length:
+            pixels = int(width) * int(length)
+        else:
+            pixels = min(rows * side, pixels)
         scans = scans if "jpeg" in str(image.info.get("compression", "")) else 0
     if scans * pixels > SCANS * max_image_pixels:
         raise DecodingError(
@@ -47,30 +56,48 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
         samples = int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
-        return pixels * max(bits * samples // 8, PIXEL) + (coefficients if scans else 0)
+        memory = pixels * max(bits * samples // 8, PIXEL)
+        return memory + coefficients if scans else memory
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
     return coefficients if scans > 1 else 0
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any Pillow mode to RGB: transparency laid on white, CMYK and palettes converted.
-
-    Levels above 255 of a 16-bit grey image become 255, as in Pillow's convert and so in
-    transformers' pipelines.
-    """
+    """Convert the modes of Pillow to RGB: transparency laid on white, CMYK and palettes converted,
+    16-bit grey reduced to its high bytes. Raise DecodingError for a picture whose pixels have no
+    white: floats, signed ones and those of 32 bits."""
+    if image.mode in ("I", "F"):
+        raise DecodingError(
+            f"the {image.format} image has pixels of 32 bits, signed ones or floats (Pillow's mode "
+            f"{image.mode}); send 8 or 16 unsigned bits"
+        )
     result = Image.new("RGB", image.size)
     rows = max(1, STRIP_PIXELS // image.width)
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
     for top in range(0, image.height, rows):
-        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        bottom = min(top + rows, image.height)
+        strip = image.crop((0, top, image.width, bottom))
+        if strip.mode.startswith("I;16"):
+            strip = _high_bytes(strip, tags)
         result.paste(_strip_to_rgb(strip), (0, top))
     return result
 
 
+def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
+    """Return the grey image of 8 bits; a level that is transparent becomes white."""
+    levels = np.asarray(image)
+    bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12
+    grey = (levels >> (bits - 8)).astype(np.uint8)
+    # Pillow inverts such images of 8 bits alone
+    if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
+        grey = ~grey
+    if (transparent := image.info.get("transparency")) is not None:
+        grey[levels == transparent] = 255
+    return Image.fromarray(grey)
+
+
 def _strip_to_rgb(image: Image.Image) -> Image.Image:
-    # a copy without its info, because Pillow knows no transparency of these modes
-    if image.mode[0] in "IF":
-        return Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)

@@ -11,6 +11,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
+from serving.budget import check_time
 from serving.codecs.base import FORM, Codec, Limits, decode_base64, describe
 from serving.codecs.formats import PIXEL, buffers, to_rgb
 from serving.errors import DecodingError
@@ -22,7 +23,8 @@ JPEG = ("JPEG", "MPO")
 BYTES_PER_PIXEL = 2 * PIXEL
 START_OF_SCAN = 0xDAFF  # the bytes FF DA
 # a photo's header has tens of parts; Pillow takes microseconds for each
-HEADER_PARTS, HEADER_BYTES = 800, 8 * 2**20
+HEADER_PARTS = 800
+HEADER_BYTES = 8 * 2**20
 BYTES_PER_READ = 32  # behind the header; blocks of a GIF have 256, and chunks of a PNG thousands
 # the least factor by which libjpeg makes an image smaller: at 7/8 it takes longer than at full size
 SMALLER = 1.3
@@ -43,7 +45,8 @@ class _File(BytesIO):
     """The image's bytes, in a bounded number of reads: each runs in Python, and a header can ask
     for millions."""
 
-    reads_left, bytes_left = HEADER_PARTS, HEADER_BYTES
+    reads_left = HEADER_PARTS
+    bytes_left = HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
@@ -63,7 +66,8 @@ class Header:
     def __init__(self, data: bytes, limits: Limits) -> None:
         """Raise DecodingError if the file is not an image, or if decoding it takes more than the
         limits."""
-        self.data, self.side = data, limits.side
+        self.data = data
+        self.side = limits.side
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
@@ -84,7 +88,8 @@ class Header:
             ) from err
 
     def _check(self, most_pixels: int) -> None:
-        image, kind = self.image, self.image.format
+        image = self.image
+        kind = self.image.format
         sides = f"{image.width}×{image.height}"
         if (count := image.width * image.height) > most_pixels:
             raise DecodingError(
@@ -94,10 +99,10 @@ class Header:
         scans = 0
         # count markers, of a preview too; bytes.count takes four times as long
         if kind in (*JPEG, "TIFF"):
-            pairs = (
-                np.frombuffer(self.data, "<u2", (len(self.data) - at) // 2, at) for at in (0, 1)
-            )
-            scans = sum(int(np.count_nonzero(pair == START_OF_SCAN)) for pair in pairs)
+            for first in (0, 1):
+                count = (len(self.data) - first) // 2
+                pairs = np.frombuffer(self.data, "<u2", count, first)
+                scans += int(np.count_nonzero(pairs == START_OF_SCAN))
         plain = (kind in JPEG and scans == 1) or (
             kind == "PNG" and not getattr(image, "is_animated", True)
         )
@@ -168,6 +173,7 @@ class ImageCodec(Codec):
         return Header(data, limits)
 
     def load(self, opened: Any) -> Any:
+        check_time()
         return opened.rgb()
 
     def open_json(self, value: Any, limits: Limits) -> Any:

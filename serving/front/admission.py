@@ -30,7 +30,9 @@ class Admission:
         workers: int = 1,
         leases: Path | None = None,
     ) -> None:
-        self.limit, self.most_bytes, self.several_models = limit, most_bytes, several_models
+        self.limit = limit
+        self.most_bytes = most_bytes
+        self.several_models = several_models
         self.leases = Leases(leases, workers)
         self.lock = threading.Lock()
         self.row = 0
@@ -63,12 +65,12 @@ class Admission:
     def check(self, whose: str, column: int, most: float, most_bytes: int) -> None:
         """Raise Overloaded if the counter of a column is at `most` requests or above
         `most_bytes`."""
-        if (requests := self.leases.requests(column)) >= most or self.leases.bytes(
-            column
-        ) > most_bytes:
+        requests = self.leases.requests(column)
+        size = self.leases.bytes(column)
+        if requests >= most or size > most_bytes:
             raise Overloaded(
                 f"too many requests{whose} are in flight: {requests}, with "
-                f"{self.leases.bytes(column)} bytes in their bodies. The limits are "
+                f"{size} bytes in their bodies. The limits are "
                 "SERVE_MAX_CONCURRENCY requests and an eighth of the memory; one of several "
                 "models may hold no more than what is free. Send the request again later"
             )
@@ -79,7 +81,9 @@ class Slot:
     threads."""
 
     def __init__(self, admission: Admission, size: int) -> None:
-        self._admission, self._size, self._column = admission, size, -1
+        self._admission = admission
+        self._size = size
+        self._column = -1  # of the model's counter; -1 while there is none
 
     def grow(self, more: int) -> None:
         """Count `more` bytes: the body was unpacked. Call it before `keep`. Raise Overloaded."""
@@ -91,7 +95,8 @@ class Slot:
     def keep(self, model: str, column: int) -> None:
         """Take a slot of the model whose counter is `column`, which keeps it loaded until `leave`.
         Raise Overloaded."""
-        admission, leases = self._admission, self._admission.leases
+        admission = self._admission
+        leases = self._admission.leases
         with admission.lock:
             self._release()
             if admission.several_models:

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from serving.front.incoming import pre_request as pre_request
+from serving.front.gunicorn_reader import pre_request as pre_request
 from serving.front.logs import JsonLogger
 from serving.front.monitoring import MULTIPROCESS
 from serving.front.services import Services

@@ -27,15 +27,15 @@ def kserve_routes(
     routes = Blueprint("kserve", __name__)
 
     def tensors(name: str, version: str | None = None) -> Response:
-        """Tensors, as JSON or with binary data behind it."""
+        """Answer tensors, as JSON or with binary data behind it."""
         return infer(read_tensors, Target(PATH, name, version), "")
 
     def generate(name: str, version: str | None = None) -> Response:
-        """A flat object, answered by exactly one response."""
+        """Answer a flat object by exactly one response."""
         return infer(_read_flat, Target(PATH, name, version), "")
 
     def generate_stream(name: str, version: str | None = None) -> Response:
-        """The same, answered by any number of responses."""
+        """Answer a flat object by any number of responses."""
         return infer(_read_flat, Target(PATH, name, version), EVENT_STREAM)
 
     for path in ("/v2/models/<name>", "/v2/models/<name>/versions/<version>"):
@@ -46,7 +46,7 @@ def kserve_routes(
 
 
 def read_tensors(source: Incoming) -> TensorBody:
-    """Raises InvalidRequest."""
+    """Return the body of …/infer. Raise InvalidRequest."""
     data = source.whole()
     if (length := source.headers.get(HEADER_LENGTH)) is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)

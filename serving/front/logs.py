@@ -49,14 +49,17 @@ class JsonFormatter(logging.Formatter):
             line["trace"] = "\n".join(map(self._describe, _causes(error)))
         while len(text := json.dumps(line, separators=(",", ":"))) >= select.PIPE_BUF:
             longest = max(line, key=lambda name: len(line[name]))
-            line[longest] = line[longest][: len(line[longest]) // 2]
+            text = line[longest]
+            line[longest] = text[: len(text) // 2]
         return text
 
     def _describe(self, error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         message = f": {error}" if self._messages else ""
-        lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
-        return "\n".join([f"{type(error).__name__}{message}", *lines])
+        lines = [f"{type(error).__name__}{message}"]
+        for frame in frames:
+            lines.append(f"  {frame.filename}:{frame.lineno} in {frame.name}")
+        return "\n".join(lines)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

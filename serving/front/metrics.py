@@ -39,7 +39,8 @@ class Metrics:
         )
         # `labels` takes a third of the time of a count, so its answers are kept; MOST_MODELS bounds
         # them.
-        self._requests, self._seconds = cache(requests.labels), cache(seconds.labels)
+        self._requests = cache(requests.labels)
+        self._seconds = cache(seconds.labels)
         self._stages = cache(stages.labels)
         self._received = histogram(
             "serve_request_bytes", "Size of the requests' bodies", buckets=SIZE_BUCKETS
@@ -52,13 +53,15 @@ class Metrics:
 
     def count(self, source: Incoming, response: Response, seconds: float) -> None:
         """Count a request that was answered."""
-        model, version = source.model, source.version
+        model = source.model
+        version = source.version
         if (model, version) not in self._names:
             with self._lock:
                 if len(self._names) < MOST_MODELS:
                     self._names.add((model, version))
                 else:
-                    model, version = OTHER, ""
+                    model = OTHER
+                    version = ""
         self._requests(model, version, response.status_code).inc()
         self._seconds(model).observe(seconds)
         for stage, spent in source.timings.items():

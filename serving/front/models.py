@@ -34,17 +34,20 @@ from serving.errors import (
     ServingError,
     rebuilt,
 )
-from serving.front.incoming import FORWARDED, incoming, services
+from serving.front.incoming import FORWARDED, incoming
 from serving.front.replies import json_reply
+from serving.front.services import services
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.model_status.served_model import ServedModel
 from serving.model_status.states import READY
 
-PAGE, LARGEST_PAGE = 100, 1000
+PAGE = 100
+LARGEST_PAGE = 1000
 MANAGER_MARGIN = 5.0  # seconds: the manager gives up before we do
 # a start of the model manager takes 0.5 s, on busy processors a few
-MANAGER_SECONDS, PAUSE = 10.0, 0.05
+MANAGER_SECONDS = 10.0
+PAUSE = 0.05
 
 managing_routes = Blueprint("managing", __name__)
 describing_routes = Blueprint("describing", __name__)
@@ -57,7 +60,8 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
 
     @wraps(view)
     def guarded(**names: str) -> Response:
-        source, app = incoming(), services()
+        source = incoming()
+        app = services()
         header, _, value = app.settings.management_secret.partition("=")
         if header:
             sent = source.headers.get(header, "").encode("utf-8", "surrogateescape")
@@ -79,7 +83,8 @@ def _counted(counter: str) -> Iterator[None]:
     try:
         yield
     except Exception as err:
-        results.labels(err.code if isinstance(err, ServingError) else ServingError.code).inc()
+        code = err.code if isinstance(err, ServingError) else ServingError.code
+        results.labels(code).inc()
         raise
     results.labels("ok").inc()
 
@@ -112,7 +117,8 @@ def models() -> Response:
             for e in entries
         ]
         try:
-            described.append({"name": name, "versions": versions} | _describe(registry.get(name)))
+            description = _describe(registry.get(name))
+            described.append({"name": name, "versions": versions} | description)
         except ServingError as err:
             described.append({"name": name, "versions": versions, "error": str(err)})
     rejected = registry.table.look().rejected
@@ -126,7 +132,8 @@ def models() -> Response:
 
 
 def _describe(served: ServedModel) -> dict[str, Any]:
-    client, model = served.client, served.model
+    client = served.client
+    model = served.model
     description: dict[str, Any] = {
         "engine": served.engine,
         **({"engine_reason": served.engine_reason} if served.engine_reason else {}),
@@ -165,7 +172,8 @@ def execution_parameters() -> Response:
 def load() -> Response:
     """Load the model of {"model_name", "url"}: 200, or 409, 507, 400. If its client cannot be made,
     unload it again."""
-    app, source = services(), incoming()
+    app = services()
+    source = incoming()
     model = read(Load, source.get_data(), hint='; send {"model_name": NAME, "url": FOLDER}')
     target = source.headers.get(TARGET_MODEL) or model.model_name
     _ask("POST", name=model.model_name, url=model.url, target=target)
@@ -198,19 +206,16 @@ def get(name: str) -> Response:
 @managed
 def page() -> Response:
     """List the models that are ready; ?limit and ?next_page_token page through them."""
-    token, limit = (
-        incoming().args.get("next_page_token", ""),
-        incoming().args.get("limit", str(PAGE)),
-    )
+    token = incoming().args.get("next_page_token", "")
+    limit = incoming().args.get("limit", str(PAGE))
     try:
         after = base64.urlsafe_b64decode(token.encode()).decode()
     except ValueError as err:
         raise InvalidRequest(
             f"next_page_token={token!r} is not a token that a previous page returned"
         ) from err
-    if not (
-        limit.isascii() and limit.isdigit() and len(limit) < 5 and 1 <= int(limit) <= LARGEST_PAGE
-    ):
+    is_number = limit.isascii() and limit.isdigit() and len(limit) < 5
+    if not is_number or not 1 <= int(limit) <= LARGEST_PAGE:
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
     entries = sorted(services().registry.table.look().entries.items())
     ready = [

@@ -1,8 +1,11 @@
 """Answers /ping and /metrics: whether the container works, and the counts of all workers."""
 
+import math
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from time import monotonic
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,7 +27,8 @@ class Monitoring:
     """Answers /ping, and writes /metrics. The supervisor writes `status_file`."""
 
     def __init__(self, registry: Registry, status_file: Path) -> None:
-        self.registry, self.status_file = registry, status_file
+        self.registry = registry
+        self.status_file = status_file
 
     def check(self) -> None:
         """Raise TritonUnavailable, or the error that says why a model does not serve. Never wait
@@ -47,17 +51,20 @@ class Monitoring:
     def describe_triton(self) -> str:
         """Return the supervisor's report about tritonserver in words; "" if there is none."""
         process = read_tritonserver(self.status_file)
+        if process.state == "unknown":
+            return ""
         last = f", after it {process.last_exit}" if process.last_exit else ""
-        is_known = process.state != "unknown"
-        return f"tritonserver is {process.state} (start {process.starts}{last})" if is_known else ""
+        return f"tritonserver is {process.state} (start {process.starts}{last})"
 
     def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
         """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it
         answers."""
         try:
-            triton, is_up = self.registry.gateway.metrics(), True
+            triton = self.registry.gateway.metrics()
+            is_up = True
         except (TritonUnavailable, TritonTimeout):
-            triton, is_up = b"", False
+            triton = b""
+            is_up = False
         starts = CounterMetricFamily(
             "serve_process_starts", "Starts of each process", labels=["process"]
         )
@@ -68,7 +75,8 @@ class Monitoring:
         crashes = CounterMetricFamily(
             "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
         )
-        for name, times in sorted(self.registry.table.look().deaths.items())[:MOST_MODELS]:
+        deaths = sorted(self.registry.table.look().deaths.items())
+        for name, times in deaths[:MOST_MODELS]:
             crashes.add_metric([name], times)
         flying = GaugeMetricFamily(
             "serve_in_flight", "Requests in flight in the Flask app", value=in_flight
@@ -80,6 +88,24 @@ class Monitoring:
             MultiProcessCollector(ours := CollectorRegistry())
         state = generate_latest(_Families([flying, triton_up, starts, up, crashes]))
         return generate_latest(ours) + state + triton
+
+
+class Shared:
+    """Makes one answer for all callers that ask at once. Each gets an answer whose making began
+    after the caller asked, so none is old. Of 400 scrapers, each worker works for one at a time."""
+
+    def __init__(self, make: Callable[[], bytes], now: Callable[[], float] = monotonic) -> None:
+        self._make, self._now, self._lock = make, now, threading.Lock()
+        self._began, self._answer = -math.inf, b""
+
+    def get(self) -> bytes:
+        asked = self._now()
+        with self._lock:
+            if self._began <= asked:
+                began = self._now()
+                self._answer = self._make()
+                self._began = began
+            return self._answer
 
 
 class _Families(list[Metric], Collector):

@@ -24,9 +24,9 @@ from serving.bodies.lines import LINES_TYPES
 from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
-from serving.front.incoming import services
 from serving.front.models import managed
 from serving.front.replies import json_reply
+from serving.front.services import services
 from serving.headers import JSON_TYPE, NPY_TYPE, TARGET_MODEL
 
 Json = dict[str, Any]
@@ -136,7 +136,8 @@ def _body(path: str, clients: Json) -> Json:
     }
     examples = {}
     for name, client in clients.items():
-        data, part = getattr(client, "example", None), client.codec.part
+        data = getattr(client, "example", None)
+        part = client.codec.part
         if isinstance(data, bytes):  # otherwise the example depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
@@ -197,7 +198,8 @@ def example(name: str) -> Response:
     """Return the model's example: an image, a text, or a JSON value to put into `instances`."""
     served = services().registry.get(name)
     file = served.example_file()
-    content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
+    called = file.name if file else "example"
+    content = file.read_bytes() if file else served.example()
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
     response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
     # no page of ours, whatever it holds

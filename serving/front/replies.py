@@ -16,7 +16,8 @@ from serving.errors import (
     ServingError,
     TritonUnavailable,
 )
-from serving.front.incoming import incoming, services
+from serving.front.incoming import incoming
+from serving.front.services import services
 
 log = logging.getLogger(__name__)
 

@@ -3,25 +3,27 @@
 import ctypes
 import time
 
-from serving.bodies.instances import Decoder
+import flask
+
+from serving.bodies.decoder import Decoder
 from serving.budget import Budget
 from serving.codecs import Limits
 from serving.front.admission import Admission
+from serving.front.hang_ups import HangUps
 from serving.front.metrics import Metrics
-from serving.front.monitoring import Monitoring
-from serving.front.streams import HangUps
+from serving.front.monitoring import Monitoring, Shared
 from serving.host.machine import memory_limit, shm_size
 from serving.model_status.registry import Registry
-from serving.model_status.shared_files import Table
+from serving.model_status.shared_files import TOTAL, Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 
-# Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take
-# the rest, and no more than so many bytes.
+# The inputs of all workers may take an eighth of /dev/shm, because Triton's Python backends need
+# the rest, and at most MOST_SHARED_MEMORY bytes.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
-MEMORY_PART = 8  # the bodies of all requests in flight may take one of so many parts of the memory
-IDLE_SECONDS = 2.0  # in which no request begins or ends
+MEMORY_PART = 8  # the bodies of all requests in flight may take an eighth of the memory
+IDLE_SECONDS = 2.0  # a worker in which no request begins or ends for so long is idle
 
 
 class Services:
@@ -29,17 +31,17 @@ class Services:
 
     def __init__(self, settings: Settings, shared_memory: str) -> None:
         self.settings = settings
+        shared_limit = min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY)
         self.gateway = TritonGateway(
             f"unix:{settings.triton_grpc}",
             settings.grpc_timeout,
             metrics_socket=settings.triton_metrics,
             stream_timeout=settings.stream_timeout,
             shared_prefix=shared_memory,
-            shared_limit=min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY)
-            // settings.workers,
+            shared_limit=shared_limit // settings.workers,
         )
-        table, is_served = Table(settings.table_file), settings.run_dir.is_absolute()
-        leases = settings.leases_file if is_served else None  # else this app stands alone
+        is_served = settings.run_dir.is_absolute()
+        leases = settings.leases_file if is_served else None  # else this app runs without `serve`
         most_bytes = max(settings.max_body_bytes, memory_limit() // MEMORY_PART)
         self.admission = Admission(
             settings.max_concurrency,
@@ -49,7 +51,7 @@ class Services:
             leases,
         )
         self.registry = Registry(
-            self.gateway, table, settings.deaths_socket, settings.default_model
+            self.gateway, Table(settings.table_file), settings.deaths_socket, settings.default_model
         )
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes)
@@ -57,13 +59,18 @@ class Services:
         self.monitoring = Monitoring(self.registry, settings.status_file)
         self.hang_ups = HangUps()
         self.metrics = Metrics()
+        self.scraped = Shared(self._scrape)
+
+    def _scrape(self) -> bytes:
+        return self.monitoring.scrape(self.metrics.registry, self.admission.leases.requests(TOTAL))
 
     def trim_when_idle(self) -> None:
         """Return freed memory to the system whenever the worker has been idle for a while. Runs in
         a thread. Until then the worker keeps the memory for the next request, because page faults
         took two fifths of its time with images. After photos of 12 megapixels from 16 callers, two
         idle workers hold 120 MB; without this, 390 MB."""
-        libc, trimmed = ctypes.CDLL(None), 0.0
+        libc = ctypes.CDLL(None)
+        trimmed = 0.0
         while True:
             time.sleep(IDLE_SECONDS)
             active = self.admission.last_active
@@ -71,3 +78,8 @@ class Services:
                 libc.malloc_trim(0)
                 self.gateway.shared_memory.trim()
                 trimmed = active
+
+
+def services() -> Services:
+    """Return the objects of the running app."""
+    return flask.current_app.extensions["serving"]  # type: ignore[no-any-return]

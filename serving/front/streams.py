@@ -1,9 +1,6 @@
 """Streamed replies: never buffered, and cancelled in Triton when the caller disconnects."""
 
 import logging
-import select
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
@@ -12,11 +9,12 @@ import orjson
 from flask import Response
 
 from serving.errors import ServingError
-from serving.front.incoming import Incoming, services
+from serving.front.incoming import Incoming
+from serving.front.services import services
 from serving.headers import EVENT_STREAM, JSON_LINES
-from serving.request import Job
+from serving.job import Job, Run
 from serving.triton.connection import BackendDied
-from serving.triton.gateway import Responses, TritonGateway
+from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 CALLER_LEFT = 499  # as in nginx's log: the caller has disconnected, so nobody reads this reply
@@ -26,15 +24,14 @@ FORMATS = {
     EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"),
     JSON_LINES: (b"%b\n", b"%b\n"),
 }
-ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 def stream_reply(source: Incoming, job: Job) -> Response:
     """Wait for the first response. Return the stream that begins with it. Raise a ServingError."""
-    app, connection = services(), source.environ.get("gunicorn.socket")
-    stream = StreamedReply(
-        job, app.gateway, partial(app.registry.report, job.served, began=monotonic())
-    )
+    app = services()
+    connection = source.environ.get("gunicorn.socket")
+    report = partial(app.registry.report, job.served, began=monotonic())
+    stream = StreamedReply(job, app.gateway, report)
     if connection is not None:
         app.hang_ups.watch(connection, stream.cancel)
     try:
@@ -42,7 +39,7 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     except BaseException:
         app.hang_ups.forget(connection)
         stream.close()
-        if stream.cancelled:
+        if stream.is_cancelled:
             return Response(status=CALLER_LEFT)
         raise
     source.version = stream.version
@@ -78,28 +75,27 @@ class StreamedReply:
         self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]
     ) -> None:
         self._event, self._error_event = FORMATS[job.request.stream]
-        self._job, self._report = job, report
-        self._responses: Responses | None = None
-        self.cancelled = False
-        self._results = job.responses(gateway, self._note)
+        self._job = job
+        self._report = report
+        self._run = Run(job, gateway)
+        self._results = self._run.results()
         self._line: bytes | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._run.is_cancelled
 
     def advance(self) -> None:
         """Wait for the next response. Raise a ServingError."""
-        result = next(self._results, None)
-        self._line = None if result is None else self._job.line(result)
-        self.version = self.version or (result.version if result else "")
-
-    def _note(self, responses: Responses) -> None:
-        self._responses = responses
-        if self.cancelled:
-            responses.cancel()
+        self._line = None
+        for result in self._results:
+            self._line = self._job.line(result)
+            self.version = self.version or result.version
+            break
 
     def cancel(self) -> None:
         """Cancel the request in Triton, because its caller has disconnected."""
-        self.cancelled = True
-        if self._responses:
-            self._responses.cancel()
+        self._run.cancel()
 
     def __iter__(self) -> Iterator[bytes]:
         try:
@@ -107,7 +103,7 @@ class StreamedReply:
                 yield self._event % self._line
                 self.advance()
         except Exception as err:
-            if not self.cancelled:
+            if not self.is_cancelled:
                 yield self._error_event % self._error(err)
 
     def _error(self, error: Exception) -> bytes:
@@ -126,52 +122,3 @@ class StreamedReply:
     def close(self) -> None:
         """End the stream at any point."""
         self._results.close()
-
-
-class HangUps:
-    """Notices when callers of streams disconnect, so that nothing more is computed for them. A
-    thread that waits for Triton cannot see this, so one thread per worker watches all these
-    connections.
-
-    Safe to share between threads; starts its own thread at the first use, which is after gunicorn's
-    fork.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._callbacks: dict[int, Callable[[], None]] = {}
-        self._epoll: select.epoll | None = None
-
-    def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back once if the other side ends the connection. Call `forget` before you close the
-        connection."""
-        with self._lock:
-            if self._epoll is None:
-                self._epoll = select.epoll()
-                threading.Thread(
-                    target=self._run, args=(self._epoll,), name="hang-ups", daemon=True
-                ).start()
-            self._callbacks[connection.fileno()] = callback
-            self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
-
-    def forget(self, connection: socket.socket | None) -> None:
-        """Stop watching this connection, if it was watched."""
-        with self._lock:
-            if connection and self._epoll and self._callbacks.pop(connection.fileno(), None):
-                self._epoll.unregister(connection.fileno())
-
-    def _run(self, epoll: select.epoll) -> None:
-        while True:
-            for number, _ in epoll.poll():
-                with self._lock:
-                    callback = self._callbacks.get(number)
-                    if callback and _has_ended(number):
-                        callback()
-
-
-def _has_ended(number: int) -> bool:
-    """Return whether the connection has ended. An event may be late: another connection may have
-    its number by now."""
-    poll = select.poll()
-    poll.register(number, select.POLLRDHUP)
-    return bool(poll.poll(0))

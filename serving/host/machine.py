@@ -34,7 +34,8 @@ def cpu_quota(root: Path = ROOT) -> float:
         *_limits(root, "", "cpu.max"),
         *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
     ]
-    quotas = [pair[0] / pair[1] for pair in pairs if len(pair) == 2 and min(pair) > 0]
+    limited = [pair for pair in pairs if len(pair) == 2 and min(pair) > 0]
+    quotas = [quota / period for quota, period in limited]
     return min([float(len(os.sched_getaffinity(0))), *quotas])
 
 
@@ -43,7 +44,8 @@ def memory_limit(root: Path = ROOT) -> int:
     memory."""
     groups = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
     lines = (root / "proc/meminfo").read_text().splitlines()
-    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
+    line = next(line for line in lines if line.startswith("MemTotal:"))
+    total = int(line.split()[1]) * 1024
     return min([total, *(limit for limits in groups for limit in limits if limit > 0)])
 
 
@@ -90,7 +92,9 @@ def oom_kills(root: Path = ROOT) -> int | None:
     files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
     for file in files:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            return int(dict(line.split() for line in file.read_text().splitlines())["oom_kill"])
+            lines = file.read_text().splitlines()
+            counts = dict(line.split() for line in lines)
+            return int(counts["oom_kill"])
     return None
 
 
@@ -98,7 +102,8 @@ def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
     """Yield the numbers in these files, for each group that has them."""
     for folder in _cgroup_folders(root, controller):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-            yield [int(word) for file in files for word in (folder / file).read_text().split()]
+            texts = [(folder / file).read_text() for file in files]
+            yield [int(word) for word in " ".join(texts).split()]
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:

@@ -34,7 +34,8 @@ def remove_leftovers(pattern: str, program: str, since: float) -> None:
     """Remove our user's folders that match the glob pattern and were made after `since`. Do nothing
     while another `program` runs, because the folders may belong to it."""
     folders = glob.glob(pattern)  # noqa: PTH207
-    if folders and any(_read(file) == f"{program}\n".encode() for file in PROC.glob("[0-9]*/comm")):
+    name = f"{program}\n".encode()
+    if folders and any(_read(file) == name for file in PROC.glob("[0-9]*/comm")):
         return
     for folder in map(Path, folders):
         with suppress(OSError):
@@ -47,7 +48,8 @@ def describe_exit(code: int, meaning: str = "") -> str:
     """Say what an exit code means; a negative one is a signal's number."""
     if code >= 0:
         return f"exited with status {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    is_known = -code in set(signal.Signals)
+    name = signal.Signals(-code).name if is_known else f"signal {-code}"
     meaning = meaning or MEANINGS.get(-code, "")
     return f"was killed by {name}{f' ({meaning})' if meaning else ''}"
 
@@ -55,20 +57,23 @@ def describe_exit(code: int, meaning: str = "") -> str:
 def used_by(pid: int) -> int:
     """Return the bytes of memory of a process and all below it that the kernel cannot take back:
     their own pages, and what the topmost shares with the others. 0 if the process is gone."""
-    return sum(_bytes(process, b"RssAnon:") for process in tree(pid)) + _bytes(pid, b"RssShmem:")
+    own = sum(_bytes(process, b"RssAnon:") for process in tree(pid))
+    return own + _bytes(pid, b"RssShmem:")
 
 
 def _bytes(pid: int, field: bytes) -> int:
     lines = _read(PROC / f"{pid}/status").splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+    kilobytes = (int(line.split()[1]) for line in lines if line.startswith(field))
+    return 1024 * next(kilobytes, 0)
 
 
 def tree(pid: int) -> Iterator[int]:
     """Yield a process and all below it."""
     children: dict[int, list[int]] = {}
     for entry in PROC.glob("[0-9]*"):
-        if fields := _status(int(entry.name)):
-            children.setdefault(int(fields[PARENT]), []).append(int(entry.name))
+        child = int(entry.name)
+        if fields := _status(child):
+            children.setdefault(int(fields[PARENT]), []).append(child)
     waiting = [pid]
     while waiting:
         yield (parent := waiting.pop())

@@ -16,6 +16,7 @@ from serving.errors import LoadFailed, OutOfMemory, ServingError, TritonTimeout,
 from serving.host import tritonserver
 from serving.host.files import read_tritonserver
 from serving.host.processes import Stubs
+from serving.model_lifecycle import loading
 from serving.model_status.shared_files import MODELS, Leases, Table
 from serving.model_status.states import ADDING, LOADING, UNLOADING, Event
 from serving.model_status.table import Entry, Models
@@ -150,7 +151,9 @@ class Manager:
     def load(self, entry: Entry) -> tuple[str, ...]:
         """Make Triton load the staged model. Return the versions that it has loaded. Raise a
         ServingError."""
-        return self.gateway.load(entry.triton_name, self.settings.load_timeout)
+        return loading.load(
+            self.gateway, self.store, entry.triton_name, entry.parts, self.settings.load_timeout
+        )
 
     def reload(self, entry: Entry) -> tuple[str, ...]:
         """Unload the model, then load it: Triton ignores a load of an unchanged model. Raise a
@@ -272,7 +275,8 @@ class Manager:
                     self.gateway.unload(name)
                     self.store.remove(name)
         loaded, failed = list[tuple[Entry, tuple[str, ...]]](), list[tuple[Entry, str]]()
-        for entry in self._models.entries.values():
+        parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
+        for entry in parts_first:
             if entry.state == LOADING:
                 try:
                     versions = self._loaded_versions(entry, index.get(entry.triton_name, []))
@@ -301,9 +305,11 @@ class Manager:
             return ready
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
             return ()
-        if reasons := sorted({version.reason for version in index if version.has_failed}):
+        reasons = sorted({version.reason for version in index if version.has_failed})
+        # Triton refused the configuration, or a model that it calls, and says why only once more;
+        # or OpenVINO refused it, and ONNX Runtime is tried
+        if reasons and not loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
             raise LoadFailed("; ".join(reasons))
-        # Triton refused the configuration, or a model that it calls, and says why only once more
         try:
             return self.load(entry)
         except (TritonUnavailable, TritonTimeout):

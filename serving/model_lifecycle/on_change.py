@@ -277,8 +277,10 @@ def _units(
     }
     while pending:
         unit = {pending.pop()}
-        while more := {linked for pair in pairs if unit & set(pair) for linked in pair} - unit:
-            unit |= more
+        size = 0
+        while len(unit) > size:
+            size = len(unit)
+            unit.update(*(pair for pair in pairs if not unit.isdisjoint(pair)))
         pending -= unit
         yield unit
 

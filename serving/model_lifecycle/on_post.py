@@ -33,8 +33,8 @@ from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
 from serving.model_status.states import ADDING, FAILED, UNLOADING, Event
 from serving.model_status.table import Entry
-from serving.repository.locate_archive import Archive, locate
 from serving.repository.checks import memory_of
+from serving.repository.locate_archive import Archive, locate
 from serving.repository.model_config import Unreadable, read_config
 from serving.triton.connection import is_out_of_memory
 

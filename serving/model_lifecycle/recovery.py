@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,8 +156,9 @@ class Recovery:
         try:
             versions = self._manager.reload(entry)
         except TritonTimeout:
-            if self._manager.gateway.is_live():  # so the model is to blame, and would hang the next
-                self._manager.unstage(entry)
+            with suppress(ServingError):  # a tritonserver that does not answer is to blame itself
+                if self._manager.gateway.is_live():
+                    self._manager.unstage(entry)
             raise
         except TritonUnavailable:
             raise

@@ -34,7 +34,7 @@ class ServedModel:
     `client_error` says why the client could not be made. `sequencing` is set for a model whose
     requests belong to sequences. `parts` names the models that an ensemble calls; `batched_parts`
     says that one has a batch dimension. `engine` is Triton's backend, `engine_reason` why it was
-    chosen. `labels` has the class names of outputs.
+    chosen. `labels` has the class names of outputs. `target` is the Target-Model of an archive.
     """
 
     model: Model
@@ -46,10 +46,16 @@ class ServedModel:
     engine_reason: str = ""
     labels: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     batched_parts: bool = False
+    target: str = ""
     name: str = field(init=False)  # Triton's
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.model.name)
+
+    @property
+    def public_name(self) -> str:
+        """Return the name by which callers ask for the model."""
+        return self.target or self.name
 
     def require_client(self) -> ModelClient:
         """Return the client. Raise ModelFailed, or InvalidRequest that says what to send
@@ -87,14 +93,16 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
         """Make the model, and forget models that are no longer in the table. Raise a
         ServingError."""
-        keys = {entry.key for entry in self._table.look().entries.values()}
-        for old in [locked for locked in list(self._locks) if locked not in keys]:
+        entries = {entry.key: entry for entry in self._table.look().entries.values()}
+        for old in [locked for locked in list(self._locks) if locked not in entries]:
             self._locks.pop(old, None)
             if (unloaded := self.pop(old, None)) and unloaded.client:
                 forget(unloaded.client)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self:
-                self[key] = served_model(self._gateway, key[1], Path(key[2]))
+                target = entries[key].target if key in entries else ""
+                served = served_model(self._gateway, key[1], Path(key[2]))
+                self[key] = replace(served, target=target)
             return self[key]
 
 

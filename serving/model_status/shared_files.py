@@ -42,7 +42,8 @@ class Table:
         read = self._read  # another thread may replace it
         if read[0] != version:
             with self.file.open("rb") as opened:
-                version, document = os.fstat(opened.fileno()).st_mtime_ns, json.load(opened)
+                version = os.fstat(opened.fileno()).st_mtime_ns
+                document = json.load(opened)
             loads = {name: _entry(fields) for name, fields in document["entries"].items()}
             rejected = tuple(Rejection(**fields) for fields in document["rejected"])
             self._read = read = (

@@ -64,16 +64,15 @@ def as_text(process: str, line: str, level: str = "") -> str:
     request = f"request {entry.get('request_id', '')}"
     if "status" in entry:
         words = (entry.get(name) for name in ("method", "path", "status", "code", "model"))
-        message = (
-            f"{' '.join(str(word) for word in words if word)} {entry.get('seconds', 0)} s, "
-            f"{request}"
-        )
-        level, message = "", message.translate(ESCAPED)
+        call = " ".join(str(word) for word in words if word)
+        message = f"{call} {entry.get('seconds', 0)} s, {request}".translate(ESCAPED)
+        level = ""
     elif "message" in entry:
-        level, message = str(entry.get("level", "")), f"{entry['message']}"
-        message += (
-            f" ({request})" if "request_id" in entry else ""
-        ) + f"\n{entry.get('trace', '')}".rstrip()
+        level = str(entry.get("level", ""))
+        message = str(entry["message"])
+        if "request_id" in entry:
+            message += f" ({request})"
+        message += f"\n{entry.get('trace', '')}".rstrip()
     else:
         level, _, message = split_prefix(line, level)
     urgency = "" if level in ("", "info") else f"{level.upper()}: "
@@ -85,7 +84,9 @@ def as_text(process: str, line: str, level: str = "") -> str:
 
 def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
     """Return a line's level, its source file ("" if it names none) and its message."""
-    if not (match := next((match for prefix in PREFIXES if (match := prefix.match(line))), None)):
+    matches = (prefix.match(line) for prefix in PREFIXES)
+    match = next(filter(None, matches), None)
+    if match is None:
         return level or ("error" if ERROR_LINE.search(line) else "info"), "", line
     word, message = match["level"], line[match.end() :]
     # tritonserver's messages are JSON strings, with escaped line ends

@@ -1,7 +1,9 @@
 """The table of processes that `serve` watches: their command lines, environments and
 configurations."""
 
+import contextlib
 import glob
+import ipaddress
 import json
 import math
 import os
@@ -289,9 +291,9 @@ def nginx(
     # Otherwise nginx spends half of its time for a tensor of 600 kB on returning memory and
     # requesting it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
-    inherited = (
-        {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
-    )
+    inherited = {}
+    if listeners:
+        inherited["NGINX"] = "".join(f"{listener.fileno()};" for listener in listeners)
     environ = {**environ, **heap, **inherited}
     return Process(
         "nginx",
@@ -333,6 +335,9 @@ def nginx_configuration(settings: Settings) -> str:
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "program": ROOT,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
+        "named_origins": " ".join(f'"{origin}" $http_origin;' for origin in settings.origins),
+        "cross_origin": bool(settings.origins),
+        "own_hosts": own_hosts(settings),
     }
 
     def value(name: str) -> object:
@@ -343,6 +348,24 @@ def nginx_configuration(settings: Settings) -> str:
         lambda match: "" if value(match[1]) in (False, "false") else match[2], template
     )
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(value(match[1])), text)
+
+
+def own_hosts(settings: Settings) -> str:
+    """Return a regular expression of what `Host` may be. Any name may lead to an address that is
+    not a loopback one. Only a program leaves `Host` out."""
+    if not is_loopback(settings.host):
+        return "^"
+    named = [origin.partition("://")[2] for origin in settings.origins]
+    ours = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]
+    with_port = "|".join(map(re.escape, ours))
+    return "|".join(["^$", f"^({with_port})(:[0-9]+)?$", *(f"^{re.escape(n)}$" for n in named)])
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches the address."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -27,13 +27,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clients.base import Model
+from serving.bodies.decoder import Decoder
 from serving.bodies.examples import ask_example
-from serving.bodies.instances import Decoder
 from serving.clients import make_client
 from serving.codecs import Limits
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_leftovers
+from serving.model_lifecycle import loading
 from serving.model_status.served_model import ServedModel, describe_model, served_model
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import (
@@ -170,7 +171,7 @@ def failures(
                 while pending:
                     name = pending[0]
                     try:
-                        gateway.load(name, settings.start_timeout)
+                        loading.load(gateway, store, name, folders, settings.start_timeout)
                         ask_example(gateway, decoder, served_model(gateway, name, folders[name]))
                     except TritonUnavailable as err:
                         reason = (

@@ -20,6 +20,7 @@ from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models, Rejection
+from serving.repository.ensembles import at_root, contents, listed, missing_part, no_version
 from serving.repository.layout import (
     CLIENTS,
     CONFIG,
@@ -46,8 +47,6 @@ from serving.repository.model_config import (
 from serving.repository.staging import Store, copy_model, signature
 from serving.settings.table import Settings
 
-LISTED = 8  # names in a message
-
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
     """Return what a start needs to know, mistakes included. Also stage the models if asked to.
@@ -68,9 +67,9 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
                 choices[name] = choice
         except Unreadable as err:
             chosen.unreadable[name] = str(err)
-    warnings = [*chosen.warnings, *choice_lines(choices, refused=True)]
     if stages and (settings.policy.copied or not chosen.unreadable):
-        _stage(settings, backends, chosen)
+        choices |= _stage(settings, backends, chosen)
+    warnings = [*chosen.warnings, *choice_lines(choices, refused=True)]
     unreadable = list(chosen.unreadable.values())
     if stages and settings.policy.copied:
         warnings += [f"{text}; the start goes on without it" for text in unreadable]
@@ -95,15 +94,12 @@ class Served:
     unreadable: dict[str, str]
 
 
-def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
+def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
     """Stage every model that is not `unreadable`, and write the first table. tritonserver loads
     them whenever it starts; later only the model manager changes them. Add to `unreadable` the
-    models that cannot be staged. Raise OSError."""
-    store, entries, signatures = (
-        Store(settings.staged_folder, settings, backends),
-        dict[str, Entry](),
-        dict[str, str](),
-    )
+    models that cannot be staged. Return the choices of engines. Raise OSError."""
+    store = Store(settings.staged_folder, settings, backends)
+    entries, signatures, choices = dict[str, Entry](), dict[str, str](), dict[str, Choice]()
     for column, (name, folder) in enumerate(chosen.models.items()):
         load, copied, config = secrets.token_hex(8), folder, chosen.configs[name]
         clients = shared_clients(folder, config) if settings.policy.copied else None
@@ -114,7 +110,8 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
             copy_model(folder, copied := settings.copies_folder / load / name, clients)
             config = None  # read the copy's configuration, because the folder may have changed
         try:
-            store.stage(copied, name, config=config)
+            if choice := store.stage(copied, name, config=config):
+                choices[name] = choice
         except ConfigError as err:
             chosen.unreadable[name] = str(err).replace(str(copied), str(folder))
             continue
@@ -136,6 +133,7 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> None:
         Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items()
     )
     Table(settings.table_file).write(Models(entries, rejected))
+    return choices
 
 
 def served(
@@ -156,7 +154,7 @@ def served(
     named = [*load, *filter(None, [default])]
     where = (
         f"there is no folder of that name in {', '.join(map(str, final))}; its models are: "
-        f"{_list(models)}"
+        f"{listed(models)}"
     )
     variables = {default: "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"} | dict.fromkeys(
         load, "SERVE_LOAD_MODELS"
@@ -179,10 +177,7 @@ def served(
         if name in configs:
             continue
         if name not in models:
-            mistakes.append(
-                f"the model '{user}' calls '{name}', which does not exist; the models are: "
-                f"{_list(models)}"
-            )
+            mistakes.append(missing_part(models[user], name, list(models)))
             continue
         try:
             configs[name] = read_config(models[name], device)
@@ -190,16 +185,8 @@ def served(
             configs[name], unreadable[name] = ModelConfig(), str(err)
         pending += [(part, name) for part in parts_of(configs[name])]
         if not versions(models[name]):
-            expected = (
-                "that may be empty"
-                if backend_of(configs[name]) == ENSEMBLE
-                else "with the model file in it"
-            )
-            problem = (
-                f"found {_contents(models[name])} in {models[name]}; expected a folder named "
-                "by a number from 1"
-            )
-            mistakes.append(f"the model '{name}' has no version: {problem} {expected}")
+            is_ensemble = backend_of(configs[name]) == ENSEMBLE
+            mistakes.append(no_version(models[name], is_ensemble))
     _refuse(mistakes, example)
     return Served(
         final, {name: models[name] for name in configs}, configs, default, warnings, unreadable
@@ -224,7 +211,7 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
             if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
         ]:
             yield (
-                f"the user of this process, {os.geteuid()}, may not read {_list(closed)}: chmod "
+                f"the user of this process, {os.geteuid()}, may not read {listed(closed)}: chmod "
                 f"-R a+rX {folder}"
             )
 
@@ -276,7 +263,7 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
         models = named | models
     if not models and not mistakes:
         mistakes = [
-            f"there is no model in {folder}: found {_contents(folder)}" for folder in folders
+            f"there is no model in {folder}: found {contents(folder)}" for folder in folders
         ]
     _refuse(mistakes, example)
     return models
@@ -286,24 +273,7 @@ def _mistake_at_root(folder: Path) -> str:
     name = folder.resolve().name or "MODEL"
     with suppress(Unreadable):
         name = read_config(folder, "").name or name
-    files = " ".join(
-        sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    )
-    return (
-        f"a model is at the root of the model repository {folder} (found "
-        f"{_contents(folder)}), but it must be in a folder with the model's name: mkdir "
-        f"{name} && mv {files} {name}/"
-    )
-
-
-def _contents(folder: Path) -> str:
-    return _list(path.name + ("/" if path.is_dir() else "") for path in sorted(folder.iterdir()))
-
-
-def _list(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
-    return ", ".join(ordered[:LISTED]) + more or "nothing"
+    return at_root(folder, name)
 
 
 if __name__ == "__main__":

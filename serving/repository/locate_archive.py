@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.errors import ConfigError, InvalidRequest
+from serving.repository.ensembles import check_parts
 from serving.repository.layout import CONFIG, folders_in, is_model
 from serving.repository.model_config import (
     ENSEMBLE,
@@ -54,9 +55,10 @@ def locate(url: str, root: Path) -> Archive:
     # Triton would load any file that a link leads to, and quote it in its errors
     inside = real_path(root.joinpath(*path.relative_to(root).parts[:2]), real_path(root))
     check_entries(path, inside)
-    if (path / CONFIG).is_file():
-        return Archive(path, (path,), inside)
-    return _of_folders(path, inside)
+    is_one = (path / CONFIG).is_file()
+    archive = Archive(path, (path,), inside) if is_one else _of_folders(path, inside)
+    check_parts(archive.folder, archive.parts)
+    return archive
 
 
 def _of_folders(path: Path, root: Path) -> Archive:

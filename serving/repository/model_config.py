@@ -7,7 +7,8 @@ this: it lacks protobuf.
     cpu_engine: auto, as build_engines writes ----------> OpenVINO with AMX or AVX512-BF16
     none of these --------------------------------------> ONNX Runtime, as config.pbtxt says
 
-If OpenVINO cannot run, ONNX Runtime serves, so a repository works on every machine. BF16 has 8
+If OpenVINO cannot run or refuses the model, ONNX Runtime serves, so a repository works on every
+machine. BF16 has 8
 significant bits, so a model gets it only if it says auto or one of the first two lines asks for
 OpenVINO.
 """
@@ -389,6 +390,17 @@ def fitted(
                     onnx_name
                 ].string_value
     return config, choice
+
+
+def leave_openvino(config: Any, reason: str) -> Choice | None:
+    """Change the ModelConfig of a model that OpenVINO refuses for `reason`: ONNX Runtime serves it.
+    Return that choice, None if `fitted` did not choose OpenVINO."""
+    if config.backend != OPENVINO or ENGINE_REASON not in config.parameters:
+        return None
+    config.platform, config.backend = "onnxruntime_onnx", ""
+    choice = Choice(ONNX_RUNTIME, f"OpenVINO refuses it ({reason})", refused=True)
+    config.parameters[ENGINE_REASON].string_value = choice.reason
+    return choice
 
 
 def engine_of(config: Any) -> str:

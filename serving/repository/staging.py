@@ -37,6 +37,7 @@ from serving.repository.model_config import (
     backend_of,
     fitted,
     is_complete,
+    leave_openvino,
     read_file,
     this_processor,
     written,
@@ -98,13 +99,32 @@ class Store:
                 config.platform = ENSEMBLE  # Triton does not load one without (quirks.py)
             (shown / CONFIG).write_text(written(config), encoding="utf-8")
             if self.only_python and not is_ensemble and not is_complete(shown, config):
-                (shown / CONFIG).write_text(self._completed(shown, folder.name), encoding="utf-8")
+                try:
+                    text = self._completed(shown, folder.name)
+                except ConfigError as err:
+                    if not (other := leave_openvino(config, str(err))):
+                        raise
+                    choice = other
+                    (shown / CONFIG).write_text(written(config), encoding="utf-8")
+                    text = self._completed(shown, folder.name)
+                (shown / CONFIG).write_text(text, encoding="utf-8")
             self.root.mkdir(exist_ok=True)
             with self.lock:
                 shutil.rmtree(self.path(triton_name), ignore_errors=True)
                 shown.rename(self.path(triton_name))
         finally:
             shutil.rmtree(shown, ignore_errors=True)
+        return choice
+
+    def leave_openvino(self, triton_name: str, reason: str) -> Choice | None:
+        """Stage a model that OpenVINO refused for `reason` for ONNX Runtime. Return that choice,
+        None if OpenVINO was not chosen for the model."""
+        file, unfinished = self.path(triton_name) / CONFIG, self.path(triton_name) / f".{CONFIG}"
+        config = read_file(file)
+        if choice := leave_openvino(config, reason):
+            with self.lock:
+                unfinished.write_text(written(config), encoding="utf-8")
+                unfinished.replace(file)
         return choice
 
     def remove(self, triton_name: str) -> None:

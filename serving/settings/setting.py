@@ -58,6 +58,16 @@ def parse_paths(text: str) -> tuple[Path, ...]:
     return tuple(map(Path, parts))
 
 
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Read SCHEME://HOST, with a port if it is not the scheme's own, or several with commas between
+    them."""
+    origins = tuple(part.strip().lower() for part in text.split(","))
+    for origin in origins:
+        if not re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", origin):
+            raise ValueError(text)
+    return origins
+
+
 def parse_port_range(text: str) -> tuple[int, ...]:
     """Read LOW-HIGH, both inclusive."""
     low, high = map(int, text.split("-"))

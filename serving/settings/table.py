@@ -22,6 +22,7 @@ from serving.settings.setting import (
     SettingsError,
     parse_header_secret,
     parse_log_level,
+    parse_origins,
     parse_paths,
     parse_port_range,
     parse_switch,
@@ -113,6 +114,14 @@ class Settings:
         "SAGEMAKER_BIND_TO_PORT PORT", 8080, within=(1, 65535), help="port that nginx listens on"
     )
     host: str = _setting("SERVE_HOST", "0.0.0.0", help="address that nginx listens on")
+    origins: tuple[str, ...] = _setting(
+        "SERVE_ORIGINS",
+        Names(),
+        parser=parse_origins,
+        form="origins such as https://example.com or http://localhost:3000, with , between them",
+        help="whose pages may call the container from a browser; a page of the container itself "
+        "always may. `*` and `null` cannot be named: they would let every page run models",
+    )
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
         (),

@@ -197,7 +197,8 @@ class Connection:
 
 def translated(err: grpc.RpcError) -> Exception:
     """Return a ServingError, BackendDied or RegionUnknown for any gRPC error."""
-    kind, details = ERRORS.get(err.code(), InferenceFailed), without_trace(err.details() or "")
+    kind = ERRORS.get(err.code(), InferenceFailed)
+    details = without_trace(err.details() or "")
     if details.endswith(quirks.DECOUPLED):
         return NotAcceptable(
             "the model gives any number of responses to a request (it is decoupled): ask "

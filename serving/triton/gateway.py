@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -87,11 +88,18 @@ class Call:
             self._release()
         return InferReply.of(message)
 
+    def __iter__(self) -> Iterator[InferReply]:
+        """Yield the one reply, as Responses yields any number."""
+        yield self.result()
+
     def cancel(self) -> None:
         """End the call, because its caller no longer waits: in Triton too if it has no regions."""
         self._release()
         if self._future:
             self._future.cancel()
+
+    def close(self) -> None:
+        self.cancel()
 
     def _answer(self) -> Any:
         try:
@@ -121,8 +129,11 @@ class Call:
         thread of gRPC's when it answers. A broken connection is an answer too, because tritonserver
         has ended."""
         lent, self._regions = self._regions, {}
-        memory, regions = self._gateway.shared_memory, lent.values()
-        if self._future and lent:
+        if not lent:
+            return
+        memory = self._gateway.shared_memory
+        regions = lent.values()
+        if self._future:
             future, self._future = self._future, None  # `cancel` must not reach it any more
             if not future.done():
                 memory.wait(self._request.model, regions)

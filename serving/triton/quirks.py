@@ -31,6 +31,8 @@ Quirks without a text or number of their own:
   front/incoming.py passes on sampled ones only. Goes when tests/endpoint/test_tracing.py holds.
 - `classification` of an output of strings crashes tritonserver. bodies/kserve.py computes classes
   itself. Goes when tests/endpoint/test_classification.py holds.
+- The stub's Python ignores PYTHONDONTWRITEBYTECODE and writes bytecode into a model's folder.
+  backends/stub_wait.c sets it. Goes when tests/endpoint/test_lifecycle.py holds.
 - The HTTP endpoint finds no model whose name has a slash, and the Python backend none whose name
   has a space. model_lifecycle/on_post.py replaces them. Goes when
   tests/model_lifecycle/test_multimodel.py holds.
@@ -131,6 +133,6 @@ STUB_SECONDS = 3.0
 # tests/fuzz/test_sequences.py holds.
 
 # The first dimension of a batch without rows. Triton takes such a batch and never answers, whatever
-# the backend; it answers all other empty shapes. request.py refuses it. Goes when
+# the backend; it answers all other empty shapes. job.py refuses it. Goes when
 # tests/endpoint/test_hostile_bodies.py holds.
 NO_ROWS = (0,)

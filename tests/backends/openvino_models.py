@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 from onnx import TensorProto, helper
 
 from tests.backends.onnx_models import (
@@ -53,6 +54,20 @@ def fixed_inside() -> bytes:
     return model(
         [helper.make_node("Reshape", ["x", "shape"], ["y"])], {"x": tensor}, {"y": tensor}, [shape]
     )
+
+
+def half() -> bytes:
+    """y is the first half of the columns of x, cut at a computed place: ONNX Runtime leaves the
+    number of its columns free, OpenVINO computes 4."""
+    parsed = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        half (float[n, 8] x) => (float[n, half] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}> {
+            sizes = Shape(x)
+            width = Gather(sizes, one)
+            end = Div(width, two)
+            y = Slice(x, zero, end, one)
+        }""")
+    return bytes(parsed.SerializeToString())
 
 
 def every_number() -> bytes:
@@ -104,6 +119,7 @@ SERVED: dict[str, tuple[bytes, str]] = {
         + arithmetic_config("FP32 -1,5")
         + parameters(RESHAPE_IO_LAYERS="yes"),
     ),
+    "half": (half(), BATCHES + tensors("input", x="FP32 8") + tensors("output", y="FP32 -1")),
     "fixed_batch": (arithmetic(["N", 3]), FIXED),
     "padded": (arithmetic(["N", 3]), FIXED + MERGED + parameters(ENABLE_BATCH_PADDING="YES")),
     "converted": (arithmetic(["N", 3]), BATCHES + CONVERTED),

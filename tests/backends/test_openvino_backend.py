@@ -178,6 +178,10 @@ def test_answer_wrong_shapes_to_their_own_caller_only(client: Client) -> None:
     assert answer.status() == "StatusCode.INVALID_ARGUMENT"
 
 
+def test_accept_a_computed_size_for_a_free_one_in_the_config(client: Client) -> None:
+    assert_served(client, "half", {"x": RANDOM.random((3, 8), dtype=np.float32)})
+
+
 def test_serve_a_model_with_a_warm_up(client: Client) -> None:
     assert executions(client, "lookup") == (8, 1)
     answer = infer(client, "lookup", {"index": np.array([[3], [0]], dtype=np.int64)})

@@ -2,7 +2,7 @@
 
 import gzip
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,10 +15,12 @@ from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_body
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import JSON, Codec
+from serving.job import Reply
 from serving.model_status.served_model import ServedModel
-from serving.request import Reply, Request
+from serving.request import Request
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
+from tests.support.deadlines import within
 
 LINES, JSON_TYPE, NPY = "application/jsonlines", "application/json", "application/x-npy"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -67,11 +69,11 @@ class Answer:
     def send(self) -> None:
         pass
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         pass
 
-    def result(self) -> InferReply:
-        return InferReply("1", self.request.inputs)
+    def __iter__(self) -> Iterator[InferReply]:
+        yield InferReply("1", self.request.inputs)
 
 
 def served(datatype: str = "FP32", client: bool = False) -> ServedModel:
@@ -91,9 +93,10 @@ class Hostile:
 
     def ask(self, deadline: Deadline = NEVER, budget: Budget = Budget()) -> Reply:  # noqa: B008
         """Return the reply as to a request; raise a ServingError."""
-        body = read_body(self.content_type, unpacked(self.data, self.encoding, LARGEST))
-        request = Request("id", reply_deadline=deadline, budget=budget)
-        return body.bind(self.model, request).answer(Echo())
+        with within(deadline):
+            body = read_body(self.content_type, unpacked(self.data, self.encoding, LARGEST))
+            request = Request("id", reply_deadline=deadline, budget=budget)
+            return body.bind(self.model, request).answer(Echo())
 
 
 def tensor(datatype: str, data: bytes, shape: bytes) -> bytes:

@@ -12,11 +12,13 @@ from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies import schemas
-from serving.bodies.instances import Decoder, Instances, Item
+from serving.bodies.decoder import Decoder, Item
+from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.budget import NEVER, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.errors import DecodingError, InvalidRequest, TooLate
+from serving.job import Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
 from serving.triton.tensors import InferRequest
@@ -78,10 +80,9 @@ def predict(
 ) -> tuple[list[Any], str]:
     """Return the predictions and the version that answered."""
     request = Request("id", reply_deadline=deadline, decoder=decoder or Decoder(Limits()))
-    results = list(Instances(items).bind(served, request).results(echo))
-    return [prediction for result in results for prediction in result.predictions], results[
-        -1
-    ].version
+    results = list(Run(Instances(items).bind(served, request), echo).results())
+    predictions = [prediction for result in results for prediction in result.predictions]
+    return predictions, results[-1].version
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_number_a_wrong_instance_within_the_request(echo: Recorder) -> None:
 @pytest.mark.parametrize("names", [["y"], ["x0", "x1"], ["x\0"], [""]])
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
 def test_keep_unknown_tensors_from_triton(echo: Recorder, what: str, names: list[str]) -> None:
-    one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": msgspec.Raw(b"[1]")}
+    one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
     document: dict[str, Any] = {"inputs": [one]}
     document[what] = [{**(one if what == "inputs" else {}), "name": name} for name in names]
     body = TensorBody(msgspec.convert(document, schemas.Tensors), memoryview(b""), length=1000)

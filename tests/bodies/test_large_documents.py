@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from serving.bodies import documents
 from serving.bodies.kserve import TensorBody, read_inputs
 from serving.bodies.reading import read_body
-from serving.budget import NEVER
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.triton.tensors import Tensor
 
@@ -53,7 +52,7 @@ def tensors(body: bytes) -> list[Tensor] | str:
         assert read.document is not None
         return [
             Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
-            for tensor in read_inputs(read.document, read.binary, read.length, NEVER)
+            for tensor in read_inputs(read.document, read.binary, read.length)
         ]
     except InvalidRequest as err:
         return str(err)

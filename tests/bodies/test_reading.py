@@ -9,19 +9,20 @@ import pytest
 
 from clients.base import Model, TensorSpec
 from clients.table import Client
+from serving.bodies.documents import FlatBody
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_attributes, read_body
 from serving.bodies.tables import CsvBody, TextOrForm
-from serving.budget import NEVER
 from serving.codecs import JSON
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate
 from serving.headers import JSON_TYPE, streamed_type
 from serving.request import Request
 from tests.bodies.test_hostile import looks
 from tests.bodies.test_instances import Length, client_of
+from tests.support.deadlines import within
 
 pytestmark = pytest.mark.unit
 
@@ -63,12 +64,19 @@ class Anything(Length):
 
 def test_check_the_keys_of_an_instance_if_the_client_names_them() -> None:
     body = read_body("", b'{"instances": [{"petal": 1, "sepals": 2}]}')
-    assert len(list(body.bind(client_of(1, Anything), Request("id")).batches())) == 1
+    assert body.bind(client_of(1, Anything), Request("id")).prepare().is_last
     with pytest.raises(DecodingError, match="'sepals'") as raised:
-        list(body.bind(client_of(1, Flower), Request("id")).batches())
+        body.bind(client_of(1, Flower), Request("id")).prepare()
     assert (raised.value.instance, raised.value.field) == (0, "instances")
     with pytest.raises(InvalidRequest, match="'petals'; did you mean 'petal'"):
         read_body("", b'{"petals": 1}').bind(client_of(1, Flower), Request("id"))
+
+
+def test_refuse_an_empty_list_of_instances_in_generate() -> None:
+    """Any other route takes it for an empty list of tensors."""
+    body = FlatBody({"inputs": []}, generates=True)
+    with pytest.raises(InvalidRequest, match="'inputs' is an empty list"):
+        body.bind(client_of(1, Anything), Request("id"))
 
 
 @pytest.mark.parametrize("size", ["", "-1", "1.5", "x", "3", "9" * 5000, "\u0663"])
@@ -99,13 +107,13 @@ def test_read_pairs_from_custom_attributes_and_ignore_the_rest(
 
 def test_read_a_quoted_cell_over_several_lines() -> None:
     client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
-    items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client, NEVER)
+    items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client)
     assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']
     for wrong in (b'"a"b,1\n1,2\n', b'5" pipe,1\n1,2\n'):  # a wrong row spoils no other
-        assert len(list(CsvBody(wrong).items(client, NEVER))) == 2
+        assert len(list(CsvBody(wrong).items(client))) == 2
     for slow in (b"\n" * 10_000, b'"' + b"\n" * 10_000):
-        with pytest.raises(TooLate):
-            list(CsvBody(b"1,2\n" + slow, header=False).items(client, looks(5)))
+        with within(looks(5)), pytest.raises(TooLate):
+            list(CsvBody(b"1,2\n" + slow, header=False).items(client))
 
 
 def test_refuse_a_truncated_form_or_one_without_boundary() -> None:

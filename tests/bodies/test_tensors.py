@@ -15,8 +15,9 @@ from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody, read_npy
 from serving.bodies.reading import Body
 from serving.errors import DecodingError, InvalidRequest
+from serving.job import Step
 from serving.model_status.served_model import ServedModel
-from serving.request import Batch, Request
+from serving.request import Request
 from serving.triton.tensors import InferReply, Tensor
 from tests.support.harness import npy
 
@@ -32,8 +33,9 @@ def served(*inputs: TensorSpec, batch: int = 0) -> ServedModel:
 MODEL = served(TensorSpec("text", "BYTES", (1,)), TensorSpec("scale", "FP32", (-1,)))
 
 
-def batch(body: Body, model: ServedModel = MODEL) -> Batch:
-    (only,) = body.bind(model, REQUEST).batches()
+def step(body: Body, model: ServedModel = MODEL) -> Step:
+    only = body.bind(model, REQUEST).prepare()
+    assert only.is_last
     return only
 
 
@@ -45,7 +47,7 @@ def body(length: int = 100, **tensor: Any) -> Body:
 
 def test_send_bf16_as_the_upper_half_of_fp32() -> None:
     """tests/conformance covers the other datatypes. No model on ONNX Runtime has this one."""
-    assert batch(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
+    assert step(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
     tensor = Tensor.of("y", np.array([-2.0], np.float32), "BF16")
     job = TensorBody(schemas.Tensors(inputs=[]), memoryview(b""), length=10).bind(MODEL, REQUEST)
     written = job.reply(iter([reply(tensor)]))
@@ -55,7 +57,7 @@ def test_send_bf16_as_the_upper_half_of_fp32() -> None:
 
 @pytest.mark.parametrize("data", [[[1, 2], [3, 4]], [1, [2, [3]], 4], [[[[1], [2]], [[3], [4]]]]])
 def test_flatten_nested_data(data: Any) -> None:
-    (tensor,) = batch(body(datatype="INT8", shape=[2, 2], data=data)).inputs
+    (tensor,) = step(body(datatype="INT8", shape=[2, 2], data=data)).inputs
     assert bytes(tensor.data) == b"\1\2\3\4"
 
 
@@ -76,7 +78,7 @@ def binary(sizes: list[Any], data: bytes, shape: list[int] | None = None) -> Ten
 @pytest.mark.parametrize("size", ["2", 2.0])
 def test_refuse_a_binary_data_size_that_is_not_an_integer(size: Any) -> None:
     with pytest.raises(InvalidRequest):
-        batch(binary([size], b"ab", [2]))
+        step(binary([size], b"ab", [2]))
 
 
 # tests/conformance has further ones.
@@ -97,24 +99,24 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("tensor", WRONG.values(), ids=WRONG)
 def test_refuse_a_wrong_tensor(tensor: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        batch(body(**tensor))
+        step(body(**tensor))
 
 
 @pytest.mark.parametrize("shape", [[2**70], [0, 2**62], [2**32, 2**32, 2**32], [300]])
 def test_refuse_a_shape_that_the_body_cannot_hold(shape: list[int]) -> None:
     with pytest.raises(InvalidRequest):
-        batch(body(datatype="FP32", shape=shape, data=[1]))
+        step(body(datatype="FP32", shape=shape, data=[1]))
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, None, [], {}])
 def test_refuse_a_parameter_that_triton_cannot_take(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="'p'"):
-        batch(read_object(b'{"inputs": [], "parameters": {"p": %b}}' % json.dumps(value).encode()))
+        step(read_object(b'{"inputs": [], "parameters": {"p": %b}}' % json.dumps(value).encode()))
 
 
 def test_derive_the_shape_of_raw_input_from_its_bytes() -> None:
     def raw(spec: TensorSpec, data: bytes, batch_size: int = 0) -> tuple[tuple[int, ...], bytes]:
-        (tensor,) = batch(
+        (tensor,) = step(
             read_binary("0", "json-header-size", data), served(spec, batch=batch_size)
         ).inputs
         return tensor.shape, bytes(tensor.data)
@@ -140,7 +142,7 @@ def test_read_a_flat_body_as_inputs_and_parameters() -> None:
         "id": "mine",
         "model_name": "m",
     }
-    flat = batch(FlatBody(document, generates=True))
+    flat = step(FlatBody(document, generates=True))
     assert [(t.name, t.shape, bytes(t.data)) for t in flat.inputs] == [
         ("text", (1,), b"\1\0\0\0a"),
         ("scale", (2,), np.array([1, 2], dtype="<f4").tobytes()),
@@ -152,16 +154,16 @@ def test_read_a_flat_body_as_inputs_and_parameters() -> None:
 def test_read_or_refuse_a_flat_value_of_very_many_digits(digits: int) -> None:
     asked = read_object(b'{"text": "a", "scale": %b}' % (b"9" * digits), generates=True)
     if digits < 308:
-        assert batch(asked).inputs[1].array().tolist() == [np.float32(1e25)]
+        assert step(asked).inputs[1].array().tolist() == [np.float32(1e25)]
     else:
         with pytest.raises(InvalidRequest, match="scale"):
-            batch(asked)
+            step(asked)
 
 
 def test_give_a_flat_value_the_declared_shape() -> None:
     """NVIDIA's own tests call their large language models like this."""
     model = served(TensorSpec("PROMPT", "BYTES", (1, 1)), TensorSpec("STREAM", "BOOL", (1, 1)))
-    flat = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}, generates=True), model)
+    flat = step(FlatBody({"PROMPT": "hello world", "STREAM": False}, generates=True), model)
     assert [tensor.shape for tensor in flat.inputs] == [(1, 1), (1, 1)]
 
 
@@ -188,7 +190,7 @@ def test_write_a_flat_reply_with_a_value_or_list_per_output() -> None:
 def test_read_an_npy_file_as_the_model_s_input(order: Any) -> None:
     array = np.asarray(np.arange(6, dtype=np.float64).reshape(2, 3), order=order)
     assert np.array_equal(read_npy(npy(array)), array)
-    (tensor,) = batch(NpyBody(npy(array)), served(TensorSpec("x", "FP32", (2, 3)), batch=4)).inputs
+    (tensor,) = step(NpyBody(npy(array)), served(TensorSpec("x", "FP32", (2, 3)), batch=4)).inputs
     assert (tensor.shape, bytes(tensor.data)) == ((1, 2, 3), array.astype(np.float32).tobytes())
 
 
@@ -212,11 +214,11 @@ def test_refuse_npy_numbers_that_do_not_fit_the_datatype(
 ) -> None:
     asked, model = NpyBody(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
     if fits:
-        (tensor,) = batch(asked, model).inputs
+        (tensor,) = step(asked, model).inputs
         assert np.array_equal(tensor.array(), array)
     else:
         with pytest.raises(InvalidRequest, match=datatype):
-            batch(asked, model)
+            step(asked, model)
 
 
 @pytest.mark.parametrize("cut", [6, 10, 60, -1])

@@ -12,10 +12,11 @@ import pandas as pd
 import xgboost
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_diabetes, load_iris
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 CODE = "ran.txt"
 
@@ -94,21 +95,6 @@ def odd_classes(folder: Path) -> Trained:
     )
 
 
-def misconverted(folder: Path) -> Trained:
-    """Train HistGradientBoosting on categorical columns, which skl2onnx 1.20 does not know but
-    accepts."""
-    frame, answers = people()
-    encoders = ColumnTransformer([("texts", OrdinalEncoder(), ["job"])], remainder="passthrough")
-    model = make_pipeline(
-        encoders, HistGradientBoostingClassifier(max_iter=5, categorical_features=[0])
-    )
-    return saved(
-        model.fit(frame[["age", "job"]], answers),
-        folder / "categorical.joblib",
-        frame[["age", "job"]],
-    )
-
-
 def xgboosts(folder: Path) -> Trained:
     """Save XGBoost's own file, with column names and three numeric classes. Cells may be empty."""
     iris = load_iris(as_frame=True)
@@ -137,6 +123,21 @@ def letters(folder: Path) -> Trained:
     )
     model = make_pipeline(encoders, LogisticRegression()).fit(rows, rows.c.fillna("missing"))
     return saved(model, folder / "letters.joblib", rows)
+
+
+def ages(folder: Path) -> Trained:
+    """Whole numbers, some missing, that an imputer and a scaler prepare for 100 trees: many rows
+    are at a threshold, and have as many votes for one class as for the other."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(
+        {"age": rng.integers(0, 40, 400).astype(float), "paid": rng.random(400) < 0.5}
+    )
+    rows["age"] = rows.age.mask(rng.random(400) < 0.1)
+    answers = (rows.age % 7 > 3) ^ rows.paid
+    model = make_pipeline(
+        SimpleImputer(), StandardScaler(), RandomForestClassifier(100, max_depth=4, random_state=0)
+    )
+    return saved(model.fit(rows.astype(float), answers.astype(int)), folder / "ages.joblib", rows)
 
 
 def saved(model: Any, file: Path, rows: pd.DataFrame) -> Trained:

@@ -198,7 +198,7 @@ class Served:
 
 
 def _specs(values: Any) -> tuple[TensorSpec, ...]:
-    types = {"tensor(int64)": "INT64", "tensor(float)": "FP32"}
+    types = {"tensor(int32)": "INT32", "tensor(int64)": "INT64", "tensor(float)": "FP32"}
     return tuple(
         TensorSpec(
             v.name, types[v.type], tuple(d if isinstance(d, int) else -1 for d in v.shape[1:])

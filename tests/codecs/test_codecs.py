@@ -34,8 +34,7 @@ def paletted() -> Image.Image:
     ("image", "format", "colour"),
     [
         (Image.new("L", (4, 3), 77), "PNG", (77, 77, 77)),
-        # as Pillow's convert
-        (Image.fromarray(np.full((2, 2), 257 * 100, np.uint16)), "PNG", (255, 255, 255)),
+        (Image.fromarray(np.full((2, 2), 257 * 100, np.uint16)), "PNG", (100, 100, 100)),
         (Image.new("RGB", (4, 4), RED).quantize(4), "PNG", RED),
         (Image.new("1", (4, 4), 1), "PNG", WHITE),
         # what is transparent is laid on white

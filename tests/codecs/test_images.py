@@ -6,11 +6,12 @@ A measured one is decoded in a process of its own, which says how far its memory
 
 import logging
 import random
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from io import BytesIO
 
+import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.codecs.image import Header, most_memory
 from serving.errors import DecodingError
 from tests.support.harness import ROOT, encoded
-from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, turned
+from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, png, tiff, turned
 
 BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
 # pytest has filters of its own
@@ -99,7 +100,7 @@ def test_refuse_expensive_images_before_decoding_them(name: str, measured: Measu
 def test_decode_no_image_beyond_the_memory_limit(name: str, side: int, measured: Measured) -> None:
     data = LARGEST[name]()
     rise, answer = measured(data, side)
-    assert answer.startswith(f"({side or ''}")
+    assert answer.startswith("the TIFF image has pixels" if name == "floats" else f"({side or ''}")
     assert (
         rise - len(data)
         < Header(data, Limits(PIXELS)).memory + BESIDE
@@ -114,14 +115,63 @@ def test_pass_no_expensive_image_to_a_model_that_decodes(name: str) -> None:
         ENCODED_IMAGE.from_bytes(make(), Limits(PIXELS))
 
 
-@pytest.mark.parametrize(
-    ("format", "kind"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2"), ("TIFF", "<i4")]
-)
-def test_convert_deep_grey_images_as_pillow_does(format: str, kind: str) -> None:
-    levels = np.arange(0, 2**16, 16).reshape(64, 64).astype(kind)
-    file = encoded(Image.fromarray(levels), format)
-    wanted = Image.open(BytesIO(file)).convert("I").convert("RGB")
-    assert np.array_equal(IMAGE.from_bytes(file, Limits()), np.asarray(wanted))
+LEVELS = np.arange(0, 2**16, 16, np.uint16).reshape(64, 64)
+
+
+@pytest.mark.parametrize(("format", "kind"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
+def test_read_a_16_bit_grey_image_as_opencv_does(format: str, kind: str) -> None:
+    file = encoded(Image.fromarray(LEVELS.astype(kind)), format)
+    wanted = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
+    assert np.array_equal(IMAGE.from_bytes(file, Limits()), wanted)
+
+
+@pytest.mark.parametrize("format", [".png", ".tiff"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_read_the_high_bytes_of_16_bit_images(format: str, channels: int) -> None:
+    file = cv2.imencode(format, np.dstack([LEVELS] * channels))[1].tobytes()
+    assert np.array_equal(IMAGE.from_bytes(file, Limits()), np.dstack([LEVELS >> 8] * 3))
+
+
+@pytest.mark.parametrize(("alpha", "level"), [(0, 255), (65535, 3)])
+def test_lay_an_alpha_channel_of_16_bits_on_white(alpha: int, level: int) -> None:
+    file = cv2.imencode(".png", np.array([[[1000, 1000, 1000, alpha]]], np.uint16))[1].tobytes()
+    assert IMAGE.from_bytes(file, Limits()).getpixel((0, 0)) == (level,) * 3
+
+
+def test_lay_transparent_grey_of_16_bits_on_white() -> None:
+    file = png(colour=4, row=4 * 8, depth=16, side=8)
+    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(64, (255, 255, 255))]
+
+
+def test_lay_a_transparent_level_of_16_bits_on_white() -> None:
+    file = encoded(Image.fromarray(LEVELS), "PNG", transparency=1600)
+    wanted = np.where(LEVELS == 1600, 255, LEVELS >> 8)
+    assert np.array_equal(np.asarray(IMAGE.from_bytes(file, Limits()))[..., 0], wanted)
+
+
+@pytest.mark.parametrize(("white_is_zero", "level"), [(0, 255 - 0xAB), (1, 0xAB)])
+def test_invert_a_16_bit_tiff_whose_white_is_zero(white_is_zero: int, level: int) -> None:
+    file = grey_tiff(16, struct.pack("<2H", 0xABCD, 0xABCD), white_is_zero)
+    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(2, (level,) * 3)]
+
+
+def test_read_the_first_8_bits_of_a_12_bit_tiff() -> None:
+    file = grey_tiff(12, b"\xab\xca\xbc")
+    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(2, (0xAB,) * 3)]
+
+
+def grey_tiff(bits: int, pixels: bytes, photometric: int = 1) -> bytes:
+    """Two pixels in one row."""
+    values = {256: 2, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 0, 277: 1, 279: len(pixels)}
+    values[273] = len(tiff([(tag, 3, 1, 0) for tag in values]))
+    return tiff([(tag, 3, 1, value) for tag, value in values.items()], pixels)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("<f4", "F"), ("<i4", "I")])
+def test_refuse_pixels_without_a_white_in_words(kind: str, mode: str) -> None:
+    file = encoded(Image.fromarray(LEVELS.astype(kind)), "TIFF")
+    with pytest.raises(DecodingError, match=rf"mode {mode}\); send 8 or 16 unsigned bits"):
+        IMAGE.from_bytes(file, Limits())
 
 
 def test_convert_the_pixels_of_every_strip() -> None:

@@ -58,9 +58,11 @@ def entered(folder: Path, call: Callable[[], requests.Response]) -> set[str]:
     return {"nginx.conf"} | set(wait_until(recorded, "the worker has written its record"))
 
 
-def test_trace_a_picture_through_the_files_that_the_page_names(tmp_path: Path) -> None:
+def test_trace_a_picture_through_the_files_that_the_page_names(
+    tmp_path: Path, bundled: Path
+) -> None:
     picture = next((ROOT / "model_repository/resnet").glob("example.*")).read_bytes()
-    server = start(tmp_path, ROOT / "model_repository")
+    server = start(tmp_path, bundled)
     asked = {
         "params": {"model_name": "resnet"},
         "data": picture,

@@ -31,14 +31,17 @@ def post(
     *headers: bytes, body: bytes = SLEEPER, line: bytes = b"POST /invocations HTTP/1.1"
 ) -> bytes:
     return (
-        b"\r\n".join([line, b"Host: x", b"Content-Type: application/json", *headers])
+        b"\r\n".join([line, b"Host: localhost", b"Content-Type: application/json", *headers])
         + b"\r\n\r\n"
         + body
     )
 
 
 def get(path: bytes, *headers: bytes) -> bytes:
-    return b"\r\n".join([b"GET " + path + b" HTTP/1.1", b"Host: x", CLOSE, *headers]) + b"\r\n\r\n"
+    return (
+        b"\r\n".join([b"GET " + path + b" HTTP/1.1", b"Host: localhost", CLOSE, *headers])
+        + b"\r\n\r\n"
+    )
 
 
 def answers(server: Server, request: bytes) -> tuple[list[int], bytes]:
@@ -55,8 +58,8 @@ CODES = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
 REFUSED = {
     "no HTTP": (400, b"rubbish\r\n\r\n"),
     "no host": (400, b"GET / HTTP/1.1\r\n\r\n"),
-    "HTTP/3.0": (400, b"GET / HTTP/3.0\r\nHost: x\r\n\r\n"),
-    "TRACE": (405, b"TRACE / HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n\r\n"),
+    "HTTP/3.0": (400, b"GET / HTTP/3.0\r\nHost: localhost\r\n\r\n"),
+    "TRACE": (405, b"TRACE / HTTP/1.1\r\nHost: localhost\r\n" + CLOSE + b"\r\n\r\n"),
     "a negative length": (400, post(b"Content-Length: -1")),
     "two lengths that differ": (400, post(LENGTH, b"Content-Length: 3")),
     "two equal lengths": (400, post(LENGTH, LENGTH)),
@@ -73,11 +76,11 @@ REFUSED = {
     "two hosts": (400, post(LENGTH, b"Host: y", CLOSE)),
     "NUL in a header": (400, post(LENGTH, b"X-A: a\0b", CLOSE)),
     "HTTP/2": (400, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-    "CONNECT": (400, b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n"),
-    "a method of one letter": (404, b"A / HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n\r\n"),
+    "CONNECT": (400, b"CONNECT a:1 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    "a method of one letter": (404, b"A / HTTP/1.1\r\nHost: localhost\r\n" + CLOSE + b"\r\n\r\n"),
     "a method of 26 letters": (
         404,
-        b"ABCDEFGHIJKLMNOPQRSTUVWXYZ / HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n\r\n",
+        b"ABCDEFGHIJKLMNOPQRSTUVWXYZ / HTTP/1.1\r\nHost: localhost\r\n" + CLOSE + b"\r\n\r\n",
     ),
     "NUL in the path": (400, get(b"/a%00b")),
     "NUL as it is": (400, get(b"/a\0b")),

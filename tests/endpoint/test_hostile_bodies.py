@@ -1,18 +1,16 @@
-"""Hostile bodies over real HTTP: each is answered by an error that says why, and the server is none
-the worse."""
+"""Bodies at the edge of what a model takes, and calls whose time is over, over real HTTP: each
+mistake is answered by an error that says why. Hostile requests are in hostile_requests.py."""
 
-import gzip
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import requests
 
-from tests.bodies.hostile import BINARY, CASES, JSON_TYPE, LINES, NPY, npy_file
+from tests.bodies.hostile import BINARY, JSON_TYPE, LINES, NPY, npy_file
 from tests.endpoint.test_classification import make_echo
 from tests.support.harness import (
     ROOT,
@@ -24,7 +22,6 @@ from tests.support.harness import (
     make_python_model,
     make_scale,
     make_sleeper,
-    memory,
     module_server,
     tensor,
     wait_until,
@@ -34,7 +31,6 @@ pytestmark = pytest.mark.stack
 
 SECONDS = 7
 CALLERS = 20
-MOST = 450  # MB: a body of 40 MB, and the numbers of a JSON text, which take 13 times its length
 TRITON = "tritonserver"
 QUEUED = (
     "max_batch_size: 1\ndynamic_batching { %s }\n"
@@ -102,46 +98,6 @@ def expect(reply: requests.Response, *statuses: int) -> str:
     return str(document["error"])
 
 
-@pytest.fixture(scope="module")
-def worker(server: Server) -> tuple[int, int]:
-    """Return the pid of the only worker, and the MB that it has when it is idle."""
-    assert scale(server) == [3.0]
-    (process,) = psutil.Process(server.pid("gunicorn")).children()
-    return process.pid, memory(process.pid, "VmRSS")
-
-
-def cost(server: Server, worker: tuple[int, int], *statuses: int, **body: Any) -> tuple[int, float]:
-    """Send a body that is answered with one of these errors. Return the MB that the worker used for
-    it, and the seconds."""
-    pid, idle = worker
-    wait_until(
-        lambda: memory(pid, "VmRSS") < idle + 60, "the worker gives back what the body before took"
-    )
-    Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins at VmRSS again
-    reply = send(server, **body)
-    expect(reply, *statuses)
-    return memory(pid, "VmHWM") - idle, reply.elapsed.total_seconds()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_refuse_a_hostile_body_with_little_memory(
-    server: Server, worker: tuple[int, int], case: str
-) -> None:
-    hostile = CASES[case]()
-    model = {"BYTES": "texts", "FP32": "numbers"}.get(
-        hostile.model.model.inputs[0].datatype, "numbers"
-    )
-    name = "sleeper" if hostile.model.client else model
-    body = {
-        "model": name,
-        "data": hostile.data,
-        "kind": hostile.content_type,
-        "encoding": hostile.encoding,
-    }
-    megabytes, _ = cost(server, worker, 400, 413, **body)
-    assert megabytes < MOST
-
-
 def ask(server: Server, model: str, *inputs: dict[str, Any]) -> requests.Response:
     return send(server, model, json.dumps({"inputs": inputs}).encode())
 
@@ -179,29 +135,6 @@ def test_answer_400_for_more_tokens_than_positions(server: Server) -> None:
     assert ask(server, "bert", *tokens(1, 512)).status_code == 200
     expect(ask(server, "bert", *tokens(1, 513)), 400)
     expect(ask(server, "bert", *tokens(0, 0)), 400)
-
-
-@pytest.mark.parametrize(
-    ("model", "line"), [("scale", b"{}\n"), ("sleeper", b"0\n"), ("scale", b"\n")]
-)
-def test_read_millions_of_lines_with_little_memory(
-    server: Server, worker: tuple[int, int], model: str, line: bytes
-) -> None:
-    """orjson keeps 4 kB for each small document that is alive."""
-    body = {
-        "model": model,
-        "data": gzip.compress(line * 2_000_000),
-        "kind": LINES,
-        "encoding": "gzip",
-    }
-    megabytes, seconds = cost(server, worker, 400, 413, 504, **body)
-    assert megabytes < 200
-    assert seconds < 3 * SECONDS
-
-
-def test_answer_413_to_a_form_of_too_many_parts(server: Server) -> None:
-    files = [("image", (None, b"x"))] * 1001
-    expect(server.post(params={"model_name": "sleeper"}, files=files), 413)
 
 
 @pytest.mark.parametrize("value", [b"[[[1],[2]],{}]", b'[["a"]]', b"{}", b"[" * 500 + b"]" * 500])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.pid1.test_serve import run
 from tests.support.harness import (
     ROOT,
     Server,
@@ -51,6 +52,14 @@ def test_end_the_start_on_an_early_signal(small: Path, tmp_path: Path) -> None:
     assert not server.run_dir.exists()
     assert server.stop() == 0
     assert not server.run_dir.exists()
+
+
+def test_write_nothing_into_the_folder_of_a_model(small: Path, tmp_path: Path) -> None:
+    """The Python backend's stub would write bytecode there."""
+    before = set(small.rglob("*"))
+    assert Server(tmp_path, small).wait_ready().stop() == 0
+    assert run("--check", SERVE_MODEL_REPOSITORY=str(small)).returncode == 0
+    assert set(small.rglob("*")) == before
 
 
 def test_stop_everything_on_sigint_while_starting(small: Path, tmp_path: Path) -> None:

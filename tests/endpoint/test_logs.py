@@ -262,7 +262,8 @@ def test_log_no_part_of_a_body(server: Server) -> None:
     ids = [send(server, **request)[1] for request in marked_requests()]
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
-            f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{MARK}".encode()
+            b"POST /invocations HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 99\r\n\r\n" + MARK.encode()
         )
     for request_id in ids:
         assert lines_of(server, request_id)

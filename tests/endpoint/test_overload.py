@@ -118,7 +118,7 @@ def test_hold_the_slot_of_a_caller_who_left_until_the_work_ends(running: Server)
     has left."""
     body = json.dumps({"model_name": "sleeper", "instances": [30]}).encode()
     head = (
-        "POST /invocations HTTP/1.1\r\nHost: x\r\nAccept: application/json, "
+        "POST /invocations HTTP/1.1\r\nHost: localhost\r\nAccept: application/json, "
         "text/event-stream;q=0.1\r\n"
     )
     for number in range(SLOTS):

@@ -16,6 +16,8 @@ import requests
 from build_engines.build import build
 from build_engines.request import Request
 from tests.build_engines import trained
+from tests.build_engines.drawn import Drawn, drawn
+from tests.build_engines.families.test_drawn_tables import SEED, check_answers
 from tests.build_engines.trained import Trained
 from tests.support.harness import Server, expect_error, wait_until
 
@@ -28,14 +30,21 @@ MODELS = {
     "lgbm": trained.lightgbms,
     "odd": trained.odd_classes,
     "letters": trained.letters,
+    "ages": trained.ages,
 }
+# of the drawn pipelines one of each library, with steps
+DRAWN = {"drawn_1": 1, "drawn_9": 9, "drawn_13": 13, "drawn_17": 17}
 CSV = {"Content-Type": "text/csv"}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trained]:
     folder = tmp_path_factory.mktemp("trained")
-    return {name: make(folder) for name, make in MODELS.items()}
+    made = {name: make(folder) for name, make in MODELS.items()}
+    for name, number in DRAWN.items():
+        pipeline = drawn(SEED, number)
+        made[name] = trained.saved(pipeline.model, folder / f"{name}.joblib", pipeline.rows)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +93,27 @@ def text_of(rows: pd.DataFrame, header: bool = False) -> str:
     return str(rows.to_csv(index=False, header=header))
 
 
-@pytest.mark.parametrize("model", ["mixed", "forest", "xgb", "odd", "letters"])
+@pytest.mark.parametrize("name", DRAWN)
+def test_serve_a_drawn_pipeline_with_the_answers_of_its_library(
+    name: str, server: Server, models: Mapping[str, Trained]
+) -> None:
+    pipeline = Drawn(name, models[name].model, models[name].rows)
+    check_answers(pipeline, predictions(ask(server, name, {"instances": pipeline.lists})))
+
+
+def test_widen_fp32_tensors_for_a_table_of_fp64(
+    server: Server, models: Mapping[str, Trained]
+) -> None:
+    rows = models["forest"].rows[:3].to_numpy()
+    replies = []
+    for datatype in ("FP32", "FP64"):
+        tensor = {"name": "X", "shape": rows.shape, "datatype": datatype, "data": rows.tolist()}
+        replies.append(server.post("/v2/models/forest/infer", json={"inputs": [tensor]}))
+    narrow, wide = ([each["data"] for each in reply.json()["outputs"]] for reply in replies)
+    assert (replies[0].status_code, narrow) == (200, wide)
+
+
+@pytest.mark.parametrize("model", ["mixed", "forest", "xgb", "odd", "letters", "ages"])
 def test_return_the_classes_and_probabilities_of_the_model(
     model: str, server: Server, models: Mapping[str, Trained]
 ) -> None:
@@ -199,7 +228,7 @@ def test_answer_the_other_rows_of_a_batch_transform(
         ("odd", "1,2,3,4\n1,2,x,4", ("instance 1", "'column 2'", "'x'")),
         ("odd", "1,2,3,4\n1,2,,4", ("instance 1", "'column 2'")),
         ("odd", "1,2,3,4,5", ("instance 0", "4", "5")),
-        ("odd", "1,2,3,1e39", ("'column 3'", "'1e39'", "FP32")),
+        ("odd", "1,2,3,1e309", ("'column 3'", "'1e309'", "FP64")),
         ("odd", '1,2,3,"4', ("instance 0", "CSV")),
         ("odd", "1;2;3;4", ("instance 0", "4", "1")),
         ("odd", "\n\n", ("row",)),
@@ -251,6 +280,7 @@ def test_list_a_table_s_columns_and_refuse_a_wrong_header_setting(server: Server
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert listed["mixed"]["columns"] == ["age", "job", "fare (EUR)", "city", "grade"]
     assert listed["mixed"]["client"] == "table"
+    assert {model["engine"] for model in listed.values()} == {"onnxruntime"}
     assert ask(server, "odd", "1,2,3,4", Content_Type="text/csv; header=maybe").status_code == 400
 
 

@@ -10,8 +10,9 @@ import pytest
 from werkzeug.test import create_environ
 
 from predictor import create_app
+from serving.front.hang_ups import HangUps
 from serving.front.incoming import FORWARDED, Incoming
-from serving.front.streams import Ending, HangUps
+from serving.front.streams import Ending
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE
 

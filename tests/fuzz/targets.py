@@ -16,17 +16,19 @@ from typing import Any
 import flask
 
 from clients.base import Model, ModelClient, TensorSpec
+from serving.bodies.decoder import Decoder
 from serving.bodies.documents import read_binary
-from serving.bodies.instances import Decoder
 from serving.bodies.npy import read_npy
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
 from serving.budget import NEVER, Deadline
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
-from serving.front.incoming import Incoming, incoming, read_invocation, read_request
+from serving.front.incoming import Incoming, incoming
+from serving.front.parsing import read_invocation, read_request
 from serving.front.services import Services
 from serving.headers import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
+from serving.job import Step
 from serving.model_lifecycle.on_post import estimate, triton_name
 from serving.model_status.served_model import ServedModel, describe_model
 from serving.repository.locate_archive import locate
@@ -164,8 +166,10 @@ def parameters(data: bytes) -> None:
     served = SEQUENTIAL[choice % len(SEQUENTIAL)]
     template = TEMPLATES[choice // len(SEQUENTIAL) % len(TEMPLATES)]
     job = read_body("application/json", template % content, True).bind(served, Request("id"))
-    for batch in job.batches():
-        request = InferRequest("m", "", tuple(batch.inputs), parameters=batch.parameters)
+    step: Step | None = None
+    while step is None or not step.is_last:
+        step = job.prepare(step)
+        request = InferRequest("m", "", tuple(step.inputs), parameters=step.parameters)
         check_sequence(served, request.message({}).parameters)
 
 

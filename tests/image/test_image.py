@@ -19,7 +19,7 @@ import requests
 from scripts.image.build import LOOK_ALIKE, build_command, secrets
 from serving import VERSION
 from serving.settings.table import TABLE
-from tests.conftest import BUNDLED
+from tests.conftest import SERVED
 from tests.image.container import (
     BUILD_SECONDS,
     SUDO,
@@ -487,7 +487,7 @@ def test_answer_507_to_a_load_beyond_the_memory_until_an_unload(
 
 # --- python -m simulate --image ---
 
-OF_THE_IMAGE = (*BUNDLED, "efficientnet", "yolov4_tiny")
+OF_THE_IMAGE = (*SERVED, "efficientnet", "yolov4_tiny")
 Simulate = Callable[..., Command]
 
 
@@ -518,7 +518,7 @@ def test_get_an_answer_of_every_bundled_model(
     repository.chmod(0o755)  # the container's user is not we
     command = simulate("--memory", "3g", *(["--model-data", str(repository)] if data else []))
     client = client_of(command.wait_ready())
-    for model in BUNDLED if data else OF_THE_IMAGE:
+    for model in SERVED if data else OF_THE_IMAGE:
         example = next((ROOT / "model_repository" / model).glob("example.*"))
         kind = {"txt": "text/plain", "png": "image/png", "jpg": "image/jpeg"}[example.suffix[1:]]
         reply = client.invoke_endpoint(

@@ -207,6 +207,9 @@ def test_find_a_model_by_its_target(running: Container, target: str, factor: flo
     reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor([2.0])]})
     assert reply.status_code == 200, reply.text
     assert reply.json()["outputs"][0]["data"] == [2 * factor]
+    assert reply.json()["model_name"] == target
+    predicted = running.server.post(headers={TARGET: target}, json={"instances": [1]})
+    assert predicted.json()["model_name"] == target
 
 
 def test_listen_on_no_port_with_triton_and_the_manager(running: Container) -> None:

@@ -26,7 +26,7 @@ from tests.support.started import ends_with, kill
 
 pytestmark = pytest.mark.unit
 
-HALF_A_BODY = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+HALF_A_BODY = b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 
@@ -420,3 +420,90 @@ def test_forward_trusted_infer_calls_to_triton_unchanged(
     }
     assert reached == infer | {"/invocations": False, "/v2/models/a%2Fb/infer": False}
     assert edge.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def named_edge(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    """An edge that lets the pages of another origin call it."""
+    folder = behind(upstream, tmp_path_factory.mktemp("named"))
+    running = Edge(folder, SERVE_ORIGINS="https://pages.example, http://tools.example:3000")
+    yield running
+    assert running.stop() == 0
+
+
+OWN_ROUTES = ("/invocations", "/models", "/models/m/invoke", "/v2/models/m/infer", "/ping", "/")
+STRANGE = ("https://evil.example", "null", "http://127.0.0.1", "http://localhost:1", "|", '"')
+
+
+@pytest.mark.parametrize("path", OWN_ROUTES)
+def test_let_pages_of_other_origins_only_read(edge: Edge, path: str) -> None:
+    for origin in STRANGE:
+        for method in ("POST", "DELETE", "OPTIONS", "PUT"):
+            reply = requests.request(method, edge.url + path, headers={"Origin": origin})
+            assert "SERVE_ORIGINS" in check_error(reply, 403, "origin_refused")
+        reply = requests.get(edge.url + path, headers={"Origin": origin})
+        assert reply.status_code != 403
+        assert not [name for name in reply.headers if name.startswith("Access-Control")]
+
+
+def test_let_the_page_itself_and_programs_call(edge: Edge) -> None:
+    for headers in ({}, {"Origin": edge.url}, {"Origin": edge.url.replace("http", "https")}):
+        assert requests.post(f"{edge.url}/invocations", headers=headers).status_code == 200
+
+
+def test_let_pages_of_named_origins_call_and_read(named_edge: Edge) -> None:
+    for origin in ("https://pages.example", "http://tools.example:3000"):
+        asked = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "content-type",
+        }
+        reply = requests.options(f"{named_edge.url}/invocations", headers=asked)
+        assert (reply.status_code, reply.content) == (204, b"")
+        assert reply.headers["Access-Control-Allow-Origin"] == origin
+        assert "POST" in reply.headers["Access-Control-Allow-Methods"]
+        assert reply.headers["Access-Control-Allow-Headers"] == "content-type"
+        for method in ("GET", "POST"):
+            reply = requests.request(
+                method, f"{named_edge.url}/invocations", headers={"Origin": origin}
+            )
+            assert reply.status_code == 200
+            assert reply.headers["Access-Control-Allow-Origin"] == origin
+            assert reply.headers["Vary"] == "Origin"
+    for origin in (*STRANGE, "https://pages.example.evil.example", "http://pages.example"):
+        reply = requests.post(f"{named_edge.url}/invocations", headers={"Origin": origin})
+        check_error(reply, 403, "origin_refused")
+        assert "Access-Control-Allow-Origin" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403),
+        ("evil.example:8080", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost", 200),
+        ("LOCALHOST:8080", 200),
+        ("127.0.0.1:8080", 200),
+        ("[::1]:8080", 200),
+    ],
+)
+def test_take_only_localhost_on_a_loopback_address(edge: Edge, host: str, status: int) -> None:
+    reply = requests.get(f"{edge.url}/invocations", headers={"Host": host})
+    assert reply.status_code == status
+    if status != 200:
+        assert host in check_error(reply, status, "origin_refused")
+
+
+def test_take_the_host_of_a_named_origin(named_edge: Edge) -> None:
+    for host, status in (("pages.example", 200), ("tools.example:3000", 200), ("x.example", 403)):
+        reply = requests.get(f"{named_edge.url}/invocations", headers={"Host": host})
+        assert reply.status_code == status
+
+
+def test_take_any_host_on_an_address_that_others_reach(upstream: Path, tmp_path: Path) -> None:
+    running = Edge(behind(upstream, tmp_path), SERVE_HOST="0.0.0.0")
+    reply = requests.get(f"{running.url}/invocations", headers={"Host": "any.example"})
+    assert reply.status_code == 200
+    assert running.stop() == 0

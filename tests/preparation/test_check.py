@@ -52,9 +52,9 @@ def change(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_models_without_mistakes_pass(repository: Path) -> None:
+def test_models_without_mistakes_pass(repository: Path, bundled: Path) -> None:
     assert findings(repository) == []
-    done = run("--check", SERVE_MODEL_REPOSITORY=str(ROOT / "model_repository"))
+    done = run("--check", SERVE_MODEL_REPOSITORY=str(bundled))
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -1,15 +1,19 @@
 """Find the model's folder in an archive, and name mistakes."""
 
 import os
+import re
 import socket
 import stat
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from serving.errors import ConfigError, InvalidRequest
+from serving.preparation.survey import served
 from serving.repository import paths
+from serving.repository.layout import LayoutError
 from serving.repository.locate_archive import locate
 
 pytestmark = pytest.mark.unit
@@ -27,6 +31,8 @@ def lay_out(root: Path, **files: str) -> str:
         path = url / name.replace("__", "/").replace("config", "config.pbtxt")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        if text.startswith('platform: "ensemble"'):
+            (path.parent / "1").mkdir()
     return str(url)
 
 
@@ -54,6 +60,51 @@ def test_find_the_model_at_the_root_in_a_folder_or_as_the_outer_ensemble(
     assert archive.folder.name == name
     folders = {file.partition("__")[0] for file in files} if name != "model" else {"model"}
     assert {part.name for part in archive.parts} == folders
+
+
+def test_say_of_an_ensemble_without_a_version_what_a_start_says(tmp_path: Path) -> None:
+    url = Path(lay_out(tmp_path, all__config=ENSEMBLE, part__config=MODEL))
+    (url / "all/1").rmdir()
+    with pytest.raises(ConfigError, match=r"'all' has no version: .* that may be empty"):
+        locate(str(url), tmp_path)
+    (mistake, *_) = survey_mistakes(url)
+    assert "'all' has no version" in mistake and "that may be empty" in mistake
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"all__config": ENSEMBLE, "all__part__config": MODEL, "all__part__1__model.py": ""},
+            "'all' calls 'part', which does not exist.*put it beside",
+        ),
+        (
+            {"config": ENSEMBLE, "part__config": MODEL, "part__1__model.py": ""},
+            "a model is at the root .*found 1/, config.pbtxt, part/",
+        ),
+    ],
+    ids=["parts inside", "at the root"],
+)
+def test_suggest_an_mv_that_makes_a_loadable_archive(
+    files: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    url = lay_out(tmp_path, **files)
+    with pytest.raises(ConfigError, match=message) as caught:
+        locate(url, tmp_path)
+    (mistake, *_) = survey_mistakes(Path(url))
+    assert re.search(message, mistake)
+    command = re.search("(cd|mv) /.*", str(caught.value))
+    assert command
+    subprocess.run(command[0], shell=True, check=True)
+    assert {part.name for part in locate(url, tmp_path).parts} > {"part"}
+    assert set(served([Path(url)]).models) > {"part"}
+
+
+def survey_mistakes(repository: Path) -> Sequence[str]:
+    """Return what a start or a check says of the folder."""
+    with pytest.raises(LayoutError) as caught:
+        served([repository])
+    return caught.value.mistakes
 
 
 def test_name_a_configuration_that_cannot_be_read(tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ def test_stop_the_server_with_make(tmp_path: Path) -> None:
     assert server.entries("serve")[-1]["message"] == "stopped"
 
 
+@pytest.mark.parametrize("target", ["setup", "dev", "models"])
+def test_each_target_that_builds_or_serves_sets_up_what_tritonserver_is_started_with(
+    target: str,
+) -> None:
+    assert "-o .venv/triton/stub_wait.so" in recipe("--always-make", target)
+
+
 def locked(name: str) -> dict[str, str]:
     """Return the packages of a file in requirements/, each with its version and hashes."""
     lines = (ROOT / "requirements" / name).read_text().replace("\\\n", "").splitlines()

@@ -67,5 +67,5 @@ def test_each_called_workflow_exists(path: Path) -> None:
     assert all((ROOT / name).is_file() for name in called)
 
 
-def test_a_push_runs_what_this_repository_runs_before_it_lands() -> None:
+def test_run_on_a_push_what_runs_before_a_merge() -> None:
     assert [".ci/run"] in commands(ROOT / ".github/workflows/test.yml")

@@ -18,6 +18,11 @@ MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
 CONTRADICT = ("port", "grpc_port", "batch_payload_mb", "batch_concurrency")
 # For each setting that has a form of its own a text, its value, and a text that is wrong.
 FORMS: dict[str, tuple[str, Any, str]] = {
+    "origins": (
+        "https://a.example, http://[::1]:3000",
+        ("https://a.example", "http://[::1]:3000"),
+        "*",
+    ),
     "safe_port_range": ("23000-23999", (23000, 23999), "23000"),
     "model_repositories": ("/models:/more", (Path("/models"), Path("/more")), "/models:"),
     "log_level": ("WARNING", "warning", "loud"),

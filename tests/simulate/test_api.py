@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import BUNDLED
+from tests.conftest import SERVED
 from tests.simulate.simulation import PLATFORMS_PINGS, Simulation
 from tests.support.harness import ROOT, link_model, wait_until
 from tests.support.streaming_models import make_reader
@@ -23,7 +23,7 @@ EXAMPLES = {
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
     repository = tmp_path_factory.mktemp("model")
-    for name in BUNDLED:
+    for name in SERVED:
         link_model(ROOT / "model_repository" / name, repository)
     make_reader(repository)
     with Simulation(ROOT / "serve", model=repository, limits=PLATFORMS_PINGS) as running:
@@ -70,7 +70,7 @@ def test_return_the_parts_of_a_stream_as_the_model_sends_them(simulation: Simula
         assert word in b"".join(parts)
 
 
-@pytest.mark.parametrize("model", BUNDLED)
+@pytest.mark.parametrize("model", SERVED)
 def test_call_each_bundled_model_directly_as_a_stream_and_through_s3(
     simulation: Simulation, model: str
 ) -> None:
@@ -78,6 +78,7 @@ def test_call_each_bundled_model_directly_as_a_stream_and_through_s3(
     reply = invoke(simulation, model, body, kind, InferenceId="mine")
     whole = predictions(reply["Body"].read())
     assert len(whole) == 1
+    assert reply["ResponseMetadata"]["RequestId"]
     fields = [
         reply[name] for name in ("ContentType", "InvokedProductionVariant", "CustomAttributes")
     ]

@@ -52,6 +52,7 @@ IDENTITY_VALUES: dict[str, list[Any]] = {
 DATATYPES = {
     name: helper.np_dtype_to_tensor_dtype(np.dtype(numpy_dtype(name))) for name in IDENTITY_VALUES
 }
+BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
 # If the processor has BF16, `auto` chooses OpenVINO, whose answers differ from ONNX Runtime's by
 # some thousandths.
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}

@@ -22,10 +22,14 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     )
 
 
-def png(colour: int, row: int, between: bytes = b"", depth: int = 8, side: int = SIDE) -> bytes:
-    """Return a PNG of zeros; `row` is the number of bytes in a line."""
-    header = struct.pack(">IIBBBBB", side, side, depth, colour, 0, 0, 0)
-    pixels = zlib.compress(bytes((1 + row) * side))
+def png(
+    colour: int, row: int, between: bytes = b"", depth: int = 8, side: int = SIDE, height: int = 0
+) -> bytes:
+    """Return a PNG of zeros, `side` pixels wide; `row` is the number of bytes in a line. A `height`
+    of 0 is the width."""
+    height = height or side
+    header = struct.pack(">IIBBBBB", side, height, depth, colour, 0, 0, 0)
+    pixels = zlib.compress(bytes((1 + row) * height))
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)

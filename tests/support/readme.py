@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.support.harness import FP32, PATIENCE, ROOT, free_port, wait_until
+from tests.support.harness import BUNDLED, FP32, PATIENCE, ROOT, free_port, wait_until
 from tests.support.started import ends_with, kill
 
 README = "README.md"
@@ -202,9 +202,10 @@ def fresh_checkout(folder: Path) -> Path:
     """Make what a clone has after `make setup models`: the files, and this checkout's
     environment."""
     checkout = folder / "checkout"
-    shutil.copytree(
-        ROOT, checkout, ignore=shutil.ignore_patterns(".*", "__pycache__", "tests", "iris")
-    )
+    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".*", "__pycache__", "tests"))
+    for model in (checkout / "model_repository").iterdir():
+        if model.name not in BUNDLED:
+            shutil.rmtree(model)
     (checkout / ".venv").symlink_to(ROOT / ".venv")
     return checkout
 

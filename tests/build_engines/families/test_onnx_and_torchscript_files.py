@@ -28,6 +28,7 @@ from tests.build_engines.models import (
     save_scale,
     session,
 )
+from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.full
 
@@ -109,6 +110,39 @@ def test_set_client_labels_and_settings_by_flags(tmp_path: Path) -> None:
     assert stored.config.output[0].label_filename == "labels.txt"
 
 
+def test_a_classifier_gets_its_file_s_labels(tmp_path: Path) -> None:
+    """Ultralytics' exporter writes `names` into a classifier's file too."""
+    file = save_classifier(tmp_path / "c.onnx")
+    model = onnx.load(file)
+    model.metadata_props.add(key="names", value="{0: 'cat', 1: 'dog', 2: 'cow'}")
+    onnx.save(model, file)
+    stored = build_own(tmp_path, file, client="resnet")
+    assert stored.client().labels == ["cat", "dog", "cow"]  # type: ignore[union-attr]
+    assert stored.config.output[0].label_filename == "labels.txt"
+
+
+@pytest.mark.parametrize(
+    ("client", "channels", "example"),
+    [
+        ("resnet", 3, "efficientnet/example.jpg"),
+        ("resnet", 1, "resnet/example.png"),
+        ("yolov5", 3, "yolov4_tiny/example.jpg"),
+    ],
+)
+def test_the_example_is_a_photo_unless_the_network_takes_grey(
+    client: str, channels: int, example: str, tmp_path: Path
+) -> None:
+    answer = {"output0": np.full((3,) if client == "resnet" else (300, 6), 1000)}
+    file = save_constants(tmp_path / "net.onnx", answer)
+    model = onnx.load(file)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = channels
+    onnx.save(model, file)
+    grey = {"mean": "0", "std": "1"} if channels == 1 else {}
+    folder = build_own(tmp_path, file, client=client, settings=grey).folder
+    (copied,) = folder.glob("example.*")
+    assert copied.read_bytes() == (ROOT / "model_repository" / example).read_bytes()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -137,6 +171,7 @@ HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
     ({"output0": (300, 38)}, COCO, "NMS"),
     ({"output0": (300, 57)}, "{0: 'person'}", "keypoints=17,3"),
     ({"output0": (20, 21504)}, str(dict.fromkeys(range(15), "a")), "box"),
+    ({"output0": (300, 7)}, COCO, r"oriented box \(obb\).*build it without --client"),
     ({"logits": (100, 92), "pred_boxes": (100, 4)}, "", "DETR"),
     ({"output0": (21, 512, 512)}, "", "512"),
 ]
@@ -156,6 +191,9 @@ def test_report_a_head_that_no_client_reads(
         ({"output0": (84, 8400)}, COCO, 80),
         ({"output0": (25200, 85), "a": (3, 80, 80, 85), "b": (3, 40, 40, 85)}, COCO, 80),
         ({"output0": (25200, 6)}, "{0: 'one'}", 1),
+        ({"output0": (84, 84)}, COCO, 80),  # of images of 64 pixels
+        ({"output0": (63, 85)}, COCO, 80),
+        ({"output0": (605, 525)}, str({number: str(number) for number in range(601)}), 601),
         ({"output0": (116, 8400), "output1": (32, 160, 160)}, COCO, 80),
         ({"output0": (25200, 117), "output1": (32, 160, 160)}, COCO, 80),
         ({"output0": (300, 6)}, COCO, 80),
@@ -168,6 +206,22 @@ def test_read_the_labels_of_a_head_from_its_file(
     stored = build_own(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
     client = stored.client()
     assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]
+
+
+def test_a_layout_that_the_labels_do_not_fit_is_named(tmp_path: Path) -> None:
+    file = save_ports(tmp_path / "net.onnx", {"output0": (84, 84)}, "{0: 'one'}")
+    with pytest.raises(BuildError, match=r"79 classes if its layout is yolov5.*--set layout="):
+        build_own(tmp_path, file, client="yolov5")
+
+
+def test_a_detector_with_a_fixed_batch_is_to_be_exported_again(tmp_path: Path) -> None:
+    file = save_ports(tmp_path / "net.onnx", {"output0": (84, 8400)}, COCO)
+    model = onnx.load(file)
+    for port in (model.graph.input[0], model.graph.output[0]):
+        port.type.tensor_type.shape.dim[0].dim_value = 4
+    onnx.save(model, file)
+    with pytest.raises(BuildError, match="the batch is fixed at 4: export with batch=1 or dynamic"):
+        build_own(tmp_path, file, client="yolov5")
 
 
 @pytest.mark.parametrize("shape", [(3549, 6), (84, 8400)])

@@ -2,10 +2,15 @@
 
 import json
 import pickle
+import sys
 import warnings
+from copy import deepcopy
+from dataclasses import replace
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import joblib
 import lightgbm
@@ -18,16 +23,22 @@ import xgboost
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
 from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import (
     GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
     RandomForestClassifier,
     VotingClassifier,
 )
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.feature_selection import SelectKBest
 from sklearn.gaussian_process import GaussianProcessClassifier
-from sklearn.impute import SimpleImputer
+from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
@@ -38,11 +49,14 @@ from sklearn.preprocessing import (
     OneHotEncoder,
     OrdinalEncoder,
     StandardScaler,
+    TargetEncoder,
 )
 from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeRegressor
 
 from build_engines.__main__ import main
 from build_engines.errors import BuildError, UsageError
+from build_engines.families import table, table_estimators, table_trees
 from build_engines.model_folder import StoredModel
 from clients.base import TensorSpec
 from serving.errors import DecodingError
@@ -65,9 +79,9 @@ def columns(stored: StoredModel) -> tuple[str, ...]:
 def test_make_an_input_for_each_column_that_a_pipeline_uses(tmp_path: Path) -> None:
     stored = build_own(tmp_path, trained.mixed(tmp_path).file)
     assert [spec.datatype for spec in stored.model.inputs] == [
-        "FP32",
+        "FP64",
         "BYTES",
-        "FP32",
+        "FP64",
         "BYTES",
         "INT64",
     ]
@@ -89,7 +103,7 @@ def test_make_an_input_for_each_column_that_a_pipeline_uses(tmp_path: Path) -> N
 
 def test_make_one_input_for_a_matrix_with_its_column_names(tmp_path: Path) -> None:
     stored = build_own(tmp_path, trained.forest(tmp_path).file)
-    assert stored.model.inputs == (TensorSpec("X", "FP32", (4,)),)
+    assert stored.model.inputs == (TensorSpec("X", "FP64", (4,)),)
     assert columns(stored)[0] == "sepal length (cm)"
     assert [spec.shape for spec in stored.model.outputs] == [(1,), (3,)]
     assert stored.model.max_batch_size == 1024
@@ -208,14 +222,19 @@ FILLED = LETTERS.fillna("z")
 LETTER = FILLED.c.to_numpy()
 NUMBERS = RNG.normal(size=(60, 3))
 GAPS = np.where(RNG.random((60, 3)) < 0.2, np.nan, NUMBERS)
-KIND = np.array(["a", "b", "c"])[np.digitize(NUMBERS[:, 0], [-0.5, 0.5])]
+CODES = np.digitize(NUMBERS[:, 0], [-0.5, 0.5])
+KIND = np.array(["a", "b", "c"])[CODES]
 SECONDS = pd.DataFrame({"time": 1.7e9 + RNG.uniform(0, 3600, 200), "v": RNG.normal(size=200)})
 LATE = (SECONDS.time > 1.7e9 + 1800).to_numpy()
 VOTE = VotingClassifier(
     [("a", LogisticRegression()), ("b", RandomForestClassifier(5))], voting="soft"
 )
+WORDS = np.char.add("kind_", KIND)
+DART = xgboost.XGBClassifier(booster="dart", n_estimators=2)
+LINES = xgboost.XGBClassifier(booster="gblinear", n_estimators=2)
 ZEROS = lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1)
 FILLING = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
+QUANTILE = "reg:quantileerror"
 AROUND = pd.DataFrame({"a": 1e9 + 10 * RNG.normal(size=200), "b": RNG.normal(size=200)})
 
 
@@ -302,6 +321,129 @@ def test_answer_as_a_scikit_learn_classifier_does(
     np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-5)
 
 
+TREES = RandomForestClassifier(5, random_state=0)
+PLACES = pd.DataFrame({"c": RNG.integers(0, 9, 300), "v": RNG.normal(size=300)})
+PLACE = np.isin(PLACES.c, [0, 3, 4, 8]).astype(int)
+GAPPY = PLACES.mask(RNG.random(PLACES.shape) < 0.2)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "classes"),
+    [
+        (ZEROS, NUMBERS.round(), CODES),
+        (
+            lightgbm.LGBMClassifier(n_estimators=5, verbose=-1, categorical_feature=[0]),
+            GAPPY,
+            PLACE,
+        ),
+        (HistGradientBoostingClassifier(max_iter=5, categorical_features=[0]), GAPPY, PLACE),
+        (xgboost.XGBClassifier(n_estimators=5, missing=0), NUMBERS.round(), CODES),
+        (xgboost.XGBClassifier(n_estimators=5, objective="multi:softmax"), NUMBERS, CODES),
+        (xgboost.XGBClassifier(n_estimators=5, objective="binary:hinge"), NUMBERS, CODES // 2),
+        (encoded(OneHotEncoder(sparse_output=True), xgboost.XGBClassifier()), FILLED, CODES),
+        (
+            lightgbm.LGBMClassifier(n_estimators=5, objective="multiclassova", verbose=-1),
+            GAPS,
+            CODES,
+        ),
+        (GradientBoostingClassifier(n_estimators=5, loss="exponential"), NUMBERS, CODES // 2),
+        (GridSearchCV(TREES, {"max_depth": [2]}, cv=2), NUMBERS, CODES),
+        (encoded(FILLING, TREES), WITH_NAN, LETTER),
+        (make_pipeline(SelectKBest(k=2), StandardScaler(), TREES), NUMBERS, CODES),
+        (encoded(TargetEncoder(), TREES), FILLED, CODES // 2),
+    ],
+    ids=[
+        "zeros",
+        "codes of LightGBM",
+        "codes of HistGradientBoosting",
+        "missing is 0",
+        "softmax",
+        "hinge",
+        "sparse",
+        "one against all",
+        "exponential",
+        "search",
+        "filled texts",
+        "selected columns",
+        "means of classes",
+    ],
+)
+def test_answer_as_the_library_of_the_trees_does(
+    model: Any, rows: Any, classes: Any, tmp_path: Path
+) -> None:
+    model.fit(rows, classes)
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(rows))
+    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
+    scores = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "answers"),
+    [
+        (HistGradientBoostingRegressor(max_iter=9, loss="poisson"), AROUND.a - AROUND.a.min()),
+        (lightgbm.LGBMRegressor(n_estimators=9, objective="tweedie", verbose=-1), AROUND.b**2),
+        (lightgbm.LGBMRegressor(n_estimators=9, reg_sqrt=True, verbose=-1), AROUND.b),
+        (xgboost.XGBRegressor(n_estimators=9, objective="count:poisson"), AROUND.b**2),
+        (
+            xgboost.XGBRegressor(n_estimators=9, quantile_alpha=[0.2, 0.8], objective=QUANTILE),
+            AROUND.b,
+        ),
+        (DecisionTreeRegressor(max_depth=4), AROUND * [1e3, 1]),
+        (GradientBoostingRegressor(n_estimators=9, init="zero"), AROUND.a),
+        (
+            lightgbm.LGBMRegressor(
+                n_estimators=9, boosting_type="rf", bagging_freq=1, bagging_fraction=0.5, verbose=-1
+            ),
+            AROUND.b,
+        ),
+    ],
+    ids=["poisson", "tweedie", "root", "counts", "quantiles", "two", "zero", "averaged"],
+)
+def test_return_the_numbers_of_the_library_of_the_trees(
+    model: Any, answers: Any, tmp_path: Path
+) -> None:
+    model.fit(AROUND, answers)
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(AROUND))
+    wanted = model.predict(AROUND)
+    got = [each["prediction"] for each in predictions]
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * np.ptp(wanted))
+
+
+def test_decide_at_a_threshold_as_the_library_does(tmp_path: Path) -> None:
+    ages = pd.DataFrame({"age": [0.0, 1.0, 7.0]})
+    model = make_pipeline(StandardScaler(), DecisionTreeRegressor(random_state=0))
+    model.fit(ages, [0.0, 1.0, 2.0])
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), [[4.0]])
+    assert [each["prediction"] for each in predictions] == model.predict(ages[2:] * 4 / 7).tolist()
+
+
+def test_decide_a_tie_of_a_forest_as_the_library_does(tmp_path: Path) -> None:
+    rows = RNG.integers(0, 12, (400, 2)).astype(float)
+    model = RandomForestClassifier(100, max_depth=2, random_state=0)
+    model.fit(rows, RNG.integers(0, 2, 400))
+    model.estimators_ = [*model.estimators_[:50], *map(mirrored, model.estimators_[:50])]
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(rows))
+    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
+    assert len({each["prediction"] for each in predictions}) == 2
+
+
+def mirrored(tree: Any) -> Any:
+    """Return a copy of a tree whose shares of the two classes are exchanged."""
+    copied = deepcopy(tree)
+    copied.tree_.value[:] = copied.tree_.value[:, :, ::-1].copy()
+    return copied
+
+
+def test_accept_a_missing_cell_that_the_pipeline_fills(tmp_path: Path) -> None:
+    model = encoded(FILLING, TREES).fit(WITH_NAN, LETTER)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    predictions = answered(stored, [[None, 1.0], ["", 1.0], ["p", 1.0]])
+    filled = model[0].transformers_[0][1][0].statistics_[0]
+    wanted = model.predict(pd.DataFrame({"c": [filled, filled, "p"], "v": 1.0}))
+    assert [each["prediction"] for each in predictions] == wanted.tolist()
+
+
 @pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()])
 def test_name_a_category_that_the_encoder_refuses(encoder: Any, tmp_path: Path) -> None:
     model = encoded(encoder, RandomForestClassifier(5)).fit(FILLED, LETTER)
@@ -363,8 +505,12 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         ),
         (LogisticRegression(), NUMBERS, np.char.add(KIND, "\n"), r"'a\\n'"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
-        (ZEROS, NUMBERS.round(), KIND, "0 as missing"),
-        (HistGradientBoostingRegressor(max_iter=20), AROUND, (AROUND.a - 1e9) / 10, "FP32"),
+        (DART, NUMBERS, CODES, "booster is dart"),
+        (LINES, NUMBERS, CODES, "booster is gblinear"),
+        (make_pipeline(KNNImputer(), LogisticRegression()), GAPS, KIND, "KNNImputer"),
+        (make_pipeline(TfidfVectorizer(), LogisticRegression()), WORDS, KIND, "Python"),
+        (make_pipeline(PCA(2), RandomForestClassifier(5)), NUMBERS, KIND, "PCA.* --data"),
+        (make_pipeline(StandardScaler(), VOTE), NUMBERS, KIND, "VotingClassifier.* --data"),
         (
             make_pipeline(SimpleImputer(add_indicator=True), LogisticRegression()),
             GAPS,
@@ -381,8 +527,12 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "function",
         "name",
         "operator",
-        "zeros",
-        "1e9",
+        "dart",
+        "lines",
+        "neighbours",
+        "words",
+        "step",
+        "vote",
         "gaps",
         "texts",
     ],
@@ -418,38 +568,145 @@ def test_make_an_example_row_that_the_model_knows(tmp_path: Path) -> None:
     )
 
 
+def test_make_a_boolean_example_for_a_column_of_booleans(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"paid": RNG.random(60) < 0.5, "v": NUMBERS[:, 0]})
+    scaled = ColumnTransformer([("v", StandardScaler(), ["v"])], remainder="passthrough")
+    model = make_pipeline(scaled, TREES).fit(rows, rows.paid & (rows.v > 0))
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    assert type(json.loads((stored.folder / "example.json").read_text())[0]) is bool
+
+
+def test_refuse_a_model_of_the_user_s_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ModuleType("train")
+    exec("def double(values): return 2 * values", vars(own))
+    monkeypatch.setitem(sys.modules, "train", own)
+    own.double.__module__ = "train"
+    model = make_pipeline(FunctionTransformer(own.double), TREES).fit(NUMBERS, KIND)
+    file = dumped(tmp_path, model)
+    monkeypatch.delitem(sys.modules, "train")
+    with pytest.raises(BuildError, match=r"'double' of the user's own code \(the module train\)"):
+        build_own(tmp_path, file)
+
+
+def test_say_how_to_write_the_onnx_file_of_a_catboost_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ModuleType("catboost.core")
+    kind = type("CatBoostClassifier", (), {"__module__": "catboost.core"})
+    library.CatBoostClassifier = kind  # type: ignore[attr-defined]
+    for name in ("catboost", "catboost.core"):
+        monkeypatch.setitem(sys.modules, name, library)
+    file = dumped(tmp_path, kind())
+    with pytest.raises(BuildError, match="format='onnx'"):
+        build_own(tmp_path, file)
+    for name in ("catboost", "catboost.core"):
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(BuildError, match="format='onnx'"):
+        build_own(tmp_path, file)
+
+
 class Numpy2(pickle.Pickler):
     """Write random generators as NumPy 2 does."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.random.MT19937):
-            return np.random._pickle.__bit_generator_ctor, (np.random.MT19937,), (obj.state, None)
+            return getattr(NUMPY, BITS), (np.random.MT19937,), (obj.state, None)
+        if isinstance(obj, np.random.RandomState):
+            return getattr(NUMPY, STATE), (obj._bit_generator,), obj.get_state(legacy=False)
         return NotImplemented
+
+
+NUMPY, BITS, STATE = (
+    import_module("numpy.random._pickle"),
+    "__bit_generator_ctor",
+    "__randomstate_ctor",
+)
+
+
+class Watch:
+    """Notes NumPy's own constructor of random bits at the time when a pickle is read."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def __setstate__(self, _: Any) -> None:
+        self.seen.append(getattr(NUMPY, BITS))
+
+    def __getstate__(self) -> Any:
+        return {"any": 1}
 
 
 def test_read_a_model_saved_under_numpy_2(tmp_path: Path) -> None:
     model = GradientBoostingClassifier(n_estimators=3, random_state=np.random.RandomState(0)).fit(
         NUMBERS, KIND
     )
+    model.watch, random = Watch(), model.random_state.get_state()[1].tolist()
     buffer = BytesIO()
-    Numpy2(buffer).dump(model)
+    Numpy2(buffer, protocol=2).dump(model)
     file = tmp_path / "model.pkl"
-    file.write_bytes(buffer.getvalue())
+    file.write_bytes(buffer.getvalue().replace(b"cnumpy.core.", b"cnumpy._core."))
     predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
     assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+    assert table.read(file, True).random_state.get_state()[1].tolist() == random
+    Watch.seen.pop()
+    # nothing of NumPy is replaced while it is read
+    assert Watch.seen == [getattr(NUMPY, BITS)]
 
 
 def test_compare_the_rows_of_a_file_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(FILLED[["c"]], LETTER)
     (tmp_path / "rows.csv").write_text("c\np\nq\n")
     build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
-    assert "2 rows of rows.csv" in capsys.readouterr().out
+    assert "2 rows of --data" in capsys.readouterr().out
     (tmp_path / "rows.csv").write_text("p,1,2\nq,1,2\n")
     with pytest.raises(UsageError, match=r"rows\.csv"):
         build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
 
 
-def test_exit_with_1_and_build_nothing_if_a_comparison_fails(tmp_path: Path) -> None:
-    file, out = trained.misconverted(tmp_path).file, tmp_path / "models"
+def test_build_another_step_before_trees_if_all_rows_of_a_file_agree(tmp_path: Path) -> None:
+    model = make_pipeline(PCA(2), TREES).fit(NUMBERS, CODES)
+    pd.DataFrame(NUMBERS).to_csv(tmp_path / "rows.csv", index=False)
+    stored = build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
+    predictions = answered(stored, as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_return_probabilities_of_two_classes_from_a_file_of_a_booster(
+    library: str, tmp_path: Path
+) -> None:
+    classes = CODES // 2
+    if library == "xgboost":
+        model = xgboost.XGBClassifier(n_estimators=3).fit(NUMBERS, classes)
+        model.save_model(file := tmp_path / "model.ubj")
+    else:
+        model = lightgbm.LGBMClassifier(n_estimators=3, verbose=-1).fit(NUMBERS, classes)
+        model.booster_.save_model(file := tmp_path / "model.txt")
+    predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+    shares = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(shares, model.predict_proba(NUMBERS), atol=1e-6)
+
+
+def test_take_fewer_rows_in_a_run_of_many_trees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_estimators, "MOST_VALUES", 5 * 3 * 100)
+    stored = build_own(tmp_path, trained.forest(tmp_path).file)
+    assert stored.model.max_batch_size == 100
+
+
+def test_exit_with_1_and_build_nothing_if_a_comparison_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = table_trees.KINDS["ForestClassifier"]
+
+    def forgetful(model: Any) -> table_trees.Trees:
+        trees = kind.read(model)
+        return replace(trees, trees=trees.trees[:-1])
+
+    monkeypatch.setitem(table_trees.KINDS, "ForestClassifier", replace(kind, read=forgetful))
+    file, out = trained.forest(tmp_path).file, tmp_path / "models"
     assert main(["build", "own", "--weights", str(file), "--allow-pickle", "--out", str(out)]) == 1
     assert not out.exists()

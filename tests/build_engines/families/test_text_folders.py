@@ -22,6 +22,7 @@ from build_engines.families.text_network import load_network
 from build_engines.model_folder import ModelSpec, read_config
 from build_engines.request import Request
 from clients.bert import TASKS
+from serving.errors import InvalidRequest
 from tests.clients.text_models import (
     FAMILIES,
     FROM_PADDING,
@@ -97,6 +98,57 @@ def test_rank_with_a_cross_encoder_of_sentence_transformers(tmp_path: Path) -> N
     assert prediction["ranking"][0]["score"] == pytest.approx(
         network(**encoded).logits.item(), abs=1e-4
     )
+
+
+def cross_encoder(folder: Path, activation: str, labels: int = 1) -> Path:
+    """Write what the CrossEncoder of sentence-transformers 6.2 writes."""
+    checkpoint = save_checkpoint(folder, "text-ranking", num_labels=labels)
+    change(folder / "config_sentence_transformers.json", model_type="CrossEncoder")
+    change(
+        folder / "config_sentence_transformers.json",
+        activation_fn=f"torch.nn.modules.{activation}",
+        default_prompt_name=None,
+        prompts={},
+    )
+    modules("Transformer")(folder)
+    sentence = {"transformer_task": "sequence-classification", "module_output_name": "scores"}
+    change(folder / "sentence_bert_config.json", **sentence)
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [("linear.Identity", lambda logit: logit), ("activation.Sigmoid", torch.sigmoid)],
+)
+def test_a_cross_encoder_that_version_6_wrote_ranks(
+    activation: str, function: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    checkpoint = cross_encoder(tmp_path / "checkpoint", activation)
+    for asked in ("", "text-ranking"):
+        model_spec = built(checkpoint, tmp_path / f"model{asked}", task=asked)
+        assert model_spec.settings["task"] == "text-ranking"
+    served = Served(tmp_path / "model", **model_spec.settings)
+    (prediction,) = served.predict([{"query": "a", "documents": ["the cat"]}])
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    logit = network(**tokenizer("a", "the cat", return_tensors="pt")).logits
+    expected = pytest.approx(function(logit).item(), abs=1e-4)
+    assert prediction["ranking"][0]["score"] == expected
+
+
+def test_what_a_cross_encoder_does_beside_its_network_is_refused(tmp_path: Path) -> None:
+    checkpoint = cross_encoder(tmp_path / "checkpoint", "activation.Tanh")
+    built(checkpoint, tmp_path / "model")
+    with pytest.raises(InvalidRequest, match=r"activation\.Tanh"):
+        Served(tmp_path / "model", task="text-ranking")
+    change(checkpoint / "config_sentence_transformers.json", default_prompt_name="query")
+    with pytest.raises(BuildError, match="default_prompt_name"):
+        built(checkpoint, tmp_path / "prompted")
+    modules("Transformer", "Dense")(checkpoint)
+    with pytest.raises(
+        BuildError, match=r"Transformer, Dense; .* text-ranking is Transformer alone"
+    ):
+        built(checkpoint, tmp_path / "dense")
 
 
 def drop(folder: Path, name: str) -> None:
@@ -282,6 +334,25 @@ def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
         build(Request("own", **options))
     with pytest.raises(UsageError, match="--client bert"):
         build(Request("own", **(options | {"client": ""}), tokenizer=checkpoint))
+
+
+def test_a_file_that_takes_its_tokens_as_int32_gets_them_so(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
+    whole = built(checkpoint, tmp_path / "whole")
+    model = onnx.load(tmp_path / "whole/1/model.onnx")
+    names = {port.name for port in model.graph.input}
+    for node in model.graph.node:
+        node.input[:] = [f"{name}_64" if name in names else name for name in node.input]
+    for port in model.graph.input:
+        port.type.tensor_type.elem_type = onnx.TensorProto.INT32
+        cast = helper.make_node("Cast", [port.name], [f"{port.name}_64"], to=onnx.TensorProto.INT64)
+        model.graph.node.insert(0, cast)
+    onnx.save(model, tmp_path / "int32.onnx")
+    options: dict[str, Any] = {"weights": str(tmp_path / "int32.onnx"), "tokenizer": checkpoint}
+    options |= {"client": "bert", "task": "text-classification"}
+    folder, _ = build(Request("own", **options, repository=tmp_path / "repository"))
+    wanted = Served(tmp_path / "whole", **whole.settings).predict(TEXTS[:1])
+    assert Served(folder, task="text-classification").predict(TEXTS[:1]) == wanted
 
 
 def file_with_scores(checkpoint: Path, folder: Path, operator: str) -> Path:

@@ -55,6 +55,13 @@ def test_refuse_a_checkpoint_that_does_not_declare_its_inputs(
     assert "gpt2" in capsys.readouterr().err
 
 
+def test_an_exported_program_of_torch_has_to_become_an_onnx_file(tmp_path: Path) -> None:
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    with pytest.raises(BuildError, match=r"torch\.onnx\.export\(torch\.export\.load"):
+        sources.kind(tmp_path / "net.pt2")
+
+
 @pytest.mark.parametrize("client", [(), ("--client", "image-classification"), ("--client", "bert")])
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_ask_to_export_a_network_that_torch_saved_whole(

@@ -1,0 +1,275 @@
+"""The steps before a model's trees, as nodes of ONNX that compute in FP64 what scikit-learn's
+transform computes, to the last bit.
+
+A step takes columns and returns columns. Steps that only choose columns write no node.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from build_engines.errors import BuildError
+from build_engines.families.table_graph import ML, Graph
+from build_engines.families.table_rows import Array, is_missing
+
+
+class UnknownStep(BuildError):
+    """A step that is not converted."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One column: column number `index` of the `width` columns of a tensor. `fill` replaces a
+    missing text."""
+
+    tensor: str
+    index: int = 0
+    width: int = 1
+    datatype: str = "FP64"
+    fill: Any = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns. Where scikit-learn holds them in a sparse matrix, some of its steps round otherwise,
+    and XGBoost takes 0 as missing."""
+
+    cells: Sequence[Cells]
+    sparse: bool = False
+
+
+def matrix(graph: Graph, cells: Sequence[Cells]) -> str:
+    """Return the columns as one tensor of FP64."""
+    parts = []
+    for (tensor, datatype, width), group in groupby(
+        cells, lambda each: (each.tensor, each.datatype, each.width)
+    ):
+        indices = [each.index for each in group]
+        if datatype == "BYTES":
+            raise UnknownStep("a column of texts reaches the trees without an encoder")
+        if datatype != "FP64":
+            tensor = graph.cast(tensor, TensorProto.DOUBLE)
+        is_whole = indices == list(range(width))
+        parts.append(tensor if is_whole else graph.add("Gather", tensor, np.array(indices), axis=1))
+    return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
+
+
+def columns_of(tensor: str, count: int) -> list[Cells]:
+    return [Cells(tensor, index, count) for index in range(count)]
+
+
+def apply(graph: Graph, step: Any, table: Table) -> Table:
+    """Return the columns that the fitted step makes of others. Raise UnknownStep."""
+    if step in (None, "passthrough"):
+        return table
+    if hasattr(step, "get_support"):
+        return replace(table, cells=[table.cells[each] for each in step.get_support(indices=True)])
+    convert = STEPS.get(type(step).__name__)
+    if convert is None:
+        raise UnknownStep(
+            f"a {type(step).__name__} before trees is not converted exactly (docs/models.md lists "
+            "the steps that are)"
+        )
+    return convert(graph, step, table)
+
+
+def _pipeline(graph: Graph, step: Any, table: Table) -> Table:
+    for _, each in step.steps:
+        table = apply(graph, each, table)
+    return table
+
+
+def _transformers(graph: Graph, step: Any, table: Table) -> Table:
+    cells: list[Cells] = []
+    if step.transformer_weights:
+        raise UnknownStep("transformer_weights before trees are not converted")
+    for name, transformer, _ in step.transformers_:
+        if isinstance(transformer, str) and transformer == "drop":
+            continue
+        chosen = [table.cells[index] for index in step._transformer_to_input_indices[name]]
+        if chosen:
+            cells += apply(graph, transformer, Table(chosen, table.sparse)).cells
+    return Table(cells, step.sparse_output_)
+
+
+def _union(graph: Graph, step: Any, table: Table) -> Table:
+    if step.transformer_weights:
+        raise UnknownStep("transformer_weights before trees are not converted")
+    parts = [apply(graph, each, table) for _, each in step.transformer_list if each != "drop"]
+    return Table([each for part in parts for each in part.cells], any(p.sparse for p in parts))
+
+
+def _function(_: Graph, step: Any, table: Table) -> Table:
+    function = getattr(step.func, "func", step.func)  # of a partial
+    if step.func is None or getattr(function, "__name__", "") == "check_array":
+        return table
+    name = getattr(function, "__name__", function)
+    raise UnknownStep(f"FunctionTransformer({name}) before trees is not converted")
+
+
+def _scaled(graph: Graph, table: Table, center: Any, scale: Any, clip: Any = None) -> Table:
+    values = matrix(graph, table.cells)
+    if center is not None:
+        values = graph.add("Sub", values, np.float64(center))
+    if scale is not None and table.sparse:
+        values = graph.add("Mul", values, 1.0 / np.float64(scale))
+    elif scale is not None:
+        values = graph.add("Div", values, np.float64(scale))
+    return _clipped(graph, values, clip, table)
+
+
+def _clipped(graph: Graph, values: str, clip: Any, table: Table) -> Table:
+    if clip is not None:
+        values = graph.add("Clip", values, *map(np.float64, clip))
+    return replace(table, cells=columns_of(values, len(table.cells)))
+
+
+def _standard(graph: Graph, step: Any, table: Table) -> Table:
+    center = step.mean_ if step.with_mean else None
+    return _scaled(graph, table, center, step.scale_ if step.with_std else None)
+
+
+def _robust(graph: Graph, step: Any, table: Table) -> Table:
+    center = step.center_ if step.with_centering else None
+    return _scaled(graph, table, center, step.scale_ if step.with_scaling else None)
+
+
+def _max_abs(graph: Graph, step: Any, table: Table) -> Table:
+    return _scaled(graph, table, None, step.scale_, (-1, 1) if step.clip else None)
+
+
+def _min_max(graph: Graph, step: Any, table: Table) -> Table:
+    scaled = graph.add("Mul", matrix(graph, table.cells), np.float64(step.scale_))
+    moved = graph.add("Add", scaled, np.float64(step.min_))
+    return _clipped(graph, moved, step.feature_range if step.clip else None, table)
+
+
+def _imputed(graph: Graph, step: Any, table: Table) -> Table:
+    kept = list(range(len(table.cells)))
+    if not step.keep_empty_features:
+        kept = [index for index, value in enumerate(step.statistics_) if not is_missing(value)]
+    if any(cell.datatype == "BYTES" for cell in table.cells):
+        if not is_missing(step.missing_values) or step.add_indicator:
+            raise UnknownStep("a SimpleImputer of texts replaces missing cells only")
+        return replace(table, cells=[_filled(table.cells[i], step.statistics_[i]) for i in kept])
+    values = matrix(graph, table.cells)
+    missing = _is(graph, values, step.missing_values)
+    filled = graph.add("Where", missing, step.statistics_.astype(np.float64), values)
+    cells = columns_of(filled, len(table.cells))
+    cells = [cells[index] for index in kept]
+    if step.add_indicator:
+        flags = columns_of(graph.cast(missing, TensorProto.DOUBLE), len(table.cells))
+        cells += [flags[index] for index in step.indicator_.features_]
+    return replace(table, cells=cells)
+
+
+def _filled(cell: Cells, value: Any) -> Cells:
+    return cell if cell.fill is not None else replace(cell, fill=value)
+
+
+def _is(graph: Graph, values: str, value: Any) -> str:
+    """Return where the values of FP64 are `value`."""
+    if is_missing(value):
+        return graph.add("IsNaN", values)
+    return graph.add("Equal", values, np.float64(value))
+
+
+def _encoded(graph: Graph, step: Any, table: Table) -> Table:
+    """Return the columns that an encoder has for each column. What it has for a category is what it
+    answers itself."""
+    cells: list[Cells] = []
+    widths = getattr(step, "_n_features_outs", None)
+    for index, cell in enumerate(table.cells):
+        answers = _answers(step, index)
+        width = answers.shape[1] // len(table.cells) if widths is None else widths[index]
+        start = index * width if widths is None else sum(widths[:index])
+        chosen = np.ascontiguousarray(answers[:, start : start + width], np.float64)
+        encoded = graph.add("Gather", chosen, _codes(graph, cell, step.categories_[index]))
+        cells += columns_of(encoded, width)
+    return Table(cells, getattr(step, "sparse_output", False))
+
+
+def _answers(step: Any, column: int) -> Array:
+    """Return what the encoder makes of each category of a column, and of another one if it takes
+    others."""
+    categories = [each.tolist() for each in step.categories_]
+    asked = categories[column]
+    if getattr(step, "handle_unknown", "value") != "error":
+        asked = [*asked, _other(asked)]
+    rows = np.empty((len(asked), len(categories)), object)
+    for index, own in enumerate(categories):
+        rows[:, index] = asked if index == column else own[0]
+    dtypes = [each.dtype for each in step.categories_]
+    if all(dtype.kind in "biuf" for dtype in dtypes):
+        rows = rows.astype(np.result_type(np.int64, *dtypes))
+    answers = step.transform(rows)
+    return np.asarray(answers.toarray() if hasattr(answers, "toarray") else answers)
+
+
+def _other(categories: Sequence[Any]) -> Any:
+    """Return a value that is not one of the categories."""
+    known = [each for each in categories if not is_missing(each)]
+    if any(isinstance(each, str) for each in known):
+        return "".join(known) + "?"
+    return max(known, default=0) + 1
+
+
+def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
+    """Return the index [rows] of each cell among the categories, and their number for a cell that
+    is none of them."""
+    count, values = len(categories), categories.tolist()
+    if cell.datatype == "BYTES":
+        return _codes_of_texts(graph, cell, values)
+    column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
+    if cell.datatype != "INT64" or categories.dtype.kind not in "iu":
+        if cell.datatype != "FP64":
+            column = graph.cast(column, TensorProto.DOUBLE)
+        categories = categories.astype(np.float64)
+    known = [value for value in values if not is_missing(value)]
+    same = graph.add("Equal", column, categories[: len(known)])
+    if len(known) < count:  # NaN is the last category
+        same = graph.add("Concat", same, graph.add("IsNaN", column), axis=1)
+    back = graph.add("Mul", graph.cast(same, TensorProto.INT64), np.arange(count, 0, -1))
+    return graph.add("Sub", np.int64(count), graph.add("ReduceMax", back, axes=[1], keepdims=0))
+
+
+def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str:
+    """Return what _codes does. A missing text is ""."""
+    texts = ["" if is_missing(value) else value for value in categories]
+    if not all(isinstance(text, str) for text in texts):
+        raise UnknownStep("a column has categories that are neither texts nor numbers alone")
+    if len(set(texts)) < len(texts):
+        raise BuildError("a column has the categories missing and '', which are the same in CSV")
+    codes = {text: index for index, text in enumerate(texts)}
+    if cell.fill is not None:
+        codes[""] = codes.get(cell.fill, len(texts))
+    column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
+    found = graph.add(
+        "LabelEncoder",
+        column,
+        domain=ML,
+        keys_strings=list(codes),
+        values_int64s=list(codes.values()),
+        default_int64=len(texts),
+    )
+    return graph.add("Squeeze", found, np.array([1]))
+
+
+STEPS: Mapping[str, Callable[[Graph, Any, Table], Table]] = {
+    "StandardScaler": _standard,
+    "MinMaxScaler": _min_max,
+    "MaxAbsScaler": _max_abs,
+    "RobustScaler": _robust,
+    "SimpleImputer": _imputed,
+    "OneHotEncoder": _encoded,
+    "OrdinalEncoder": _encoded,
+    "TargetEncoder": _encoded,
+    "ColumnTransformer": _transformers,
+    "Pipeline": _pipeline,
+    "FeatureUnion": _union,
+    "FunctionTransformer": _function,
+}

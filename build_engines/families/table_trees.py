@@ -1,0 +1,559 @@
+"""Trees of scikit-learn, XGBoost and LightGBM -> ONNX, from the library's own nodes, with the
+library's own answers.
+
+A threshold is often a value that occurs, so the last bit of a cell decides. Each library compares
+in its own type: scikit-learn's trees and XGBoost round a cell to FP32, HistGradientBoosting and
+LightGBM do not. Thresholds are FP64 here, and hold those of all four.
+
+The order of a sum decides ties. ONNX Runtime adds the trees of an ensemble in an order of its own
+and returns FP32. So the ensemble returns the number of the leaf that each tree reached, which FP32
+holds, and CumSum adds the leaves' values from the first tree to the last, as the libraries do.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from build_engines.errors import BuildError
+from build_engines.families.table_graph import ML, Graph
+
+Array = NDArray[Any]
+Outputs = dict[str, str]  # the tensor of each output's name
+LABEL, PROBABILITIES, SCORES, VARIABLE = "label", "probabilities", "scores", "variable"
+MOST_LEAVES = 1 << 24  # whole numbers that FP32 holds
+ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: no number is nearer to 0 than it
+LEAF = -1
+LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
+
+
+class UnknownTrees(BuildError):
+    """Trees of a kind that is not converted."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The nodes of one tree. `left` is LEAF for a leaf, and `values` [nodes, n] are those of
+    leaves. A missing cell goes to the left if `missing_left`."""
+
+    feature: Array
+    threshold: Array
+    left: Array
+    right: Array
+    missing_left: Array
+    values: Array
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[Any]], values: Any) -> "Tree":
+        """Return a tree of a row for each node: feature, threshold, left, right, missing_left."""
+        columns = zip(*rows, strict=True)
+        feature, threshold, left, right, missing_left = map(np.array, columns)
+        return cls(feature, threshold, left, right, missing_left, np.asarray(values))
+
+    @classmethod
+    def leaf(cls, values: Any) -> "Tree":
+        """Return a tree that always answers these values."""
+        return cls.of([[0, 0, LEAF, LEAF, 0]], np.atleast_2d(values))
+
+
+@dataclass(frozen=True)
+class Trees:
+    """An ensemble's trees in the order in which they are added. Tree number i adds its values to
+    all sums if `sums` is 0, else its only value to sum i % `sums`."""
+
+    trees: Sequence[Tree]
+    sums: int = 0
+    mode: str = LESS_OR_EQUAL
+    in_fp32: bool = False  # cells are rounded to FP32 before they are compared
+    missing: float = np.nan  # a number that is a missing cell
+    zeros: Array | None = None  # for each column, what replaces a number that counts as 0
+    most: Array | None = None  # the greatest category of each column, NaN for one of numbers
+
+    @property
+    def values(self) -> int:
+        """Return the values that are added for a row."""
+        return len(self.trees) * self.trees[0].values.shape[1]
+
+    def thresholds(self) -> dict[int, Array]:
+        """Return the thresholds of each column that the trees read."""
+        splits = [tree.left != LEAF for tree in self.trees]
+        pairs = list(zip(self.trees, splits, strict=True))
+        features = np.concatenate([tree.feature[split] for tree, split in pairs])
+        values = np.concatenate([tree.threshold[split] for tree, split in pairs])
+        return {int(each): np.unique(values[features == each]) for each in np.unique(features)}
+
+
+def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
+    """Return the sums [rows, n] of the trees' leaves for the matrix `cells` of FP64."""
+    if ensemble.in_fp32:
+        cells = graph.cast(graph.cast(cells, TensorProto.FLOAT), TensorProto.DOUBLE)
+    if not np.isnan(ensemble.missing):
+        is_missing = graph.add("Equal", cells, np.float64(np.float32(ensemble.missing)))
+        cells = graph.add("Where", is_missing, np.nan, cells)
+    if ensemble.zeros is not None:
+        is_zero = graph.add("LessOrEqual", graph.add("Abs", cells), ZERO)
+        cells = graph.add("Where", is_zero, ensemble.zeros, cells)
+    if ensemble.most is not None and not np.isnan(ensemble.most).all():
+        sizes = graph.add("Floor", graph.add("Abs", cells))
+        whole = graph.add("Mul", graph.add("Sign", cells), sizes)
+        cells = graph.add("Where", ~np.isnan(ensemble.most), whole, cells)
+    leaves = graph.cast(_leaves(graph, cells, ensemble), TensorProto.INT64)
+    values = np.concatenate([tree.values[tree.left == LEAF] for tree in ensemble.trees])
+    count = len(ensemble.trees)
+    if ensemble.sums:
+        shape = np.array([0, count // ensemble.sums, ensemble.sums])
+        count //= ensemble.sums
+        parts = graph.add("Gather", values[:, 0], graph.add("Reshape", leaves, shape))
+    else:
+        parts = graph.add("Gather", values, leaves)
+    if count == 1:
+        return graph.add("Squeeze", parts, np.array([1]))
+    return graph.add("Gather", graph.add("CumSum", parts, np.int64(1)), np.int64(count - 1), axis=1)
+
+
+def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
+    """Return the number [rows, trees] of the leaf that each tree reaches, counted over all
+    trees."""
+    counts = [len(tree.left) for tree in ensemble.trees]
+    number = np.repeat(np.arange(len(counts)), counts)
+    node = np.concatenate([np.arange(count) for count in counts])
+    feature, threshold, left, right, missing_left = (
+        np.concatenate([getattr(tree, name) for tree in ensemble.trees])
+        for name in ("feature", "threshold", "left", "right", "missing_left")
+    )
+    is_leaf = left == LEAF
+    leaves = int(is_leaf.sum())
+    if leaves >= MOST_LEAVES:
+        raise UnknownTrees(
+            f"its trees have {leaves} leaves, and at most {MOST_LEAVES - 1} are built: limit their "
+            "depth (max_depth, max_leaf_nodes)"
+        )
+    return graph.add(
+        "TreeEnsembleRegressor",
+        cells,
+        domain=ML,
+        n_targets=len(counts),
+        nodes_treeids=number,
+        nodes_nodeids=node,
+        nodes_featureids=np.where(is_leaf, 0, feature),
+        nodes_modes=np.where(is_leaf, "LEAF", ensemble.mode).tolist(),
+        nodes_values_as_tensor=_doubles(np.where(is_leaf, 0.0, threshold)),
+        nodes_truenodeids=np.where(is_leaf, 0, left),
+        nodes_falsenodeids=np.where(is_leaf, 0, right),
+        nodes_missing_value_tracks_true=(~is_leaf & (missing_left != 0)).astype(np.int64),
+        target_treeids=number[is_leaf],
+        target_nodeids=node[is_leaf],
+        target_ids=number[is_leaf],
+        target_weights_as_tensor=_doubles(np.arange(leaves)),
+    )
+
+
+def _doubles(values: Array) -> Any:
+    return helper.make_tensor(
+        "values", TensorProto.DOUBLE, values.shape, values.astype(np.float64).tobytes(), raw=True
+    )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of one library's models: how to read their trees, and how its own predict and
+    predict_proba make answers [rows, n] of the sums."""
+
+    read: Callable[[Any], Trees]
+    answer: Callable[[Graph, Any, str], Outputs]
+
+
+def kind_of(model: Any) -> Kind | None:
+    """Return the kind of a trained model, None if it is not one of trees that are converted
+    here."""
+    names = {each.__name__ for each in type(model).__mro__}
+    names.add(f"{type(model).__module__.partition('.')[0]}.{type(model).__name__}")
+    return next((kind for name, kind in KINDS.items() if name in names), None)
+
+
+def read(model: Any) -> Trees:
+    """Return the trees of a model that has a kind. Raise UnknownTrees."""
+    kind = kind_of(model)
+    if kind is None:
+        raise UnknownTrees(f"a {type(model).__name__} is not a model of trees")
+    return kind.read(model)
+
+
+def write(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
+    """Add the model's `trees` for the matrix `cells`. Return its outputs, the prediction first.
+    Raise UnknownTrees."""
+    kind = kind_of(model)
+    sums = add_up(graph, cells, trees)
+    return kind.answer(graph, model, sums) if kind else {VARIABLE: sums}
+
+
+# --- scikit-learn
+
+
+def _tree(model: Any, scale: float = 1.0) -> Tree:
+    tree = model.tree_
+    values = tree.value[:, 0] if hasattr(model, "classes_") else tree.value[:, :, 0]
+    return Tree(
+        tree.feature,
+        tree.threshold,
+        tree.children_left,
+        tree.children_right,
+        tree.missing_go_to_left,
+        scale * values,
+    )
+
+
+def _one_tree(model: Any) -> Trees:
+    return Trees([_tree(model)], in_fp32=True)
+
+
+def _forest(model: Any) -> Trees:
+    return Trees([_tree(each) for each in model.estimators_], in_fp32=True)
+
+
+def _boosted(model: Any) -> Trees:
+    """Read a GradientBoosting model. Its first sums are what `init` answers, the same for all
+    rows."""
+    if model.init is not None and model.init != "zero":
+        raise UnknownTrees(
+            f"its init is a {type(model.init).__name__}, which is not converted: train it without "
+            "init"
+        )
+    first = model._raw_predict_init(np.zeros((1, model.n_features_in_), np.float32))[0]
+    trees = [_tree(each, model.learning_rate) for each in model.estimators_.ravel()]
+    return Trees([*map(Tree.leaf, first), *trees], len(first), in_fp32=True)
+
+
+def _histogram(model: Any) -> Trees:
+    first = np.ravel(model._baseline_prediction)
+    trees = [_of_predictor(each) for each in chain.from_iterable(model._predictors)]
+    most = [
+        max(values) if is_category else np.nan
+        for values, is_category in zip(
+            model._bin_mapper.bin_thresholds_, model._bin_mapper.is_categorical_, strict=True
+        )
+    ]
+    return Trees([*map(Tree.leaf, first), *trees], len(first), most=np.array(most, float))
+
+
+def _of_predictor(predictor: Any) -> Tree:
+    nodes = predictor.nodes
+    is_leaf = nodes["is_leaf"] != 0
+    tree = Tree(
+        nodes["feature_idx"],
+        nodes["num_threshold"],
+        np.where(is_leaf, LEAF, nodes["left"].astype(np.int64)),
+        nodes["right"].astype(np.int64),
+        nodes["missing_go_to_left"],
+        nodes["value"][:, None],
+    )
+    bits = np.unpackbits(predictor.raw_left_cat_bitsets.view(np.uint8), axis=1, bitorder="little")
+    places = np.flatnonzero((nodes["is_categorical"] != 0) & ~is_leaf)
+    sets = {int(node): np.flatnonzero(bits[nodes["bitset_idx"][node]]) for node in places}
+    return _with_sets(tree, sets)
+
+
+def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
+    """Return the tree with comparisons in place of the nodes in `sets`, each of which sends the
+    whole numbers of its set to the left, a missing cell as `missing_left` says, and others to the
+    right.
+
+    The first comparison is true for a missing cell only. Each of the others finds whether a number
+    is below the next border between the set and the numbers that are not in it.
+    """
+    if not sets:
+        return tree
+    columns = (tree.feature, tree.threshold, tree.left, tree.right, tree.missing_left)
+    rows: list[Any] = list(zip(*columns, strict=True))
+    for node, numbers in sets.items():
+        feature, _, left, right, missing_left = rows[node]
+        is_in = np.isin(np.arange(-1, max(numbers, default=0) + 2), numbers)
+        borders = np.flatnonzero(np.diff(is_in)) - 0.5
+        missing = left if missing_left else right
+        rows[node] = [feature, -np.inf, missing, len(rows) if len(borders) else right, 1]
+        for place, border in enumerate(borders):
+            is_last = place == len(borders) - 1
+            beyond = right if is_last else len(rows) + 1
+            rows.append([feature, border, left if place % 2 else right, beyond, 0])
+    added = np.zeros((len(rows) - len(tree.values), tree.values.shape[1]))
+    return Tree.of(rows, np.concatenate([tree.values, added]))
+
+
+def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
+    """Answer with the means of the trees' values, of which the first greatest is the class."""
+    count = len(getattr(model, "estimators_", [model]))
+    means = graph.add("Div", sums, np.float64(count))
+    return _of_classes(graph, model, means) if hasattr(model, "classes_") else {VARIABLE: means}
+
+
+def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
+    """Answer as the loss of a boosted model of scikit-learn says."""
+    link = type(model._loss.link).__name__
+    if not hasattr(model, "classes_"):
+        is_log = link == "LogLink" and hasattr(model, "_predictors")
+        return {VARIABLE: graph.add("Exp", sums) if is_log else sums}
+    if link == "MultinomialLogit":
+        index = graph.add("ArgMax", sums, axis=1, keepdims=0)
+        return _named(graph, model, index, graph.add("Softmax", sums, axis=1))
+    positive = "Greater" if hasattr(model, "_predictors") else "GreaterOrEqual"
+    index = graph.add("Squeeze", graph.add(positive, sums, np.float64(0)), np.array([1]))
+    margins = graph.add("Mul", sums, np.float64(2)) if link == "HalfLogitLink" else sums
+    shares = _of_two(graph, graph.add("Sigmoid", margins), np.float64(1))
+    return _named(graph, model, graph.cast(index, TensorProto.INT64), shares)
+
+
+def _of_two(graph: Graph, second: str, one: Any) -> str:
+    """Return the probabilities of two classes."""
+    return graph.add("Concat", graph.add("Sub", one, second), second, axis=1)
+
+
+def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
+    index = graph.add("ArgMax", shares, axis=1, keepdims=0)
+    return _named(graph, model, index, shares)
+
+
+def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
+    """Return the class [rows] at each index, and the shares of all. A model of a file has no names
+    of classes, but their numbers."""
+    classes = getattr(model, "classes_", None)
+    if classes is None:
+        return {LABEL: index, PROBABILITIES: shares}
+    values = np.asarray(classes)
+    if values.dtype.kind in "OSU":
+        values = values.astype(str).astype(object)
+    elif values.dtype.kind in "iu":
+        values = values.astype(np.int64)
+    return {LABEL: graph.add("Gather", values, index), PROBABILITIES: shares}
+
+
+# --- XGBoost
+
+
+def _xgboost(model: Any) -> Trees:
+    """Read XGBoost's trees. The first sums are what a copy answers whose leaves are 0."""
+    import xgboost
+
+    booster = model.get_booster() if hasattr(model, "get_booster") else model
+    document = json.loads(booster.save_raw("json"))
+    gradient_booster = document["learner"]["gradient_booster"]
+    if gradient_booster["name"] != "gbtree":
+        raise UnknownTrees(
+            f"its booster is {gradient_booster['name']}, and only XGBoost's gbtree is converted: "
+            "train it with booster='gbtree'"
+        )
+    forest = gradient_booster["model"]
+    trees = [_of_json(tree) for tree in forest["trees"]]
+    for tree, described in zip(trees, forest["trees"], strict=True):
+        described["split_conditions"] = np.where(tree.left == LEAF, 0, tree.threshold).tolist()
+    empty = xgboost.Booster()
+    empty.load_model(bytearray(json.dumps(document).encode()))
+    blank = xgboost.DMatrix(np.zeros((1, booster.num_features())))
+    empty.feature_names = empty.feature_types = None
+    first = np.ravel(empty.predict(blank, output_margin=True))
+    of_sum, missing = np.array(forest["tree_info"]), getattr(model, "missing", None)
+    order = np.argsort(of_sum, kind="stable").reshape(len(first), -1).T.ravel()
+    return Trees(
+        [*map(Tree.leaf, first), *(trees[index] for index in order)],
+        len(first),
+        LESS,
+        in_fp32=True,
+        missing=np.nan if missing is None else missing,
+    )
+
+
+def _of_json(tree: Mapping[str, Any]) -> Tree:
+    if any(tree["split_type"]):
+        raise UnknownTrees(
+            "it has categorical columns, which are not converted: train it on codes or on columns "
+            "of scikit-learn's OneHotEncoder, in a pipeline"
+        )
+    if int(tree["tree_param"]["size_leaf_vector"]) > 1:
+        raise UnknownTrees("multi_strategy='multi_output_tree': train 'one_output_per_tree'")
+    values = np.array(tree["split_conditions"], np.float32)
+    return Tree(
+        np.array(tree["split_indices"]),
+        values,
+        np.array(tree["left_children"]),
+        np.array(tree["right_children"]),
+        np.array(tree["default_left"]),
+        values[:, None],
+    )
+
+
+def objective_of(model: Any) -> str:
+    """Return the objective of a model of XGBoost or LightGBM, as its own file names it."""
+    if hasattr(model, "get_booster"):
+        model = model.get_booster()
+    if hasattr(model, "save_config"):
+        return str(json.loads(model.save_config())["learner"]["objective"]["name"])
+    booster = getattr(model, "booster_", model)
+    return str(booster.dump_model(num_iteration=1).get("objective", "custom"))
+
+
+IDENTITY = (
+    "rank:",
+    "reg:squared",
+    "reg:absolute",
+    "reg:pseudohuber",
+    "reg:quantile",
+    "binary:logitraw",
+)
+EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:")
+
+
+def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
+    """Answer as the objective says, in FP32 as XGBoost does."""
+    objective = objective_of(model)
+    if objective.startswith("multi:"):
+        index = graph.add("ArgMax", sums, axis=1, keepdims=0)
+        if objective == "multi:softmax" and not hasattr(model, "classes_"):
+            return {LABEL: index, SCORES: sums}
+        shares = _softmax(graph, sums)
+        return (
+            _named(graph, model, index, shares)
+            if objective == "multi:softmax"
+            else _of_classes(graph, model, shares)
+        )
+    values = _transformed(graph, objective, sums)
+    if not hasattr(model, "classes_") and objective != "binary:logistic":
+        return {VARIABLE: values}
+    index = graph.add("Squeeze", graph.add("Greater", values, np.float32(0.5)), np.array([1]))
+    shares = _of_two(graph, values, np.float32(1))
+    return _named(graph, model, graph.cast(index, TensorProto.INT64), shares)
+
+
+def _transformed(graph: Graph, objective: str, sums: str) -> str:
+    if objective in ("binary:logistic", "reg:logistic"):
+        power = _exp(graph, graph.add("Neg", sums))
+        return graph.add("Div", np.float32(1), graph.add("Add", np.float32(1), power))
+    if objective == "binary:hinge":
+        return graph.cast(graph.add("Greater", sums, np.float32(0)), TensorProto.FLOAT)
+    if objective.startswith(EXPONENTIAL):
+        return _exp(graph, sums)
+    if objective.startswith(IDENTITY):
+        return sums
+    raise UnknownTrees(f"XGBoost's objective {objective} is not converted")
+
+
+def _exp(graph: Graph, values: str) -> str:
+    """Return the power of FP32 values, computed in FP64, whose rounding is that of C's expf."""
+    power = graph.add("Exp", graph.cast(values, TensorProto.DOUBLE))
+    return graph.cast(power, TensorProto.FLOAT)
+
+
+def _softmax(graph: Graph, sums: str) -> str:
+    greatest = graph.add("ReduceMax", sums, axes=[1])
+    powers = _exp(graph, graph.add("Sub", sums, greatest))
+    total = graph.add("ReduceSum", graph.cast(powers, TensorProto.DOUBLE), np.array([1]))
+    return graph.add("Div", powers, graph.cast(total, TensorProto.FLOAT))
+
+
+# --- LightGBM
+
+
+def _lightgbm(model: Any) -> Trees:
+    booster = getattr(model, "booster_", model)
+    document = booster.dump_model()
+    if document["pandas_categorical"]:
+        raise UnknownTrees(
+            "it has categorical columns of pandas, which are not converted: train it on codes or "
+            "on columns of scikit-learn's OneHotEncoder, in a pipeline"
+        )
+    if "is_linear=1" in booster.model_to_string():
+        raise UnknownTrees("its trees are linear: train it without linear_tree")
+    missing: dict[int, set[str]] = {}
+    most = np.full(booster.num_feature(), np.nan)
+    trees = [_of_dump(each["tree_structure"], missing, most) for each in document["tree_info"]]
+    sums = int(document["num_tree_per_iteration"])
+    unclear = sorted(feature for feature, kinds in missing.items() if len(kinds) > 1)
+    if unclear:
+        raise UnknownTrees(f"its trees take missing cells of column {unclear[0]} in several ways")
+    is_missing = [missing.get(each) == {"Zero"} for each in range(len(most))]
+    return Trees(
+        [*[Tree.leaf(0.0)] * sums, *trees], sums, zeros=np.where(is_missing, np.nan, 0.0), most=most
+    )
+
+
+def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
+    """Read a tree of dump_model(). Note how each column takes missing cells, and which columns are
+    categorical."""
+    rows: list[list[Any]] = []
+    values: list[list[float]] = []
+    sets: dict[int, Array] = {}
+    pending: list[tuple[Mapping[str, Any], int, int]] = [(root, LEAF, 0)]
+    while pending:
+        node, parent, side = pending.pop()
+        if parent != LEAF:
+            rows[parent][side] = len(rows)
+        values.append([node.get("leaf_value", 0.0)])
+        if "split_feature" not in node:
+            rows.append([0, 0.0, LEAF, LEAF, 0])
+            continue
+        feature, kind = node["split_feature"], node["missing_type"]
+        pending += [(node["left_child"], len(rows), 2), (node["right_child"], len(rows), 3)]
+        if node["decision_type"] == "==":
+            most[feature] = np.inf
+            sets[len(rows)] = np.array(list(map(int, node["threshold"].split("||"))))
+            rows.append([feature, 0.0, 0, 0, 0])
+            continue
+        missing.setdefault(feature, set()).add(kind)
+        goes_left = node["threshold"] >= 0 if kind == "None" else node["default_left"]
+        rows.append([feature, node["threshold"], 0, 0, int(goes_left)])
+    return _with_sets(Tree.of(rows, values), sets)
+
+
+def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
+    """Answer as the objective says, in FP64."""
+    booster = getattr(model, "booster_", model)
+    document = booster.dump_model(num_iteration=1)
+    objective, *options = str(document.get("objective", "custom")).split(" ")
+    numbers = dict(option.split(":") for option in options if ":" in option)
+    if document["average_output"]:
+        iterations = booster.num_trees() // document["num_tree_per_iteration"]
+        sums = graph.add("Div", sums, np.float64(iterations))
+    scaled = graph.add("Mul", sums, np.float64(numbers.get("sigmoid", 1)))
+    if objective == "multiclass":
+        return _of_classes(graph, model, graph.add("Softmax", sums, axis=1))
+    if objective == "multiclassova":
+        return _of_classes(graph, model, graph.add("Sigmoid", scaled))
+    if objective == "binary" or (objective == "cross_entropy" and hasattr(model, "classes_")):
+        return _of_classes(
+            graph, model, _of_two(graph, graph.add("Sigmoid", scaled), np.float64(1))
+        )
+    if objective == "cross_entropy":
+        return {VARIABLE: graph.add("Sigmoid", sums)}
+    if objective in ("poisson", "gamma", "tweedie"):
+        return {VARIABLE: graph.add("Exp", sums)}
+    if objective in PLAIN and "sqrt" in options:
+        return {VARIABLE: graph.add("Mul", sums, graph.add("Abs", sums))}
+    if objective in PLAIN:
+        return {VARIABLE: sums}
+    raise UnknownTrees(f"LightGBM's objective {objective} is not converted")
+
+
+PLAIN = (
+    "regression",
+    "regression_l1",
+    "huber",
+    "fair",
+    "quantile",
+    "mape",
+    "lambdarank",
+    "rank_xendcg",
+)
+KINDS = {  # by the name of the class, or of one that it is derived from
+    "BaseDecisionTree": Kind(_one_tree, _shares),
+    "ForestClassifier": Kind(_forest, _shares),
+    "ForestRegressor": Kind(_forest, _shares),
+    "BaseGradientBoosting": Kind(_boosted, _linked),
+    "BaseHistGradientBoosting": Kind(_histogram, _linked),
+    "XGBModel": Kind(_xgboost, _xgboost_answer),
+    "xgboost.Booster": Kind(_xgboost, _xgboost_answer),
+    "LGBMModel": Kind(_lightgbm, _lightgbm_answer),
+    "lightgbm.Booster": Kind(_lightgbm, _lightgbm_answer),
+}

@@ -1,0 +1,57 @@
+"""Notices when callers of streams disconnect."""
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+
+class HangUps:
+    """Notices when callers of streams disconnect, so that nothing more is computed for them. A
+    thread that waits for Triton cannot see this, so one thread per worker watches all these
+    connections.
+
+    Safe to share between threads; starts its own thread at the first use, which is after gunicorn's
+    fork.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._epoll: select.epoll | None = None
+
+    def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
+        """Call back once if the other side ends the connection. Call `forget` before you close the
+        connection."""
+        with self._lock:
+            if self._epoll is None:
+                self._epoll = select.epoll()
+                threading.Thread(
+                    target=self._run, args=(self._epoll,), name="hang-ups", daemon=True
+                ).start()
+            self._callbacks[connection.fileno()] = callback
+            self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
+
+    def forget(self, connection: socket.socket | None) -> None:
+        """Stop watching this connection, if it was watched."""
+        with self._lock:
+            if connection and self._epoll and self._callbacks.pop(connection.fileno(), None):
+                self._epoll.unregister(connection.fileno())
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            for number, _ in epoll.poll():
+                with self._lock:
+                    callback = self._callbacks.get(number)
+                    if callback and _has_ended(number):
+                        callback()
+
+
+def _has_ended(number: int) -> bool:
+    """Return whether the connection has ended. An event may be late: another connection may have
+    its number by now."""
+    poll = select.poll()
+    poll.register(number, select.POLLRDHUP)
+    return bool(poll.poll(0))

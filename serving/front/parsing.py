@@ -1,0 +1,63 @@
+"""Make the body and the Request of what Flask received, once for each request."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from serving.bodies.reading import Body, read_body
+from serving.budget import Deadline
+from serving.errors import InvalidRequest
+from serving.front.incoming import Incoming
+from serving.front.services import services
+from serving.headers import EVENT_STREAM, SESSION_ID, streamed_type
+from serving.request import PATH, RESERVED, Request, Target
+
+
+def read_request(source: Incoming, stream: str, body: Target, route: Target) -> Request:
+    """Return the request. `stream` is the type of the stream that the route asks for, `body` the
+    model that the body names, `route` the one that the path or the header Target-Model names. Raise
+    InvalidRequest if two disagree."""
+    app = services()
+    accept = source.header("Accept")
+    query: Mapping[str, str] = {}
+    targets = []
+    if source.attributes:
+        targets.append(Target.within("the header Custom-Attributes", source.attributes))
+    if source.environ.get("QUERY_STRING"):
+        query = source.args
+        targets.append(Target.within("the query string", query))
+    targets.append(body)
+    if route.source == PATH:
+        targets = [replace(target, name=None) for target in targets]
+    target = Target.agreed([route, *targets], route.source)
+    if target.name is None and "model" in query:
+        raise InvalidRequest(
+            "the query string names no model; did you mean model_name instead of model?"
+        )
+    return Request(
+        id=source.id,
+        target=target,
+        attributes=source.attributes,
+        parameters={key: value for key, value in query.items() if key not in RESERVED},
+        session=source.header(SESSION_ID),
+        accept=accept,
+        stream=stream or streamed_type(accept),
+        reply_deadline=Deadline(source.forwarded + app.gateway.timeout),
+        stream_deadline=Deadline(source.forwarded + app.gateway.stream_timeout),
+        budget=app.budget,
+        timings=source.timings,
+        traceparent=source.traceparent,
+        decoder=app.decoder,
+    )
+
+
+def read_invocation(source: Incoming) -> Body:
+    """Return the body of /invocations. Raise InvalidRequest and others."""
+    inference_type = services().settings.inference_type
+    stream = EVENT_STREAM if inference_type == "generate_stream" else ""
+    return read_body(
+        source.environ.get("CONTENT_TYPE", ""),
+        source.whole(),
+        generates=inference_type != "infer",
+        stream=stream,
+        accept=source.header("Accept"),
+    )

@@ -1,0 +1,219 @@
+"""The Job that a kind of body makes of a request, and the one loop that runs every job.
+
+body.bind(served, request) -> Job
+Run.results: prepare -> Step --send--> Triton --wait--> replies --finish--> result, step by step
+results --Job.reply--> Reply, or each result --Job.line--> a line of a stream
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from clients.base import TensorSpec
+from serving.budget import check_time
+from serving.errors import InvalidRequest, SessionNotFound
+from serving.headers import Session
+from serving.model_status.served_model import ServedModel
+from serving.named_value import unknown
+from serving.request import Request
+from serving.triton.gateway import Call, Responses, TritonGateway
+from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
+from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call to Triton. If it `is_partial`, the reply is finished together with the next step's.
+    `batch` is what the job keeps of the step until it is finished."""
+
+    inputs: Sequence[Tensor]
+    parameters: Parameters = field(default_factory=dict)
+    outputs: Sequence[str] = ()
+    batch: Any = None
+    is_partial: bool = False
+    is_last: bool = True
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply in one piece: the content, its type, the version that answered, further headers."""
+
+    content: bytes
+    content_type: str = "application/json"
+    version: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Job:
+    """One request to one model: each kind of body has its own subclass. A job is run once.
+
+    `session` is the session that the request is a step of. The objects `flags` of the body may say
+    `sequence_end`. If the job `is_stream`, Triton may give any number of responses to a step. If it
+    `is_pipelined`, a step can be prepared before the one before it is answered.
+    """
+
+    is_pipelined = False
+
+    def __init__(self, served: ServedModel, request: Request, *flags: Mapping[str, Any]) -> None:
+        self.served = served
+        self.request = request
+        self.is_stream = bool(request.stream)
+        self.session: Session | None = None
+        if served.sequencing:
+            sources = (request.attributes, request.parameters, *flags)
+            self.session = Session.of(served.sequencing, request.session, sources)
+
+    def prepare(self, before: Step | None = None) -> Step:
+        """Return the step after `before`, or the first step. Raise a ServingError."""
+        raise NotImplementedError
+
+    def finish(self, step: Step, replies: Sequence[InferReply]) -> Any:
+        """Return the result of a step, which has a `version`. `replies` are those of the partial
+        steps before it, then its own. Raise a ServingError."""
+        return replies[-1]
+
+    def reply(self, results: Iterator[Any]) -> Reply:
+        """Return the answer in one piece, made of the results of all steps."""
+        raise NotImplementedError
+
+    def line(self, result: Any) -> bytes:
+        """Return the JSON of one result in a stream."""
+        raise NotImplementedError
+
+    def answer(self, gateway: TritonGateway) -> Reply:
+        """Return the answer in one piece. Raise a ServingError."""
+        with closing(Run(self, gateway).results()) as results:
+            return self.reply(results)
+
+    def message(self, step: Step) -> InferRequest:
+        """Return the call to Triton. Raise InvalidRequest for a tensor that the model does not
+        have, because Triton would cut its name at a NUL character, and name all of them in its
+        answer, of which gRPC cannot carry 10,000; and for a step of no rows, which Triton never
+        answers (quirks.py)."""
+        served = self.served
+        inputs = [tensor.name for tensor in step.inputs]
+        if len(set(inputs)) < len(inputs):
+            raise InvalidRequest("the request names an input twice; send each input once")
+        _check_names(served, "input", inputs, served.model.inputs)
+        _check_names(served, "output", step.outputs, served.model.outputs)
+        if served.model.max_batch_size or served.batched_parts:
+            _check_rows(step.inputs)
+        return InferRequest(
+            model=served.name,
+            version=self.request.target.version or "",
+            inputs=tuple(step.inputs),
+            id=self.request.id,
+            parameters=step.parameters,
+            outputs=step.outputs,
+            traceparent=self.request.traceparent,
+        )
+
+    def check_session(self, error: InvalidRequest) -> None:
+        """Raise SessionNotFound if the error says that Triton does not know the session's
+        sequence."""
+        if self.session and str(error).endswith(UNKNOWN_SEQUENCE):
+            raise SessionNotFound(self.session.id) from error
+
+
+def _check_names(
+    served: ServedModel, kind: str, names: Sequence[str], specs: Sequence[TensorSpec]
+) -> None:
+    known = {spec.name for spec in specs}
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"model '{served.name}': {unknown(kind, name, known)}")
+
+
+def _check_rows(inputs: Sequence[Tensor]) -> None:
+    for tensor in inputs:
+        if tensor.shape[:1] == NO_ROWS:
+            raise InvalidRequest(
+                f"input '{tensor.name}': its shape {list(tensor.shape)} has no rows; "
+                "the first dimension counts them and must be at least 1"
+            )
+
+
+def admit_step() -> None:
+    """Let a step, or a group of lines, begin. Everything that a job does is admitted here before it
+    is begun. Raise TooLate if the request's time is over."""
+    check_time()
+
+
+class Run:
+    """One run of a job: each step is admitted, prepared, sent, waited for and finished.
+
+    While Triton works on a step of a pipelined job, the next step is prepared and sent.
+    """
+
+    def __init__(self, job: Job, gateway: TritonGateway) -> None:
+        self.is_cancelled = False
+        self._job = job
+        self._gateway = gateway
+        self._in_flight: list[Call | Responses] = []  # at most two
+
+    def results(self) -> Generator[Any, None, None]:
+        """Yield the result of each step, in a stream one for each response. Raise a
+        ServingError."""
+        job = self._job
+        parts: list[InferReply] = []  # the replies to the partial steps before this one
+        try:
+            step, call = self._begin(None)
+            while True:
+                ahead = None
+                if job.is_pipelined and not step.is_last:
+                    ahead = self._begin(step)
+                for reply in self._wait(call):
+                    if step.is_partial:
+                        parts.append(reply)
+                    else:
+                        yield job.finish(step, [*parts, reply])
+                if step.is_last:
+                    return
+                if not step.is_partial:
+                    parts.clear()
+                step, call = ahead or self._begin(step)
+        except InvalidRequest as err:
+            job.check_session(err)
+            raise
+        finally:
+            for call in self._in_flight:
+                call.close()
+
+    def cancel(self) -> None:
+        """Cancel the job in Triton, because its caller has disconnected. Any thread may call
+        this."""
+        self.is_cancelled = True
+        for call in tuple(self._in_flight):
+            call.cancel()
+
+    def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
+        """Prepare and send the step after `before`."""
+        job = self._job
+        request = self._job.request
+        admit_step()
+        step = job.prepare(before)
+        message = job.message(step)
+        is_only = before is None and step.is_last
+        with request.timings.stage("triton"):
+            if job.is_stream:
+                self._in_flight.append(self._gateway.stream(message, request.deadline))
+            else:
+                call = self._gateway.infer(message, request.deadline)
+                self._in_flight.append(call)
+                if job.is_pipelined and not is_only:
+                    call.send()
+        if self.is_cancelled:
+            self.cancel()
+        return step, self._in_flight[-1]
+
+    def _wait(self, call: Call | Responses) -> Iterator[InferReply]:
+        """Yield the replies to a call when they come."""
+        replies = iter(call)
+        while True:
+            with self._job.request.timings.stage("triton"):
+                reply = next(replies, None)
+            if reply is None:
+                break
+            yield reply
+        self._in_flight.remove(call)

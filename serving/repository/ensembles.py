@@ -1,0 +1,74 @@
+"""Says what is wrong with the folders of an ensemble and its parts, at a start and when an archive
+is loaded."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from serving.errors import ConfigError
+from serving.repository.layout import CONFIG, folders_in, is_model, versions
+from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, parts_of, read_file
+
+LISTED = 8  # names in a message
+
+
+def check_parts(folder: Path, others: Sequence[Path]) -> None:
+    """Raise ConfigError if the model in `folder` of an archive is an ensemble that has no version,
+    or has its parts in its own folder. `others` are the archive's models, it included."""
+    try:
+        config = read_file(folder / CONFIG)
+    except Unreadable:  # reported when it is staged
+        return
+    if backend_of(config) != ENSEMBLE:
+        return
+    missing = [part for part in parts_of(config) if part not in {path.name for path in others}]
+    inside = [part for part in missing if part in _models_in(folder)]
+    if inside and folder.name == "model":  # as the platform calls every archive's root
+        raise ConfigError("", at_root(folder, config.name or "ensemble"))
+    if inside:
+        raise ConfigError("", missing_part(folder, inside[0], [path.name for path in others]))
+    if not versions(folder):
+        raise ConfigError("", no_version(folder, is_ensemble=True))
+
+
+def missing_part(folder: Path, part: str, names: Sequence[str]) -> str:
+    """Return that the ensemble in `folder` calls a model which is not among `names`."""
+    remedy = f"; put it beside '{folder.name}': mv {folder / part} {folder.parent}/"
+    return (
+        f"the model '{folder.name}' calls '{part}', which does not exist; the models are: "
+        f"{listed(names)}{remedy if part in _models_in(folder) else ''}"
+    )
+
+
+def no_version(folder: Path, is_ensemble: bool) -> str:
+    """Return that the model in `folder` has no folder of a version."""
+    expected = "that may be empty" if is_ensemble else "with the model file in it"
+    return (
+        f"the model '{folder.name}' has no version: found {contents(folder)} in {folder}; expected "
+        f"a folder named by a number from 1 {expected}"
+    )
+
+
+def at_root(folder: Path, name: str) -> str:
+    """Return that the model `name` is not in a folder of its own, and how to move it, without the
+    models beside it, into one."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    moved = " ".join(sorted(names - _models_in(folder)))
+    return (
+        f"a model is at the root of the model repository {folder} (found {contents(folder)}), but "
+        f"it must be in a folder with the model's name: cd {folder} && mkdir {name} && "
+        f"mv {moved} {name}/"
+    )
+
+
+def _models_in(folder: Path) -> set[str]:
+    return {path.name for path in folders_in(folder) if is_model(path)}
+
+
+def contents(folder: Path) -> str:
+    return listed([path.name + ("/" if path.is_dir() else "") for path in sorted(folder.iterdir())])
+
+
+def listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
+    return ", ".join(ordered[:LISTED]) + more or "nothing"

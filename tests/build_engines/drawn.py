@@ -1,0 +1,150 @@
+"""Pipelines of tables, drawn at random: steps, then trees of four libraries, over columns of whole
+numbers, ids, times, money and texts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pandas as pd
+import xgboost
+from sklearn import ensemble, tree
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    MaxAbsScaler,
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    RobustScaler,
+    StandardScaler,
+)
+
+PIPELINES, TRAINED, ASKED = 40, 600, 2000
+STEPS = ("none", "scaler", "imputer", "encoder", "all")
+LIBRARIES = ("scikit-learn", "HistGradientBoosting", "XGBoost", "LightGBM")
+Random = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A trained model, and rows to ask it."""
+
+    name: str
+    model: Any
+    rows: pd.DataFrame
+
+    @property
+    def lists(self) -> list[list[Any]]:
+        """Return the rows as JSON has them."""
+        rows: list[list[Any]] = self.rows.astype(object).to_numpy().tolist()
+        return [[None if cell != cell else cell for cell in row] for row in rows]
+
+
+def drawn(seed: int, number: int) -> Drawn:
+    """Return pipeline `number` of the draw. Each has another pair of steps and library, up to 20;
+    the first is a forest of 100 trees and two classes without a step."""
+    rng = np.random.default_rng((seed, number))
+    steps = STEPS[number % len(STEPS)]
+    library = LIBRARIES[number // len(STEPS) % len(LIBRARIES)]
+    has_texts = steps in ("encoder", "all")
+    takes_gaps = steps == "none" and library != LIBRARIES[0]  # some of scikit-learn's take none
+    has_gaps = takes_gaps or steps in ("imputer", "all")
+    rows = _columns(rng, TRAINED + ASKED, has_texts)
+    classes = 2 if number == 0 else int(rng.integers(0, 4))  # 0 and 1: a regression
+    answers = _answers(rng, rows, classes)
+    gaps = rng.random(rows.shape) < 0.15
+    gaps[:, [not pd.api.types.is_float_dtype(kind) for kind in rows.dtypes]] = False
+    rows = rows.mask(gaps) if has_gaps else rows
+    trees = _trees(rng, library, classes > 1)
+    if number == 0:
+        trees = ensemble.RandomForestClassifier(100, random_state=seed)
+    prepared = _steps(rng, steps, rows)
+    model = trees if prepared is None else make_pipeline(prepared, trees)
+    model.fit(rows[:TRAINED], answers[:TRAINED])
+    return Drawn(f"{steps}, {type(trees).__name__}", model, rows[TRAINED:])
+
+
+def _columns(rng: Random, count: int, has_texts: bool) -> pd.DataFrame:
+    kinds: dict[str, Callable[[], Any]] = {
+        "age": lambda: rng.integers(0, 80, count).astype(float),
+        "visits": lambda: rng.integers(0, 12, count).astype(float),
+        "id": lambda: rng.integers(10**6, 10 ** int(rng.integers(7, 13)), count).astype(float),
+        "time": lambda: 1.7e9 + rng.integers(0, 10 ** int(rng.integers(3, 8)), count),
+        "price": lambda: rng.gamma(2, 50, count).round(2),
+        "rate": lambda: rng.normal(0, 1, count),
+        "paid": lambda: rng.random(count) < 0.5,
+    }
+    names = rng.choice(list(kinds), int(rng.integers(2, 6)), replace=False)
+    rows = {str(name): kinds[name]() for name in names}
+    # also what lies in the middle of two values of training, where a threshold is
+    for name in set(rows) - {"paid"}:
+        values = np.asarray(rows[name], float)
+        middle = (values[:ASKED] + rng.permutation(values[:ASKED])) / 2
+        is_middle = rng.random(ASKED) < 0.3
+        rows[name] = np.concatenate([values[:-ASKED], np.where(is_middle, middle, values[-ASKED:])])
+    if has_texts:
+        rows["city"] = rng.choice(np.array(["Bern", "Köln", "a, b", ""], object), count)
+        rows["grade"] = rng.integers(0, 5, count)
+    return pd.DataFrame(rows)
+
+
+def _answers(rng: Random, rows: pd.DataFrame, classes: int) -> Any:
+    """Return numbers, or classes that are texts, numbers or booleans, with noise."""
+    score = rng.normal(0, 0.5, len(rows))
+    for name in rows.columns:
+        column = rows[name]
+        is_number = pd.api.types.is_numeric_dtype(column)
+        codes = column.to_numpy(float) if is_number else pd.factorize(column)[0]
+        score += np.sin(codes / (codes.std() + 1e-9) * rng.uniform(1, 5)) * rng.uniform(0.3, 1)
+    if classes < 2:
+        return score * 10 ** float(rng.integers(-2, 7)) + rng.choice([0, 1e6])
+    codes = np.digitize(score, np.quantile(score, np.arange(1, classes) / classes))
+    return codes == 1 if rng.random() < 0.2 else codes
+
+
+def _trees(rng: Random, library: str, classifies: bool) -> Any:
+    size = {"n_estimators": int(rng.integers(3, 40)), "random_state": int(rng.integers(100))}
+    depth = int(rng.integers(2, 9))
+    kind = "Classifier" if classifies else "Regressor"
+    if library == "XGBoost":
+        options = {"max_depth": depth, "learning_rate": float(rng.choice([0.1, 0.3, 1.0]))}
+        return getattr(xgboost, f"XGB{kind}")(**size, **options)
+    if library == "LightGBM":
+        leaves = int(rng.integers(4, 40))
+        return getattr(lightgbm, f"LGBM{kind}")(**size, num_leaves=leaves, verbose=-1)
+    if library == "HistGradientBoosting":
+        name, options = f"HistGradientBoosting{kind}", {"max_iter": size["n_estimators"]}
+        return getattr(ensemble, name)(**options, max_depth=depth, random_state=0)
+    name = rng.choice(["DecisionTree", "RandomForest", "ExtraTrees", "GradientBoosting"])
+    if name == "DecisionTree":
+        return getattr(tree, f"DecisionTree{kind}")(max_depth=depth + 4)
+    return getattr(ensemble, f"{name}{kind}")(**size, max_depth=depth)
+
+
+def _steps(rng: Random, steps: str, rows: pd.DataFrame) -> Any:
+    """Return a step, or several, None for none."""
+    scalers: Sequence[Any] = (StandardScaler(), MinMaxScaler(), RobustScaler(), MaxAbsScaler())
+    scaler = scalers[int(rng.integers(len(scalers)))]
+    imputer = SimpleImputer(
+        strategy=str(rng.choice(["mean", "median", "most_frequent"])),
+        add_indicator=bool(rng.random() < 0.3),
+    )
+    if steps in ("none", "scaler", "imputer"):
+        return {"none": None, "scaler": scaler, "imputer": make_pipeline(imputer, scaler)}[steps]
+    sparse = bool(rng.random() < 0.5)
+    encoders = (
+        OneHotEncoder(handle_unknown="ignore", sparse_output=sparse),
+        OneHotEncoder(drop="first", sparse_output=sparse),
+        OrdinalEncoder(),
+    )
+    encoder = encoders[int(rng.integers(len(encoders)))]
+    numbers = [name for name in rows.columns if name not in ("city", "grade", "paid")]
+    texts = ("texts", encoder, ["city", "grade"])
+    scaled = make_pipeline(imputer, scaler) if steps == "all" else scaler
+    # of a dense result: HistGradientBoosting takes no other
+    return ColumnTransformer(
+        [texts, ("numbers", scaled, numbers)], remainder="passthrough", sparse_threshold=0
+    )

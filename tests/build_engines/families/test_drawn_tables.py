@@ -1,0 +1,41 @@
+"""Tables of pipelines drawn at random answer as their libraries do, on every row."""
+
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+
+from build_engines.model_folder import StoredModel
+from tests.build_engines.drawn import PIPELINES, Drawn, drawn
+from tests.build_engines.families.test_table import answered, build_own
+
+pytestmark = pytest.mark.unit
+
+SEED = 40
+
+
+def check(pipeline: Drawn, stored: StoredModel) -> None:
+    check_answers(pipeline, answered(stored, pipeline.lists))
+
+
+def check_answers(pipeline: Drawn, predictions: list[Any]) -> None:
+    """Labels are equal, and numbers within a millionth of their spread."""
+    model, rows = pipeline.model, pipeline.rows
+    got = [each["prediction"] for each in predictions]
+    if not hasattr(model, "classes_"):
+        wanted = model.predict(rows)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * np.ptp(wanted))
+        return
+    assert got == model.predict(rows).tolist()
+    shares = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(shares, model.predict_proba(rows), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", range(PIPELINES))
+def test_get_the_answers_of_the_library_from_a_drawn_pipeline(number: int, tmp_path: Path) -> None:
+    pipeline = drawn(SEED, number)
+    file = tmp_path / "drawn.joblib"
+    joblib.dump(pipeline.model, file)
+    check(pipeline, build_own(tmp_path, file, load=False))

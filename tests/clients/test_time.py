@@ -1,0 +1,142 @@
+"""A client's work ends when the request's time is over, and what one call reads is bounded."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from clients._boxes import PORTION, Letterbox, nms
+from clients._masks import outlines, runs
+from clients._text.classification import TextRanking
+from clients._text.tokenizer import SHORT, TextTokenizer
+from clients.base import Model, Names, Parameter, TensorSpec
+from clients.bert import Client
+from serving.budget import MOST_MADE, MOST_NAMES, NEVER, Deadline
+from serving.codecs import IMAGE, Limits
+from serving.errors import DecodingError, InvalidRequest, TooLate
+from tests.support.deadlines import within
+from tests.support.harness import encoded
+
+pytestmark = pytest.mark.unit
+
+LIMIT = 16  # tokens
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "#", "##a", "##b"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer of single letters, whose model takes LIMIT tokens."""
+    tokenizer = Tokenizer(models.WordPiece({word: at for at, word in enumerate(WORDS)}))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", pair, [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made = tmp_path_factory.mktemp("model")
+    (made / "tokenizer").mkdir()
+    tokenizer.save(str(made / "tokenizer/tokenizer.json"))
+    (made / "tokenizer/config.json").write_text(json.dumps({"max_position_embeddings": LIMIT}))
+    return made
+
+
+def ranking(folder: Path) -> TextRanking:
+    specs = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask"))
+    output = (TensorSpec("logits", "FP32", (1,)),)
+    model = Model("m", folder, specs, output, 8, {"task": "text-ranking"})
+    task = Client(model).task
+    assert isinstance(task, TextRanking)
+    return task
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("longer", [(200, 3), (3, 200), (200, 300), (70, 70)])
+def test_cut_long_texts_of_a_pair_without_changing_its_tokens(
+    folder: Path, longer: tuple[int, int], side: str
+) -> None:
+    """The library itself, which makes a window of each part of one text with each of the other."""
+    texts = tuple(("abcab" * (count // 5 + 1))[:count] for count in longer)
+    pair = (" ".join(texts[0]), " ".join(texts[1]))
+    assert max(map(len, pair)) > SHORT * LIMIT
+    library = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
+    whole = library.encode(*pair)
+    library.enable_truncation(LIMIT, strategy="longest_first", direction=side)
+    tokenizer = TextTokenizer(folder / "tokenizer", 0)
+    tokenizer.direction = side
+    tokenizer.tokenizer.enable_truncation(LIMIT, strategy="longest_first", direction=side)
+    tensors = tokenizer.encode([pair, pair], 1)
+    assert tensors["input_ids"].tolist() == [library.encode(*pair).ids] * 2
+    assert tensors["num_tokens"].tolist() == [len(whole)] * 2
+
+
+def test_keep_the_same_boxes_in_several_portions() -> None:
+    rng = np.random.default_rng(0)
+    corners = rng.uniform(0, 60, (3 * PORTION, 2))
+    boxes = np.concatenate((corners, corners + rng.uniform(1, 30, corners.shape)), 1)
+    scores, classes = rng.uniform(0, 1, len(boxes)), rng.integers(0, 3, len(boxes))
+    for iou in (0.0, 0.45, 0.8, 1.0):
+        kept = nms(boxes, scores, classes, iou, 300)
+        assert kept.tolist() == plain_nms(boxes, scores, classes, iou, 300)
+
+
+def plain_nms(boxes: Any, scores: Any, classes: Any, iou: float, limit: int) -> list[int]:
+    kept: list[int] = []
+    for at in np.argsort(-scores, kind="stable").tolist():
+        if len(kept) < limit and not any(
+            classes[at] == classes[other] and overlap(boxes[at], boxes[other]) > iou
+            for other in kept
+        ):
+            kept.append(at)
+    return kept
+
+
+def overlap(one: Any, other: Any) -> float:
+    sides = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
+    common = float(sides.clip(0).prod())
+    areas = (one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod()
+    return common / (float(areas) - common)
+
+
+FIT = Letterbox.fit(8, 8, 8, 8)
+BOXES = np.array([[0, 0, 4, 4]], np.float32)
+MASKS = (BOXES, np.ones((1, 1), np.float32), np.ones((1, 2, 2), np.float32), FIT)
+PNG = encoded(Image.new("RGB", (4, 4)))
+LATE: dict[str, Callable[[Path], Any]] = {
+    "boxes": lambda _: nms(BOXES, np.ones(1), np.zeros(1, int), 0.5, 1),
+    "outlines": lambda _: outlines(*MASKS),
+    "run lengths": lambda _: runs(*MASKS),
+    "an image": lambda _: IMAGE.from_bytes(PNG, Limits()),
+    "texts": lambda folder: TextTokenizer(folder / "tokenizer", 0).encode(["a"], 1),
+    "windows": lambda folder: TextTokenizer(folder / "tokenizer", 0).windows(["a"], 8, 2, 1),
+}
+
+
+@pytest.mark.parametrize("work", LATE.values(), ids=LATE)
+def test_end_work_when_the_time_is_over(folder: Path, work: Callable[[Path], Any]) -> None:
+    work(folder)
+    for deadline, seconds in ((Deadline.after(-1), 1.0), (NEVER, 0.0)):
+        with within(deadline, seconds), pytest.raises(TooLate):
+            work(folder)
+
+
+def test_bound_the_names_in_a_parameter() -> None:
+    for default in (Names(), ()):
+        parameter = Parameter("classes", default, "")
+        for values in (["1"] * MOST_NAMES, ",".join(["1"] * MOST_NAMES)):
+            assert len(parameter.parse(values)) == MOST_NAMES
+        for values in (["1"] * (MOST_NAMES + 1), ",".join(["1"] * (MOST_NAMES + 1))):
+            with pytest.raises(InvalidRequest, match=str(MOST_NAMES)):
+                parameter.parse(values)
+
+
+def test_bound_the_documents_of_a_query(folder: Path) -> None:
+    task = ranking(folder)
+    task.tokenizer.max_characters = MOST_MADE // 4
+    documents = ["a" * (MOST_MADE // 4)] * 5
+    with pytest.raises(DecodingError, match=str(MOST_MADE)):
+        task.tokens([{"query": "a", "documents": documents}], {})

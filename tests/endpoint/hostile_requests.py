@@ -1,0 +1,305 @@
+"""The table of hostile requests: small or ordinary requests that would take memory or processor
+time out of proportion, each with the status that it gets and what it may cost.
+
+A new one is a row here. Nothing else in tests/ sends hostile requests to the whole container.
+"""
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from operator import mul
+from typing import Any
+
+import numpy as np
+import requests
+from PIL import Image
+
+from serving.headers import JSON_LINES, JSON_TYPE
+from tests.bodies.hostile import CASES
+from tests.bodies.hostile import Hostile as Case
+from tests.support.harness import encoded
+from tests.support.hostile_images import png
+
+PROCESSOR_SECONDS = 10.0  # of the front for a row, the model's own run apart
+MEGABYTES = 1_500  # of the front for a row, above what it takes when it is idle
+# of a body of 25 MB: the numbers of a JSON text take 13 times its length
+MEGABYTES_OF_A_BODY = 450
+PART = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n'
+FORM = "application/x-www-form-urlencoded"
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A request, made by `body`, that `callers` send at once, and the statuses that it may get.
+    `megabytes` of None: it is not bounded yet, and not sent."""
+
+    model: str
+    body: Callable[[], bytes]
+    statuses: tuple[int, ...]
+    kind: str = JSON_TYPE
+    parameters: dict[str, Any] = field(default_factory=dict)  # of the query
+    headers: dict[str, str] = field(default_factory=dict)
+    is_packed: bool = True
+    callers: int = 1
+    megabytes: int | None = MEGABYTES
+    seconds: float = PROCESSOR_SECONDS
+    method: str = "POST"
+    path: str = "/invocations"
+
+    def sent(self, url: str, timeout: float) -> Callable[[], requests.Response]:
+        """Return a function that sends the request, whose body is made only once."""
+        data = gzip.compress(self.body()) if self.is_packed else self.body()
+        headers = {"Content-Type": self.kind, **self.headers}
+        headers |= {"Content-Encoding": "gzip"} if self.is_packed else {}
+        params = {"model_name": self.model, **self.parameters} if self.model else self.parameters
+        return lambda: requests.request(
+            self.method, url + self.path, params=params, data=data, headers=headers, timeout=timeout
+        )
+
+
+def text(of: str, length: int) -> str:
+    return (of * (length // len(of) + 1))[:length]
+
+
+def instances(*values: Any, **parameters: Any) -> Callable[[], bytes]:
+    return lambda: json.dumps({"instances": values, "parameters": parameters}).encode()
+
+
+def repeated(value: Any, count: int, **parameters: Any) -> Callable[[], bytes]:
+    return lambda: json.dumps({"instances": [value] * count, "parameters": parameters}).encode()
+
+
+def ranking(query: int, documents: int, length: int, word: str = "# ") -> Callable[[], bytes]:
+    own = {"query": text(word, query), "documents": [text(word, length)] * documents}
+    return instances(own)
+
+
+def names(count: int, name: str = "a") -> str:
+    return ",".join([name] * count)
+
+
+def deep(zeros: int) -> bytes:
+    """31 lists in each other, beside many numbers."""
+    return b'{"x":[%b,%b0]}' % (b"[" * 31 + b"0" + b"]" * 31, b"0," * zeros)
+
+
+def noise(width: int, height: int) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
+    return encoded(Image.fromarray(pixels), "PNG")
+
+
+def pictures(count: int, **parameters: Any) -> Callable[[], bytes]:
+    return repeated({"b64": b64encode(noise(16, 16)).decode()}, count, **parameters)
+
+
+SLOW = (200, 400, 413, 504)
+
+# The rows say in comments what they took before they were bounded: processor seconds of the front.
+TIME: dict[str, Hostile] = {
+    # 28
+    "a ranking of a long query": Hostile("ranking", ranking(4_000, 1_000, 20_000), SLOW),
+    # 20
+    "a ranking of long documents": Hostile("ranking", ranking(100, 1_000, 25_000), SLOW),
+    # 35
+    "a ranking of two long texts": Hostile("ranking", ranking(51_200, 80, 51_200), SLOW),
+    # 33
+    "texts of hash signs": Hostile("opinions", repeated("#" * 51_200, 480), SLOW),
+    # 28
+    "entities of hash signs": Hostile(
+        "entities", repeated("#" * 100_000, 240, stride=1, aggregation_strategy="average"), SLOW
+    ),
+    # 17
+    "a million lines": Hostile("resnet", lambda: b"1\n" * 1_000_000, SLOW, JSON_LINES),
+    # 3
+    "300,000 lines of objects": Hostile("numbers", lambda: b"{}\n" * 300_000, SLOW, JSON_LINES),
+    # 15
+    "lists in lists beside numbers": Hostile(
+        "", lambda: deep(12_000_000), SLOW, path="/v2/models/numbers/generate"
+    ),
+    # 26
+    "every box of a detector": Hostile(
+        "boxes", pictures(64, confidence=0, iou=1, max_detections=30_000), (400,)
+    ),
+    # 19
+    "the most boxes of a detector": Hostile(
+        "boxes", pictures(64, confidence=0, iou=1, max_detections=1_000), SLOW
+    ),
+    # 15
+    "the most boxes that overlap": Hostile(
+        "boxes", pictures(64, confidence=0, iou=0.5, max_detections=1_000), SLOW
+    ),
+    # 13
+    "classes of 24 MB": Hostile("boxes", pictures(1, classes=names(12_000_000, "0")), (400,)),
+    # 8
+    "labels to ignore of 24 MB": Hostile(
+        "entities", repeated("a dog", 32, ignore_labels=names(12_000_000)), (400,)
+    ),
+    # 11
+    "answers of many windows": Hostile(
+        "answers",
+        repeated(
+            {"question": "a", "context": text("a ", 260_000)}, 1, top_k=100, max_answer_len=512
+        ),
+        SLOW,
+    ),
+    # 9
+    "answers of the most windows": Hostile(
+        "answers",
+        repeated(
+            {"question": "a", "context": text("a ", 260_000)},
+            32,
+            top_k=100,
+            max_answer_len=512,
+            doc_stride=250,
+        ),
+        SLOW,
+    ),
+    # 7
+    "tokens for many masks": Hostile(
+        "compact_masks", repeated(text("[MASK] ", 7 * 32) + text("a ", 800), 64, top_k=62), SLOW
+    ),
+    # 10
+    "labels of long texts": Hostile(
+        "zero_shot",
+        repeated(
+            {"text": text("# ", 50_000), "candidate_labels": [text("a", n) for n in range(1, 101)]},
+            32,
+        ),
+        SLOW,
+    ),
+    # 5, and /ping was 504 meanwhile
+    "metrics": Hostile(
+        "", lambda: b"", (200, 503), method="GET", path="/metrics", is_packed=False, callers=400
+    ),
+    # 6; a neighbour's small picture waits for 54 s, until turns are taken by pixels
+    "forty pictures of 89 million pixels": Hostile(
+        "resnet",
+        lambda: png(0, 1180, depth=1, side=9433),
+        SLOW,
+        "image/png",
+        is_packed=False,
+        callers=40,
+        megabytes=None,
+    ),
+}
+
+
+def row_of(case: Callable[[], Case]) -> Hostile:
+    """Return the row of a body that is refused, or that is cut off when its time is over."""
+    made = case()
+    name = "texts" if made.model.model.inputs[0].datatype == "BYTES" else "numbers"
+    model = "json" if made.model.client else name
+    return Hostile(
+        model,
+        lambda: case().data,
+        (400, 413),
+        made.content_type,
+        headers={"Content-Encoding": made.encoding} if made.encoding else {},
+        is_packed=False,
+        megabytes=MEGABYTES_OF_A_BODY,
+    )
+
+
+LINES = {
+    "lines of objects for tensors": ("numbers", b"{}\n", PROCESSOR_SECONDS),
+    # each line is a call of the model, in which gRPC's threads take as long as the request's own
+    "lines of numbers for a client": ("json", b"0\n", 2 * PROCESSOR_SECONDS),
+    "empty lines": ("numbers", b"\n", PROCESSOR_SECONDS),
+}
+# Bodies that would become large: all are refused.
+BODIES = {name: row_of(case) for name, case in CASES.items()}
+BODIES |= {
+    name: Hostile(
+        model,
+        partial(mul, line, 2_000_000),
+        (400, 413, 504),
+        JSON_LINES,
+        megabytes=200,
+        seconds=seconds,
+    )
+    for name, (model, line, seconds) in LINES.items()
+}
+BODIES["a form of many parts"] = Hostile(
+    "resnet",
+    lambda: PART * 1001 + b"--x--\r\n",
+    (413,),
+    "multipart/form-data; boundary=x",
+    is_packed=False,
+)
+
+
+def floats(count: int) -> bytes:
+    return b'{"instances":[[%b0.5]]}' % (b"0.5," * count)
+
+
+# Rows about memory. It is not bounded yet: the comments say what the front took above its idle
+# memory. Slow readers, and uploads and streams that are held, are not in this table: they take
+# another kind of caller.
+ROOM: dict[str, Hostile] = {
+    # 1.7 GB; a neighbour's worst call 8 s
+    "a picture of one column": Hostile(
+        "resnet",
+        lambda: png(0, 1, depth=8, side=1, height=89_000_000),
+        (200, 400),
+        "image/png",
+        megabytes=None,
+    ),
+    # 2.7 GB
+    "a picture of one column with transparency": Hostile(
+        "resnet",
+        lambda: png(6, 4, depth=8, side=1, height=89_000_000),
+        (200, 400),
+        "image/png",
+        megabytes=None,
+    ),
+    # 2.5 GB
+    "a picture of one column in 16-bit grey": Hostile(
+        "resnet",
+        lambda: png(0, 2, depth=16, side=1, height=89_000_000),
+        (200, 400),
+        "image/png",
+        megabytes=None,
+    ),
+    # 3.2 GB, 12 s, once a killed worker
+    "a drawing of a long picture": Hostile(
+        "boxes",
+        lambda: png(0, 500_000, depth=1, side=4_000_000, height=10),
+        (200, 400, 413),
+        "image/png",
+        headers={"Accept": "image/png"},
+        megabytes=None,
+    ),
+    # 500: the label's font is too large
+    "a drawing of a longer picture": Hostile(
+        "boxes",
+        lambda: png(0, 1_000_000, depth=1, side=8_000_000, height=11),
+        (200, 400, 413),
+        "image/png",
+        headers={"Accept": "image/png"},
+        megabytes=None,
+    ),
+    # 2.6 GB for ten of them
+    "floats of JSON from ten callers": Hostile(
+        "json", lambda: floats(6_000_000), (200, 413, 503), callers=10, megabytes=None
+    ),
+    # 3.4 GB for 8 texts, 4.8 GB for 64
+    "whole logits of 64 texts": Hostile(
+        "masks", repeated("[MASK] " + text("a ", 1_000), 64), (200, 413, 503), megabytes=None
+    ),
+    # 1.8 GB
+    "a form of one long text": Hostile(
+        "opinions", lambda: b"text=" + b"%41" * 8_200_000, (200, 413), FORM, megabytes=None
+    ),
+    # 0.8 to 1.2 GB
+    "a form of long headers": Hostile(
+        "resnet",
+        lambda: b"--x\r\n" + b"X-A: b\r\n" * 3_000_000 + PART[5:],
+        (400, 413),
+        "multipart/form-data; boundary=x",
+        megabytes=None,
+    ),
+}
+ROWS = {**BODIES, **TIME, **ROOM}

@@ -1,0 +1,114 @@
+"""Each row of the table of hostile requests costs no more than it says, and other callers are
+answered meanwhile."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+import requests
+from PIL import Image
+
+from tests.endpoint.hostile_models import make_models
+from tests.endpoint.hostile_requests import MEGABYTES, ROWS, Hostile
+from tests.support.harness import PATIENCE, Server, encoded, module_server, wait_until
+
+pytestmark = pytest.mark.stack
+
+BOUNDED = {name: row for name, row in ROWS.items() if row.megabytes is not None}
+REQUEST_SECONDS = 60 + 2  # the deadline by default, and two seconds more
+SMALL = encoded(Image.new("RGB", (32, 32)))
+
+server = module_server(make_models)
+
+
+@dataclass
+class Front:
+    """gunicorn and its workers, and what they take during a row."""
+
+    server: Server
+    statuses: list[int] = field(default_factory=list)  # of a neighbour's calls
+    peak: int = 0  # bytes of memory
+
+    def processes(self) -> list[psutil.Process]:
+        first = psutil.Process(self.server.pid("gunicorn"))
+        return [first, *first.children()]
+
+    def memory(self) -> int:
+        return sum(process.memory_info().rss for process in self.processes())
+
+    def processor(self) -> float:
+        """Return the seconds of processor time since the start."""
+        return sum(sum(process.cpu_times()[:2]) for process in self.processes())
+
+    def call(self) -> int:
+        """Classify a small picture as another caller."""
+        kind = {"Content-Type": "image/png"}
+        query = {"model_name": "resnet"}
+        return self.server.post(params=query, data=SMALL, headers=kind).status_code
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """In the context note the most memory, and what a neighbour gets."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.05):
+                self.peak = max(self.peak, self.memory())
+
+        def neighbour() -> None:
+            while True:
+                self.statuses += [self.server.ping(), self.call()]
+                if over.wait(0.1):
+                    return
+
+        threads = [threading.Thread(target=work) for work in (look, neighbour)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.fixture(scope="module")
+def idle(server: Server) -> int:
+    """Return the memory of the front after its first requests."""
+    front = Front(server)
+    assert [front.call() for _ in range(20)] == [200] * 20
+    return front.memory()
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bound_what_a_hostile_request_costs(server: Server, idle: int, name: str) -> None:
+    row, front = BOUNDED[name], Front(server)
+    send = row.sent(server.url, PATIENCE)
+    pids = [server.pid("tritonserver"), *(process.pid for process in front.processes())]
+    before, kept = front.processor(), front.memory()
+    with front.watched(), ThreadPoolExecutor(row.callers) as pool:
+        replies = list(pool.map(lambda _: send(), range(row.callers)))
+    wait_until(lambda: server.in_work() == 0, "the front has nothing more to do")
+    for reply in replies:
+        check(row, reply)
+    assert set(front.statuses) == {200}
+    assert front.processor() - before <= row.seconds
+    # a worker keeps parts of what it freed, and the clients of the models that it was called for
+    assert front.peak - kept <= (row.megabytes or 0) * 2**20
+    assert front.peak - idle <= MEGABYTES * 2**20
+    assert pids == [server.pid("tritonserver"), *(process.pid for process in front.processes())]
+    assert front.call() == 200
+
+
+def check(row: Hostile, reply: requests.Response) -> None:
+    """Check that the reply has one of the row's statuses, and that an error says what was wrong."""
+    assert reply.status_code in row.statuses, reply.text[:500]
+    assert reply.elapsed.total_seconds() <= REQUEST_SECONDS
+    if not reply.ok:
+        document = reply.json()
+        assert set(document) == {"error", "code", "request_id"}
+        assert len(document["error"]) < 500

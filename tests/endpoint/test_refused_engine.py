@@ -1,0 +1,116 @@
+"""OpenVINO refuses models that ONNX Runtime serves, here one of strings: ONNX Runtime serves it at
+a start, a reload, a load and in a check, and the log says so."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto
+
+from serving.preparation.check import failures
+from serving.settings.table import Settings
+from tests.backends.onnx_models import ONE, PLATFORM, identity, write_model, xy
+from tests.support.harness import Server, wait_until
+
+pytestmark = pytest.mark.stack
+
+STRINGS = identity(TensorProto.STRING, ["N", 3])
+CONFIG = PLATFORM + ONE + "max_batch_size: 8\n" + xy("STRING 3")
+ENSEMBLE = (
+    'platform: "ensemble"\nmax_batch_size: 8\n'
+    + xy("STRING 3")
+    + """ensemble_scheduling { step { model_name: "words" model_version: -1
+        input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }"""
+)
+OPENVINO = {"SERVE_CPU_ENGINE": "openvino", "SERVE_DEVICE": "cpu"}
+WARNING = "words: ONNX Runtime, because OpenVINO refuses it"
+BODY = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "BYTES", "data": ["a", "b", "c"]}]}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`calls`, an ensemble, comes before the model that it calls."""
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "words", STRINGS, CONFIG)
+    write_model(folder / "bare", STRINGS, PLATFORM + ONE)
+    (folder / "calls/1").mkdir(parents=True)
+    (folder / "calls/config.pbtxt").write_text(ENSEMBLE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    run_dir = tmp_path_factory.mktemp("serve")
+    running = Server(run_dir, repository, SERVE_RELOAD="true", **OPENVINO).wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+def engine(server: Server, name: str) -> tuple[str, bool]:
+    """Return the engine that GET /models lists, and whether its reason names OpenVINO."""
+    model = next(each for each in server.get("/models").json()["models"] if each["name"] == name)
+    return model["engine"], "OpenVINO refuses it" in model.get("engine_reason", "")
+
+
+def answers(server: Server, name: str) -> bool:
+    reply = server.post(f"/v2/models/{name}/infer", json=BODY)
+    return reply.status_code == 200 and reply.json()["outputs"][0]["data"] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("name", ["words", "bare", "calls"])
+def test_onnx_runtime_serves_what_openvino_refuses(server: Server, name: str) -> None:
+    assert answers(server, name)
+    if name != "calls":
+        assert engine(server, name) == ("onnxruntime", True)
+        process = "manager" if name == "words" else "serve"  # `bare` is completed before the start
+        assert server.says(f"{name}: ONNX Runtime, because OpenVINO refuses it", process=process)
+
+
+def test_a_new_tritonserver_begins_with_onnx_runtime(server: Server) -> None:
+    warnings = server.output().count(WARNING)
+    server.replace("tritonserver")
+    wait_until(lambda: answers(server, "words") and answers(server, "calls"), server.output)
+    assert server.output().count(WARNING) == warnings
+
+
+def test_a_folder_that_is_added_or_changes_is_served_by_onnx_runtime(
+    server: Server, repository: Path
+) -> None:
+    shutil.copytree(repository / "words", repository / "added")
+    wait_until(lambda: answers(server, "added"), server.output)
+    (repository / "added/config.pbtxt").write_text(CONFIG + "dynamic_batching { }\n")
+    wait_until(lambda: server.output().count("added is now served") == 2, server.output)
+    assert answers(server, "added")
+    assert engine(server, "added") == ("onnxruntime", True)
+
+
+def test_the_check_passes_with_a_warning(
+    repository: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = {name: repository / name for name in ("calls", "words", "bare")}
+    assert list(failures(Settings.from_env(OPENVINO), folders, list(folders))) == []
+    assert any(message.startswith(WARNING) for message in caplog.messages)
+
+
+def test_what_both_engines_refuse_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "broken", b"this is not an ONNX file", CONFIG)
+    folders = {"broken": tmp_path / "broken"}
+    ((name, reason),) = failures(Settings.from_env(OPENVINO), folders, ["broken"])
+    assert name == "broken" and "broken/1/model.onnx" in reason
+
+
+def test_the_part_of_an_archive_is_served_by_onnx_runtime(repository: Path, tmp_path: Path) -> None:
+    for name in ("calls", "words"):
+        shutil.copytree(repository / name, tmp_path / "models/id/model" / name)
+    mode = {"SAGEMAKER_MULTI_MODEL": "true"} | OPENVINO
+    server = Server(tmp_path, tmp_path / "models", **mode).wait_ready()
+    try:
+        url = str(tmp_path / "models/id/model")
+        loaded = server.post("/models", json={"model_name": "m", "url": url})
+        assert loaded.status_code == 200, loaded.text
+        reply = server.post("/models/m/invoke", json=BODY)
+        assert reply.json()["outputs"][0]["data"] == ["a", "b", "c"]
+        assert server.says("m__words: ONNX Runtime", "OpenVINO refuses it", process="manager")
+    finally:
+        assert server.stop() == 0
