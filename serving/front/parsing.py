@@ -12,8 +12,8 @@ from serving.headers import EVENT_STREAM, SESSION_ID, streamed_type
 from serving.request import PATH, RESERVED, Request, Target
 
 
-def read_request(source: Incoming, stream: str, body: Target, route: Target) -> Request:
-    """Return the request. `stream` is the type of the stream that the route asks for, `body` the
+def read_request(source: Incoming, stream: str, in_body: Target, route: Target) -> Request:
+    """Return the request. `stream` is the type of the stream that the route asks for, `in_body` the
     model that the body names, `route` the one that the path or the header Target-Model names. Raise
     InvalidRequest if two disagree."""
     app = services()
@@ -25,8 +25,8 @@ def read_request(source: Incoming, stream: str, body: Target, route: Target) -> 
     if source.environ.get("QUERY_STRING"):
         query = source.args
         targets.append(Target.within("the query string", query))
-    targets.append(body)
-    if route.source == PATH:
+    targets.append(in_body)
+    if route.source == PATH:  # its name counts alone; versions must still agree
         targets = [replace(target, name=None) for target in targets]
     target = Target.agreed([route, *targets], route.source)
     if target.name is None and "model" in query:

@@ -114,7 +114,8 @@ class Watch:
 
 
 def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
-    """Call `step` forever, with a pause of `seconds`. Log an error again only when it changes."""
+    """Call `step` forever, with a pause of `seconds`. Log an error once, until a
+    turn without it or another error comes."""
     logged = ""
     while True:
         text = ""
