@@ -128,15 +128,20 @@ class OnChange(Policy):
             lambda rejection: rejection.folders == _states(folders, rejection.folders)
         )
         wanted = _wanted(self.settings, folders)
-        for unit in _units(wanted, folders, self.manager.models().entries):
+        rejected = [rejection.folders for rejection in self.manager.models().rejected]
+        units = [
+            unit
+            for unit in _units(wanted, folders, self.manager.models().entries)
+            if _states(folders, unit) not in rejected
+        ]
+        new = set().union(*units) & wanted - self.manager.models().entries.keys()
+        self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
+        for unit in units:
             state = _states(folders, unit)
             changed = max(
                 (self._since[name][1] for name in unit if name in self._since), default=0.0
             )
-            is_rejected = any(
-                rejection.folders == state for rejection in self.manager.models().rejected
-            )
-            if is_rejected or time.monotonic() < changed + SETTLED:
+            if time.monotonic() < changed + SETTLED:
                 continue
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
@@ -221,7 +226,8 @@ class OnChange(Policy):
                     manager.store.stage(Path(old.folder), name)
                 else:
                     manager.store.remove(name)
-                if isinstance(err, TritonTimeout):  # else Triton would serve it once it is loaded
+                # it may still end, and would replace what is served: what is staged now is loaded
+                if isinstance(err, TritonTimeout):
                     manager.kill_server(f"the load of '{name}' does not end")
                 has_ended = isinstance(err, TritonUnavailable)
                 raise Rejected(f"{name}: {ENDED if has_ended else err}") from err

@@ -110,6 +110,10 @@ class Registry:
         rejections = (rejection for rejection in models.rejected if name in rejection.folders)
         if reasons := [reason for rejection in rejections for reason in rejection.reasons]:
             raise ModelFailed(name, "; ".join(reasons))
+        if name in models.checking:
+            raise ModelNotReady(
+                f"the new folder of model '{name}' is being checked; try again shortly"
+            )
         if models.on_demand:
             raise ModelNotLoaded(name)
         names = ", ".join(sorted(models.current)) or "none"

@@ -46,10 +46,9 @@ class Table:
                 document = json.load(opened)
             loads = {name: _entry(fields) for name, fields in document["entries"].items()}
             rejected = tuple(Rejection(**fields) for fields in document["rejected"])
-            self._read = read = (
-                version,
-                Models(**document | {"entries": loads, "rejected": rejected}),
-            )
+            rows = {"entries": loads, "rejected": rejected}
+            rows["checking"] = tuple(document["checking"])
+            self._read = read = (version, Models(**document | rows))
         return read[1]
 
     def write(self, models: Models) -> None:

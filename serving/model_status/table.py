@@ -97,11 +97,13 @@ class Rejection:
 @dataclass(frozen=True)
 class Models:
     """The table: models by name, what was rejected, how often a process of each model died,
-    tritonserver's process id, and how many reloads it has made. `was_ready` says that once all
-    models have answered their examples, `on_demand` that POST /models loads them."""
+    tritonserver's process id, and how many reloads it has made. `checking` names models whose new
+    folders are being checked, `was_ready` says that once all models have answered their examples,
+    `on_demand` that POST /models loads them."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
+    checking: tuple[str, ...] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)
     server: int = 0
     reloads: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serving.errors import TritonTimeout
@@ -13,6 +14,7 @@ from serving.host import tritonserver
 from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle import manager as manager_module
 from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.on_change import ModelFolder, OnChange, Rejected
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.recovery import Recovery, Report
 from serving.model_status.states import READY, UNLOADING
@@ -73,6 +75,28 @@ def test_hold_the_next_load_until_a_timed_out_one_ended(policy: OnPost, seconds:
     entry = policy.manager.get("m")
     assert entry and entry.state == READY
     assert ready(policy) == {"m"}
+
+
+def test_leave_the_old_model_to_the_next_tritonserver_after_a_late_reload(
+    policy: OnPost, tmp_path: Path
+) -> None:
+    manager, on_change = policy.manager, OnChange(policy.manager)
+    old, new = tmp_path / "old/net", tmp_path / "new/net"
+    make_model(old)
+    make_model(new, initialize="hold()")
+    on_change._serve(ModelFolder(old, "1", (), None, old), "first")
+    assert "net" in ready(policy)
+    server = psutil.Process(manager.pid())
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Rejected):
+        patch.setattr(Settings, "load_timeout", 2.0)
+        on_change._serve(ModelFolder(new, "2", (), None, new), "second")
+    wait_until(
+        lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE,
+        "the tritonserver that still loads the new model is killed",
+    )
+    assert (manager.store.path("net") / "1").resolve() == old / "1"
+    entry = manager.get("net")
+    assert entry and entry.load_id == "first"
 
 
 def restarted(policy: OnPost, tmp_path: Path) -> set[str]:
