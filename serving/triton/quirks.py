@@ -20,7 +20,7 @@ Quirks without a text or number of their own:
 - An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds it. Goes when
   tests/endpoint/test_ensembles.py holds.
 - To complete configurations, each Python model is started twice, and the first process gets a
-  second to end. repository/staging.py completes them instead. Goes when a load of such a model
+  second to end. repository/completion.py completes them instead. Goes when a load of such a model
   takes less than 0.2 s.
 - A stream that is cancelled after its error can crash tritonserver. Responses.close reads on to the
   end. Goes when tests/endpoint/test_streaming.py holds a hundred times.
