@@ -22,7 +22,7 @@ from serving.triton.gateway import TritonGateway
 # the rest, and at most MOST_SHARED_MEMORY bytes.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
-MEMORY_PART = 8  # the bodies of all requests in flight may take an eighth of the memory
+BODIES = 32  # all requests may take the memory of one largest body, or of one largest image
 IDLE_SECONDS = 2.0  # a worker in which no request begins or ends for so long is idle
 
 
@@ -42,7 +42,8 @@ class Services:
         )
         is_served = settings.run_dir.is_absolute()
         leases = settings.leases_file if is_served else None  # else this app runs without `serve`
-        most_bytes = max(settings.max_body_bytes, memory_limit() // MEMORY_PART)
+        share = int(settings.request_memory_share * memory_limit())
+        most_bytes = max(BODIES * settings.max_body_bytes, share)
         self.admission = Admission(
             settings.max_concurrency,
             most_bytes,
