@@ -2,11 +2,12 @@
 answered meanwhile."""
 
 import json
+import socket
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import psutil
@@ -112,6 +113,35 @@ def test_bound_what_a_hostile_request_costs(server: Server, idle: int, name: str
     assert front.peak - idle <= MEGABYTES * 2**20
     assert pids == [server.pid("tritonserver"), *(process.pid for process in front.processes())]
     assert front.call() == 200
+
+
+def test_cut_off_callers_that_read_their_streams_slowly(server: Server) -> None:
+    front = Front(server)
+    readers: list[socket.socket] = []
+
+    def none_is_left() -> bool:
+        for reader in readers:
+            reader.recv(1024)
+        return server.in_work() == 0
+
+    head = (
+        "POST /v2/models/numbers/infer HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
+    )
+    body = tensors(1_000_000)
+    message = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    before = front.memory()
+    with ExitStack() as callers:
+        for _ in range(6):
+            address = ("127.0.0.1", server.port)
+            caller = callers.enter_context(socket.create_connection(address, timeout=PATIENCE))
+            caller.sendall(message)
+            readers.append(caller)
+        wait_until(lambda: server.in_work() == 6, "the streams have begun")
+        with front.watched():
+            wait_until(none_is_left, "all callers are cut off")
+    # by the front: nginx would have waited for longer
+    assert "Socket error processing request" in server.output()
+    assert front.peak - before <= MEGABYTES * 2**20
 
 
 def tensors(count: int) -> bytes:
