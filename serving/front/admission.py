@@ -42,6 +42,7 @@ class Admission:
         self.lock = threading.Lock()
         self.row = 0
         self.last_active = 0.0  # when a request of this worker began or ended (time.monotonic)
+        self.freed = 0  # bytes that requests of this worker have given back
         self._rows: dict[int, int] = {}
 
     def clear(self) -> None:
@@ -114,7 +115,9 @@ class Slot:
     def give_back(self, size: int) -> None:
         """Count `size` bytes less: a step has ended. After `leave` it does nothing."""
         with self._admission.lock:
-            self._count(-min(size, self._size))
+            size = min(size, self._size)
+            self._count(-size)
+            self._admission.freed += size
 
     def _count(self, size: int) -> None:
         self._admission.leases.add(self._admission.row, TOTAL, 0, size)
@@ -158,6 +161,7 @@ class Slot:
         with admission.lock:
             self._release()
             admission.leases.add(admission.row, TOTAL, -1, -self._size)
+            admission.freed += self._size
             self._size = 0
             admission.last_active = monotonic()
 

@@ -122,10 +122,11 @@ def test_give_back_what_a_step_took(held: ExitStack) -> None:
     small = reserve(MB - 1, "a small step")
     assert (small.is_held, admission.leases.bytes(TOTAL)) == (False, 0)
     room = reserve(MB, "a step")
+    assert admission.freed == 900 * MB
     slot.leave()
     room.shrink()
     open_account(None)
-    assert admission.leases.bytes(TOTAL) == 0
+    assert (admission.leases.bytes(TOTAL), admission.freed) == (0, 901 * MB)
 
 
 def test_free_slots_and_bytes_after_an_error(held: ExitStack) -> None:
