@@ -13,14 +13,17 @@ their sum.
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 SMALL = 2**20  # bytes of a step that is not counted
+PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
 SMALL_JSON = 16 * 1024  # bytes of a text whose values take less
 
 # The table: bytes that a step takes for each …
 OBJECT = 200  # object of JSON that msgspec reads
 LIST = 90  # list
 STRING = 60  # string, beside its characters
-WIDEST = 4  # character, if one of the string is not ASCII
+WIDEST = 7  # character, if one of the text is not ASCII: 4, and the text without its escapes
 KEY = 60  # key and its value
 NUMBER = 40  # number; most values of large bodies are numbers
 CACHED = 9  # number of so few digits that Python has it already
@@ -51,8 +54,15 @@ class Parts(NamedTuple):
 
 def json_parts(data: bytes) -> Parts:
     """Count the parts of a JSON text, without reading it."""
-    objects, lists, quotes, keys, commas = map(data.count, (b"{", b"[", b'"', b":", b","))
-    is_ascii = data.isascii() and b"\\u" not in data
+    counts = dict.fromkeys((b"{", b"[", b'"', b":", b","), 0)
+    for start in range(0, len(data), PIECE):
+        piece = data[start : start + PIECE]
+        values = np.frombuffer(piece, np.uint8)  # compared in half of the time of bytes.count
+        for character in counts:
+            if character in piece:  # looked for several times faster than counted; base64 has none
+                counts[character] += int(np.count_nonzero(values == ord(character)))
+    objects, lists, quotes, keys, commas = counts.values()
+    is_ascii = data.isascii() and b"\\" not in data
     return Parts(len(data), objects, lists, quotes // 2, keys, commas, is_ascii)
 
 
