@@ -26,6 +26,7 @@ from serving.front.services import Services, services
 from serving.front.streams import stream_reply
 from serving.headers import TARGET_MODEL
 from serving.request import PATH, Target
+from serving.room import open_account
 from serving.settings.table import Settings
 
 
@@ -98,6 +99,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
         sent = source.content_length or 0
         seconds = app.gateway.timeout
         source.slot = app.admission.enter(sent)
+        open_account(source.slot)
         allow_time(Deadline(source.forwarded + seconds), seconds, sent)
         check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
         source.check_attributes()
@@ -126,6 +128,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
 
     def finish() -> None:
         """Leave the slot and count the request. A stream ends with its last part."""
+        open_account(None)
         if source.slot:
             source.slot.leave()
         app.metrics.count(source, response, perf_counter() - started)

@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
 VEIL = 110  # of 255: how much of its colour a mask has
+WIDEST_STROKE = 32  # pixels, of 120 megapixels; letters are six times as high
 SEEN = 0.5  # keypoints of a lower score are not drawn
 
 
@@ -15,7 +16,7 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
     """Return a copy of the image with the frame, label, score, mask and keypoints of each
     detection, in a colour for each class."""
     picture = image.copy()
-    stroke = max(round(sum(picture.size) * 0.0015), 2)
+    stroke = min(max(round(sum(picture.size) * 0.0015), 2), WIDEST_STROKE)
     if any(detection.get("polygons") for detection in detections):
         _draw_masks(picture, detections)
     drawing = ImageDraw.Draw(picture)

@@ -6,7 +6,9 @@ them.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import get_ident
@@ -14,10 +16,10 @@ from time import monotonic, thread_time
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from serving.errors import PayloadTooLarge, TooLate
 from serving.named_value import MOST_NAMES as MOST_NAMES
+from serving.room import SMALL_JSON, Parts, Room, json_objects, json_parts, reserve
 
 Item = TypeVar("Item")
 
@@ -37,6 +39,7 @@ MOST_ROWS = 1_000  # that a client makes of one instance: BERT-base needs a minu
 MOST_MADE = 2**22
 MOST_MEMBERS = 10_000  # of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
 MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
+MOST_HEADERS = 16 * 1024  # bytes of a part of a form: as many as nginx allows of two headers
 # JSON of a reply to the largest body: short texts become embeddings of 100 times their length
 OUTPUT_FACTOR = 10
 LOOK_EACH = 1_000  # items between two looks at the deadline
@@ -45,7 +48,6 @@ LOOK_EACH = 1_000  # items between two looks at the deadline
 # which are 5 MB, take 8 s.
 PROCESSOR_PART = 7
 PROCESSOR_BYTES = 1_000_000
-PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -76,31 +78,40 @@ def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a
 def read_json(data: bytes) -> Any:
     """Return the value of a JSON text. Raise ValueError, or PayloadTooLarge before the text is
     read."""
-    check_json(data)
     try:
-        return msgspec.json.decode(data)
+        with json_turn(data):
+            return msgspec.json.decode(data)
     except RecursionError as err:
         raise ValueError(str(err)) from err
 
 
-def check_json(data: bytes) -> None:
-    """Raise PayloadTooLarge if a JSON text would become too many objects."""
-    if len(data) <= MOST_JSON_PARTS:  # each takes a byte at least
-        return
-    values = np.frombuffer(data, np.uint8)  # compared in half of the time of bytes.count
-    objects = lists = quotes = 0
-    for start in range(0, len(values), PIECE):
-        piece = values[start : start + PIECE]
-        objects += int(np.count_nonzero(piece == ord("{")))
-        lists += int(np.count_nonzero(piece == ord("[")))
-        quotes += int(np.count_nonzero(piece == ord('"')))
-    parts = "lists, objects and strings of JSON"
+def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Room:
+    """Reserve what a JSON text takes until the request ends. Raise PayloadTooLarge if it would
+    become too many objects, or too much for one request; Overloaded."""
+    if len(data) <= SMALL_JSON:
+        return Room()
+    parts = json_parts(data)
     check_count(
-        objects + lists + quotes // 2,
+        parts.objects + parts.lists + parts.strings,
         MOST_JSON_PARTS,
-        parts,
+        "lists, objects and strings of JSON",
         "send fewer at a time, or binary tensors",
     )
+    return reserve(takes(parts), "the JSON of the body")
+
+
+# a large text is read while no other is: meanwhile no other thread of the worker runs
+_READING = threading.Lock()
+
+
+@contextmanager
+def json_turn(data: bytes) -> Iterator[None]:
+    """Admit a JSON text, and wait for its turn to be read if it is large."""
+    if not admit_json(data).is_held:
+        yield
+        return
+    with _READING:
+        yield
 
 
 @dataclass(frozen=True)

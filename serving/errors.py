@@ -70,8 +70,8 @@ TABLE = {
     "payload_too_large": Row(
         413,
         0,
-        "the body, its unpacked size, its number of parts or the answer is over a limit; "
-        "or the route or the method takes no body",
+        "the body, its unpacked size, its number of parts, its memory or the answer is over a "
+        "limit; or the route or the method takes no body",
         "send less at a time; [Limits](#limits) has what can be raised",
     ),
     "unsupported_media_type": Row(
@@ -95,8 +95,8 @@ TABLE = {
     "overloaded": Row(
         503,
         1,
-        "too many requests, or bytes of their bodies, are in flight, in total or for the model",
-        "retry; send fewer at once, raise `SERVE_MAX_CONCURRENCY`, or serve on more machines",
+        "too many requests are in flight, in total or for the model, or they take too much memory",
+        "retry; send fewer at once, raise the limit that the text names, or serve on more machines",
     ),
     "too_many_connections": Row(
         503,

@@ -12,7 +12,7 @@ from typing import Any
 
 from clients.base import TensorSpec
 from serving.budget import check_time
-from serving.errors import InvalidRequest, SessionNotFound
+from serving.errors import InvalidRequest, Overloaded, PayloadTooLarge, SessionNotFound
 from serving.headers import Session
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
@@ -162,9 +162,7 @@ class Run:
         try:
             step, call = self._begin(None)
             while True:
-                ahead = None
-                if job.is_pipelined and not step.is_last:
-                    ahead = self._begin(step)
+                ahead = self._ahead(step)
                 for reply in self._wait(call):
                     if step.is_partial:
                         parts.append(reply)
@@ -209,6 +207,16 @@ class Run:
         if self.is_cancelled:  # while this step was prepared: cancel() could not see its call
             self.cancel()
         return step, self._in_flight[-1]
+
+    def _ahead(self, step: Step) -> tuple[Step, Call | Responses] | None:
+        """Prepare and send the step after `step` before that is answered. Return None if there is
+        no memory for both, too: then it begins later."""
+        if step.is_last or not self._job.is_pipelined:
+            return None
+        try:
+            return self._begin(step)
+        except (Overloaded, PayloadTooLarge):
+            return None
 
     def _wait(self, call: Call | Responses) -> Iterator[InferReply]:
         """Yield the replies to a call when they come."""

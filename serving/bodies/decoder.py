@@ -2,8 +2,9 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
+LARGE = 2**24  # bytes to decode: images of 2 megapixels
 
 
 @dataclass(frozen=True)
@@ -48,41 +50,55 @@ class Item:
         return error.at(index, ".".join(filter(None, names)))
 
 
+@dataclass(frozen=True)
+class Opened:
+    """Items that are decoded together, the first `index` of them, the `mistake` in the item behind
+    them, if there is one, and the bytes that they take while they are decoded."""
+
+    index: int
+    items: Sequence[Item]
+    values: list[Any]
+    mistake: DecodingError | None
+    memory: int
+
+
 class Decoder:
     """At most `turns` requests decode and preprocess at a time, for each kind of instance, their
     images in `threads`.
 
-    The bound keeps memory and the interpreter's lock free of a crowd: the other requests wait for
-    their turn. A text does not wait behind images.
+    The bound keeps the interpreter's lock free of a crowd: the other requests wait for their turn.
+    A text does not wait behind images, nor a small image behind large ones.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
         self.limits = limits
-        self._turns: dict[str, threading.BoundedSemaphore] = defaultdict(
+        self._turns: dict[tuple[str, bool], threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(turns)
         )
         # starts them at first use, that is after gunicorn's fork
         self._threads = ThreadPoolExecutor(threads, "decode")
 
-    def wait_for_turn(self, kind: str, deadline: Deadline) -> threading.BoundedSemaphore:
-        """Return the turn, which the caller releases. Raise TooLate if the deadline passes
-        before."""
-        turn = self._turns[kind]
+    @contextmanager
+    def turn(self, kind: str, memory: int, deadline: Deadline) -> Iterator[None]:
+        """Wait for the turn of instances of one `kind` that take `memory` to decode. Raise TooLate
+        if the deadline passes before."""
+        turn = self._turns[kind, memory > LARGE]
         while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
-        return turn
+        try:
+            yield
+        finally:
+            turn.release()
 
-    def decode(self, client: ModelClient, first: int, items: Sequence[Item]) -> list[Any]:
-        """Return the instances of as many items as `_open` takes. Of several mistakes, raise that
-        of the first item."""
+    def decode(self, client: ModelClient, opened: Opened) -> list[Any]:
+        """Return the instances. Of several mistakes, raise that of the first item."""
         codec = client.codec
-        opened, mistake = self._open(client, first, items)
         loads = [
-            partial(item.load, codec, value, first + at)
-            for at, (item, value) in enumerate(zip(items, opened, strict=False))
+            partial(item.load, codec, value, opened.index + at)
+            for at, (item, value) in enumerate(zip(opened.items, opened.values, strict=False))
         ]
         # images; other kinds take no memory worth counting
-        large = [value for value in opened if codec.memory(value) > 0]
+        large = [value for value in opened.values if codec.memory(value) > 0]
         if len(large) > 1:
             # the context has the request's time (budget.check_time)
             futures = [self._threads.submit(copy_context().run, load) for load in loads]
@@ -90,28 +106,27 @@ class Decoder:
             instances = [future.result() for future in futures]
         else:
             instances = [load() for load in loads]
-        if mistake:
-            raise mistake
+        if opened.mistake:
+            raise opened.mistake
         return instances
 
-    def _open(
-        self, client: ModelClient, first: int, items: Sequence[Item]
-    ) -> tuple[list[Any], DecodingError | None]:
-        """Return as many of the items, at least one, as take together no more memory than the
-        largest image may: a small body can hold many large images. Return too the mistake in the
-        next item, if there is one."""
-        opened: list[Any] = []
-        left = most_memory(self.limits.max_image_pixels)
+    def open(self, client: ModelClient, index: int, items: Sequence[Item]) -> Opened:
+        """Open as many of the items, at least one, as take together no more memory than the largest
+        image may: a small body can hold many large images. `index` is that of the first one."""
+        values: list[Any] = []
+        memory = 0
+        most = most_memory(self.limits.max_image_pixels)
         limits = replace(self.limits, side=client.side) if client.side else self.limits
         for at, item in enumerate(items):
             try:
                 value = item.open(client, limits)
             except DecodingError as err:
-                mistake = item.placed(err, first + at)
+                mistake = item.placed(err, index + at)
                 mistake.__cause__ = err
-                return opened, mistake
-            left -= client.codec.memory(value)
-            if opened and left < 0:
+                return Opened(index, items, values, mistake, memory)
+            more = client.codec.memory(value)
+            if values and memory + more > most:
                 break
-            opened.append(value)
-        return opened, None
+            values.append(value)
+            memory += more
+        return Opened(index, items, values, None, memory)

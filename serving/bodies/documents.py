@@ -30,7 +30,7 @@ from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody, check_misspelt, filled
 from serving.bodies.schemas import read
 from serving.bodies.values import flat_array, json_length, json_values, request_parameters
-from serving.budget import MOST_INSTANCES, MOST_NAMED, check_count, check_json
+from serving.budget import MOST_INSTANCES, MOST_NAMED, admit_json, check_count
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.headers import SEQUENCE_END
@@ -38,6 +38,7 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import RESERVED, Request, Target
+from serving.room import json_numbers
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 # of KServe: an object with none of them is an instance
@@ -271,12 +272,20 @@ def _tensors(document: dict[str, Any], subject: str = "the body") -> schemas.Ten
 
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:
-    """Return a large document of tensors, with `data` as simdjson's arrays: their numbers do not
-    become Python objects. Return None for anything else: then msgspec reads it, or says what is
-    wrong."""
+    """Return a large document of tensors. Return None for anything else: then msgspec reads it, or
+    says what is wrong."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
-    check_json(data)
+    room = admit_json(data, json_numbers)
+    tensors = _parsed(data)
+    if tensors is None:
+        room.shrink()
+    return tensors
+
+
+def _parsed(data: bytes) -> schemas.Tensors | None:
+    """Return a document of tensors with `data` as simdjson's arrays: their numbers do not become
+    Python objects. Return None for anything else."""
     try:
         document = _members(simdjson.Parser().parse(data))
         entries = document.pop("inputs")

@@ -8,13 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
+from time import sleep
 from typing import Any
 
 import numpy as np
 import orjson
 
-from clients.base import ModelClient, Tensors
+from clients.base import ModelClient, Tensors, TensorSpec
 from serving.bodies.decoder import Item
+from serving.bodies.values import SIZES
 from serving.budget import read_json
 from serving.codecs import encode_image
 from serving.errors import (
@@ -22,6 +25,7 @@ from serving.errors import (
     InferenceFailed,
     InvalidRequest,
     NotAcceptable,
+    Overloaded,
     ServingError,
     UnsupportedMediaType,
 )
@@ -29,10 +33,13 @@ from serving.headers import JSON_TYPE, PICTURES, SEQUENCE_END, Session, preferre
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
+from serving.room import INPUT, KEPT, OUTPUT, Room, reserve
 from serving.triton.tensors import InferReply, Tensor
 
 # clients' own defaults
 UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+MOST_OUTPUT = 64 * 2**20  # bytes of the outputs of a batch, if it has more than one row
+PAUSE = 0.02  # seconds between two looks for room
 
 
 @dataclass(frozen=True)
@@ -84,17 +91,21 @@ class Predictions:
     version: str
     predictions: list[Any]
     instances: Sequence[Any] = ()
+    memory: int = 0  # that drawing on them takes
 
 
 @dataclass(frozen=True)
 class Batch:
     """Instances that are answered together: the index of the first one, the tensors that they
-    became, and the inputs of the calls that are still to be made."""
+    became, and the inputs of the calls that are still to be made; the memory that decoding them
+    took, and the room of the batch until it is finished."""
 
     first: int
     instances: Sequence[Any]
     tensors: Tensors
     calls: list[list[Tensor]]
+    memory: int
+    room: Room
 
     @property
     def end(self) -> int:
@@ -138,34 +149,61 @@ class InstancesJob(Job):
         if batch is None:
             batch = self._next_batch(0)
         elif not batch.calls:
-            batch = self._next_batch(batch.end)
+            batch = self._next_batch(batch.end, batch.room.is_held)
         inputs = batch.calls.pop(0)
         is_partial = bool(batch.calls)
         is_last = not is_partial and batch.end == len(self.items)
         flags = self.sequence.parameters(before is None, is_last) if self.sequence else {}
         return Step(inputs, flags, self.client.outputs, batch, is_partial, is_last)
 
-    def _next_batch(self, first: int) -> Batch:
+    def _next_batch(self, first: int, holds: bool = False) -> Batch:
         """Decode and preprocess as many instances as a call takes and fit into memory together. In
-        a session this is one instance."""
+        a session this is one instance. A request that `holds` the room of another batch does not
+        wait for more: all could wait for each other."""
         client = self.client
         request = self.request
+        deadline = request.deadline
         size = 1 if self.sequence else client.model.max_batch_size or 1
-        turn = request.decoder.wait_for_turn(client.codec.name, request.deadline)
+        size = min(size, _most_rows(client))
+        with request.timings.stage("decode"):
+            opened = request.decoder.open(client, first, self.items[first : first + size])
+        memory = opened.memory
+        tensors_of_images = len(opened.values) * _row_bytes(client) if memory else 0
+        room = self._room(memory + tensors_of_images, holds)
         try:
-            with request.timings.stage("decode"):
-                items = self.items[first : first + size]
-                instances = request.decoder.decode(client, first, items)
-            # an instance can be several rows: keep those that fit into one call; the others are
-            # decoded again for the next batch
-            if len(instances) > 1:
-                rows = accumulate(map(client.rows, instances))
-                fitting = sum(count <= size for count in rows)
-                instances = instances[: max(1, fitting)]
-            tensors = self._preprocess(instances, first)
-        finally:
-            turn.release()
-        return Batch(first, instances, tensors, list(_parts(client, tensors)))
+            with request.decoder.turn(client.codec.name, memory, deadline):
+                with request.timings.stage("decode"):
+                    instances = request.decoder.decode(client, opened)
+                # an instance can be several rows: keep those that fit into one call; the others are
+                # decoded again for the next batch
+                if len(instances) > 1:
+                    rows = accumulate(map(client.rows, instances))
+                    fitting = sum(count <= size for count in rows)
+                    instances = instances[: max(1, fitting)]
+                tensors = self._preprocess(instances, first)
+                length = _length(client, tensors)
+                most = _most_rows(client, length)
+                if len(instances) > most:
+                    instances = instances[:most]
+                    tensors = self._preprocess(instances, first)
+            if not memory:  # the length of a text is known by now
+                row = min(_row_bytes(client, length), OUTPUT * MOST_OUTPUT)
+                room = self._room(len(instances) * row, holds)
+        except BaseException:
+            room.shrink()
+            raise
+        room.shrink(memory // KEPT + tensors_of_images)
+        return Batch(first, instances, tensors, list(_parts(client, tensors)), memory, room)
+
+    def _room(self, size: int, holds: bool) -> Room:
+        """Reserve what a batch takes. Raise PayloadTooLarge, Overloaded, or TooLate."""
+        while True:
+            try:
+                return reserve(size, "a batch of its instances")
+            except Overloaded:
+                if holds:
+                    raise
+                sleep(self.request.deadline.left(PAUSE))
 
     def _preprocess(self, instances: Sequence[Any], first: int) -> Tensors:
         with self.request.timings.stage("preprocess"):
@@ -199,8 +237,11 @@ class InstancesJob(Job):
                 f"the client of model '{self.served.name}' made {len(predictions)} predictions of "
                 f"{len(batch.instances)} instances"
             )
-        drawn_on = batch.instances if self.picture else ()
-        return Predictions(batch.first, replies[-1].version, predictions, drawn_on)
+        version = replies[-1].version
+        if self.picture:
+            return Predictions(batch.first, version, predictions, batch.instances, batch.memory)
+        batch.room.shrink()
+        return Predictions(batch.first, version, predictions)
 
     def _failed(self, step: str, error: Exception) -> InferenceFailed:
         kind = type(error).__name__
@@ -231,8 +272,10 @@ class InstancesJob(Job):
         version = ""
         for result in results:
             if self.picture:
-                drawn = self.client.draw(result.instances[0], result.predictions[0])
-                return Reply(encode_image(drawn, self.picture), self.picture, result.version)
+                with reserve(result.memory, "the drawing"):
+                    drawn = self.client.draw(result.instances[0], result.predictions[0])
+                    content = encode_image(drawn, self.picture)
+                return Reply(content, self.picture, result.version)
             if written:
                 written += b","
             written += as_items(result.predictions)
@@ -282,6 +325,35 @@ def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
     for first in range(0, max(rows, 1), size):
         which = slice(first, first + size) if is_batched else first
         yield [Tensor.of(name, array[which]) for name, array in inputs]
+
+
+def _row_bytes(client: ModelClient, length: int = 1) -> int:
+    """Return what the tensors of one row take. `length` stands for a dimension of -1."""
+    inputs = sum(_bytes(spec, length) for spec in client.model.inputs)
+    return INPUT * inputs + OUTPUT * _output_bytes(client, length)
+
+
+def _most_rows(client: ModelClient, length: int = 1) -> int:
+    """Return how many rows have outputs of at most MOST_OUTPUT bytes together, at least one."""
+    return max(1, MOST_OUTPUT // max(1, _output_bytes(client, length)))
+
+
+def _output_bytes(client: ModelClient, length: int) -> int:
+    names = client.outputs
+    specs = [spec for spec in client.model.outputs if not names or spec.name in names]
+    return sum(_bytes(spec, length) for spec in specs)
+
+
+def _bytes(spec: TensorSpec, length: int) -> int:
+    sizes = (size if size >= 0 else length for size in spec.shape)
+    return SIZES.get(spec.datatype, 1) * prod(sizes)
+
+
+def _length(client: ModelClient, tensors: Tensors) -> int:
+    """Return what a dimension of -1 of an output stands for: the shortest last dimension of the
+    inputs. Inputs of texts have one length, unless one of them names the tokens to answer."""
+    arrays = [tensors[spec.name] for spec in client.model.inputs if spec.name in tensors]
+    return min((array.shape[-1] for array in arrays), default=1)
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:

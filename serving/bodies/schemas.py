@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from serving.bodies.values import DATATYPES
-from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, check_json
+from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, json_turn
 from serving.errors import InvalidRequest
 from serving.named_value import unknown
 from serving.request import NAME_KEYS, VERSION_KEY, Target
@@ -147,8 +147,8 @@ def read(
     try:
         if isinstance(value, Mapping):
             return msgspec.convert(value, shape)
-        check_json(value)
-        return msgspec.json.decode(value, type=shape)
+        with json_turn(value):
+            return msgspec.json.decode(value, type=shape)
     except msgspec.ValidationError as err:
         raise InvalidRequest(_explained(err, shape, subject) + hint) from err
     except RecursionError as err:

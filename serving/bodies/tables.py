@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
@@ -20,13 +20,14 @@ from werkzeug.formparser import MultiPartParser
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, InstancesJob, Predictions, check_media_type
-from serving.budget import MOST_INSTANCES, MOST_PARTS, check_count, in_time
+from serving.budget import MOST_HEADERS, MOST_INSTANCES, MOST_PARTS, check_count, in_time
 from serving.codecs import FORM, ROW, Limits, read_cells
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_TYPE, preferred
 from serving.job import Job, Reply
 from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, UNNAMED, Request, Target
+from serving.room import FILES, form, reserve
 
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
 BOM = b"\xef\xbb\xbf"
@@ -218,7 +219,8 @@ class TextOrForm:
         beginnings = tuple(f"{key}=".encode() for key in client.instance_keys())
         if not raw.startswith(beginnings) or raw.count(b"&") >= MOST_FIELDS:
             return {}
-        return dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True))
+        with reserve(form(raw), "the form"):
+            return dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True))
 
     def _table(self) -> Instances | CsvBody:
         if len(self.items) > 1:
@@ -234,10 +236,30 @@ class TextOrForm:
         return Instances(self.items, self.parameters, media_type=media_type, named=self.named)
 
 
+END_OF_HEADERS = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+
+
+def _check_headers(data: bytes, boundary: str) -> None:
+    """Raise PayloadTooLarge if a part of a form has too many headers: werkzeug would take 40 times
+    their length for them."""
+    separator = f"--{boundary}".encode(errors="replace")
+    starts = (match.end() for match in re.finditer(re.escape(separator), data))
+    for start in islice(starts, MOST_PARTS + 1):
+        within = data[start : start + MOST_HEADERS]
+        is_last = within.startswith(b"--") or len(within) < MOST_HEADERS
+        if not is_last and not END_OF_HEADERS.search(within):
+            raise PayloadTooLarge(
+                f"a part of the form has more than {MOST_HEADERS} bytes of headers: send the "
+                "values in the body of the part"
+            )
+
+
 def read_form(data: bytes, boundary: str) -> TextOrForm:
     """Return a multipart form, whose parts the media type's `boundary` separates: each file is an
     instance; each field names the model, or is a parameter or a key of an instance. Raise
     InvalidRequest, PayloadTooLarge."""
+    reserve(FILES * len(data), "the form")
+    _check_headers(data, boundary)
     parser = MultiPartParser(
         stream_factory=lambda *_, **__: io.BytesIO(), max_form_parts=MOST_PARTS
     )

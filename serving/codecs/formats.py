@@ -18,7 +18,8 @@ SCANS = 16
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
 STRIP_PIXELS = 2**20  # converted at a time, because a pixel takes up to 16 bytes on its way
 WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
-LONGEST_JPEG = 65_500  # libjpeg's JPEG_MAX_DIMENSION
+# libjpeg's JPEG_MAX_DIMENSION: to resize a line of 89 million pixels, Pillow takes gigabytes
+LONGEST_SIDE = 65_500
 
 # strips are read in C: Pillow's own way takes minutes for a million of them
 TiffImagePlugin.READ_LIBTIFF = True
@@ -105,15 +106,8 @@ def _strip_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def encode_image(image: Image.Image, media_type: str) -> bytes:
-    """Return the file: image/jpeg (quality 90) or image/png. Raise DecodingError for an image that
-    JPEG cannot hold."""
+    """Return the file: image/jpeg (quality 90) or image/png."""
     format = "PNG" if media_type == "image/png" else "JPEG"
-    if format == "JPEG" and max(image.size) > LONGEST_JPEG:
-        raise DecodingError(
-            f"a picture of {image.width}×{image.height} pixels cannot be a JPEG, whose "
-            f"sides have at most {LONGEST_JPEG}: ask for image/png",
-            instance=0,
-        )
     buffer = BytesIO()
     image.save(buffer, format, quality=90)  # PNG ignores it
     return buffer.getvalue()

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from serving.budget import check_time
 from serving.codecs.base import FORM, Codec, Limits, decode_base64, describe
-from serving.codecs.formats import PIXEL, buffers, to_rgb
+from serving.codecs.formats import LONGEST_SIDE, PIXEL, buffers, to_rgb
 from serving.errors import DecodingError
 
 # others start programs or decode at once; JPEG takes MPO too
@@ -95,6 +95,11 @@ class Header:
             raise DecodingError(
                 f"the image has {sides} = {count} pixels, the limit is {most_pixels}; send "
                 "it smaller"
+            )
+        if max(image.size) > LONGEST_SIDE:
+            raise DecodingError(
+                f"the image has {sides} pixels, and a side may have at most {LONGEST_SIDE}, as "
+                "in a JPEG; cut it to pieces"
             )
         scans = 0
         # count markers, of a preview too; bytes.count takes four times as long

@@ -1,26 +1,31 @@
 """Refuse requests for load, the only place with 503 `overloaded`; docs/errors.md has a table of all
 bounds.
 
-Requests and the bytes of their bodies are both bounded, in total and per model, over all of
-gunicorn's workers. They share the counters (model_status/shared_files.py) without a lock, so a
-bound may be exceeded by a few requests. One of several models may hold no more than what is free,
-so the first that hangs takes half of all, the next a quarter (Choudhury and Hahne, "Dynamic queue
-length thresholds", 1998, with a factor of 1).
+Requests and the memory that they take are both bounded, in total and per model, over all of
+gunicorn's workers. They share the counters (model_status/shared_files.py) without a lock: the bound
+of requests may be exceeded by a few. One of several models may hold no more requests, and bytes of
+their bodies, than are free, so the first that hangs takes half of all, the next a quarter
+(Choudhury and Hahne, "Dynamic queue length thresholds", 1998, with a factor of 1).
 """
 
 import threading
-from math import inf
 from pathlib import Path
 from time import monotonic
 
-from serving.errors import Overloaded
+from serving.errors import Overloaded, PayloadTooLarge
 from serving.model_status.shared_files import ALL_MODELS, TOTAL, Leases
+from serving.room import SMALL
+
+LIMITS = (
+    "and the limits are SERVE_MAX_CONCURRENCY requests and SERVE_REQUEST_MEMORY_SHARE of the "
+    "memory; one of several models may hold no more than what is free. Send the request again later"
+)
 
 
 class Admission:
-    """Make it before gunicorn forks. `limit` bounds the requests and `most_bytes` the bytes of
-    their bodies; with `several_models` one model cannot use them all. Each of the `workers` counts
-    in a row of the file `leases`."""
+    """Make it before gunicorn forks. `limit` bounds the requests and `most_bytes` the memory that
+    they take; with `several_models` one model cannot use them all. Each of the `workers` counts in
+    a row of the file `leases`."""
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class Admission:
         self.lock = threading.Lock()
         self.row = 0
         self.last_active = 0.0  # when a request of this worker began or ended (time.monotonic)
+        self.freed = 0  # bytes that requests of this worker have given back
         self._rows: dict[int, int] = {}
 
     def clear(self) -> None:
@@ -56,41 +62,66 @@ class Admission:
 
     def enter(self, size: int) -> "Slot":
         """Take a slot for a request, before its body of `size` bytes is read. Raise Overloaded."""
+        slot = Slot(self)
         with self.lock:
-            self.check("", TOTAL, self.limit, self.most_bytes - size)
-            self.leases.add(self.row, TOTAL, 1, size)
+            requests = self.leases.requests(TOTAL)
+            if requests >= self.limit:
+                raise Overloaded(f"{requests} requests are in flight, {LIMITS}")
+            self.leases.add(self.row, TOTAL, 1, 0)
             self.last_active = monotonic()
-        return Slot(self, size)
-
-    def check(self, whose: str, column: int, most: float, most_bytes: int) -> None:
-        """Raise Overloaded if the counter of a column is at `most` requests or above
-        `most_bytes`."""
-        requests = self.leases.requests(column)
-        size = self.leases.bytes(column)
-        if requests >= most or size > most_bytes:
-            raise Overloaded(
-                f"too many requests{whose} are in flight: {requests}, with "
-                f"{size} bytes in their bodies. The limits are "
-                "SERVE_MAX_CONCURRENCY requests and an eighth of the memory; one of several "
-                "models may hold no more than what is free. Send the request again later"
-            )
+        try:
+            slot.take(size, "the body")
+        except BaseException:
+            slot.leave()
+            raise
+        return slot
 
 
 class Slot:
-    """A request's slot of the total, and of one model at a time. Not to be shared between
-    threads."""
+    """A request's slot of the total, and of one model at a time, and its account: the bytes that
+    its body and its steps take (serving/room.py). Not to be shared between threads."""
 
-    def __init__(self, admission: Admission, size: int) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._size = size
+        self._size = 0
         self._column = -1  # of the model's counter; -1 while there is none
+        self._kept = 0  # bytes that the model's counter has: those of the body
 
-    def grow(self, more: int) -> None:
-        """Count `more` bytes: the body was unpacked. Call it before `keep`. Raise Overloaded."""
+    def take(self, size: int, step: str) -> int:
+        """Count `size` more bytes, which a step will take, or none for a small step. Return how
+        many are counted. Raise PayloadTooLarge if the request would have more than all may,
+        Overloaded if others have them."""
+        admission = self._admission
+        if size < SMALL:
+            return 0
+        own = self._size + size
+        if own > admission.most_bytes:
+            raise PayloadTooLarge(
+                f"{step} would take about {size} bytes of memory, with what the request takes "
+                f"already {own}, and a request may take {admission.most_bytes}: send less at a "
+                "time, or raise SERVE_REQUEST_MEMORY_SHARE"
+            )
+        with admission.lock:
+            self._count(size)
+            total = admission.leases.bytes(TOTAL)
+            if total <= admission.most_bytes:
+                return size
+            self._count(-size)
+        raise Overloaded(
+            f"{step} would take about {size} bytes of memory, and other requests have taken "
+            f"{total - own} of {admission.most_bytes}, {LIMITS}"
+        )
+
+    def give_back(self, size: int) -> None:
+        """Count `size` bytes less: a step has ended. After `leave` it does nothing."""
         with self._admission.lock:
-            self._admission.check("", TOTAL, inf, self._admission.most_bytes - more)
-            self._admission.leases.add(self._admission.row, TOTAL, 0, more)
-        self._size += more
+            size = min(size, self._size)
+            self._count(-size)
+            self._admission.freed += size
+
+    def _count(self, size: int) -> None:
+        self._admission.leases.add(self._admission.row, TOTAL, 0, size)
+        self._size += size
 
     def keep(self, model: str, column: int) -> None:
         """Take a slot of the model whose counter is `column`, which keeps it loaded until `leave`.
@@ -100,18 +131,27 @@ class Slot:
         with admission.lock:
             self._release()
             if admission.several_models:
+                requests = leases.requests(column)
+                size = leases.bytes(column)
                 free = admission.limit - leases.requests(ALL_MODELS)
                 free_bytes = admission.most_bytes - leases.bytes(ALL_MODELS)
-                admission.check(f" to model '{model}'", column, free, free_bytes)
-            for counter in (column, ALL_MODELS):
-                leases.add(admission.row, counter, 1, self._size)
+                if requests >= free or size > free_bytes:
+                    raise Overloaded(
+                        f"{requests} requests to model '{model}' are in flight, with {size} bytes "
+                        f"in their bodies, {LIMITS}"
+                    )
             self._column = column
+            self._kept = self._size
+            self._count_model(1)
+
+    def _count_model(self, sign: int) -> None:
+        for counter in (self._column, ALL_MODELS):
+            self._admission.leases.add(self._admission.row, counter, sign, sign * self._kept)
 
     def _release(self) -> None:
         """Give the model's slot back, if there is one."""
         if self._column >= 0:
-            for counter in (self._column, ALL_MODELS):
-                self._admission.leases.add(self._admission.row, counter, -1, -self._size)
+            self._count_model(-1)
             self._admission.leases.touch(self._column)
             self._column = -1
 
@@ -121,6 +161,8 @@ class Slot:
         with admission.lock:
             self._release()
             admission.leases.add(admission.row, TOTAL, -1, -self._size)
+            admission.freed += self._size
+            self._size = 0
             admission.last_active = monotonic()
 
     def __enter__(self) -> "Slot":

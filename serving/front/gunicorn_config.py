@@ -33,7 +33,7 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     _reserve_files()
-    threading.Thread(target=_services(worker).trim_when_idle, name="idle-trim", daemon=True).start()
+    threading.Thread(target=_services(worker).trim_memory, name="trim", daemon=True).start()
 
 
 def child_exit(server: Any, worker: Any) -> None:

@@ -16,6 +16,7 @@ from serving.errors import InvalidRequest
 from serving.front.admission import Slot
 from serving.headers import ATTRIBUTES
 from serving.request import Timings
+from serving.room import DEFLATED, UNPACKED, reserve
 
 # W3C Trace Context, a trace that is recorded
 SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
@@ -99,9 +100,9 @@ class Incoming(flask.Request):
         encoding = self.header("Content-Encoding")
         if not encoding:
             return data
+        room = reserve(UNPACKED * min(limit, DEFLATED * len(data)), "the unpacked body")
         body = unpacked(data, encoding, limit)
-        if self.slot and len(body) != len(data):
-            self.slot.grow(len(body) - len(data))
+        room.shrink(len(body))
         return body
 
     def drain(self) -> None:

@@ -22,8 +22,9 @@ from serving.triton.gateway import TritonGateway
 # the rest, and at most MOST_SHARED_MEMORY bytes.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
-MEMORY_PART = 8  # the bodies of all requests in flight may take an eighth of the memory
+BODIES = 32  # all requests may take the memory of one largest body, or of one largest image
 IDLE_SECONDS = 2.0  # a worker in which no request begins or ends for so long is idle
+MUCH = 2**28  # bytes that requests of a busy worker have freed: it returns them at most every 2 s
 
 
 class Services:
@@ -42,7 +43,8 @@ class Services:
         )
         is_served = settings.run_dir.is_absolute()
         leases = settings.leases_file if is_served else None  # else this app runs without `serve`
-        most_bytes = max(settings.max_body_bytes, memory_limit() // MEMORY_PART)
+        share = int(settings.request_memory_share * memory_limit())
+        most_bytes = max(BODIES * settings.max_body_bytes, share)
         self.admission = Admission(
             settings.max_concurrency,
             most_bytes,
@@ -64,20 +66,25 @@ class Services:
     def _scrape(self) -> bytes:
         return self.monitoring.scrape(self.metrics.registry, self.admission.leases.requests(TOTAL))
 
-    def trim_when_idle(self) -> None:
-        """Return freed memory to the system whenever the worker has been idle for a while. Runs in
-        a thread. Until then the worker keeps the memory for the next request, because page faults
-        took two fifths of its time with images. After photos of 12 megapixels from 16 callers, two
-        idle workers hold 120 MB; without this, 390 MB."""
+    def trim_memory(self) -> None:
+        """Return freed memory to the system whenever the worker has been idle for a while, or has
+        freed much. Runs in a thread. Until then the worker keeps the memory for the next request,
+        because page faults took two fifths of its time with images. After photos of 12 megapixels
+        from 16 callers, two idle workers hold 120 MB; without this, 390 MB."""
         libc = ctypes.CDLL(None)
         trimmed = 0.0
+        returned = 0
         while True:
             time.sleep(IDLE_SECONDS)
             active = self.admission.last_active
-            if active > trimmed and time.monotonic() - active > IDLE_SECONDS:
-                libc.malloc_trim(0)
+            freed = self.admission.freed
+            is_idle = active > trimmed and time.monotonic() - active > IDLE_SECONDS
+            if is_idle:
                 self.gateway.shared_memory.trim()
                 trimmed = active
+            if is_idle or freed - returned > MUCH:
+                libc.malloc_trim(0)
+                returned = freed
 
 
 def services() -> Services:

@@ -1,4 +1,5 @@
-"""Streamed replies: never buffered, and cancelled in Triton when the caller disconnects."""
+"""Streamed replies: never buffered, and cancelled in Triton when the caller disconnects or
+does not read them."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -8,16 +9,21 @@ from time import monotonic
 import orjson
 from flask import Response
 
+from serving.budget import check_time
 from serving.errors import ServingError
 from serving.front.incoming import Incoming
 from serving.front.services import services
 from serving.headers import EVENT_STREAM, JSON_LINES
 from serving.job import Job, Run
+from serving.room import reserve
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 CALLER_LEFT = 499  # as in nginx's log: the caller has disconnected, so nobody reads this reply
+PIECE = 2**20  # bytes of an event that are written at a time
+# in which the caller must read a piece: else it would hold its slot for as long as it likes
+WRITE_SECONDS = 10.0
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # the first is nginx's
 # For each type of stream: how the JSON of a response, and of an error, is written into it.
 FORMATS = {
@@ -42,6 +48,8 @@ def stream_reply(source: Incoming, job: Job) -> Response:
         if stream.is_cancelled:
             return Response(status=CALLER_LEFT)
         raise
+    if connection is not None:
+        connection.settimeout(WRITE_SECONDS)
     source.version = stream.version
     headers = HEADERS | (job.session.headers() if job.session else {})
     response = Ending(stream, mimetype=job.request.stream, headers=headers)
@@ -100,7 +108,11 @@ class StreamedReply:
     def __iter__(self) -> Iterator[bytes]:
         try:
             while self._line is not None:
-                yield self._event % self._line
+                event = self._event % self._line
+                with reserve(2 * len(event), "an event of the stream"):
+                    for start in range(0, len(event), PIECE):
+                        check_time()
+                        yield event[start : start + PIECE]
                 self.advance()
         except Exception as err:
             if not self.is_cancelled:

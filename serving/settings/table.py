@@ -218,6 +218,13 @@ class Settings:
         help="share of the container's memory that Triton and the loaded models may take in "
         "multi-model mode; a load that would exceed it gets 507",
     )
+    request_memory_share: float = _setting(
+        "SERVE_REQUEST_MEMORY_SHARE",
+        0.125,
+        within=(0, 1),
+        help="share of the container's memory that requests in flight may take in gunicorn; at "
+        "least 32 times SERVE_MAX_BODY_MB",
+    )
     start_timeout: float = _setting(
         "SERVE_START_TIMEOUT",
         300.0,

@@ -1,7 +1,7 @@
 """Instances become batches, bounded in number and in pixels, and predictions in the same order."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,15 +12,16 @@ from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies import schemas
-from serving.bodies.decoder import Decoder, Item
+from serving.bodies.decoder import LARGE, Decoder, Item
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.budget import NEVER, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
-from serving.errors import DecodingError, InvalidRequest, TooLate
+from serving.errors import DecodingError, InvalidRequest, Overloaded, TooLate
 from serving.job import Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
+from serving.room import open_account
 from serving.triton.tensors import InferRequest
 from tests.bodies.hostile import Echo
 from tests.support.harness import PATIENCE, encoded
@@ -189,10 +190,8 @@ def test_report_the_first_of_several_wrong_instances(echo: Recorder, damaged: se
 
 def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
     decoder = Decoder(Limits())
-    turn = decoder.wait_for_turn("image", NEVER)
-    with pytest.raises(TooLate):
+    with decoder.turn("image", 0, NEVER), pytest.raises(TooLate):
         predict(echo, client_of(1), [item(0)], decoder, Deadline.after(0.05))
-    turn.release()
     assert echo.batches == []
     assert predict(echo, client_of(1), [item(5)], decoder)[0] == [5.0]
 
@@ -212,7 +211,69 @@ class Length(ModelClient):
 
 def test_let_a_text_pass_waiting_images(echo: Recorder) -> None:
     decoder = Decoder(Limits())
-    decoder.wait_for_turn("image", NEVER)
-    assert predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)[0] == [
-        4.0
-    ]
+    with decoder.turn("image", 0, NEVER):
+        answer, _ = predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)
+    assert answer == [4.0]
+
+
+def test_let_a_small_image_pass_waiting_large_ones(echo: Recorder) -> None:
+    decoder = Decoder(Limits())
+    with decoder.turn("image", 2 * LARGE, NEVER):
+        assert predict(echo, client_of(1), [item(5)], decoder)[0] == [5.0]
+        large = item(0, side=2000)
+        with pytest.raises(TooLate):
+            predict(echo, client_of(1), [large], decoder, Deadline.after(0.05))
+
+
+class Account:
+    """Has room for `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+        self.peak = 0
+
+    def take(self, size: int, step: str) -> int:
+        if self.taken + size > self.most:
+            raise Overloaded(step)
+        self.taken += size
+        self.peak = max(self.peak, self.taken)
+        return size
+
+    def give_back(self, size: int) -> None:
+        self.taken -= size
+
+
+@pytest.fixture
+def accounts() -> Iterator[Callable[[int], Account]]:
+    def opened(most: int) -> Account:
+        account = Account(most)
+        open_account(account)
+        return account
+
+    yield opened
+    open_account(None)
+
+
+def test_send_a_batch_ahead_only_if_both_fit_into_memory(
+    echo: Recorder, accounts: Callable[[int], Account]
+) -> None:
+    """An image takes 128 bytes to decode and 28 as tensors, and 92 of these until it is
+    answered."""
+    items = [item(n) for n in range(3)]
+    account = accounts(300)
+    assert predict(echo, client_of(1), items)[0] == [0.0, 1.0, 2.0]
+    assert (echo.sent, account.taken, account.peak) == ([1, 1, 1], 0, 248)
+    echo.sent.clear()
+    account = accounts(200)
+    assert predict(echo, client_of(1), items)[0] == [0.0, 1.0, 2.0]
+    assert (account.taken, account.peak) == (0, 156)
+
+
+def test_wait_for_room_no_longer_than_the_caller(
+    echo: Recorder, accounts: Callable[[int], Account]
+) -> None:
+    account = accounts(100)
+    with pytest.raises(TooLate):
+        predict(echo, client_of(1), [item(0)], None, Deadline.after(0.05))
+    assert account.taken == 0

@@ -1,4 +1,4 @@
-"""Requests and the bytes of their bodies are bounded over all workers, in total and per model."""
+"""Requests and the memory that they take are bounded over all workers, in total and per model."""
 
 import gzip
 import json
@@ -9,9 +9,10 @@ from copy import copy
 import pytest
 
 from predictor import create_app
-from serving.errors import Overloaded
+from serving.errors import Overloaded, PayloadTooLarge
 from serving.front.admission import Admission, Slot
 from serving.model_status.shared_files import TOTAL
+from serving.room import open_account, reserve
 from serving.settings.table import Settings
 
 pytestmark = pytest.mark.unit
@@ -23,7 +24,8 @@ COLUMNS = {
     "another": 3,
     **{f"hangs {number}": 4 + number for number in range(4)},
 }
-MOST_BYTES = 1000
+MB = 2**20
+MOST_BYTES = 1000 * MB
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_give_each_hanging_model_half_of_the_free_slots(
 
 def test_give_each_hanging_model_half_of_the_free_bytes(held: ExitStack) -> None:
     admission = Admission(120, MOST_BYTES, several_models=True)
-    assert [fill(admission, f"hangs {number}", held, size=10) for number in range(3)] == [
+    assert [fill(admission, f"hangs {number}", held, size=10 * MB) for number in range(3)] == [
         51,
         25,
         13,
@@ -80,7 +82,7 @@ def test_give_each_hanging_model_half_of_the_free_bytes(held: ExitStack) -> None
 
 def test_give_a_single_model_all_slots_and_bytes(held: ExitStack) -> None:
     assert fill(Admission(5, MOST_BYTES, several_models=False), "m", held) == 5
-    assert fill(Admission(50, MOST_BYTES, several_models=False), "m", held, size=100) == 10
+    assert fill(Admission(50, MOST_BYTES, several_models=False), "m", held, size=100 * MB) == 10
 
 
 def test_accept_the_largest_body_if_no_other_is_in_flight(held: ExitStack) -> None:
@@ -88,23 +90,49 @@ def test_accept_the_largest_body_if_no_other_is_in_flight(held: ExitStack) -> No
     use(admission, "m", held, MOST_BYTES)
     held.enter_context(admission.enter(0))
     with pytest.raises(Overloaded):
-        admission.enter(1)
+        admission.enter(MB)
+    held.enter_context(admission.enter(MB - 1))
 
 
 def test_count_the_unpacked_size_of_a_body(held: ExitStack) -> None:
     admission = Admission(2, MOST_BYTES, several_models=False)
-    slot = held.enter_context(admission.enter(10))
-    slot.grow(890)
+    slot = held.enter_context(admission.enter(10 * MB))
+    slot.take(890 * MB, "the unpacked body")
     slot.keep("m", 0)
-    with pytest.raises(Overloaded):
-        held.enter_context(admission.enter(10)).grow(100)
-    assert (admission.leases.bytes(0), admission.leases.requests(TOTAL)) == (900, 2)
+    with pytest.raises(Overloaded, match=f"{100 * MB} .* {900 * MB} of {MOST_BYTES}"):
+        held.enter_context(admission.enter(10 * MB)).take(100 * MB, "the unpacked body")
+    assert (admission.leases.bytes(0), admission.leases.requests(TOTAL)) == (900 * MB, 2)
+
+
+def test_refuse_a_step_that_no_request_may_take(held: ExitStack) -> None:
+    slot = held.enter_context(Admission(2, MOST_BYTES, several_models=False).enter(10 * MB))
+    with pytest.raises(PayloadTooLarge, match=f"the form .* {995 * MB} .* {1005 * MB}"):
+        slot.take(995 * MB, "the form")
+    slot.take(990 * MB, "the form")
+
+
+def test_give_back_what_a_step_took(held: ExitStack) -> None:
+    admission = Admission(2, MOST_BYTES, several_models=False)
+    slot = held.enter_context(admission.enter(0))
+    slot.keep("m", 0)
+    open_account(slot)
+    with reserve(900 * MB, "a step") as room:
+        room.shrink(300 * MB)
+        assert admission.leases.bytes(TOTAL) == 300 * MB
+    small = reserve(MB - 1, "a small step")
+    assert (small.is_held, admission.leases.bytes(TOTAL)) == (False, 0)
+    room = reserve(MB, "a step")
+    assert admission.freed == 900 * MB
+    slot.leave()
+    room.shrink()
+    open_account(None)
+    assert (admission.leases.bytes(TOTAL), admission.freed) == (0, 901 * MB)
 
 
 def test_free_slots_and_bytes_after_an_error(held: ExitStack) -> None:
     admission = Admission(2, MOST_BYTES, several_models=True)
     for _ in range(3):
-        with pytest.raises(KeyError), admission.enter(900) as slot:
+        with pytest.raises(KeyError), admission.enter(900 * MB) as slot:
             slot.keep("m", 0)
             raise KeyError
     assert admission.leases.last_use(0) > 0
@@ -141,20 +169,23 @@ def test_forget_the_requests_of_an_ended_worker() -> None:
 def test_refuse_and_count_a_body_too_large_for_the_memory() -> None:
     app = create_app(Settings.from_env({}))
     services, client = app.extensions["serving"], app.test_client()
-    services.admission.most_bytes = 1000
-    packed = gzip.compress(json.dumps({"instances": ["x" * 1000]}).encode())
+    services.admission.most_bytes = 3 * MB
+    other = services.admission.enter(2 * MB)
+    packed = gzip.compress(json.dumps({"instances": ["x" * 2 * MB]}).encode())
     replies = [
-        client.post("/invocations", data=b"x" * 1001),
+        client.post("/invocations", data=b"x" * 2 * MB),
         client.post("/invocations", data=packed, headers={"Content-Encoding": "gzip"}),
     ]
+    other.leave()
     assert [(reply.status_code, (reply.json or {}).get("code")) for reply in replies] == [
-        (503, "overloaded")
-    ] * 2
+        (503, "overloaded"),
+        (413, "payload_too_large"),
+    ]
     assert client.get("/metrics").status_code == 200
     assert (services.admission.leases.requests(TOTAL), services.admission.leases.bytes(TOTAL)) == (
         0,
         0,
     )
     assert (
-        b'serve_requests_total{code="503",model="",version=""} 2.0' in client.get("/metrics").data
+        b'serve_requests_total{code="503",model="",version=""} 1.0' in client.get("/metrics").data
     )

@@ -161,7 +161,7 @@ def test_give_a_waiting_call_the_model_that_replaced_the_old_one(
             )
             super().keep(model, column)
 
-    with Replacing(ADMISSION, 0) as slot, registry.use(slot.keep, "warm"):
+    with Replacing(ADMISSION) as slot, registry.use(slot.keep, "warm"):
         assert [ADMISSION.leases.requests(column) for column in (1, 2)] == [0, 1]
         assert [load for load, _, _ in registry._served] == ["another"]
     assert ADMISSION.leases.requests(2) == 0

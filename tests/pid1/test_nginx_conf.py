@@ -4,6 +4,7 @@ socket."""
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import socketserver
@@ -19,7 +20,7 @@ import pytest
 import requests
 
 from serving.host.machine import Machine
-from serving.pid1.processes import FEWEST_REQUESTS, nginx
+from serving.pid1.processes import FEWEST_REQUESTS, MOST_UPLOADS, nginx
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
@@ -379,6 +380,27 @@ def test_refuse_requests_beyond_the_limit(upstream: Path, tmp_path: Path) -> Non
         assert requests.get(f"{edge.url}/metrics", timeout=PATIENCE).status_code == 200
         assert requests.get(f"{edge.url}/ping", timeout=PATIENCE).json()["path"] == "/ping"
     wait_until(lambda: ask(edge).status_code == 200, "requests are answered again")
+    assert edge.stop() == 0
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
+def test_refuse_large_uploads_beyond_the_limit(upstream: Path, tmp_path: Path, length: str) -> None:
+    few = {f"limit_conn uploads {MOST_UPLOADS};": "limit_conn uploads 2;"}
+    edge = Edge(behind(upstream, tmp_path), few)
+    head = f"POST /invocations HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode()
+    with contextlib.ExitStack() as uploads:
+
+        def is_full() -> bool:
+            """Begin another upload; return whether it is refused."""
+            upload = uploads.enter_context(connected(edge))
+            upload.sendall(head)
+            readable, _, _ = select.select([upload], [], [], 0.1)
+            return bool(readable) and b" 503 " in upload.recv(100)
+
+        wait_until(is_full, "a large upload is refused")
+        assert ask(edge).status_code == 200
+        small = requests.post(edge.url + "/invocations", b"a" * 3_999_999, timeout=PATIENCE)
+        assert small.status_code == 200
     assert edge.stop() == 0
 
 
