@@ -25,12 +25,11 @@ from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tenso
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
 from serving.front.models import managed
-from serving.front.replies import json_reply
+from serving.front.replies import json_reply, public_routes
 from serving.front.services import services
 from serving.headers import JSON_TYPE, NPY_TYPE, TARGET_MODEL
 
 Json = dict[str, Any]
-FOR_THE_MANAGER = "examples.answer_example"
 TEXT: Json = {"type": "string"}
 FILE: Json = {"type": "string", "format": "binary"}
 OBJECT: Json = {"type": "object"}
@@ -55,11 +54,7 @@ def openapi() -> Response:
         for key in sorted(codes)
     }
     paths: dict[str, Json] = {}
-    for rule in current_app.url_map.iter_rules():
-        # not part of the API
-        if rule.rule.startswith("/docs/") or rule.endpoint == FOR_THE_MANAGER:
-            continue
-        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+    for path, rule in public_routes():
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             operation = _operation(path, method, text, clients)

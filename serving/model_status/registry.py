@@ -116,7 +116,9 @@ class Registry:
         if models.on_demand:
             raise ModelNotLoaded(name)
         names = ", ".join(sorted(models.current)) or "none"
-        raise ModelNotFound(f"there is no model '{name}'; the models served are: {names}")
+        raise ModelNotFound(
+            f"Request for unknown model: '{name}' is not found; the models served are: {names}"
+        )
 
     def _has_version(self, name: str, version: str) -> bool:
         """Return whether Triton serves this version of its model `name`."""
