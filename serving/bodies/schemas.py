@@ -22,7 +22,7 @@ from serving.request import NAME_KEYS, VERSION_KEY, Target
 Type = TypeVar("Type")
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
-Size = Annotated[int, Meta(ge=0)]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 # nested lists and objects: Python allows 1,000 nested calls, and msgspec counts its own among them

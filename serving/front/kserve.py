@@ -26,7 +26,10 @@ def kserve_routes(
     routes = Blueprint("kserve", __name__)
 
     def tensors(name: str, version: str | None = None) -> Response:
-        """Answer tensors, as JSON or with binary data behind it."""
+        """Answer tensors, as JSON or with binary data behind it.
+
+        Binary data need the Content-Type application/octet-stream and the header
+        Inference-Header-Content-Length, which has the length of the JSON."""
         return infer(read_tensors, Target(PATH, name, version), "")
 
     def generate(name: str, version: str | None = None) -> Response:
