@@ -109,6 +109,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
             source.model = served.name
             job = body.bind(served, request)
             if job.request.stream:  # the body may ask for one, too
+                # the deadline of a stream is later than the one above
                 allow_time(job.request.deadline, seconds, sent)
                 response = stream_reply(source, job)
             else:

@@ -24,12 +24,6 @@ from simulate.ports import PortPicker
 CACHE = ROOT / ".cache" / "bench"
 PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel gives to clients
 START_SECONDS, STOP_SECONDS = 240, 40
-PROGRAMS = {
-    "nginx": "nginx",
-    "gunicorn": "gunicorn",
-    "backend_stub": "model",
-    "bin/tritonserver": "tritonserver",
-}
 MEAN = """platform: "onnxruntime_onnx"
 max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [-1] }

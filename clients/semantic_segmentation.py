@@ -93,6 +93,7 @@ class Client(ImageClient):
     def _prediction(
         self, scores: NDArray[np.float32], size: tuple[int, int], with_map: bool
     ) -> dict[str, Any]:
+        """Return the prediction of an image whose `size` is (width, height)."""
         classes = best_classes(scores, map_size(*size))
         counts = np.bincount(classes.reshape(-1), minlength=len(scores))
         by_count = np.argsort(-counts, kind="stable").tolist()
@@ -105,8 +106,10 @@ class Client(ImageClient):
             }
             for index in order
         ]
-        image = {"image": {"width": size[0], "height": size[1]}}
-        return {"segments": segments, **({"map": _encoded(classes)} if with_map else {}), **image}
+        result: dict[str, Any] = {"segments": segments}
+        if with_map:
+            result["map"] = _encoded(classes)
+        return result | {"image": {"width": size[0], "height": size[1]}}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """Return the image under a veil of its classes' colours. Raise InvalidRequest if the map

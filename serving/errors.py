@@ -1,7 +1,8 @@
 """The errors that a caller can see, as one table. nginx.conf, /openapi.json and docs/errors.md must
 have them."""
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 LONGEST = 2_000  # characters of a message
 
@@ -147,8 +148,10 @@ TABLE = {
 
 
 class ServingError(Exception):
-    """An error that a caller sees. Its status and its Retry-After are those of its code's row."""
+    """An error that a caller sees: `args` are its facts, and `text` puts them into a sentence. Its
+    status and its Retry-After are those of its code's row."""
 
+    text: ClassVar[str] = "{}"
     code: ClassVar[str] = "internal_error"
     status = TABLE[code].status
     retry_after = TABLE[code].retry_after or None
@@ -161,6 +164,13 @@ class ServingError(Exception):
         )
         KINDS[code] = cls
 
+    def __str__(self) -> str:
+        return self.text.format(*self.args)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what another process of this container needs to raise the same error."""
+        return {"code": self.code, "facts": self.args}
+
     def fields(self) -> dict[str, str]:
         """Return the message, cut because it may quote the caller, and the code."""
         text = str(self)
@@ -172,10 +182,9 @@ class ServingError(Exception):
 KINDS: dict[str, type[ServingError]] = {ServingError.code: ServingError}
 
 
-def by_code(code: str, text: str) -> ServingError:
-    """Return the error of a code that another process of this container described."""
-    kind = KINDS[code]
-    return kind.__new__(kind, text)  # its __init__ takes names, and builds the text
+def rebuilt(code: str, facts: Sequence[Any]) -> ServingError:
+    """Return the error that another process of this container raised, from its `facts`."""
+    return KINDS[code](*facts)
 
 
 class ConfigError(Exception):
@@ -251,9 +260,9 @@ class OutOfMemory(ServingError, code="out_of_memory"): ...
 
 
 class DecodingError(ServingError, code="decoding_error"):
-    def __init__(self, reason: str, *, field: str = "", instance: int | None = None) -> None:
+    def __init__(self, reason: str, field: str = "", instance: int | None = None) -> None:
         self.reason, self.field, self.instance = reason, field, instance
-        super().__init__(reason)
+        super().__init__(reason, field, instance)
 
     def at(self, instance: int, field: str = "") -> "DecodingError":
         """Return the same error with its position in the request."""
@@ -268,36 +277,39 @@ class DecodingError(ServingError, code="decoding_error"):
 class ModelNotLoaded(ServingError, code="model_not_loaded"):
     """Makes the platform load the model and send the call again."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the model '{name}' is not loaded; POST /models loads it")
+    text = "the model '{}' is not loaded; POST /models loads it"
 
 
 class ModelFailed(ServingError, code="model_failed"):
     """Ends a start of the container (serving/pid1/system.py)."""
 
+    text = "model '{}' cannot be served until it is corrected: {}"
+
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"model '{name}' cannot be served until it is corrected: {reason}")
+        super().__init__(name, reason)
+        self.reason = reason
 
 
 class ModelRestarting(ServingError, code="model_restarting"):
+    text = "model '{}' is being restarted ({}); try again shortly"
+
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"model '{name}' is being restarted ({reason}); try again shortly")
+        super().__init__(name, reason)
 
 
 class ModelRefused(ServingError, code="model_refused"):
+    text = "model '{}' is not served: {}; it is loaded again in {} s"
+
     def __init__(self, name: str, reason: str, seconds: int) -> None:
-        super().__init__(
-            f"model '{name}' is not served: {reason}; it is loaded again in {seconds} s"
-        )
+        super().__init__(name, reason, seconds)
         self.retry_after = seconds
 
 
 class SessionNotFound(ServingError, code="session_not_found"):
     """Has status 410, because in multi-model mode a 404 says that the model is not loaded."""
 
-    def __init__(self, session_id: str) -> None:
-        super().__init__(
-            f"there is no session '{session_id}': it has ended, was idle for longer than "
-            "its model allows (max_sequence_idle_microseconds), or never began; "
-            "X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one"
-        )
+    text = (
+        "there is no session '{}': it has ended, was idle for longer than "
+        "its model allows (max_sequence_idle_microseconds), or never began; "
+        "X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one"
+    )

@@ -49,8 +49,9 @@ class Job:
     """One request to one model: each kind of body has its own subclass. A job is run once.
 
     `session` is the session that the request is a step of. The objects `flags` of the body may say
-    `sequence_end`. If the job `is_stream`, Triton may give any number of responses to a step. If it
-    `is_pipelined`, a step can be prepared before the one before it is answered.
+    `sequence_end`. If the job `is_decoupled`, Triton may give any number of responses to a step,
+    also for a reply in one piece. If it `is_pipelined`, a step can be prepared before the one
+    before it is answered.
     """
 
     is_pipelined = False
@@ -58,7 +59,7 @@ class Job:
     def __init__(self, served: ServedModel, request: Request, *flags: Mapping[str, Any]) -> None:
         self.served = served
         self.request = request
-        self.is_stream = bool(request.stream)
+        self.is_decoupled = bool(request.stream)
         self.session: Session | None = None
         if served.sequencing:
             sources = (request.attributes, request.parameters, *flags)
@@ -69,7 +70,7 @@ class Job:
         raise NotImplementedError
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Any:
-        """Return the result of a step, which has a `version`. `replies` are those of the partial
+        """Return the step's result; the result has a `version`. `replies` are those of the partial
         steps before it, then its own. Raise a ServingError."""
         return replies[-1]
 
@@ -82,7 +83,8 @@ class Job:
         raise NotImplementedError
 
     def answer(self, gateway: TritonGateway) -> Reply:
-        """Return the answer in one piece. Raise a ServingError."""
+        """Return the answer in one piece. Raise a ServingError. Nobody can cancel this run: if the
+        caller disconnects, it goes on to its end or its deadline."""
         with closing(Run(self, gateway).results()) as results:
             return self.reply(results)
 
@@ -109,7 +111,7 @@ class Job:
             traceparent=self.request.traceparent,
         )
 
-    def check_session(self, error: InvalidRequest) -> None:
+    def raise_if_session_ended(self, error: InvalidRequest) -> None:
         """Raise SessionNotFound if the error says that Triton does not know the session's
         sequence."""
         if self.session and str(error).endswith(UNKNOWN_SEQUENCE):
@@ -174,9 +176,10 @@ class Run:
                     parts.clear()
                 step, call = ahead or self._begin(step)
         except InvalidRequest as err:
-            job.check_session(err)
+            job.raise_if_session_ended(err)
             raise
         finally:
+            # after an error or an early end; a call in shared memory still runs in Triton (Call)
             for call in self._in_flight:
                 call.close()
 
@@ -196,14 +199,14 @@ class Run:
         message = job.message(step)
         is_only = before is None and step.is_last
         with request.timings.stage("triton"):
-            if job.is_stream:
+            if job.is_decoupled:
                 self._in_flight.append(self._gateway.stream(message, request.deadline))
             else:
-                call = self._gateway.infer(message, request.deadline)
+                call = self._gateway.infer(message, request.deadline)  # not sent yet
                 self._in_flight.append(call)
-                if job.is_pipelined and not is_only:
+                if job.is_pipelined and not is_only:  # _wait sends an only call, which is cheaper
                     call.send()
-        if self.is_cancelled:
+        if self.is_cancelled:  # while this step was prepared: cancel() could not see its call
             self.cancel()
         return step, self._in_flight[-1]
 

@@ -33,8 +33,8 @@ class Target:
 
     @classmethod
     def agreed(cls, targets: Sequence["Target"], source: str) -> "Target":
-        """Return what the first target that names one says. Raise InvalidRequest if two
-        disagree."""
+        """Return the one name and version that all targets agree on. `source` says whether the
+        path named the model. Raise InvalidRequest if two disagree."""
         return cls(source, _agreed("name", targets), _agreed("version", targets))
 
     def without(self, other: "Target") -> "Target":

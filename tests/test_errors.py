@@ -1,12 +1,23 @@
 """The table of errors, and the places that show it."""
 
+import json
 import re
 
 import pytest
 
 from predictor import create_app
 from serving import errors
-from serving.errors import KINDS, TABLE, InvalidRequest, ModelFailed, ServingError, by_code
+from serving.errors import (
+    KINDS,
+    TABLE,
+    DecodingError,
+    InvalidRequest,
+    ModelFailed,
+    ModelRefused,
+    ModelRestarting,
+    ServingError,
+    rebuilt,
+)
 from serving.settings.table import Settings
 from tests.test_architecture import ROOT
 
@@ -74,10 +85,19 @@ def test_list_the_table_of_errors_in_the_docs() -> None:
     assert re.findall(r"^\| \d{3} \|.*", page, re.MULTILINE) == rows
 
 
-def test_rebuild_an_error_of_another_process() -> None:
-    error = by_code("model_failed", "'m' has no model file")
-    assert (type(error), str(error), error.status) == (ModelFailed, "'m' has no model file", 503)
-    assert type(by_code("internal_error", "it failed")) is ServingError
+@pytest.mark.parametrize("code", KINDS)
+def test_rebuild_an_error_of_another_process(code: str) -> None:
+    own = {
+        "decoding_error": DecodingError("no {JPEG}", "image", 3),
+        "model_failed": ModelFailed("m", "no model file"),
+        "model_refused": ModelRefused("m", "it died", 7),
+        "model_restarting": ModelRestarting("m", "it died"),
+    }
+    error = own[code] if code in own else KINDS[code]("{what}")
+    rebuilt_error = rebuilt(**json.loads(json.dumps(error.facts())))
+    assert (type(rebuilt_error), str(rebuilt_error)) == (type(error), str(error))
+    assert (rebuilt_error.status, rebuilt_error.retry_after) == (error.status, error.retry_after)
+    assert "{JPEG}" in str(error) or "'m'" in str(error) or "{what}" in str(error)
 
 
 def test_send_retry_after_only_if_a_retry_helps() -> None:

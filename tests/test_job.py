@@ -1,6 +1,7 @@
 """The loop of a request: in which order steps are prepared, sent, waited for and finished."""
 
 from collections.abc import Iterator, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from clients.base import Model, TensorSpec
-from serving.budget import NEVER, Deadline
+from serving.budget import NEVER, Deadline, allow_time
 from serving.errors import InvalidRequest, TooLate
 from serving.job import Job, Run, Step
 from serving.model_status.served_model import ServedModel
@@ -32,7 +33,7 @@ class Steps(Job):
         self.log = log
         self.count = count
         self.partial = partial
-        self.is_pipelined = not self.is_stream
+        self.is_pipelined = not self.is_decoupled
 
     def prepare(self, before: Step | None = None) -> Step:
         number = before.batch + 1 if before else 1
@@ -142,9 +143,13 @@ class Ended(Deadline):
 
 def test_begin_no_step_after_the_deadline() -> None:
     log: list[str] = []
-    job = Steps(log, 3, replace(REQUEST, reply_deadline=Ended()))
+
+    def run() -> None:
+        allow_time(Ended())
+        list(Run(Steps(log, 3, REQUEST), Gateway(log)).results())
+
     with pytest.raises(TooLate):
-        list(Run(job, Gateway(log)).results())
+        copy_context().run(run)
     assert log == ["prepare 1", "send 1", "close 1"]
 
 

@@ -62,15 +62,14 @@ def version_folder(args: Mapping[str, str]) -> Path:
     return Path(args["model_repository"]) / args["model_version"]
 
 
-def stub_model_path() -> Path:
-    """Return the path of the model's file while the configuration is completed; the file may be
-    missing.
+def stub_version_folder(config: Mapping[str, Any]) -> Path:
+    """Return the folder with the version's files while Triton's stub completes the configuration.
 
-    Triton's stub passes it on the command line and nowhere else. serving/repository/staging.py
-    passes it in COMPLETED_MODEL.
+    The stub has the path of the model's file, which may be missing, on its command line and nowhere
+    else. Without a default_model_filename that is the folder.
     """
-    on_command_line = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
-    return Path(os.environ.get("COMPLETED_MODEL", on_command_line))
+    path = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
+    return Path(path.removesuffix(config["default_model_filename"]))
 
 
 def give_back_memory() -> None:

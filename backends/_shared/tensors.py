@@ -44,7 +44,8 @@ class Tensor:
 
 
 def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Fill inputs, outputs and max_batch_size in place, by the rules of NVIDIA's backend.
+    """Fill inputs, outputs, max_batch_size and dynamic_batching in place, by the rules of NVIDIA's
+    backend.
 
     A model can be batched when the first dimension of each of its tensors is variable.
     max_batch_size is then Triton's default, unless config.pbtxt sets it.
@@ -66,6 +67,8 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
         config[side] = config[side] or [
             completed(spec, config["max_batch_size"] > 0) for spec in specs.values()
         ]
+    if config["max_batch_size"] > 1 and "sequence_batching" not in config:
+        config.setdefault("dynamic_batching", {})
 
 
 def completed(tensor: Tensor, batching: bool) -> Config:

@@ -8,6 +8,7 @@ include DALI: without it the load fails and says what to install.
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
@@ -20,20 +21,25 @@ REMEDY = "pip install nvidia-dali-cuda120 there (it runs without a GPU too)"
 THREADS = "a whole number from 1"
 
 
+def complete(config: dict[str, Any], _folder: Path) -> dict[str, Any]:
+    """Raise ValueError if config.pbtxt has no inputs or outputs, because a serialized pipeline does
+    not name them."""
+    for side in ("input", "output"):
+        if not config[side]:
+            raise ValueError(
+                f"config.pbtxt must list the model's {side}s: "
+                f'{side} {{ name: "DALI_{side.upper()}_0" data_type: … dims: [ … ] }}'
+            )
+    return config
+
+
 class TritonPythonModel:
     """One instance of one version of a model; the methods' names and arguments are Triton's."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Raise ValueError if config.pbtxt has no inputs or outputs, because a serialized pipeline
-        does not name them."""
-        config = auto_complete_model_config.as_dict()
-        for side in ("input", "output"):
-            if not config[side]:
-                raise ValueError(
-                    f"config.pbtxt must list the model's {side}s: "
-                    f'{side} {{ name: "DALI_{side.upper()}_0" data_type: … dims: [ … ] }}'
-                )
+        """Check config.pbtxt, which must be complete."""
+        complete(auto_complete_model_config.as_dict(), Path())
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
@@ -49,10 +50,7 @@ class TritonPythonModel:
         """Fill the missing fields of config.pbtxt from the ONNX file. Do not change a complete
         one."""
         config = auto_complete_model_config.as_dict()
-        if not (config["input"] and config["output"]):
-            complete(config, load(instance.stub_model_path(), UNOPTIMIZED))
-            if config["max_batch_size"] > 1 and "sequence_batching" not in config:
-                auto_complete_model_config.set_dynamic_batching()
+        complete(config, instance.stub_version_folder(config))
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -153,10 +151,13 @@ def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
     return {n.name: table.Tensor(n.name, n.type, shapes[n.name], DATATYPES) for n in nodes}
 
 
-def complete(config: Config, session: Any) -> None:
-    """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the file does not allow
-    it."""
-    table.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
+def complete(config: Config, folder: Path) -> Config:
+    """Fill the fields that config.pbtxt lacks, in place, from the file in the version's folder.
+    Raise ValueError if the file does not allow it."""
+    if not (config["input"] and config["output"]):
+        session = load(folder / config["default_model_filename"], UNOPTIMIZED)
+        table.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
+    return config
 
 
 def check(config: Config, session: Any) -> None:

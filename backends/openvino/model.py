@@ -8,6 +8,7 @@ include OpenVINO: without it the load fails and says what to install.
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
@@ -24,6 +25,17 @@ REMEDY = (
 )
 
 
+def complete(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Fill the fields that config.pbtxt lacks, in place, from the model in the version's folder.
+    Raise ValueError if the model does not allow it."""
+    if not (config["input"] and config["output"]):
+        with instance.needs(NEEDS, REMEDY):
+            import openvino_engine  # type: ignore[import-not-found]
+        filename = config["default_model_filename"] or openvino_engine.DEFAULT_FILE
+        openvino_engine.complete(config, folder / filename)
+    return config
+
+
 class TritonPythonModel:
     """One instance of one version of a model; the methods' names and arguments are Triton's."""
 
@@ -31,14 +43,7 @@ class TritonPythonModel:
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
         """Fill the missing fields of config.pbtxt from the model. Do not change a complete one."""
         config = auto_complete_model_config.as_dict()
-        if not (config["input"] and config["output"]):
-            with instance.needs(NEEDS, REMEDY):
-                import openvino_engine  # type: ignore[import-not-found]
-            path = instance.stub_model_path()
-            file = path if config["default_model_filename"] else path / openvino_engine.DEFAULT_FILE
-            openvino_engine.complete(config, file)
-            if config["max_batch_size"] > 1 and "sequence_batching" not in config:
-                auto_complete_model_config.set_dynamic_batching()
+        complete(config, instance.stub_version_folder(config))
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:

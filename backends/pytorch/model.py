@@ -9,12 +9,19 @@ fails and says what to install.
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import naming  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 from instance import needs  # type: ignore[import-not-found]
 
 REMEDY = "pip install torch there (a CPU build is enough without a GPU), or serve the model as ONNX"
+
+
+def complete(config: dict[str, Any], _folder: Path) -> dict[str, Any]:
+    """Raise ValueError if config.pbtxt is not complete."""
+    naming.check(config)
+    return config
 
 
 class TritonPythonModel:
@@ -28,7 +35,7 @@ class TritonPythonModel:
         Triton starts a process just for this call, so it must not import PyTorch, which takes
         seconds.
         """
-        naming.check(auto_complete_model_config.as_dict())
+        complete(auto_complete_model_config.as_dict(), Path())
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:

@@ -95,7 +95,7 @@ def _check_boxes(load: Callable[[], Runner], spec: ModelSpec) -> None:
         raise BuildError(
             f"the boxes in '{spec.outputs[0].name}' are not in pixels (at most "
             f"{boxes.max():.1f}), as YOLOX's and normalized ones are: build it without "
-            "--client, and decode them in a client of your own (docs/models.md)"
+            "--client, and decode them in a client of your own (docs/clients.md)"
         )
 
 

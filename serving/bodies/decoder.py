@@ -27,7 +27,8 @@ class Item:
     value: Any = None
 
     def open(self, client: ModelClient, limits: Limits) -> Any:
-        """Return what `load` makes the instance of. Raise DecodingError."""
+        """Return the checked but not yet decoded instance, which `load` decodes. Raise
+        DecodingError."""
         if self.raw is not None:
             return client.codec.open(self.raw, limits)
         client.check_keys(self.value)
@@ -80,8 +81,10 @@ class Decoder:
             partial(item.load, codec, value, first + at)
             for at, (item, value) in enumerate(zip(items, opened, strict=False))
         ]
+        # images; other kinds take no memory worth counting
         large = [value for value in opened if codec.memory(value) > 0]
         if len(large) > 1:
+            # the context has the request's time (budget.check_time)
             futures = [self._threads.submit(copy_context().run, load) for load in loads]
             wait(futures)  # even after an error, because the others take memory until they end
             instances = [future.result() for future in futures]

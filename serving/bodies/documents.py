@@ -5,7 +5,8 @@ generate extension.
 client, such an object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit
 takes them: {"inputs": "…"}.
 
-A body is parsed once. Each JSON library does what the others cannot:
+A body is parsed once, unless simdjson gives up a large one. Each JSON library does what the others
+cannot:
 
 - msgspec reads all bodies but large tensors, and checks each shape by a Struct that /openapi.json
   shows, with errors that name the place
@@ -82,8 +83,8 @@ class FlatBody:
     def instances(self, served: ServedModel) -> Instances | None:
         """Return the object as Instances if the model has a client, else None. It is one instance
         (a table takes any object), or {"inputs": …, "parameters": {…}} as Hugging Face's toolkit
-        takes them. An object that names an input of the model is for Triton's generate, and so
-        none. Raise InvalidRequest."""
+        takes them. If the body `generates`, an object that names an input of the model is none.
+        Raise InvalidRequest."""
         client = served.client
         names = {spec.name for spec in served.model.inputs}
         names_an_input = not names.isdisjoint(self.document)
@@ -111,7 +112,7 @@ class FlatJob(Job):
         self.parameters = body.flat.parameters or {}
         self.id = str(body.flat.id or "")
         super().__init__(served, request, self.document, self.parameters)
-        self.is_stream = True
+        self.is_decoupled = True
         if not (request.stream or body.generates):
             known = {*WHOLE_BODY, *(served.client.instance_keys() if served.client else ())}
             text = f"the body has none of the shapes {SHAPES}"
@@ -201,8 +202,9 @@ def read_shape(
 
 
 def _are_tensors(inputs: Any) -> bool:
-    """Return whether `inputs` is a list of KServe's tensors, which may be empty. Any other `inputs`
-    is an instance or a list of them, or an input of that name of a flat body."""
+    """Return whether `inputs` is a list of KServe's tensors. An empty list, and {} in it, count as
+    such, so that their errors name a tensor's fields. Any other `inputs` is an instance or a list
+    of them, or an input of that name of a flat body."""
     return isinstance(inputs, list) and all(map(_is_tensor, inputs))
 
 
@@ -225,7 +227,8 @@ def _payload(document: dict[str, Any]) -> Instances:
     return Instances([item], body.parameters or {}, sample_shape=True, named=body.target())
 
 
-# The shape of an object without tensors that has this key; of two keys the second one is unknown.
+# The shape of an object without tensors that has this key. `instances` goes before `payload`; its
+# Struct refuses the keys of other shapes.
 BY_KEY = {"instances": _instances, "payload": _payload}
 
 
@@ -285,7 +288,7 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
         tensors = msgspec.convert(plain, schemas.Tensors)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    check_misspelt(plain)
+    check_misspelt(plain)  # outside of the try: its error is the answer
     for tensor, array in zip(tensors.inputs, arrays, strict=True):
         tensor.data = array
     return tensors if all(isinstance(array, simdjson.Array) for array in arrays) else None
@@ -294,7 +297,7 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
 def _members(value: Any) -> dict[str, Any]:
     """Return an object's members. Raise ValueError if it has more than MOST_KEYS keys, or one of
     them twice: simdjson searches for each key from the start and finds the first."""
-    names = list(islice(value, MOST_KEYS + 1))
+    names = list(islice(value, MOST_KEYS))
     if len(set(names)) < len(value):
         raise ValueError(names)
     return {name: value[name] for name in names}

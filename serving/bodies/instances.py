@@ -128,7 +128,7 @@ class InstancesJob(Job):
         if served.sequencing and not self.sequence:
             self.sequence = Session(served.sequencing, served.sequencing.new_id())
         # a step of a sequence waits for the answer to the one before
-        self.is_pipelined = not (self.sequence or self.is_stream)
+        self.is_pipelined = not (self.sequence or self.is_decoupled)
         self.parameters = client_parameters(self.client, request, parameters)
         self.accept = preferred(request.accept, *PICTURES, CSV, NPY_TYPE)
         self.picture = self.accept if self.accept in PICTURES else ""
@@ -162,6 +162,8 @@ class InstancesJob(Job):
             with request.timings.stage("decode"):
                 items = self.items[first : first + size]
                 instances = request.decoder.decode(client, first, items)
+            # an instance can be several rows: keep those that fit into one call; the others are
+            # decoded again for the next batch
             if len(instances) > 1:
                 rows = accumulate(map(client.rows, instances))
                 fitting = sum(count <= size for count in rows)

@@ -43,6 +43,7 @@ BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 # the datatypes of outputs that may have classes, as for Triton
 SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
 # of the keys that are no fields: difflib compares each with every field
+OTHER_BODIES = ("instances", "payload")  # keys of bodies that are no tensors
 LONGEST_KEY = 40  # characters that are compared
 MOST_OTHERS = 100  # keys that are compared
 # KServe's own way to say how long the JSON header is
@@ -332,10 +333,15 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
 
 
 def check_misspelt(keys: Collection[str]) -> None:
-    """Raise InvalidRequest for a key that is nearly one of a body of tensors; Triton ignores any
-    other. Of very many other keys the first ones are looked at."""
+    """Raise InvalidRequest for a key that is nearly one of a body of tensors, or that holds
+    instances; Triton ignores any other. Of very many other keys the first ones are looked at."""
     check_count(len(keys), MOST_NAMED, "keys")
     fields = schemas.Tensors.__struct_fields__
+    for key in OTHER_BODIES:
+        if key in keys:
+            raise InvalidRequest(
+                f"the body has '{key}' and 'inputs' with tensors: send one of them"
+            )
     others = islice((key[:LONGEST_KEY] for key in keys if key not in fields), MOST_OTHERS)
     if misspelt := next((key for key in others if nearest(key, fields)), ""):
         raise InvalidRequest(f"the body with 'inputs': {unknown('key', misspelt, fields)}")

@@ -80,6 +80,7 @@ def read_body(
         _check_no_image(data)
     if is_json or (OBJECT.match(data) and kind not in (TEXT, CSV)):
         return read_object(data, generates, stream)
+    # only a text or CSV that begins with { comes here: it is JSON if it has a key of ours
     document = _object_in_text(data)
     if document:
         return read_shape(document, len(data), generates, stream)

@@ -36,7 +36,7 @@ class Named(Struct, kw_only=True):
     model_name: str | None = None
     modelname: str | None = None
     model_version: str | int | None = None
-    hint: ClassVar[str] = ""  # of the error for an unknown key
+    unknown_key_hint: ClassVar[str] = ""
 
     def target(self, source: str = "the body") -> Target:
         values = {key: getattr(self, key) for key in (*NAME_KEYS, VERSION_KEY)}
@@ -49,7 +49,7 @@ class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
     """A body for a model's client."""
 
     parameters: dict[str, Any] | None = None
-    hint: ClassVar[str] = " (put a model's parameters into 'parameters')"
+    unknown_key_hint: ClassVar[str] = " (put a model's parameters into 'parameters')"
 
 
 class Instances(ForClient, kw_only=True):
@@ -76,7 +76,7 @@ class Picture(Struct, forbid_unknown_fields=True):
     """The payload that is an image in base64."""
 
     img: Any
-    hint: ClassVar[str] = ""
+    unknown_key_hint: ClassVar[str] = ""
 
 
 class TensorParameters(Struct):
@@ -178,6 +178,6 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
         part = location.partition("[")[0]
         struct = {"inputs": Input, "outputs": Output}.get(part, shape)
         problem = unknown("key", field[1], struct.__struct_fields__)
-        return f"{where}: {problem}{shape.hint}"
+        return f"{where}: {problem}{shape.unknown_key_hint}"
     first, rest = message[:1], message[1:]
     return f"{where}: {first.lower()}{rest}"

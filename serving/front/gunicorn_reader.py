@@ -31,6 +31,7 @@ class BodyReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        # empty at the end of the body: recv_into then returns 0
         buffer = buffer[: self._remaining]
         if received := self._unreader.take_buffered():  # came with the headers
             size = min(len(received), len(buffer))

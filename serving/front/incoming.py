@@ -38,14 +38,16 @@ class Incoming(flask.Request):
         self.timings = Timings()
 
     def header(self, name: str) -> str:
-        """Return a header, "" if it is missing; several times faster than `headers`."""
+        """Return a header, "" if it is missing; several times faster than `headers`. Content-Type
+        and Content-Length are not among them."""
         key = name.upper().replace("-", "_")
         value: str = self.environ.get(f"HTTP_{key}", "")
         return value
 
     @cached_property
     def id(self) -> str:
-        """Return the caller's Inference-Id or the id that nginx made."""
+        """Return X-Request-Id, which nginx sets to the caller's Inference-Id or to an id of its
+        own; a new one without nginx."""
         return self.header("X-Request-Id") or uuid.uuid4().hex
 
     @cached_property

@@ -28,10 +28,11 @@ from serving.errors import (
     Forbidden,
     InvalidRequest,
     LoadFailed,
+    ModelFailed,
     ModelNotLoaded,
     ModelNotReady,
     ServingError,
-    by_code,
+    rebuilt,
 )
 from serving.front.incoming import FORWARDED, incoming
 from serving.front.replies import json_reply
@@ -39,7 +40,7 @@ from serving.front.services import services
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.model_status.served_model import ServedModel
-from serving.model_status.table import READY
+from serving.model_status.states import READY
 
 PAGE = 100
 LARGEST_PAGE = 1000
@@ -90,14 +91,17 @@ def _counted(counter: str) -> Iterator[None]:
 
 @example_routes.post("/examples/<name>/answer")
 def answer_example(name: str) -> Response:
-    """Answer 200 if the model answers its example. Only the model manager may ask, so nginx's
-    requests get 404."""
+    """Answer why the model fails on its example, "" if it does not. Only the model manager may ask,
+    so nginx's requests get 404."""
     if FORWARDED in incoming().headers:
         abort(HTTPStatus.NOT_FOUND)
-    app = services()
-    with app.admission.enter(0) as slot, app.registry.use(slot.keep, name) as served:
-        try_example(app.gateway, app.decoder, served)
-    return Response(status=HTTPStatus.OK, mimetype="text/plain")
+    app, reason = services(), ""
+    try:
+        with app.admission.enter(0) as slot, app.registry.use(slot.keep, name) as served:
+            try_example(app.gateway, app.decoder, served)
+    except ModelFailed as err:
+        reason = err.reason
+    return json_reply({"reason": reason})
 
 
 @describing_routes.get("/models")
@@ -251,4 +255,4 @@ def _ask(method: str, **fields: str) -> None:
     finally:
         connection.close()
     if reply.status != http.client.OK:
-        raise by_code(answer["code"], answer["error"])
+        raise rebuilt(**answer)

@@ -30,7 +30,7 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
     if isinstance(body, JsonLines):
         named = named.without(Target.agreed([route, *targets], route.source))
     targets.append(named)
-    if route.source == PATH:
+    if route.source == PATH:  # its name counts alone; versions must still agree
         targets = [replace(target, name=None) for target in targets]
     target = Target.agreed([route, *targets], route.source)
     if target.name is None and "model" in query:

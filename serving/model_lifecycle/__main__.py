@@ -15,8 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
@@ -24,24 +22,25 @@ from typing import Any
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.model_lifecycle.examples import Examples
-from serving.model_lifecycle.manager import AtStart, Manager
+from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_change import OnChange
 from serving.model_lifecycle.on_post import OnPost
+from serving.model_lifecycle.policy import AtStart, Policy
 from serving.model_lifecycle.recovery import Recovery, Report
-from serving.model_status.table import LOADING, UNLOADING, Models
-from serving.settings.table import AT_START, ON_CHANGE, ON_POST, Settings
+from serving.model_status.states import LOADING
+from serving.settings.table import AT_START, ON_CHANGE, ON_POST, LoadPolicy, Settings
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 PAUSE, LOOK = 0.2, 1.0  # seconds between two looks at the processes, and at the folders
-POLICIES = {AT_START: AtStart, ON_CHANGE: OnChange, ON_POST: OnPost}
+POLICIES: dict[LoadPolicy, type[Policy]] = {AT_START: AtStart, ON_CHANGE: OnChange, ON_POST: OnPost}
 
 
 class Server(ThreadingMixIn, UnixStreamServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, path: str, policy: AtStart) -> None:
+    def __init__(self, path: str, policy: Policy) -> None:
         self.policy = policy
         Path(path).unlink(missing_ok=True)
         super().__init__(path, Handler)
@@ -57,20 +56,25 @@ class Handler(BaseHTTPRequestHandler):
         self._reply(200, {})
 
     def do_POST(self) -> None:
+        self._change(self.server.policy.load)
+
+    def do_DELETE(self) -> None:
+        self._change(self.server.policy.unload)
+
+    def _change(self, change: Callable[..., None]) -> None:
+        """Call `change` with the fields in the body, and answer what comes of it."""
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
-            getattr(self.server.policy, "load" if self.command == "POST" else "unload")(**fields)
+            change(**fields)
         except ServingError as err:
-            self._reply(err.status, err.fields())
+            self._reply(err.status, err.facts())
         except Exception:
             log.exception("%s of %s failed", self.command, fields.get("name"))
-            self._reply(500, ServingError("an internal error; the log has it").fields())
+            self._reply(500, ServingError("an internal error; the log has it").facts())
         else:
             self._reply(200, {})
 
-    do_DELETE = do_POST
-
-    def _reply(self, status: int, document: dict[str, str]) -> None:
+    def _reply(self, status: int, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
         with suppress(ConnectionError):
             self.send_response(status)
@@ -85,46 +89,33 @@ class Handler(BaseHTTPRequestHandler):
 class Watch:
     """Watches tritonserver across its restarts, and the processes of its models."""
 
-    def __init__(self, manager: Manager, policy: AtStart) -> None:
+    def __init__(self, manager: Manager, policy: Policy) -> None:
         self.manager, self.policy, self.recovery = manager, policy, Recovery(manager)
-        self._pid, self._taken_up = manager.models().server, False
+        self._has_taken_up = False
 
     def step(self) -> None:
         """Look once. After each start tritonserver loads its models again; once it answers, update
         the table."""
-        pid = self.manager.pid()
-        if pid != self._pid:
-            if self._pid:
+        pid, before = self.manager.pid(), self.manager.models().server
+        if pid != before:
+            if before:
                 log.info("tritonserver has ended; the next one loads its models again")
-            self.manager.write(partial(_of_server, pid, self._pid))
-            self._pid, self._taken_up = pid, False
+            self.manager.start_server(pid)
+            self._has_taken_up = False
         if not pid:
             return
-        if not self._taken_up:
-            self.recovery.forget(pid)
-            for entry in self.manager.take_up():
-                self.policy.failed(entry, entry.reason)
-            models = self.manager.models()
-            self._taken_up = not any(map(models.awaits_server, models.entries.values()))
+        if not self._has_taken_up:
+            self.recovery.watch(pid)
+            for entry, reason in self.manager.take_up():
+                self.policy.failed(entry, reason)
+            entries = self.manager.models().entries.values()
+            self._has_taken_up = all(entry.state != LOADING for entry in entries)
         self.recovery.step()
 
 
-def _of_server(pid: int, before: int, models: Models) -> Models:
-    """Return the table for a new tritonserver: all models are being loaded again."""
-    new: dict[str, Any] = {
-        "state": LOADING,
-        "reason": "tritonserver was started again",
-        "answered": models.on_demand,
-    }
-    entries = {
-        name: replace(entry, **new) if before and entry.state != UNLOADING else entry
-        for name, entry in models.entries.items()
-    }
-    return replace(models, server=pid, entries=entries)
-
-
 def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
-    """Call `step` forever, with a pause of `seconds`. Log an error again only when it changes."""
+    """Call `step` forever, with a pause of `seconds`. Log an error once, until a
+    turn without it or another error comes."""
     logged = ""
     while True:
         text = ""
@@ -152,7 +143,6 @@ def main() -> None:
         settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout)
     )
     policy = POLICIES[settings.policy](manager)
-    policy.begin()
     watch = Watch(manager, policy)
     start(watch.step, PAUSE, "cannot look at the models' processes")
     Examples(manager, policy).start()

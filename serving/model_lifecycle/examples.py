@@ -13,10 +13,12 @@ from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import quote
 
-from serving.errors import ModelFailed, ServingError, by_code
+from serving.errors import ModelFailed, ServingError
 from serving.host.network import ask
-from serving.model_lifecycle.manager import AtStart, Manager
-from serving.model_status.table import READY, Entry, Models
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.policy import Policy
+from serving.model_status.states import READY
+from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
 # Seconds until an example is tried again: if no worker answered because gunicorn is starting, and
@@ -25,7 +27,7 @@ NO_WORKER, NO_VERDICT = 0.1, 1.0
 
 
 class Examples(threading.Thread):
-    def __init__(self, manager: Manager, policy: AtStart) -> None:
+    def __init__(self, manager: Manager, policy: Policy) -> None:
         super().__init__(name="examples", daemon=True)
         self.manager, self.policy = manager, policy
 
@@ -60,19 +62,16 @@ class Examples(threading.Thread):
     def _settle(self, entry: Entry, server: int) -> float:
         def answered(models: Models) -> Models:
             """Note the answer, unless the model or tritonserver has been replaced."""
-            if models.server != server or not self.manager.is_current(entry):
+            latest = models.latest(entry)
+            if models.server != server or latest is None:
                 return models
-            current = models.entries[entry.name]
-            reason = "" if current.state == READY else current.reason
-            updated = replace(current, answered=True, reason=reason)
-            return replace(models, entries={**models.entries, entry.name: updated})
+            reason = "" if latest.state == READY else latest.reason
+            return models.updated(entry, answered=True, reason=reason)
 
         try:
             self._ask(entry.name)
         except ModelFailed as err:
-            self.policy.failed(
-                entry, str(err).removeprefix(str(ModelFailed(entry.triton_name, "")))
-            )
+            self.policy.failed(entry, err.reason)
         except ServingError as err:
             self.manager.update(entry, reason=str(err))
             return NO_VERDICT
@@ -84,12 +83,15 @@ class Examples(threading.Thread):
         return 0.0
 
     def _ask(self, name: str) -> None:
-        """Raise the error that the worker answers; OSError if no worker answers."""
+        """Raise ModelFailed if the model fails, a ServingError if the worker cannot tell, and
+        OSError if no worker answers."""
         settings, path = self.manager.settings, f"/examples/{quote(name, safe='')}/answer"
         headers = {"X-Request-Id": "example"}
         status, body = ask(
             settings.gunicorn_socket, path, settings.request_timeout, "POST", headers, most=None
         )
+        answer = json.loads(body)
         if status != HTTPStatus.OK:
-            answer = json.loads(body)
-            raise by_code(answer["code"], answer["error"])
+            raise ServingError(answer["error"])
+        if answer["reason"]:
+            raise ModelFailed(name, answer["reason"])

@@ -14,11 +14,11 @@ log = logging.getLogger(__name__)
 
 def load(
     gateway: Connection, store: Store, name: str, parts: Collection[str], seconds: float
-) -> None:
-    """Make Triton load the model `name`, which calls the models `parts` if it is an ensemble. Raise
-    a ServingError."""
+) -> tuple[str, ...]:
+    """Make Triton load the model `name`, which calls the models `parts` if it is an ensemble.
+    Return the versions that it has loaded. Raise a ServingError."""
     try:
-        gateway.load(name, seconds)
+        return gateway.load(name, seconds)
     except (OutOfMemory, TritonTimeout, TritonUnavailable):
         raise
     except ServingError as err:
@@ -31,7 +31,7 @@ def load(
         left = [leave_openvino(store, each, reason) for each, reason in reasons.items()]
         if not any(left):
             raise
-        gateway.load(name, seconds)
+        return gateway.load(name, seconds)
 
 
 def leave_openvino(store: Store, name: str, reason: str) -> bool:

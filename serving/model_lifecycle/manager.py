@@ -6,19 +6,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import LoadFailed, OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.files import read_tritonserver
 from serving.host.processes import Stubs
 from serving.model_lifecycle import loading
 from serving.model_status.shared_files import MODELS, Leases, Table
-from serving.model_status.table import FAILED, LOADING, READY, UNLOADING, Entry, Models
+from serving.model_status.states import ADDING, LOADING, UNLOADING, Event
+from serving.model_status.table import Entry, Models
 from serving.repository.model_config import with_plan_remedies
 from serving.repository.staging import Store
 from serving.settings.table import Settings
@@ -40,7 +41,7 @@ class Manager:
         self.store = Store(settings.staged_folder, settings, tritonserver.backend_directory())
         self.leases = Leases(settings.leases_file, settings.most_workers)
         self._table = Table(settings.table_file)
-        self._models = self._table.look()
+        self._models = self._table.look().all_moved(Event.MANAGER_STARTED)
         self._lock = threading.Lock()
         self.changed = threading.Event()  # set with each change of the table
         self._changing: dict[str, threading.Lock] = {}
@@ -51,18 +52,18 @@ class Manager:
     def get(self, name: str) -> Entry | None:
         return self._models.entries.get(name)
 
-    def write(self, change: Callable[[Models], Models]) -> None:
-        """Replace the table, if that changes anything."""
+    def write(self, change: Callable[[Models], Models]) -> bool:
+        """Replace the table, and return whether that changes anything."""
         with self._lock:
-            if (changed := change(self._models)) != self._models:
+            if has_changed := (changed := change(self._models)) != self._models:
                 self._table.write(changed)
                 self._models = changed
                 self.changed.set()
+        return has_changed
 
     def put(self, *entries: Entry) -> None:
         """Add these models, or replace them."""
-        new = {entry.name: entry for entry in entries}
-        self.write(lambda models: replace(models, entries={**models.entries, **new}))
+        self.write(lambda models: models.with_entries(*entries))
 
     def remove(self, name: str) -> None:
         self.write(
@@ -73,24 +74,28 @@ class Manager:
 
     def update(self, entry: Entry, **fields: Any) -> None:
         """Change an entry, unless another load has replaced it."""
+        self.write(lambda models: models.updated(entry, **fields))
+
+    def move(self, entry: Entry, event: Event, **fields: Any) -> bool:
+        """Change the model's state as the event does (states.py), and these fields. Return False if
+        the event changes nothing."""
+        return self.write(lambda models: models.moved(entry, event, **fields))
+
+    def start_server(self, pid: int) -> None:
+        """Write the process id of tritonserver, 0 if it has ended. A new one loads the models
+        again."""
 
         def change(models: Models) -> Models:
-            if not self.is_current(entry):
-                return models
-            return replace(
-                models,
-                entries={
-                    **models.entries,
-                    entry.name: replace(models.entries[entry.name], **fields),
-                },
-            )
+            if models.server:
+                reason, answered = "tritonserver was started again", models.on_demand
+                models = models.all_moved(Event.SERVER_STARTED, reason=reason, answered=answered)
+            return replace(models, server=pid, reloads=0)
 
         self.write(change)
 
     def is_current(self, entry: Entry) -> bool:
         """Return whether the table has this load of the model."""
-        current = self.get(entry.name)
-        return current is not None and current.load_id == entry.load_id
+        return self._models.latest(entry) is not None
 
     def count_death(self, name: str) -> None:
         self.write(
@@ -130,8 +135,7 @@ class Manager:
         staged models before it answers. So remove those first that are being unloaded or loaded for
         the first time: one of them may never end its load."""
         for entry in self._models.entries.values():
-            is_first_load = entry.state == LOADING and entry.target and not entry.reason
-            if entry.state == UNLOADING or is_first_load:
+            if entry.state in (ADDING, UNLOADING):
                 self.unstage(entry)
         if pid := self.pid():
             log.error("killing tritonserver: %s", reason)
@@ -144,44 +148,43 @@ class Manager:
         with self.store.lock:
             return self.gateway.index()
 
-    def load(self, entry: Entry) -> None:
-        """Make Triton load the staged model. Raise a ServingError."""
-        loading.load(
+    def load(self, entry: Entry) -> tuple[str, ...]:
+        """Make Triton load the staged model. Return the versions that it has loaded. Raise a
+        ServingError."""
+        return loading.load(
             self.gateway, self.store, entry.triton_name, entry.parts, self.settings.load_timeout
         )
 
-    def reload(self, entry: Entry) -> None:
+    def reload(self, entry: Entry) -> tuple[str, ...]:
         """Unload the model, then load it: Triton ignores a load of an unchanged model. Raise a
         ServingError."""
+        self.write(lambda models: replace(models, reloads=models.reloads + 1))
         self.gateway.unload(entry.triton_name)
-        self.load(entry)
+        return self.load(entry)
+
+    def unload_dead(self, entry: Entry) -> None:
+        """Make Triton begin to unload a model whose process has died. Reload it first, because the
+        unload of a dead process never ends. Raise a ServingError."""
+        try:
+            self.reload(entry)
+        finally:
+            self.gateway.unload(entry.triton_name)
 
     def unload(self, entry: Entry) -> None:
         """Wait for the calls in flight, make Triton unload the model, and remove it. Raise
         TritonTimeout, TritonUnavailable.
 
         Triton's unload waits for a process that hangs, and never ends if the process has died. So
-        the process is killed, new instances are loaded beside it, and these are unloaded
-        (recovery.py). An unload during a load waits for the load; killing the process makes the
-        load fail."""
-        self.update(entry, state=UNLOADING)
-        if not self._becomes(
-            lambda: self.leases.requests(entry.column) == 0, self.settings.load_timeout
-        ):
-            raise TritonTimeout(
-                f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again"
-            )
+        the process is killed, and the model unloaded as a dead one. An unload during a load waits
+        for the load; killing the process makes the load fail."""
+        self.move(entry, Event.UNLOAD)
+        seconds = self.settings.load_timeout
+        if not self._becomes(lambda: self.leases.requests(entry.column) == 0, seconds):
+            raise TritonTimeout(f"'{entry.name}' is still in use after {seconds:g} s; try again")
         if not self._becomes(lambda: "LOADING" not in self._states(entry), STUB_SECONDS):
-            killed = self._kill_processes(entry)
-            if not self._becomes(lambda: "LOADING" not in self._states(entry), UNLOAD_SECONDS):
-                # a process that ended before it connected holds the load for ever
-                if killed or self.store.only_python:
-                    self.kill_server(f"the load of '{entry.name}' does not end")
-                raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
+            self._end_load(entry)
         self.gateway.unload(entry.triton_name)
-        if not self._becomes(
-            lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS
-        ):
+        if not self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
             log.warning(
                 "'%s' was not unloaded within %g s: killing its processes",
                 entry.name,
@@ -189,17 +192,25 @@ class Manager:
             )
             self._kill_processes(entry)
             with suppress(ServingError):
-                self.reload(entry)
-            self.gateway.unload(entry.triton_name)
-            if not self._becomes(
-                lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS
-            ):
-                self.kill_server(f"'{entry.name}' cannot be unloaded")
-                raise TritonUnavailable(
-                    f"'{entry.name}' cannot be unloaded; tritonserver is restarted"
-                )
+                self.unload_dead(entry)
+            if not self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
+                problem = f"'{entry.name}' cannot be unloaded"
+                self.kill_server(problem)
+                raise TritonUnavailable(f"{problem}; tritonserver is restarted")
         self.unstage(entry)
         self.remove(entry.name)
+
+    def _end_load(self, entry: Entry) -> None:
+        """Make Triton's load of the model fail. Raise TritonTimeout if that is not possible."""
+        has_killed = self._kill_processes(entry)
+        if not self._becomes(lambda: "LOADING" not in self._states(entry), UNLOAD_SECONDS):
+            # a process that ended before it connected holds the load for ever
+            if has_killed or self.store.only_python:
+                self.kill_server(f"the load of '{entry.name}' does not end")
+            raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
+
+    def _is_gone(self, entry: Entry) -> bool:
+        return not self._states(entry) & {"READY", "UNLOADING"}
 
     def drop(self, entry: Entry) -> None:
         """Remove a model that failed to load, with the parts of its ensemble that Triton did load.
@@ -250,10 +261,11 @@ class Manager:
             time.sleep(PAUSE)
         return False
 
-    def take_up(self) -> list[Entry]:
+    def take_up(self) -> list[tuple[Entry, str]]:
         """Write which models are ready after a start of tritonserver, which loads all staged models
-        before it listens. Return the models that failed. Remove staged models that are not in the
-        table: a load that was interrupted left them. Raise TritonUnavailable, TritonTimeout."""
+        before it listens. Return the models that failed, and why. Remove staged models that are not
+        in the table: a load that was interrupted left them. Raise TritonUnavailable,
+        TritonTimeout."""
         index: dict[str, list[IndexEntry]] = {}
         for version in self.index():
             index.setdefault(version.name, []).append(version)
@@ -262,49 +274,48 @@ class Manager:
                 if name not in self._expected_names():
                     self.gateway.unload(name)
                     self.store.remove(name)
+        loaded, failed = list[tuple[Entry, tuple[str, ...]]](), list[tuple[Entry, str]]()
         parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
-        entries = [
-            self._as_triton_says(entry, index.get(entry.triton_name, []))
-            for entry in parts_first
-            if self._models.awaits_server(entry)
-        ]
+        for entry in parts_first:
+            if entry.state == LOADING:
+                try:
+                    versions = self._loaded_versions(entry, index.get(entry.triton_name, []))
+                    loaded += [(entry, versions)] if versions else []
+                except LoadFailed as err:
+                    failed.append((entry, self.in_words(entry, str(err))))
 
         def change(models: Models) -> Models:
-            loaded = {
-                entry.name: entry
-                for entry in entries
-                if entry.state != FAILED
-                and self.is_current(entry)
-                and models.entries[entry.name].state != UNLOADING
-            }
-            return replace(models, entries={**models.entries, **loaded})
+            for entry, versions in loaded:
+                models = models.moved(entry, Event.LOADED, reason="", versions=versions)
+            return models
 
         self.write(change)
-        return [entry for entry in entries if entry.state == FAILED]
+        return failed
 
     def _expected_names(self) -> set[str]:
         return {
             name for entry in self._models.entries.values() for name in self.staged_names(entry)
         }
 
-    def _as_triton_says(self, entry: Entry, versions: list[IndexEntry]) -> Entry:
-        states = {version.state for version in versions}
-        if "READY" in states:
-            return replace(entry, state=READY, reason="")
-        if states & {"LOADING", "UNLOADING"}:
-            return entry
-        reasons = sorted({version.reason for version in versions if version.has_failed})
+    def _loaded_versions(self, entry: Entry, index: Collection[IndexEntry]) -> tuple[str, ...]:
+        """Return the versions that a new tritonserver has loaded; none while it still loads them.
+        Raise LoadFailed."""
+        states = {version.version: version.state for version in index}
+        if ready := tuple(number for number, state in states.items() if state == "READY"):
+            return ready
+        if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
+            return ()
+        reasons = sorted({version.reason for version in index if version.has_failed})
         # Triton refused the configuration, or a model that it calls, and says why only once more;
         # or OpenVINO refused it, and ONNX Runtime is tried
-        if not reasons or loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
-            try:
-                self.load(entry)
-                return replace(entry, state=READY, reason="")
-            except (TritonUnavailable, TritonTimeout):
-                raise
-            except ServingError as err:
-                reasons = [str(err)]
-        return replace(entry, state=FAILED, reason=self.in_words(entry, "; ".join(reasons)))
+        if reasons and not loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
+            raise LoadFailed("; ".join(reasons))
+        try:
+            return self.load(entry)
+        except (TritonUnavailable, TritonTimeout):
+            raise
+        except ServingError as err:
+            raise LoadFailed(str(err)) from err
 
     def in_words(self, entry: Entry, reason: str) -> str:
         """Return Triton's reason, with the author's folders instead of the staged ones, and the
@@ -315,22 +326,3 @@ class Manager:
             source = folder if name == entry.triton_name else folder.parent / part
             reason = reason.replace(str(self.store.path(name)), str(source))
         return with_plan_remedies(PREFACE.sub("", reason), folder)
-
-
-class AtStart:
-    """The policy that loads models only at the start (preparation/survey.py). A policy says when
-    models load."""
-
-    def __init__(self, manager: Manager) -> None:
-        self.manager, self.settings = manager, manager.settings
-
-    def begin(self) -> None:
-        """Clean up what the previous manager left unfinished."""
-
-    def step(self) -> None:
-        """Look for changes. It is called every second."""
-
-    def failed(self, entry: Entry, reason: str) -> None:
-        """Note that Triton did not load the model, or that its example failed. A first start ends
-        then."""
-        self.manager.update(entry, state=FAILED, reason=reason)

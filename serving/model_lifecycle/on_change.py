@@ -7,13 +7,9 @@ A call in flight may reach the new model. Models that call each other are checke
 loaded one after the other. A rejected folder is tried again when it changes.
 """
 
-import json
 import logging
-import os
 import secrets
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,10 +18,13 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from serving.errors import ConfigError, ServingError, TritonUnavailable
-from serving.model_lifecycle.manager import AtStart, Manager
-from serving.model_status.table import READY, UNLOADING, Entry, Rejection
-from serving.repository.layout import CLIENTS, Survey, folders_in, is_model
+from serving.errors import ConfigError, ServingError, TritonTimeout, TritonUnavailable
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.policy import Policy
+from serving.model_status.states import READY, UNLOADING
+from serving.model_status.table import Entry, Rejection
+from serving.repository import run_preparation
+from serving.repository.layout import CLIENTS, LayoutError, folders_in, is_model
 from serving.repository.model_config import (
     ModelConfig,
     Unreadable,
@@ -37,28 +36,35 @@ from serving.repository.staging import copy_model, signature
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[2]
 SETTLED = 0.9  # seconds without a change
 # seconds that the copy of a replaced model is kept: a worker may still be making its client from it
 KEPT = 60.0
+ENDED = (
+    "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
+)
 
 
 class Rejected(Exception):
     """The changed folders are not served; `args` has a line for each mistake."""
 
+    def in_folder(self, copy: Path, source: Path) -> "Rejected":
+        """Return the same mistakes in the author's folder instead of its copy."""
+        return Rejected(*(line.replace(str(copy), str(source)) for line in self.args))
+
 
 @dataclass(frozen=True)
 class ModelFolder:
     """A model folder, its signature, the models that it calls, and the folder of its client if that
-    is another one."""
+    is another one. A changed model is served from its `copy`."""
 
     folder: Path
     signature: str
     parts: tuple[str, ...]
     clients: Path | None
+    copy: Path = Path()
 
 
-class OnChange(AtStart):
+class OnChange(Policy):
     """The policy that loads models when their folders change. One thread uses it."""
 
     def __init__(self, manager: Manager) -> None:
@@ -122,15 +128,20 @@ class OnChange(AtStart):
             lambda rejection: rejection.folders == _states(folders, rejection.folders)
         )
         wanted = _wanted(self.settings, folders)
-        for unit in _units(wanted, folders, self.manager.models().entries):
+        rejected = [rejection.folders for rejection in self.manager.models().rejected]
+        units = [
+            unit
+            for unit in _units(wanted, folders, self.manager.models().entries)
+            if _states(folders, unit) not in rejected
+        ]
+        new = set().union(*units) & wanted - self.manager.models().entries.keys()
+        self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
+        for unit in units:
             state = _states(folders, unit)
             changed = max(
                 (self._since[name][1] for name in unit if name in self._since), default=0.0
             )
-            is_rejected = any(
-                rejection.folders == state for rejection in self.manager.models().rejected
-            )
-            if is_rejected or time.monotonic() < changed + SETTLED:
+            if time.monotonic() < changed + SETTLED:
                 continue
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
@@ -147,89 +158,84 @@ class OnChange(AtStart):
         """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable before
         Triton runs."""
         self.manager.gateway.is_live()
-        graph = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
-        order = list(TopologicalSorter(graph).static_order())
-        load = secrets.token_hex(8)
-        copies = {}
-        # models of one repository are copied side by side, for their clients/
-        for name, model in folders.items():
-            repository = self.settings.model_repositories.index(model.folder.parent)
-            copies[name] = self.settings.copies_folder / f"{load}-{repository}" / name
-        if order:
-            log.info("%s: changed or new; checking it", ", ".join(order))
+        if folders:
+            load = secrets.token_hex(8)
+            models = [self._with_copy(folders[name], load) for name in _parts_first(folders)]
+            log.info("%s: changed or new; checking it", _names(models))
             try:
-                for name in order:
-                    copy_model(folders[name].folder, copies[name], folders[name].clients)
-            except OSError as err:
-                raise Rejected(f"{', '.join(order)}: the folder cannot be copied: {err}") from err
-            try:
-                for note in _checked(
-                    self.settings, {folder.parent for folder in copies.values()}, order
-                ):
-                    log.info(note)
-                for name in order:
-                    self._serve(name, folders[name], copies[name], load)
+                _copy(models)
+                _check(self.settings, models)
+                for model in models:
+                    self._serve(model, load)
             except Rejected as err:
-                for name in order:
-                    served = self.manager.get(name)
-                    if served is None or served.folder != str(copies[name]):
-                        _remove(copies[name])
-                reasons = err.args
-                for name in order:
-                    ours = str(copies[name].parent)
-                    source = str(folders[name].folder.parent)
-                    reasons = tuple(reason.replace(ours, source) for reason in reasons)
-                raise Rejected(*reasons) from err
-        gone_first = TopologicalSorter(
-            {name: set(entry.parts) for name, entry in self.manager.models().entries.items()}
-        )
-        for name in reversed(
-            [name for name in gone_first.static_order() if name in set(unit) - folders.keys()]
-        ):
-            if (gone := self.manager.get(name)) is not None:
+                self._remove_copies(models)
+                for model in models:
+                    err = err.in_folder(model.copy.parent, model.folder.parent)
+                raise err from None
+        self._retire(set(unit) - folders.keys())
+
+    def _with_copy(self, model: ModelFolder, load: str) -> ModelFolder:
+        """Choose the folder of the copy. Models of one repository are copied side by side, for
+        their clients/."""
+        repository = self.settings.model_repositories.index(model.folder.parent)
+        copies = self.settings.copies_folder / f"{load}-{repository}"
+        return replace(model, copy=copies / model.folder.name)
+
+    def _remove_copies(self, models: Iterable[ModelFolder]) -> None:
+        """Remove the copies that are not served."""
+        served = {entry.folder for entry in self.manager.models().entries.values()}
+        for model in models:
+            if str(model.copy) not in served:
+                _remove(model.copy)
+
+    def _retire(self, names: Collection[str]) -> None:
+        """Unload models whose folders were removed, ensembles before their parts."""
+        calls = {name: entry.parts for name, entry in self.manager.models().entries.items()}
+        for name in reversed([*TopologicalSorter(calls).static_order()]):
+            gone = self.manager.get(name)
+            if name in names and gone:
                 with self.manager.changing(name):
                     self.manager.unload(gone)
                 self._old.append((time.monotonic(), Path(gone.folder)))
                 log.info("%s: its folder was removed, so it is no longer served", name)
 
-    def _serve(self, name: str, source: ModelFolder, folder: Path, load: str) -> None:
+    def _serve(self, model: ModelFolder, load: str) -> None:
         """Load the model in place of the one that is served. If that fails, the old one stays.
         Raise Rejected."""
-        manager, old = self.manager, self.manager.get(name)
+        manager, name = self.manager, model.folder.name
+        old = manager.get(name)
         with manager.changing(name):
             try:
-                manager.store.stage(folder, name)
+                manager.store.stage(model.copy, name)
                 entry = Entry(
                     name,
                     name,
-                    str(folder),
+                    str(model.copy),
                     load,
                     old.column if old else manager.free_column(),
                     READY,
-                    source.parts,
+                    model.parts,
                     began=time.monotonic(),
                     answered=True,
-                    signature=source.signature,
-                    source=str(source.folder),
+                    signature=model.signature,
+                    source=str(model.folder),
                 )
-                manager.load(entry)
+                versions = manager.load(entry)
             except (ConfigError, ServingError) as err:
                 if old:
                     manager.store.stage(Path(old.folder), name)
                 else:
                     manager.store.remove(name)
-                ended = (
-                    "tritonserver ended while it loaded the model; correct it, or touch a file "
-                    "in it to try again"
-                )
-                raise Rejected(
-                    f"{name}: {ended if isinstance(err, TritonUnavailable) else err}"
-                ) from err
-            manager.put(entry)
+                # it may still end, and would replace what is served: what is staged now is loaded
+                if isinstance(err, TritonTimeout):
+                    manager.kill_server(f"the load of '{name}' does not end")
+                has_ended = isinstance(err, TritonUnavailable)
+                raise Rejected(f"{name}: {ENDED if has_ended else err}") from err
+            manager.put(replace(entry, versions=versions))
             self._keep_rejected(lambda rejection: name not in rejection.folders)
         if old:
             self._old.append((time.monotonic(), Path(old.folder)))
-        log.info("%s: the model in %s is now served", name, source.folder)
+        log.info("%s: the model in %s is now served", name, model.folder)
 
     def _reject(self, state: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
         for reason in reasons:
@@ -297,46 +303,44 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
     return wanted
 
 
-def _checked(
-    settings: Settings, repositories: Collection[Path], names: Collection[str]
-) -> Sequence[str]:
-    """Check all models of these repositories as `serve --check` does. Return lines for the log.
-    Raise Rejected."""
-    checked = replace(
-        settings, model_repositories=tuple(repositories), load_models=tuple(names), reload="false"
-    )
-    checked = replace(checked, default_model=min(names))
-    process = _run(checked, "survey")
-    if process.returncode:
-        raise Rejected(f"it cannot be read: {_last(process.stderr)}")
-    survey = Survey(**json.loads(process.stdout))
-    if mistakes := survey.mistakes or survey.unreadable:
-        # the others show a repository as it should be
-        raise Rejected(*(line for line in mistakes if "\n" not in line))
-    check = _run(checked, "check")
-    if check.returncode:
-        ignored = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
-        lines = [line for line in check.stdout.splitlines() if not line.startswith(ignored)]
-        raise Rejected(
-            *(
-                lines
-                if check.returncode == 1 and lines
-                else [f"its check ended: {_last(check.stderr)}"]
-            )
-        )
-    return (*survey.warnings, *survey.engines)
+def _parts_first(folders: Mapping[str, ModelFolder]) -> Iterable[str]:
+    """Return the models in an order in which each comes after those that it calls. Raise
+    CycleError."""
+    calls = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
+    return TopologicalSorter(calls).static_order()
 
 
-def _run(settings: Settings, module: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", f"serving.preparation.{module}", *words]
-    seconds, environ = settings.start_timeout, os.environ | settings.environment()
+def _names(models: Iterable[ModelFolder]) -> str:
+    return ", ".join(model.folder.name for model in models)
+
+
+def _copy(models: Iterable[ModelFolder]) -> None:
+    """Copy the model folders, because they may change again. Raise Rejected."""
     try:
-        return subprocess.run(
-            command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=seconds
-        )
-    except subprocess.TimeoutExpired as err:
-        raise Rejected(f"its check took more than {seconds:g} s (SERVE_START_TIMEOUT)") from err
+        for model in models:
+            copy_model(model.folder, model.copy, model.clients)
+    except OSError as err:
+        raise Rejected(f"{_names(models)}: the folder cannot be copied: {err}") from err
 
 
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1]
+def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
+    """Check the copies as `serve --check` does, and log what is to know about them. Raise
+    Rejected."""
+    names = tuple(model.copy.name for model in models)
+    checked = replace(
+        settings,
+        model_repositories=tuple({model.copy.parent for model in models}),
+        load_models=names,
+        default_model=min(names),
+        reload="false",
+    )
+    try:
+        survey = run_preparation.survey(checked)
+        reasons = survey.unreadable or run_preparation.mistakes(checked, names)
+    except LayoutError as err:
+        # the others show a repository as it should be
+        reasons = [line for line in err.mistakes if "\n" not in line]
+    if reasons:
+        raise Rejected(*reasons)
+    for note in (*survey.warnings, *survey.engines):
+        log.info(note)

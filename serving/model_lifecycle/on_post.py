@@ -29,10 +29,12 @@ from serving.errors import (
 from serving.host.files import digest
 from serving.host.machine import memory_limit
 from serving.host.processes import used_by
-from serving.model_lifecycle.manager import AtStart, Manager
-from serving.model_status.table import FAILED, LOADING, READY, UNLOADING, Entry
-from serving.repository.archives import Archive, locate
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.policy import Policy
+from serving.model_status.states import ADDING, FAILED, UNLOADING, Event
+from serving.model_status.table import Entry
 from serving.repository.checks import memory_of
+from serving.repository.locate_archive import Archive, locate
 from serving.repository.model_config import Unreadable, read_config
 from serving.triton.connection import is_out_of_memory
 
@@ -40,7 +42,7 @@ log = logging.getLogger(__name__)
 LONGEST_NAME = 1024
 
 
-class OnPost(AtStart):
+class OnPost(Policy):
     """Loads a model when POST /models says so; safe to share between threads."""
 
     def __init__(self, manager: Manager) -> None:
@@ -49,12 +51,7 @@ class OnPost(AtStart):
         self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
-
-    def begin(self) -> None:
-        self.manager.write(lambda models: replace(models, on_demand=True))
-        for entry in self.manager.models().entries.values():
-            if entry.state == LOADING and not entry.reason:
-                self.manager.update(entry, state=UNLOADING)
+        manager.write(lambda models: replace(models, on_demand=True))
 
     def step(self) -> None:
         """Unload models again whose load or unload timed out, until Triton has unloaded them."""
@@ -82,16 +79,16 @@ class OnPost(AtStart):
             names = triton_names(archive, target, self.settings.namespaces)
             entry = self._admit(name, url, target, archive, names)
             try:
-                self._load(entry, names, archive.root)
+                versions = self._load(entry, names, archive.root)
             except TritonTimeout:  # Triton may still be loading it
-                self.manager.update(entry, state=UNLOADING)
+                self.manager.move(entry, Event.UNLOAD)
                 raise
             except BaseException:
                 self.manager.drop(entry)
                 raise
             finally:
                 self._promised.pop(name, None)
-            self.manager.update(entry, state=READY)
+            self.manager.move(entry, Event.LOADED, versions=versions)
         log.info("loaded %s (%s) from %s", target, name, archive.folder)
 
     def unload(self, name: str) -> None:
@@ -141,6 +138,7 @@ class OnPost(AtStart):
                 str(archive.folder),
                 load,
                 column,
+                ADDING,
                 parts=tuple(parts),
                 began=began,
                 answered=True,
@@ -162,8 +160,8 @@ class OnPost(AtStart):
                     "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false"
                 )
 
-    def _load(self, entry: Entry, names: Mapping[Path, str], root: Path) -> None:
-        """Stage the archive's folders, and make Triton load them."""
+    def _load(self, entry: Entry, names: Mapping[Path, str], root: Path) -> tuple[str, ...]:
+        """Stage the archive's folders, and make Triton load them. Return the versions."""
         inner = {folder.name: name for folder, name in names.items() if name != entry.triton_name}
         try:
             for folder, name in names.items():
@@ -171,7 +169,7 @@ class OnPost(AtStart):
                     log.log(
                         logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice
                     )
-            self.manager.load(entry)
+            return self.manager.load(entry)
         except ConfigError as err:
             raise LoadFailed(str(err)) from err
         except (TritonTimeout, TritonUnavailable):

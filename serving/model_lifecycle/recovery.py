@@ -5,9 +5,8 @@ often.
         -> Triton unloads and loads that model -> it is served again
         -> after too many deaths: it is unloaded, and tried again later
 
-Triton never ends the unload of an instance whose process has died (quirks.py). So a model is
-unloaded and loaded, and to remove it, it is unloaded again. After MOST_RELOADS such reloads
-tritonserver is restarted.
+model_status/states.py has the states on this way, and says why a dead model is reloaded before it
+is unloaded. After MOST_RELOADS reloads tritonserver is restarted.
 """
 
 import logging
@@ -15,14 +14,15 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.processes import Stubs
 from serving.model_lifecycle.manager import Manager
-from serving.model_status.table import READY, REFUSED, RESTARTING, Entry
+from serving.model_status.states import READY, REFUSING, RELOADED, RELOADING, Event
+from serving.model_status.table import Entry
 from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ WINDOW = 60.0
 CRASHES_ALLOWED = 3
 REFUSED_SECONDS = 300.0  # the first time; twice as long each further time
 REFUSED_MOST = 24 * 3600.0
-IN_TROUBLE = (RESTARTING, REFUSED)
 
 
 @dataclass(frozen=True)
@@ -45,62 +44,43 @@ class Report:
     began: float
 
 
-@dataclass
-class _History:
-    crashes: deque[float] = field(default_factory=deque)
-    refusals: int = 0
-    ended: float = 0.0  # when the last reload ended: processes that died before are gone
-    busy: bool = False
-
-
 class Recovery:
     """Decides what happens to crashed models. Only `report` may be called by several threads."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._stubs = Stubs()
-        self._histories: dict[tuple[str, str], _History] = {}
-        self._pid, self._reloads, self._looked = 0, 0, 0.0
+        self._stubs, self._pid, self._looked = Stubs(), 0, 0.0
         self._reports: deque[Report] = deque()
-        # a model, whether it serves, when its reload ended
-        self._done: deque[tuple[Entry, bool, float]] = deque()
+        # what a thread does with a model in this state
+        self._work = {RELOADING: self._reload, REFUSING: self._unload}
 
     def report(self, report: Report) -> None:
         """Take the report of a call that met a dead process."""
         self._reports.append(report)
 
-    def forget(self, pid: int) -> None:
-        """Begin again with a new tritonserver, which has loaded all models."""
-        self._pid, self._reloads, self._looked = pid, 0, 0.0
-        loads = {(entry.load_id, entry.name) for entry in self._manager.models().entries.values()}
-        self._histories = {
-            load: history for load, history in self._histories.items() if load in loads
-        }
+    def watch(self, pid: int) -> None:
+        """Watch the processes of this tritonserver, which has loaded all models."""
+        self._pid, self._looked = pid, 0.0
 
     def step(self) -> None:
-        now = time.monotonic()
-        done = [self._done.popleft() for _ in range(len(self._done))]
-        if done or now > self._looked + LOOK_SECONDS:
-            self._look(now)
-        for entry, serves, ended in done:  # only now, after the look has seen the new processes
-            history = self._history(entry)
-            history.busy, history.ended = False, ended
-            latest = self._manager.get(entry.name)
-            if serves and latest and latest.state == RESTARTING:  # and not UNLOADING
-                self._manager.update(entry, state=READY, reason="", until=0.0)
+        entries = self._manager.models().entries.values()
+        reloaded = [entry for entry in entries if entry.state == RELOADED]
+        if reloaded or time.monotonic() > self._looked + LOOK_SECONDS:
+            self._look()
+        for entry in reloaded:
+            self._manager.move(entry, Event.PROCESSES_SEEN, reason="")
         while self._reports:
             report = self._reports.popleft()
             for _ in range(2):  # the exit codes of the processes say more than Triton
-                self._look(time.monotonic())
+                self._look()
             if owner := self._owner(report.models, report.details):
                 self._handle(owner, report.details, report.began)
         for entry in self._manager.models().entries.values():
-            is_due = entry.state in IN_TROUBLE and entry.until <= time.monotonic()
-            if is_due and not self._history(entry).busy:
-                self._begin(self._reload, entry, entry.reason)
+            if entry.state in Event.DUE.value and entry.until <= time.monotonic():
+                self._begin(entry, Event.DUE)
 
-    def _look(self, now: float) -> None:
-        self._looked = now
+    def _look(self) -> None:
+        self._looked = time.monotonic()
         for stub, how in self._stubs.look(self._pid):
             if entry := self._entry(stub.file.parts[-3]):
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
@@ -133,54 +113,48 @@ class Recovery:
     def _handle(self, entry: Entry, reason: str, began: float) -> None:
         """Handle a crash seen by a call that began at `began`. Ignore it if that was before the
         last load ended."""
-        history = self._history(entry)
-        if (
-            history.busy
-            or began <= max(history.ended, entry.began)
-            or entry.state not in (READY, *IN_TROUBLE)
-        ):
+        if entry.state != READY or began <= entry.began:
             return
         now = time.monotonic()
-        history.crashes.append(now)
+        crashes = (*(crash for crash in entry.crashes if crash > now - WINDOW), now)
+        self._manager.update(entry, crashes=crashes)
         self._manager.count_death(entry.name)
-        while history.crashes[0] <= now - WINDOW:
-            history.crashes.popleft()
-        if (times := len(history.crashes)) > CRASHES_ALLOWED:
-            text = f"its processes died {times} times within {WINDOW:g} s, the last: {reason}"
-            self._begin(self._refuse, entry, text)
-        elif self._reloads >= MOST_RELOADS:
-            again = f"models had to be reloaded {self._reloads} times"
+        reloads = self._manager.models().reloads
+        if len(crashes) > CRASHES_ALLOWED:
+            times = f"its processes died {len(crashes)} times within {WINDOW:g} s"
+            self._begin(entry, Event.REFUSE, **_refusal(entry, f"{times}, the last: {reason}"))
+        elif reloads >= MOST_RELOADS:
+            again = f"models had to be reloaded {reloads} times"
             self._manager.kill_server(f"model '{entry.name}': {reason}; {again}")
         else:
             log.warning("reloading model '%s': %s", entry.name, reason)
-            self._begin(self._reload, entry, reason)
+            self._begin(entry, Event.DIED, reason=reason)
 
-    def _begin(self, work: Callable[[Entry, str], bool], entry: Entry, reason: str) -> None:
-        """Run `work` in a thread, because a load may take long."""
-        self._manager.update(entry, state=RESTARTING, reason=reason, until=0.0)
-        self._history(entry).busy = True
-        self._reloads += 1
-        threading.Thread(target=self._work, args=(work, entry, reason), daemon=True).start()
+    def _begin(self, entry: Entry, event: Event, **fields: Any) -> None:
+        """Work in a thread, because a load may take long."""
+        if self._manager.move(entry, event, **fields):
+            threading.Thread(target=self._recover, args=(entry,), daemon=True).start()
 
-    def _work(self, work: Callable[[Entry, str], bool], entry: Entry, reason: str) -> None:
-        serves = False
+    def _recover(self, entry: Entry) -> None:
+        """Work until another event than those of this thread has to come."""
+        manager = self._manager
         try:
-            with self._manager.changing(entry.name):
-                serves = self._manager.is_current(entry) and work(entry, reason)
+            with manager.changing(entry.name):
+                while (latest := manager.models().latest(entry)) and latest.state in self._work:
+                    self._work[latest.state](latest)
         except TritonTimeout:
-            self._manager.kill_server(f"model '{entry.name}' cannot be reloaded: {reason}")
+            manager.kill_server(f"model '{entry.name}' cannot be reloaded")
         except TritonUnavailable:
             log.info("model '%s': tritonserver has ended meanwhile", entry.name)
         except Exception:
             log.exception("model '%s' cannot be reloaded", entry.name)
         finally:
-            self._done.append((entry, serves, time.monotonic()))
+            manager.move(entry, Event.INTERRUPTED)
 
-    def _reload(self, entry: Entry, reason: str) -> bool:
-        """Reload the model. Return whether it serves again."""
+    def _reload(self, entry: Entry) -> None:
         began = time.monotonic()
         try:
-            self._manager.reload(entry)
+            versions = self._manager.reload(entry)
         except TritonTimeout:
             with suppress(ServingError):  # a tritonserver that does not answer is to blame itself
                 if self._manager.gateway.is_live():
@@ -189,28 +163,26 @@ class Recovery:
         except TritonUnavailable:
             raise
         except ServingError as err:
-            return self._refuse(entry, f"it cannot be reloaded ({reason}): {err}")
-        log.info("model '%s' serves again after %.1f s", entry.name, time.monotonic() - began)
-        return True
+            fields = _refusal(entry, f"it cannot be reloaded ({entry.reason}): {err}")
+            self._manager.move(entry, Event.REFUSE, **fields)
+        else:
+            now = time.monotonic()
+            log.info("model '%s' serves again after %.1f s", entry.name, now - began)
+            self._manager.move(entry, Event.RELOAD_ENDED, began=now, versions=versions)
 
-    def _refuse(self, entry: Entry, reason: str) -> bool:
-        """Unload the model for a while. Reload it first, because the unload of a dead process never
-        ends. Return False."""
-        history = self._history(entry)
-        seconds = min(REFUSED_SECONDS * 2**history.refusals, REFUSED_MOST)
-        history.refusals += 1
-        self._manager.update(entry, state=REFUSED, reason=reason, until=time.monotonic() + seconds)
-        log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)
+    def _unload(self, entry: Entry) -> None:
         try:
-            try:
-                self._manager.reload(entry)
-            finally:
-                self._manager.gateway.unload(entry.triton_name)
+            self._manager.unload_dead(entry)
         except (TritonTimeout, TritonUnavailable):
             raise
         except ServingError as err:
             log.warning("model '%s' is not unloaded: %s", entry.name, err)
-        return False
+        self._manager.move(entry, Event.UNLOAD_ENDED)
 
-    def _history(self, entry: Entry) -> _History:
-        return self._histories.setdefault((entry.load_id, entry.name), _History())
+
+def _refusal(entry: Entry, reason: str) -> dict[str, Any]:
+    """Return the fields of a model that is not served for a while, longer each time."""
+    seconds = min(REFUSED_SECONDS * 2**entry.refusals, REFUSED_MOST)
+    log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)
+    until = time.monotonic() + seconds
+    return {"reason": reason, "until": until, "refusals": entry.refusals + 1}

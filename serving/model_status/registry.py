@@ -1,7 +1,6 @@
 """The models that callers can name: the manager's table, joined with each model's client."""
 
 import logging
-import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,10 +27,8 @@ from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-# Slot.use (front/admission.py): the name of a model, and the column of its counter
+# Slot.keep (front/admission.py): the name of a model, and the column of its counter
 Keep = Callable[[str, int], None]
-# the names of folders of versions; Triton would read the number at the start of any other text
-VERSION = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class Registry:
@@ -62,8 +59,8 @@ class Registry:
                 keep(entry.name, entry.column)
         try:
             served = self._served[entry.key]
-            if version is not None and not self._has_version(served.name, version):
-                raise self._no_version(entry, served.name, version)
+            if version is not None and version not in entry.versions:
+                raise _no_version(entry, served.name, version)
             began = monotonic()
             try:
                 yield served
@@ -113,30 +110,15 @@ class Registry:
         rejections = (rejection for rejection in models.rejected if name in rejection.folders)
         if reasons := [reason for rejection in rejections for reason in rejection.reasons]:
             raise ModelFailed(name, "; ".join(reasons))
+        if name in models.checking:
+            raise ModelNotReady(
+                f"the new folder of model '{name}' is being checked; try again shortly"
+            )
         if models.on_demand:
             raise ModelNotLoaded(name)
         names = ", ".join(sorted(models.current)) or "none"
         raise ModelNotFound(
             f"Request for unknown model: '{name}' is not found; the models served are: {names}"
-        )
-
-    def _has_version(self, name: str, version: str) -> bool:
-        """Return whether Triton serves this version of its model `name`."""
-        return bool(VERSION.fullmatch(version)) and self.gateway.is_model_ready(name, version)
-
-    def _no_version(
-        self, entry: Entry, name: str, version: str
-    ) -> InvalidRequest | VersionNotFound:
-        if entry.target:  # an archive: its platform reads a 404 as "not loaded"
-            return InvalidRequest(
-                f"model '{name}' has no version {quoted(version)}; leave it out for the latest"
-            )
-        entries = self.index().get(name, [])
-        versions = (
-            ", ".join(sorted(item.version for item in entries if item.state == "READY")) or "none"
-        )
-        return VersionNotFound(
-            f"model '{name}' has no version {quoted(version)}; its versions are: {versions}"
         )
 
     def _only_name(self) -> str:
@@ -151,3 +133,11 @@ class Registry:
                 f"models served are: {', '.join(names) or 'none'}"
             )
         return names[0]
+
+
+def _no_version(entry: Entry, name: str, version: str) -> InvalidRequest | VersionNotFound:
+    """Return the error for a version that Triton's model `name` does not have."""
+    text = f"model '{name}' has no version {quoted(version)}"
+    if entry.target:  # an archive: its platform reads a 404 as "not loaded"
+        return InvalidRequest(f"{text}; leave it out for the latest")
+    return VersionNotFound(f"{text}; its versions are: {', '.join(entry.versions)}")

@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from serving.model_status.table import Entry, Models, Rejection
 
@@ -43,16 +44,11 @@ class Table:
             with self.file.open("rb") as opened:
                 version = os.fstat(opened.fileno()).st_mtime_ns
                 document = json.load(opened)
-            entries = document["entries"].items()
-            loads = {
-                name: Entry(**fields | {"parts": tuple(fields["parts"])})
-                for name, fields in entries
-            }
+            loads = {name: _entry(fields) for name, fields in document["entries"].items()}
             rejected = tuple(Rejection(**fields) for fields in document["rejected"])
-            self._read = read = (
-                version,
-                Models(**document | {"entries": loads, "rejected": rejected}),
-            )
+            rows = {"entries": loads, "rejected": rejected}
+            rows["checking"] = tuple(document["checking"])
+            self._read = read = (version, Models(**document | rows))
         return read[1]
 
     def write(self, models: Models) -> None:
@@ -63,6 +59,12 @@ class Table:
         version = time.monotonic_ns()
         os.utime(temporary, ns=(version, version))
         temporary.replace(self.file)
+
+
+def _entry(fields: dict[str, Any]) -> Entry:
+    """Return an entry of the file, in which tuples have become lists."""
+    tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Entry(**fields | tuples)
 
 
 class Leases:

@@ -3,8 +3,9 @@ only."""
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from serving.errors import (
     ModelFailed,
@@ -14,14 +15,18 @@ from serving.errors import (
     ModelRestarting,
     ServingError,
 )
-
-LOADING, READY, RESTARTING, REFUSED, FAILED, UNLOADING = (
-    "loading",
-    "ready",
-    "restarting",
-    "refused",
-    "failed",
-    "unloading",
+from serving.model_status.states import (
+    ADDING,
+    FAILED,
+    LOADING,
+    READY,
+    REFUSED,
+    REFUSING,
+    RELOADED,
+    RELOADING,
+    RESTARTING,
+    UNLOADING,
+    Event,
 )
 
 
@@ -31,11 +36,12 @@ class Entry:
     `triton_name`.
 
     Its client is made from `folder`. `load_id` distinguishes its loads, `column` is that of its
-    counter in the leases. `parts` are Triton's names of the models that an ensemble calls. `reason`
-    says why the model is not ready; a refused model is tried again at `until`. `began` is when the
-    load began (time.monotonic). `answered` says that the model has answered its example since then,
-    or need not. An archive has a `target` and a `url`, a watched folder a `signature` and its
-    `source`.
+    counter in the leases. `parts` are Triton's names of the models that an ensemble calls,
+    `versions` those that Triton has loaded. `reason` says why the model is not ready; a refused
+    model is reloaded at `until`, and `refusals` counts how often it was refused. Processes that
+    died before `began` (time.monotonic) are of an earlier load or reload; `crashes` has the times
+    of later deaths. `answered` says that the model has answered its example, or need not. An
+    archive has a `target` and a `url`, a watched folder a `signature` and its `source`.
     """
 
     name: str
@@ -45,9 +51,12 @@ class Entry:
     column: int
     state: str = LOADING
     parts: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
     reason: str = ""
     until: float = 0.0
+    refusals: int = 0
     began: float = 0.0
+    crashes: tuple[float, ...] = ()
     answered: bool = False
     target: str = ""
     url: str = ""
@@ -63,16 +72,15 @@ class Entry:
         """Return why the model does not answer, None if it does."""
         if self.state == READY:
             return None
-        if self.state == RESTARTING:
+        if self.state in (RESTARTING, RELOADING, RELOADED):
             return ModelRestarting(self.name, self.reason)
-        if self.state == REFUSED:
+        if self.state in (REFUSING, REFUSED):
             return ModelRefused(
                 self.name, self.reason, max(1, round(self.until - time.monotonic()))
             )
         if self.state == FAILED:
             return ModelFailed(self.name, self.reason)
-        # the platform's first load of an archive is in progress
-        if self.target and not self.reason:
+        if self.state == ADDING:
             return ModelNotLoaded(self.name)
         return ModelNotReady(f"model '{self.name}' is being loaded; try again shortly")
 
@@ -88,14 +96,17 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Models:
-    """The table: models by name, what was rejected, how often a process of each model died, and
-    tritonserver's process id. `was_ready` says that once all models have answered their examples,
+    """The table: models by name, what was rejected, how often a process of each model died,
+    tritonserver's process id, and how many reloads it has made. `checking` names models whose new
+    folders are being checked, `was_ready` says that once all models have answered their examples,
     `on_demand` that POST /models loads them."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
+    checking: tuple[str, ...] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)
     server: int = 0
+    reloads: int = 0
     was_ready: bool = False
     on_demand: bool = False
 
@@ -116,10 +127,33 @@ class Models:
             **{entry.target: entry for entry in self.current.values() if entry.target},
         }
 
-    def awaits_server(self, entry: Entry) -> bool:
-        """Return whether tritonserver loads the model while it starts; a model that POST /models
-        loads comes later."""
-        return entry.state == LOADING and bool(entry.reason or not self.on_demand)
+    def with_entries(self, *entries: Entry) -> "Models":
+        """Return the table with these models added or replaced."""
+        return replace(self, entries={**self.entries, **{entry.name: entry for entry in entries}})
+
+    def latest(self, entry: Entry) -> Entry | None:
+        """Return this load of the model as it is now, None if another has replaced it."""
+        latest = self.entries.get(entry.name)
+        return latest if latest and latest.load_id == entry.load_id else None
+
+    def updated(self, entry: Entry, **fields: Any) -> "Models":
+        """Return the table with these fields of the model, unless another load has replaced it."""
+        latest = self.latest(entry)
+        return self.with_entries(replace(latest, **fields)) if latest else self
+
+    def moved(self, entry: Entry, event: Event, **fields: Any) -> "Models":
+        """Return the table with the model's state after `event`, and these fields, unless the event
+        changes nothing in its state or another load has replaced it."""
+        latest = self.latest(entry)
+        state = event.value.get(latest.state) if latest else None
+        return self.updated(entry, state=state, **fields) if state else self
+
+    def all_moved(self, event: Event, **fields: Any) -> "Models":
+        """Return the table after an event that happens to all models."""
+        models = self
+        for entry in self.entries.values():
+            models = models.moved(entry, event, **fields)
+        return models
 
     def error(self, entry: Entry) -> ServingError | None:
         """Return why the model does not answer. In an ensemble, the reasons of its parts come

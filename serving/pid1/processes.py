@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from serving import VERSION
 from serving.host import tritonserver
 from serving.host.files import replace_file
 from serving.host.machine import cpu_quota, gpu_count
@@ -335,7 +334,6 @@ def nginx_configuration(settings: Settings) -> str:
         "stream_timeout": _milliseconds(1.1 * settings.stream_timeout),  # its gRPC call ends first
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "program": ROOT,
-        "version": VERSION,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
         "named_origins": " ".join(f'"{origin}" $http_origin;' for origin in settings.origins),
         "cross_origin": bool(settings.origins),

@@ -3,36 +3,24 @@ that is served.
 
     model folder
         --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
-
-To complete configurations Triton starts each Python-based model twice: a load takes 1.4 s instead
-of 0.15 s. So if all of Triton's backends are Python-based, Triton leaves configurations as they
-are, and they are completed here: by the process `python -m serving.repository.staging MODEL CONFIG
-BACKENDS`, which calls `auto_complete_config` as the Python backend does, with its module
-triton_python_backend_utils. Classes that only its stub has, such as Tensor, are empty.
 """
 
-import importlib
 import os
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format, text_format
-
 from serving.errors import ConfigError
 from serving.host.files import digest
-from serving.host.processes import dying_with_us
 from serving.host.tritonserver import only_python_backends
 from serving.repository.checks import STARTABLE, check
-from serving.repository.layout import CONFIG, FILES, versions
+from serving.repository.completion import complete
+from serving.repository.layout import CONFIG
 from serving.repository.model_config import (
     ENSEMBLE,
-    HOOK,
     Choice,
     backend_of,
     fitted,
@@ -44,7 +32,6 @@ from serving.repository.model_config import (
 )
 from serving.settings.table import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
 LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, because it may be as large as the disk
 
 
@@ -99,15 +86,16 @@ class Store:
                 config.platform = ENSEMBLE  # Triton does not load one without (quirks.py)
             (shown / CONFIG).write_text(written(config), encoding="utf-8")
             if self.only_python and not is_ensemble and not is_complete(shown, config):
+                source = f"the configuration of '{folder.name}'"
+                seconds = self.settings.load_timeout
                 try:
-                    text = self._completed(shown, folder.name)
+                    complete(shown, self.backends, source, seconds)
                 except ConfigError as err:
                     if not (other := leave_openvino(config, str(err))):
                         raise
                     choice = other
                     (shown / CONFIG).write_text(written(config), encoding="utf-8")
-                    text = self._completed(shown, folder.name)
-                (shown / CONFIG).write_text(text, encoding="utf-8")
+                    complete(shown, self.backends, source, seconds)
             self.root.mkdir(exist_ok=True)
             with self.lock:
                 shutil.rmtree(self.path(triton_name), ignore_errors=True)
@@ -134,24 +122,6 @@ class Store:
     def names(self) -> set[str]:
         """Return the names of all models that are staged."""
         return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
-
-    def _completed(self, shown: Path, name: str) -> str:
-        module, source = "serving.repository.staging", f"the configuration of '{name}'"
-        words = map(str, (shown, shown / CONFIG, self.backends))
-        command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
-        seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(ROOT)}
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds
-            )
-        except subprocess.TimeoutExpired as err:
-            raise ConfigError(
-                source, f"is not complete, and completing it took more than {seconds:g} s"
-            ) from err
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-            raise ConfigError(source, f"is not complete, and cannot be completed: {reason}")
-        return done.stdout
 
 
 def signature(*folders: Path | None) -> str:
@@ -203,73 +173,3 @@ def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
                 yield path
         if path.is_dir():
             yield from _entries(path, above)
-
-
-def main(model: Path, file: Path, backends: Path) -> None:
-    """Print the completed configuration. Raise ValueError if something is still missing, and
-    whatever the backend's or the model's code raises."""
-    output = os.dup(1)
-    os.dup2(2, 1)  # what the model and its processes print
-    config = _completed(read_file(file), model, backends)
-    for tensor in (*config.input, *config.output):
-        if not tensor.dims or not tensor.data_type:
-            raise ValueError(
-                f"'{tensor.name}' has no {'data_type' if tensor.dims else 'dims'} in {file.name}"
-            )
-    with os.fdopen(output, "w", encoding="utf-8") as stdout:
-        stdout.write(text_format.MessageToString(config, as_utf8=True))
-
-
-def _completed(config: Any, model: Path, backends: Path) -> Any:
-    """Return the ModelConfig with what `auto_complete_config` of the model's code, or of its
-    backend's, adds."""
-    if not (numbered := versions(model)):
-        return config
-    version = numbered[-1]
-    if not backend_of(config):
-        config.backend = next(
-            (name for name, file in FILES.items() if (version / file).exists()), ""
-        )
-    backend = backend_of(config)
-    folder, module = (
-        (model, f"{version.name}.model") if backend == "python" else (backends / backend, "model")
-    )
-    if not (folder / f"{module.replace('.', '/')}.py").is_file():
-        return config
-    sys.path[:0] = [str(backends / "python"), str(folder), str(version)]
-    os.environ["COMPLETED_MODEL"] = str(version / config.default_model_filename)
-    utils: Any = importlib.import_module("triton_python_backend_utils")
-    utils.__getattr__ = _absent
-    hook = getattr(importlib.import_module(module).TritonPythonModel, HOOK, None)
-    if hook is None:
-        return config
-    name, config.name = config.name, model.name
-    config_json = json_format.MessageToJson(
-        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    completed = json_format.ParseDict(
-        hook(utils.ModelConfig(config_json)).as_dict(), type(config)()
-    )
-    completed.name = name
-    return completed
-
-
-class _Absent(type):
-    """The type of a class whose methods do nothing."""
-
-    def __getattr__(cls, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
-
-
-def _absent(name: str) -> Any:
-    """Return a class for a name that triton_python_backend_utils does not have."""
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return _Absent(name, (), {})
-
-
-if __name__ == "__main__":
-    try:
-        main(*map(Path, sys.argv[1:]))
-    except Exception as err:
-        sys.exit(f"{type(err).__name__}: {' '.join(str(err).split())}")

@@ -168,15 +168,6 @@ class Connection:
         timeout = deadline.left(PROBE_SECONDS)
         return bool(self._ask("ServerLive", service_pb2.ServerLiveRequest(), timeout).live)
 
-    def is_model_ready(self, model: str, version: str = "") -> bool:
-        """Return whether the model is loaded; `version` "" means any."""
-        request = service_pb2.ModelReadyRequest(name=model, version=version)
-        try:
-            return bool(self._ask("ModelReady", request).ready)
-        # how Triton says that it does not know the model
-        except (InvalidRequest, ModelNotReady, InferenceFailed):
-            return False
-
     def index(self) -> list[IndexEntry]:
         """Return every version of every model that Triton knows."""
         reply = self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
@@ -195,11 +186,13 @@ class Connection:
         request.parameters["unload_dependents"].bool_param = True
         self._ask("RepositoryModelUnload", request, self.timeout)
 
-    def load(self, model: str, timeout: float) -> None:
-        """Make Triton load a model whose repository it knows, and its parts, and wait for it. Raise
-        a ServingError."""
+    def load(self, model: str, timeout: float) -> tuple[str, ...]:
+        """Make Triton load a model whose repository it knows, and its parts, and wait for it.
+        Return the versions that it has loaded. Raise a ServingError."""
         request = service_pb2.RepositoryModelLoadRequest(model_name=model)
         self._ask("RepositoryModelLoad", request, timeout, LOAD_CONNECT_SECONDS)
+        loaded = service_pb2.ModelMetadataRequest(name=model)
+        return tuple(self._ask("ModelMetadata", loaded, timeout).versions)
 
 
 def translated(err: grpc.RpcError) -> Exception:

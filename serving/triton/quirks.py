@@ -8,8 +8,8 @@ Quirks without a text or number of their own:
 
 - An unload of an instance whose process has died never ends, and keeps about 36 threads and 1 MB of
   /dev/shm. A load goes on beside it, and its new instances can be unloaded. So to remove a model,
-  model_lifecycle/recovery.py unloads, loads and unloads it again; so does Manager.unload. Goes when
-  tests/model_lifecycle/test_crashes.py holds.
+  Manager.unload_dead unloads, loads and unloads it again; the states `reloading` and `refusing` of
+  model_status/states.py are for this. Goes when tests/model_lifecycle/test_crashes.py holds.
 - A load of an unchanged model whose process has died does nothing. Manager.reload unloads it first.
   Goes when the one above goes.
 - The index of models fails ("failed to stat file") while a staged folder changes. Manager.index and
@@ -20,7 +20,7 @@ Quirks without a text or number of their own:
 - An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds it. Goes when
   tests/endpoint/test_ensembles.py holds.
 - To complete configurations, each Python model is started twice, and the first process gets a
-  second to end. repository/staging.py completes them instead. Goes when a load of such a model
+  second to end. repository/completion.py completes them instead. Goes when a load of such a model
   takes less than 0.2 s.
 - A stream that is cancelled after its error can crash tritonserver. Responses.close reads on to the
   end. Goes when tests/endpoint/test_streaming.py holds a hundred times.
@@ -47,8 +47,8 @@ import re
 # tests/endpoint/test_crashes.py holds
 # without the library.
 STUB_WAIT_VERSION = "2.51.0"
-# Unloads of a dead instance (above) before model_lifecycle/recovery.py has tritonserver restarted:
-# 20 MB of a /dev/shm of 64 MB. Goes with that quirk.
+# Reloads before model_lifecycle/recovery.py has tritonserver restarted. Each may leave a dead
+# instance (above): 20 MB of a /dev/shm of 64 MB. Goes with that quirk.
 MOST_RELOADS = 20
 
 # Texts of errors. A caller can put any words into one, such as the name of an input, so whole texts

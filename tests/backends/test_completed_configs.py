@@ -1,6 +1,7 @@
-"""Compare the configurations that serving.repository.staging completes with those that Triton
+"""Compare the configurations that serving.repository.completion completes with those that Triton
 completes."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,12 @@ pytestmark = pytest.mark.stack
 OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-batch-size=6"}
 
 
-def run(model: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
-    paths = (str(model), str(model / "config.pbtxt"), str(backends))
-    command = [sys.executable, "-m", "serving.repository.staging", *paths]
+def run(model: Path, config: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
+    """Complete a copy of the model's configuration."""
+    if (model / "config.pbtxt").exists():
+        shutil.copy(model / "config.pbtxt", config)
+    paths = (str(model), str(config), str(backends))
+    command = [sys.executable, "-m", "serving.repository.completion", *paths]
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -46,11 +50,11 @@ def what_was_told(config: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_complete_as_triton(
-    name: str, client: InferenceServerClient, repository: Path, backends: Path
+    name: str, client: InferenceServerClient, repository: Path, backends: Path, tmp_path: Path
 ) -> None:
-    done = run(repository / name, backends)
+    done = run(repository / name, tmp_path / "config.pbtxt", backends)
     assert done.returncode == 0, done.stderr
-    ours = text_format.Parse(done.stdout, ModelConfig())
+    ours = text_format.Parse((tmp_path / "config.pbtxt").read_text(), ModelConfig())
     ours.backend = ours.backend or "onnxruntime"  # Triton has it from the platform
     assert what_was_told(ours) == what_was_told(client.get_model_config(name).config)
     assert ours.name == ""
@@ -60,9 +64,9 @@ def test_complete_as_triton(
     ("name", "named"), [("bad_batch", "max_batch_size 0"), ("bad_bfloat16", "'x'")]
 )
 def test_explain_in_the_last_line_why_completion_failed(
-    name: str, named: str, repository: Path, backends: Path
+    name: str, named: str, repository: Path, backends: Path, tmp_path: Path
 ) -> None:
-    done = run(repository / name, backends)
+    done = run(repository / name, tmp_path / "config.pbtxt", backends)
     assert done.returncode == 1
     assert named in done.stderr.strip().splitlines()[-1]
 

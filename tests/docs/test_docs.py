@@ -7,8 +7,10 @@ from importlib import import_module
 
 import pytest
 
+from clients.base import Parameter
 from predictor import create_app
 from serving.clients import families
+from serving.codecs import IMAGE
 from serving.settings.explain import markdown
 from serving.settings.table import Settings
 from tests.support.account import account
@@ -25,6 +27,32 @@ SHELL = [(page, block) for page in PAGES for block in shell(page)]
 
 def test_print_the_page_of_settings() -> None:
     assert (ROOT / "docs/settings.md").read_text() == markdown()
+
+
+def image_settings() -> str:
+    """Return the table of settings in docs/clients.md. A setting that clients share is one row."""
+    modules = {name: import_module(f"clients.{name}") for name in families()}
+    clients = {
+        name: module.Client for name, module in modules.items() if module.Client.codec is IMAGE
+    }
+    owners: dict[Parameter, list[str]] = {}
+    for name, client in clients.items():
+        for setting in client.settings:
+            owners.setdefault(setting, []).append(name)
+    rows = ["| Setting | Default | Allowed | Meaning | Clients |", "|---|---|---|---|---|"]
+    for setting, names in sorted(owners.items(), key=lambda item: -len(item[1])):
+        others = clients.keys() - set(names)
+        listed = ", ".join(f"`{name}`" for name in names)
+        shown = f"all but `{others.pop()}`" if len(others) == 1 else listed
+        rows.append(
+            f"| `{setting.name}` | `{setting.default}` | {setting.expected()} | {setting.help} | "
+            f"{shown} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def test_list_every_setting_of_an_image_client() -> None:
+    assert image_settings() in (ROOT / "docs/clients.md").read_text()
 
 
 def test_list_every_route_in_the_table() -> None:

@@ -199,6 +199,11 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         INVALID,
         ("'parametrs'",),
     ),
+    "instances beside tensors": (
+        body({"inputs": [], "instances": [1]}, "scale"),
+        INVALID,
+        ("'instances'", "'inputs'"),
+    ),
     "a misspelt key of a tensor": (tensor(dat=[1]), INVALID, ("'dat'",)),
     "a misspelt key of an output": (
         body({"inputs": [], "outputs": [{"name": "y", "binary_data": True}]}, "scale"),

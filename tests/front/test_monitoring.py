@@ -18,7 +18,8 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.front.monitoring import Monitoring, Shared
-from serving.model_status.table import FAILED, LOADING, READY, REFUSED, Entry, Models
+from serving.model_status.states import FAILED, LOADING, READY, REFUSED
+from serving.model_status.table import Entry, Models
 from serving.triton.connection import PROBE_SECONDS
 from tests.support.harness import wait_until
 

@@ -31,7 +31,7 @@ from serving.headers import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequ
 from serving.job import Step
 from serving.model_lifecycle.on_post import estimate, triton_name
 from serving.model_status.served_model import ServedModel, describe_model
-from serving.repository.archives import locate
+from serving.repository.locate_archive import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
 from serving.request import Request, Target
 from serving.settings.table import Settings

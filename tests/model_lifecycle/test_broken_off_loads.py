@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serving.errors import TritonTimeout
@@ -13,9 +14,10 @@ from serving.host import tritonserver
 from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle import manager as manager_module
 from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.on_change import ModelFolder, OnChange, Rejected
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.recovery import Recovery, Report
-from serving.model_status.table import READY, UNLOADING
+from serving.model_status.states import READY, UNLOADING
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 from tests.backends.triton_process import serving
@@ -39,9 +41,7 @@ def policy(tmp_path: Path) -> Iterator[OnPost]:
         write_status(
             settings.status_file, "ready", {"tritonserver": ProcessStatus(server.process.pid, 1)}
         )
-        on_post = OnPost(Manager(settings, TritonGateway(f"127.0.0.1:{server.grpc}", 5)))
-        on_post.begin()
-        yield on_post
+        yield OnPost(Manager(settings, TritonGateway(f"127.0.0.1:{server.grpc}", 5)))
 
 
 def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
@@ -74,7 +74,29 @@ def test_hold_the_next_load_until_a_timed_out_one_ended(policy: OnPost, seconds:
     policy.load("m", url, "m")
     entry = policy.manager.get("m")
     assert entry and entry.state == READY
-    assert policy.manager.gateway.is_model_ready("m")
+    assert ready(policy) == {"m"}
+
+
+def test_leave_the_old_model_to_the_next_tritonserver_after_a_late_reload(
+    policy: OnPost, tmp_path: Path
+) -> None:
+    manager, on_change = policy.manager, OnChange(policy.manager)
+    old, new = tmp_path / "old/net", tmp_path / "new/net"
+    make_model(old)
+    make_model(new, initialize="hold()")
+    on_change._serve(ModelFolder(old, "1", (), None, old), "first")
+    assert "net" in ready(policy)
+    server = psutil.Process(manager.pid())
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Rejected):
+        patch.setattr(Settings, "load_timeout", 2.0)
+        on_change._serve(ModelFolder(new, "2", (), None, new), "second")
+    wait_until(
+        lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE,
+        "the tritonserver that still loads the new model is killed",
+    )
+    assert (manager.store.path("net") / "1").resolve() == old / "1"
+    entry = manager.get("net")
+    assert entry and entry.load_id == "first"
 
 
 def restarted(policy: OnPost, tmp_path: Path) -> set[str]:
@@ -85,7 +107,12 @@ def restarted(policy: OnPost, tmp_path: Path) -> set[str]:
     with serving(folder, tritonserver.backend_directory(), log, *options) as server:
         policy.manager.gateway = TritonGateway(f"127.0.0.1:{server.grpc}", 5)
         policy.step()
-        return {each.name for each in policy.manager.index() if each.state == "READY"}
+        return ready(policy)
+
+
+def ready(policy: OnPost) -> set[str]:
+    """Return the models that Triton has loaded."""
+    return {each.name for each in policy.manager.index() if each.state == "READY"}
 
 
 def load_sound(policy: OnPost) -> None:
@@ -121,8 +148,8 @@ def test_start_the_next_tritonserver_without_a_reload_that_hung(
     policy.load("m", str(url), "m")
     make_model(url / "net", initialize="hold()")
     recovery = Recovery(policy.manager)
-    recovery.forget(policy.manager.pid())
-    monkeypatch.setattr(Settings, "load_timeout", 2.0)
+    recovery.watch(policy.manager.pid())
+    monkeypatch.setattr(Settings, "load_timeout", 10.0)
     recovery.report(Report(["m"], "Stub process 'm_0_0' is not healthy.", time.monotonic()))
     recovery.step()
     wait_until(lambda: policy.manager.store.names() == {"sound"}, "it is not staged any more")
@@ -139,5 +166,4 @@ def test_unload_and_remove_what_the_table_does_not_list(policy: OnPost, tmp_path
     policy.load("m", str(url), "m")
     manager.take_up()
     assert manager.store.names() == {"m"}
-    assert not manager.gateway.is_model_ready("stray")
-    assert manager.gateway.is_model_ready("m")
+    assert ready(policy) == {"m"}

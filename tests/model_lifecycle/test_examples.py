@@ -7,8 +7,10 @@ import pytest
 
 from serving.errors import ModelFailed, Overloaded, ServingError
 from serving.model_lifecycle.examples import Examples
-from serving.model_lifecycle.manager import AtStart, Manager
-from serving.model_status.table import FAILED, READY, Entry
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.policy import AtStart
+from serving.model_status.states import FAILED, READY
+from serving.model_status.table import Entry
 from serving.settings.table import Settings
 from tests.model_lifecycle.test_recovery import FakeTriton
 

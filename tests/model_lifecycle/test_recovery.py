@@ -10,13 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from serving.budget import NEVER, Deadline
 from serving.errors import InvalidRequest, ModelAlreadyLoaded, ServingError, TritonTimeout
 from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.recovery import CRASHES_ALLOWED, Recovery, Report
 from serving.model_status.shared_files import Table
-from serving.model_status.table import READY, REFUSED, RESTARTING, UNLOADING, Entry
+from serving.model_status.states import (
+    READY,
+    REFUSED,
+    REFUSING,
+    RELOADED,
+    RELOADING,
+    UNLOADING,
+    Event,
+)
+from serving.model_status.table import Entry
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway
@@ -41,13 +51,17 @@ class FakeTriton(TritonGateway):
         self.loads: list[str] = []
         self.unloads: list[str] = []
 
-    def load(self, model: str, timeout: float) -> None:
+    def load(self, model: str, timeout: float) -> tuple[str, ...]:
         self.loads.append(model)
         if self.error:
             raise self.error
+        return ("1",)
 
     def unload(self, model: str) -> None:
         self.unloads.append(model)
+
+    def is_live(self, deadline: Deadline = NEVER) -> bool:
+        return True
 
 
 class World:
@@ -65,7 +79,7 @@ class World:
             *(Entry(name, name, "", "load", slot, READY) for slot, name in enumerate(NAMES))
         )
         self.recovery = Recovery(self.manager)
-        self.recovery.forget(self.server.pid)
+        self.recovery.watch(self.server.pid)
         self.recovery.step()
 
     def state(self, name: str = "m") -> str:
@@ -81,7 +95,7 @@ class World:
         self.recovery.report(Report([name], DIED, began))
         self.recovery.step()
         self.step_until(
-            lambda: not any(each.busy for each in self.recovery._histories.values()),
+            lambda: not {RELOADING, RELOADED, REFUSING} & {self.state(each) for each in NAMES},
             "nothing is loaded",
         )
 
@@ -110,10 +124,10 @@ def test_hold_new_calls_during_a_reload(world: World, monkeypatch: pytest.Monkey
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
     world.recovery.report(Report(["m"], DIED, NOW))
     world.recovery.step()
-    assert world.state() == RESTARTING
+    assert world.state() == RELOADING
     entry = world.manager.models().entries["m"]
-    world.manager.update(entry, state=UNLOADING)
-    world.recovery._done.append((entry, True, NOW))
+    world.manager.move(entry, Event.UNLOAD)
+    world.manager.move(entry, Event.RELOAD_ENDED)
     world.recovery.step()
     assert world.state() == UNLOADING
 

@@ -204,9 +204,17 @@ def test_replace_a_changed_model_without_an_error_to_any_caller(
     assert reply.json()["outputs"][0]["data"] == [12.0]
 
 
+def not_found_no_more(server: Server, name: str) -> Any:
+    """Return the reply to a call, once it is not 404."""
+    reply = server.post(json={"model_name": name, "instances": [3]})
+    return None if reply.status_code == 404 else reply.json()
+
+
 def test_serve_an_added_model(server: Server, folder: Path) -> None:
     assert answer(server, "added") == 404
     write_model(folder, "added", 7, "seven")
+    told = wait_until(lambda: not_found_no_more(server, "added"), server.output)
+    assert told["code"] == "model_not_ready" and "'added' is being checked" in told["error"]
     wait_until(lambda: "added" in described(server), server.output)
     assert answer(server, "added") == [21.0, "seven"]
     assert server.get("/v2/models/added").json()["name"] == "added"

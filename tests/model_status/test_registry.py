@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.errors import ModelNotLoaded, ModelNotReady, ModelRestarting
+from serving.errors import ModelNotLoaded, ModelNotReady, ModelRestarting, VersionNotFound
 from serving.front.admission import Admission, Slot
 from serving.model_status.registry import Registry
 from serving.model_status.shared_files import Table
-from serving.model_status.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models
+from serving.model_status.states import ADDING, LOADING, READY, RESTARTING, UNLOADING
+from serving.model_status.table import Entry, Models
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE
@@ -121,6 +122,22 @@ def test_report_a_dead_process_with_the_time_the_call_began(
         raise BackendDied("while there is no manager")
 
 
+def test_find_a_version_in_the_table_without_asking_triton(
+    tmp_path: Path, registry: Registry
+) -> None:
+    folder = str(tmp_path / "warm")
+    write(registry.table, Entry("warm", "warm", folder, "load", 1, READY, versions=("1", "12")))
+    with ADMISSION.enter(0) as slot:
+        with registry.use(slot.keep, "warm", "12") as served:
+            assert served.name == "warm"
+        for version in ("2", "", " 1", "1x", "01"):
+            with (
+                pytest.raises(VersionNotFound, match=r"are: 1, 12$"),
+                registry.use(slot.keep, "warm", version),
+            ):
+                pass
+
+
 def test_tell_a_caller_that_its_model_is_being_reloaded(tmp_path: Path, registry: Registry) -> None:
     restarting = Entry(
         "warm", "warm", str(tmp_path / "warm"), "load", 1, RESTARTING, reason="it died"
@@ -152,7 +169,7 @@ def test_give_a_waiting_call_the_model_that_replaced_the_old_one(
 
 def test_answer_404_for_an_archive_that_is_not_loaded(tmp_path: Path) -> None:
     table = Table(tmp_path / "table")
-    loading = Entry("n", "t", str(tmp_path), "load", 0, LOADING, target="t")
+    loading = Entry("n", "t", str(tmp_path), "load", 0, ADDING, target="t")
     registry = Registry(Loaded(), table, tmp_path / "deaths")
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
         write(table, *entries, on_demand=True)
@@ -163,6 +180,6 @@ def test_answer_404_for_an_archive_that_is_not_loaded(tmp_path: Path) -> None:
                 registry.use(slot.keep, name),
             ):
                 pass
-    write(table, replace(loading, reason="tritonserver was started again"))
+    write(table, replace(loading, state=LOADING))
     with pytest.raises(ModelNotReady), ADMISSION.enter(0) as slot, registry.use(slot.keep, "t"):
         pass

@@ -11,17 +11,17 @@ import pytest
 
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting
 from serving.model_status.shared_files import Leases, Table
-from serving.model_status.table import (
+from serving.model_status.states import (
     FAILED,
     LOADING,
     READY,
     REFUSED,
     RESTARTING,
+    STATES,
     UNLOADING,
-    Entry,
-    Models,
-    Rejection,
+    Event,
 )
+from serving.model_status.table import Entry, Models, Rejection
 
 pytestmark = pytest.mark.unit
 
@@ -79,13 +79,13 @@ def test_report_an_ensemble_as_not_ready_while_a_part_is_not(
 
 def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[None, None, None]:
     """Call a model in the steps of Registry.use: look, count, look again, use, end."""
-    entry = table.look().current.get("part")
+    entry = table.look().ready.get("part")
     yield
     if entry is None:
         return
     leases.add(row, entry.column, 1, 9)
     yield
-    again = table.look().current.get("part")
+    again = table.look().ready.get("part")
     yield
     if again is not None and again.load_id == entry.load_id:
         used.append(row)
@@ -96,12 +96,19 @@ def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[N
 
 def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
     """Take the manager's steps: mark, wait for the calls, unload."""
-    table.write(models(replace(PART, state=UNLOADING)))
+    table.write(table.look().moved(PART, Event.UNLOAD))
     yield
     while leases.requests(PART.column):
         yield
     assert not used, "a call uses a model that is being unloaded"
+    assert table.look().entries["part"].state == UNLOADING
     table.write(Models())
+
+
+def happen(table: Table, event: Event) -> Generator[None, None, None]:
+    """Let something happen to the model."""
+    table.write(table.look().moved(PART, event))
+    yield
 
 
 def play(order: tuple[int, ...], actors: list[Generator[None, None, None]]) -> None:
@@ -127,6 +134,48 @@ def test_never_unload_a_model_in_use_in_any_order_of_steps(tmp_path: Path) -> No
             ],
         )
         assert leases.requests(PART.column) == leases.bytes(PART.column) == 0
+
+
+TRANSITIONS: list[tuple[Event, str, str]] = []
+for each_event in Event:
+    TRANSITIONS += [(each_event, *states) for states in each_event.value.items()]
+
+
+@pytest.mark.parametrize(("event", "before", "after"), TRANSITIONS)
+def test_never_unload_a_model_in_use_whatever_happens_to_it(
+    event: Event, before: str, after: str, tmp_path: Path
+) -> None:
+    part = replace(PART, state=before)
+    assert models(part).moved(PART, event).entries["part"].state == after
+    for order in _distinct((0, 0, 0, 0, 1, 2, 2)):
+        table, leases, used = Table(tmp_path / "table"), Leases(None, 1), list[int]()
+        table.write(models(part))
+        play(
+            order, [call(table, leases, 0, used), happen(table, event), unload(table, leases, used)]
+        )
+        assert table.look() == Models()
+
+
+@pytest.mark.parametrize("event", Event)
+def test_change_nothing_by_an_event_that_a_state_does_not_know(event: Event) -> None:
+    for state in set(STATES) - event.value.keys():
+        table = models(replace(PART, state=state))
+        assert table.moved(PART, event, reason="another") is table
+    replaced = models(replace(PART, load_id="another"))
+    assert replaced.moved(PART, event) is replaced
+
+
+def test_answer_calls_only_while_ready_and_serve_again_after_every_trouble() -> None:
+    leads_to = {
+        state: {after for _, before, after in TRANSITIONS if before == state} for state in STATES
+    }
+    assert leads_to[UNLOADING] == {UNLOADING}
+    for state in STATES:
+        assert ("part" in models(replace(PART, state=state)).ready) == (state == READY)
+        reached = {state}
+        while more := set().union(*(leads_to[each] for each in reached)) - reached:
+            reached |= more
+        assert state == UNLOADING or READY in reached
 
 
 def _distinct(steps: tuple[int, ...]) -> Generator[tuple[int, ...], None, None]:

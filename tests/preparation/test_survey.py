@@ -8,7 +8,7 @@ import pytest
 
 from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
-from serving.model_status.table import LOADING
+from serving.model_status.states import LOADING
 from serving.preparation.survey import survey
 from serving.repository.layout import Survey
 from serving.settings.table import Settings

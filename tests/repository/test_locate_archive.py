@@ -13,8 +13,8 @@ import pytest
 from serving.errors import ConfigError, InvalidRequest
 from serving.preparation.survey import served
 from serving.repository import paths
-from serving.repository.archives import locate
 from serving.repository.layout import LayoutError
+from serving.repository.locate_archive import locate
 
 pytestmark = pytest.mark.unit
 

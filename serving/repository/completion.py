@@ -1,0 +1,109 @@
+"""Completes the config.pbtxt of a model of Triton's Python backend, or of one made with it.
+
+To complete configurations Triton starts each Python-based model twice: a load takes 1.4 s instead
+of 0.15 s. It can only be told so for all models, so if all of its backends are Python-based, it
+leaves configurations as they are, and `python -m serving.repository.completion MODEL CONFIG
+BACKENDS` completes one: by the function `complete` of one of our backends, or else by
+`auto_complete_config` of the backend's or the model's code, as the Python backend does it. For that
+code, classes that only Triton's stub has, such as Tensor, are empty.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from serving.errors import ConfigError
+from serving.host.processes import dying_with_us
+from serving.repository.layout import CONFIG, FILES, versions
+from serving.repository.model_config import HOOK, backend_of, read_file, written
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
+    """Complete the configuration in the folder `model`, in a process, because that runs code of the
+    model. `source` names the configuration. Raise ConfigError."""
+    module, words = "serving.repository.completion", map(str, (model, model / CONFIG, backends))
+    command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired as err:
+        problem = f"is not complete, and completing it took more than {seconds:g} s"
+        raise ConfigError(source, problem) from err
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+        raise ConfigError(source, f"is not complete, and cannot be completed: {reason}")
+
+
+def main(model: Path, file: Path, backends: Path) -> None:
+    """Complete the configuration in `file`. Raise ValueError if something is still missing, and
+    whatever the backend's or the model's code raises."""
+    config = read_file(file)
+    if numbered := versions(model):
+        config = _completed(config, numbered[-1], backends)
+    for tensor in (*config.input, *config.output):
+        if not tensor.dims or not tensor.data_type:
+            missing = "data_type" if tensor.dims else "dims"
+            raise ValueError(f"'{tensor.name}' has no {missing} in {file.name}")
+    file.write_text(written(config), encoding="utf-8")
+
+
+def _completed(config: Any, version: Path, backends: Path) -> Any:
+    """Return the ModelConfig with what the code of the backend, or of the model, adds."""
+    if not (backend := backend_of(config)):
+        found = (name for name, file in FILES.items() if (version / file).exists())
+        config.backend = backend = next(found, "")
+    if backend == "python":
+        folder, module = version.parent, f"{version.name}.model"
+    else:
+        folder, module = backends / backend, "model"
+    if not (folder / f"{module.replace('.', '/')}.py").is_file():
+        return config
+    sys.path[:0] = [str(backends / "python"), str(folder), str(version)]
+    utils: Any = importlib.import_module("triton_python_backend_utils")
+    utils.__getattr__ = _absent
+    code = importlib.import_module(module)
+    name, config.name = config.name, version.parent.name
+    text = json_format.MessageToJson(
+        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    if backend != "python" and hasattr(code, "complete"):
+        fields = code.complete(json.loads(text), version)
+    elif hook := getattr(code.TritonPythonModel, HOOK, None):
+        fields = hook(utils.ModelConfig(text)).as_dict()
+    else:
+        fields = json.loads(text)
+    completed = json_format.ParseDict(fields, type(config)())
+    completed.name = name
+    return completed
+
+
+class _Absent(type):
+    """The type of a class whose methods do nothing."""
+
+    def __getattr__(cls, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _absent(name: str) -> Any:
+    """Return a class for a name that triton_python_backend_utils does not have."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Absent(name, (), {})
+
+
+if __name__ == "__main__":
+    try:
+        main(*map(Path, sys.argv[1:]))
+    except Exception as err:
+        sys.exit(f"{type(err).__name__}: {' '.join(str(err).split())}")

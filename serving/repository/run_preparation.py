@@ -1,0 +1,76 @@
+"""Runs the processes of serving/preparation/, for `serve` and for model folders that change.
+Standard library only."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from serving.host.processes import dying_with_us
+from serving.repository.layout import LayoutError, Survey
+from serving.settings.table import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+END_SECONDS = 10.0  # a check that is asked to end removes its files
+
+
+def survey(settings: Settings, *words: str) -> Survey:
+    """Return the survey of the model repositories (preparation/survey.py). Raise LayoutError."""
+    code, stdout, stderr = _run("survey", settings, words)
+    if code:
+        raise LayoutError([f"the model repositories cannot be read: {_last(stderr)}"])
+    result = Survey(**json.loads(stdout))
+    if result.mistakes:
+        raise LayoutError(result.mistakes)
+    return result
+
+
+def mistakes(settings: Settings, names: Sequence[str]) -> list[str]:
+    """Return a line for each mistake that `serve --check` finds in these models. Raise
+    LayoutError."""
+    code, stdout, stderr = _run("check", settings)
+    sound = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
+    lines = [line for line in stdout.splitlines() if not line.startswith(sound)]
+    if not code:
+        return []
+    return lines if code == 1 and lines else [f"its check ended: {_last(stderr)}"]
+
+
+def print_check(settings: Settings) -> int:
+    """Print what `serve --check` finds, however long that takes. Return the exit code."""
+    return _run("check", settings, shown=True)[0]
+
+
+def _run(
+    module: str, settings: Settings, words: Sequence[str] = (), shown: bool = False
+) -> tuple[int, str, str]:
+    """Run a process to its end; its output is `shown`, or returned with its exit code. Raise
+    LayoutError if that is not soon enough."""
+    words = [*dying_with_us("TERM"), sys.executable, "-m", f"serving.preparation.{module}", *words]
+    environ = os.environ | settings.environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
+    output, seconds = (None, None) if shown else (subprocess.PIPE, settings.start_timeout)
+    with subprocess.Popen(
+        words, env=environ, cwd=ROOT, stdout=output, stderr=output, text=True
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as err:
+            limit = f"SERVE_START_TIMEOUT={err.timeout:g} s; does a model's code hang?"
+            raise LayoutError([f"the {module} of the models took more than {limit}"]) from err
+        finally:
+            _end(process)
+    return process.returncode, stdout or "", stderr or ""
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    process.kill()
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]

@@ -1,0 +1,45 @@
+"""Run the survey and the check as processes, with a limit of time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.repository import run_preparation
+from serving.repository.layout import LayoutError
+from serving.settings.table import Settings
+from tests.repository.test_model_config import ONNX, X, Y, write
+
+pytestmark = pytest.mark.unit
+
+
+def of(folder: Path) -> Settings:
+    return replace(Settings(), model_repositories=(folder,), load_models=("net",), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("run", "what"),
+    [
+        (run_preparation.survey, "the survey"),
+        (lambda settings: run_preparation.mistakes(settings, ["net"]), "the check"),
+    ],
+)
+def test_end_a_process_that_takes_too_long(
+    tmp_path: Path, run: Callable[[Settings], object], what: str
+) -> None:
+    with pytest.raises(LayoutError, match=f"^{what} .*SERVE_START_TIMEOUT=0.01 s"):
+        run(replace(of(tmp_path), start_timeout=0.01))
+
+
+def test_return_the_survey_and_each_mistake_of_the_check(tmp_path: Path) -> None:
+    write(tmp_path / "net", f"{ONNX} {X} {Y}")
+    (tmp_path / "net/client.py").write_text("raise RuntimeError('no client')\n")
+    assert run_preparation.survey(of(tmp_path)).models == ["net"]
+    (line,) = run_preparation.mistakes(of(tmp_path), ["net"])
+    assert line.startswith("net: config.pbtxt: the client cannot be made: RuntimeError: no client")
+
+
+def test_raise_the_mistakes_of_a_layout(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="there is no model in"):
+        run_preparation.survey(of(tmp_path))
