@@ -104,7 +104,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
         check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
         source.check_attributes()
         body = read(source)
-        request = read_request(source, stream, body.named, route)
+        request = read_request(source, stream, body, route)
         with app.registry.use(
             source.slot.keep, request.target.name, request.target.version
         ) as served:

@@ -51,6 +51,12 @@ class Model:
     max_batch_size: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def takes_nothing(self) -> bool:
+        """Return whether a request may leave out all inputs. With a batch dimension Triton refuses
+        it, because nothing says how many rows there are."""
+        return not self.max_batch_size and all(spec.optional for spec in self.inputs)
+
     def file(self, name: str) -> Path:
         """Return the path of `name`, a file or folder in the model's folder. Raise InvalidRequest
         when it is outside of that folder, or is a FIFO, socket or device. Links are followed."""
@@ -92,6 +98,8 @@ class ModelClient(ABC):
     columns: tuple[str, ...] = ()  # the names of a row's cells, in their order, if they have names
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
+    # the output that is the prediction, for a reply of one array; "" if the model has only one
+    main_output: str = ""
 
     def __init__(self, model: Model) -> None:
         """Read the model's folder once. Raise InvalidRequest or OSError when the folder is

@@ -25,6 +25,9 @@ CATEGORIES = "categories.json"
 BLANK = {"BYTES": "", "BOOL": False}  # an example's cell; of numbers it is 0
 BOOLEANS = ["False", "True"]
 LISTED = 20  # columns that an error names
+INDEX = "pandas' index (to_csv(index=False) leaves it out)"
+# what pandas calls the column of an index: to_csv, and read_csv of such a file
+INDEX_NAMES = {"", "Unnamed: 0"}
 
 
 def _numbers(text: str) -> tuple[int | float, ...]:
@@ -91,6 +94,7 @@ class Client(ModelClient):
         self.scores = self._probabilities()
         self._check_labels()
         predicted = next((spec for spec in model.outputs if spec.name != self.scores), None)
+        self.main_output = predicted.name if predicted else ""
         self.boolean = predicted is not None and predicted.datatype == "BOOL"
 
     def _check_columns(self) -> None:
@@ -188,9 +192,12 @@ class Client(ModelClient):
             more = (
                 "; curl keeps the rows apart with --data-binary" if len(instance) > expected else ""
             )
-            hint = "; the label is not sent" if len(instance) == expected + 1 else more
+            if sum(str(cell).count(";") for cell in instance) + 1 == expected > 1:
+                more = "; separate cells by commas, not ';', and write decimals with a point"
+            elif len(instance) == expected + 1:
+                more = f"; send neither the label nor {INDEX}"
             raise DecodingError(
-                f"expected {expected} cells{names}, got {len(instance)}{hint}", instance=number
+                f"expected {expected} cells{names}, got {len(instance)}{more}", instance=number
             )
         return instance
 
@@ -204,6 +211,8 @@ class Client(ModelClient):
                 f"there is no column {_listed(sorted(unknown))}; the columns are "
                 f"{_listed(self.columns)}"
             )
+            if unknown <= INDEX_NAMES:
+                reason += f"; do not send {INDEX}"
             raise DecodingError(reason, instance=number)
         if absent := [name for name in self.columns if name not in instance]:
             raise DecodingError(f"the row has no {_listed(absent)}", instance=number)

@@ -37,6 +37,12 @@ class Target:
         path named the model. Raise InvalidRequest if two disagree."""
         return cls(source, _agreed("name", targets), _agreed("version", targets))
 
+    def without(self, other: "Target") -> "Target":
+        """Return what this target says and `other` does not say."""
+        name = None if other.name else self.name
+        version = None if other.version else self.version
+        return Target(self.source, name, version)
+
 
 def _agreed(field: str, targets: Iterable[Target]) -> str | None:
     """Return the field of the first target that has it. Raise InvalidRequest if two disagree."""

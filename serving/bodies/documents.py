@@ -130,7 +130,7 @@ class FlatJob(Job):
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
         fields = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in model.inputs}
-        if not specs.keys() & fields.keys():
+        if not (model.takes_nothing or specs.keys() & fields.keys()):
             keys = sorted(islice(fields, 8))
             names = ", ".join(specs)
             raise InvalidRequest(f"none of {keys} is an input of model '{model.name}': {names}")

@@ -17,6 +17,7 @@ import orjson
 
 from clients.base import ModelClient, Tensors, TensorSpec
 from serving.bodies.decoder import Item
+from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
 from serving.bodies.values import SIZES
 from serving.budget import read_json
 from serving.codecs import encode_image
@@ -29,15 +30,20 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import JSON_TYPE, PICTURES, SEQUENCE_END, Session, preferred
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, SEQUENCE_END, Session, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
 from serving.room import INPUT, KEPT, OUTPUT, Room, reserve
 from serving.triton.tensors import InferReply, Tensor
 
-# clients' own defaults
-UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+# clients' own defaults; the last one is that of the SageMaker SDK's DataSerializer
+UNDECLARED = (
+    "",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+    "file-path/raw-bytes",
+)
 MOST_OUTPUT = 64 * 2**20  # bytes of the outputs of a batch, if it has more than one row
 PAUSE = 0.02  # seconds between two looks for room
 
@@ -135,11 +141,11 @@ class InstancesJob(Job):
         # a step of a sequence waits for the answer to the one before
         self.is_pipelined = not (self.sequence or self.is_decoupled)
         self.parameters = client_parameters(self.client, request, parameters)
-        best = preferred(request.accept, *PICTURES)
-        self.picture = best if best in PICTURES else ""
+        self.accept = preferred(request.accept, *PICTURES, CSV, NPY_TYPE)
+        self.picture = self.accept if self.accept in PICTURES else ""
         if self.picture and len(items) != 1:
             raise NotAcceptable(
-                f"Accept: {best} takes one image at a time, got {len(items)} instances"
+                f"Accept: {self.accept} takes one image at a time, got {len(items)} instances"
             )
 
     def prepare(self, before: Step | None = None) -> Step:
@@ -268,19 +274,31 @@ class InstancesJob(Job):
     def reply(self, results: Iterator[Predictions]) -> Reply:
         """Return the reply, written batch by batch: as Python objects all predictions would take
         several times the memory."""
+        budget = self.request.budget
         written = bytearray()
+        arrays = []
+        size = 0
         version = ""
         for result in results:
+            version = result.version
             if self.picture:
                 with reserve(result.memory, "the drawing"):
                     drawn = self.client.draw(result.instances[0], result.predictions[0])
                     content = encode_image(drawn, self.picture)
-                return Reply(content, self.picture, result.version)
-            if written:
-                written += b","
-            written += as_items(result.predictions)
-            self.request.budget.check_output(len(written))
-            version = result.version
+                return Reply(content, self.picture, version)
+            if self.accept == NPY_TYPE:
+                arrays.append(predictions_as_array(result.predictions))
+                size += arrays[-1].nbytes
+            elif self.accept == CSV:
+                written += predictions_as_csv(result.predictions)
+            else:
+                written += b"," if written else b""
+                written += as_items(result.predictions)
+            budget.check_output(len(written) + size)
+        if self.accept == CSV:
+            return Reply(bytes(written), CSV, version)
+        if self.accept == NPY_TYPE:
+            return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
         content = document(self.served, bytes(written), version, self.sample_shape)
         return Reply(content, version=version)
 

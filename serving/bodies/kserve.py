@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from clients.base import TensorSpec
 from serving.bodies import schemas
+from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
     DATATYPES,
     SIZES,
@@ -31,7 +32,7 @@ from serving.bodies.values import (
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import ROW
 from serving.errors import InvalidRequest
-from serving.headers import SEQUENCE_END
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, SEQUENCE_END, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
@@ -118,7 +119,7 @@ class TensorJob(Job):
             inputs = [widened(tensor, model.inputs) for tensor in inputs]
         batch = [-1] if model.max_batch_size else []
         shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
-        if shapes and not inputs:
+        if not (inputs or model.takes_nothing):
             inputs_of_model = [
                 (spec.name, spec.datatype, shapes[spec.name]) for spec in model.inputs
             ]
@@ -152,7 +153,11 @@ class TensorJob(Job):
     def reply(self, results: Iterator[InferReply]) -> Reply:
         (result,) = results
         binary = self._binary(result)
-        header = write_reply(self.served, result, self.request.budget, self.document.id, binary)
+        request = self.request
+        kind = preferred(request.accept, CSV, NPY_TYPE)
+        if not (binary or kind == JSON_TYPE):
+            return tensor_reply(self.served, result, kind, request.budget)
+        header = write_reply(self.served, result, request.budget, self.document.id, binary)
         if not binary:
             return Reply(header, version=result.version)
         content = b"".join(

@@ -11,6 +11,7 @@ no line of the reply is sent before the last one is known.
 import io
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import islice
@@ -18,10 +19,12 @@ from typing import Any, ClassVar
 
 import orjson
 
+from serving.bodies import schemas
 from serving.bodies.decoder import Item
 from serving.bodies.documents import WHOLE_BODY, Shape, read_shape
 from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
 from serving.bodies.kserve import TensorBody
+from serving.bodies.schemas import BOM, read
 from serving.bodies.tables import CsvBody
 from serving.budget import in_time, read_json
 from serving.errors import (
@@ -77,14 +80,23 @@ class JsonLines:
 
     data: bytes
     generates: bool = False
-    named: ClassVar[Target] = UNNAMED
+
+    @property
+    def named(self) -> Target:
+        """Return the model that the first line names, for a request that names none elsewhere."""
+        line = next(self._lines(), b"")
+        with suppress(ServingError):
+            return read(schemas.Named, line).target("the first line")
+        return UNNAMED
+
+    def _lines(self) -> Iterator[bytes]:
+        lines = in_time(io.BytesIO(self.data.removeprefix(BOM)))
+        return (line for line in lines if not line.isspace())
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         request = replace(request, stream="", accept="")
-        lines = (line for line in in_time(io.BytesIO(self.data)) if not line.isspace())
-        return LinesJob(
-            served, request, (self._read(line, served, request.target) for line in lines)
-        )
+        records = (self._read(line, served, request.target) for line in self._lines())
+        return LinesJob(served, request, records)
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
         """Return what a line asks for. Raise nothing that is the line's own mistake."""
@@ -123,7 +135,7 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
     other = None
     if target.source != PATH and named.name not in (None, served.name, target.name):
         other = named.name
-    elif target.version and named.version not in (None, target.version):
+    elif named.version not in (None, target.version):
         other = named.version
     if other is not None:
         raise InvalidRequest(

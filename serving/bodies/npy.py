@@ -12,10 +12,11 @@ from numpy.lib import format as npy
 
 from clients.base import TensorSpec
 from serving.bodies.kserve import write_reply
+from serving.bodies.tabular import KINDS, tensor_reply
 from serving.bodies.values import fitted, out_of_range
-from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
-from serving.errors import DecodingError, InvalidRequest, NotAcceptable
-from serving.headers import NPY_TYPE, preferred
+from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, check_count
+from serving.errors import DecodingError, InvalidRequest
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import INT64
@@ -24,7 +25,6 @@ from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
 
 NPY_MAGIC = b"\x93NUMPY"
 ZIP = b"PK"
-KINDS = "biufSU"  # of dtypes: booleans, numbers, strings
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,11 @@ class NpyJob(Job):
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         (result,) = results
-        if preferred(self.request.accept, NPY_TYPE) != NPY_TYPE:
+        request = self.request
+        kind = preferred(request.accept, CSV, NPY_TYPE)
+        if kind == JSON_TYPE:
             return Reply(self.line(result), version=result.version)
-        if len(result.outputs) != 1:
-            raise NotAcceptable(
-                f"model '{self.served.name}' has {len(result.outputs)} outputs; ask for "
-                "application/json"
-            )
-        return Reply(
-            write_npy(result.outputs[0].array(), self.request.budget), NPY_TYPE, result.version
-        )
+        return tensor_reply(self.served, result, kind, request.budget)
 
     def line(self, result: InferReply) -> bytes:
         return write_reply(self.served, result, self.request.budget)
@@ -142,14 +137,3 @@ def _encoded(array: Array) -> Array:
     # a surrogate, a number that Unicode does not have
     except (UnicodeEncodeError, SystemError) as err:
         raise DecodingError(f"its strings are not Unicode ({err})", field="body") from err
-
-
-def write_npy(array: Array, budget: Budget) -> bytes:
-    """Return the array as an npy file. Strings become bytes, each as wide as the longest. Raise
-    PayloadTooLarge."""
-    if array.dtype == np.object_:
-        budget.check_output(array.size * max(map(len, array.flat), default=0))
-        array = array.astype(np.bytes_)
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()

@@ -18,15 +18,23 @@ from serving.bodies.instances import Instances
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody
-from serving.bodies.schemas import read
-from serving.bodies.tables import TEXT, URL_ENCODED, CsvBody, TextOrForm, read_csv, read_form
+from serving.bodies.schemas import BOM, read
+from serving.bodies.tables import (
+    TEXT,
+    URL_ENCODED,
+    CsvBody,
+    TextOrForm,
+    named_in_form,
+    read_csv,
+    read_form,
+)
 from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_LINES, NPY_TYPE, preferred
 
 # by their first bytes
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
-OBJECT = re.compile(rb"\s*\{")
+OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
 Body = Shape | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
 
 
@@ -80,7 +88,9 @@ def read_body(
         table = read_csv(data, params.get("header", ""))
         return CsvLines(table) if preferred(accept, CSV, JSON_LINES) == JSON_LINES else table
     items = [Item("body", raw=data)]
-    if kind in (TEXT, URL_ENCODED):
+    if kind == URL_ENCODED:
+        return TextOrForm(items, kind, named=named_in_form(data))
+    if kind == TEXT:
         return TextOrForm(items, kind)
     return Instances(items, media_type=kind)
 

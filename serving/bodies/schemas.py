@@ -15,17 +15,19 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from serving.bodies.values import DATATYPES
 from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, json_turn
 from serving.errors import InvalidRequest
+from serving.headers import JSON_LINES
 from serving.named_value import unknown
 from serving.request import NAME_KEYS, VERSION_KEY, Target
 
 Type = TypeVar("Type")
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
-Size = Annotated[int, Meta(ge=0)]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 # nested lists and objects: Python allows 1,000 nested calls, and msgspec counts its own among them
 DEEPEST = 900
+BOM = b"\xef\xbb\xbf"  # that editors and spreadsheets write before UTF-8
 
 
 class Named(Struct, kw_only=True):
@@ -147,8 +149,9 @@ def read(
     try:
         if isinstance(value, Mapping):
             return msgspec.convert(value, shape)
-        with json_turn(value):
-            return msgspec.json.decode(value, type=shape)
+        text = value.removeprefix(BOM)
+        with json_turn(text):
+            return msgspec.json.decode(text, type=shape)
     except msgspec.ValidationError as err:
         raise InvalidRequest(_explained(err, shape, subject) + hint) from err
     except RecursionError as err:
@@ -160,6 +163,8 @@ def read(
             f"{subject} has a string that is not UTF-8 ({err.reason}){hint}"
         ) from err
     except ValueError as err:
+        if "trailing characters" in str(err):
+            hint = f"; /invocations takes several documents as JSON lines, {JSON_LINES}"
         raise InvalidRequest(f"{subject} is not valid JSON: {err}{hint}") from err
 
 

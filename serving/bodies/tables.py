@@ -4,7 +4,6 @@ model decides.
 Rows are kept as bytes until it is their turn, because their cells take several times the memory.
 """
 
-import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,24 +12,23 @@ from itertools import chain, islice
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
-import orjson
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import MultiPartParser
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Instances, InstancesJob, Predictions, check_media_type
+from serving.bodies.instances import Instances, InstancesJob, check_media_type
+from serving.bodies.schemas import BOM
 from serving.budget import MOST_HEADERS, MOST_INSTANCES, MOST_PARTS, check_count, in_time
 from serving.codecs import FORM, ROW, Limits, read_cells
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
-from serving.headers import CSV, JSON_TYPE, preferred
-from serving.job import Job, Reply
+from serving.headers import CSV, JSON_TYPE
+from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, UNNAMED, Request, Target
 from serving.room import FILES, form, reserve
 
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
-BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class CsvBody:
             check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
         if not items:
             raise InvalidRequest("the body has a header and no row")
-        return TableJob(served, request, items, self.parameters)
+        return InstancesJob(served, request, items, self.parameters)
 
     def items(self, client: ModelClient) -> Iterator[CsvItem]:
         """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
@@ -108,21 +106,6 @@ class CsvBody:
         return columns
 
 
-class TableJob(InstancesJob):
-    """Predictions of rows, as CSV if Accept asks for it."""
-
-    def reply(self, results: Iterator[Predictions]) -> Reply:
-        if preferred(self.request.accept, CSV) != CSV:
-            return super().reply(results)
-        written = bytearray()
-        version = ""
-        for result in results:
-            written += as_csv(result.predictions)
-            self.request.budget.check_output(len(written))
-            version = result.version
-        return Reply(bytes(written), f"{CSV}; charset=utf-8", version)
-
-
 def read_csv(data: bytes, header: str) -> CsvBody:
     """Return the body. `header` is the media type's parameter, "" without one. Raise
     InvalidRequest."""
@@ -153,27 +136,10 @@ def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(row)
 
 
-def as_csv(predictions: Sequence[Any]) -> bytes:
-    """Return a line for each prediction: its values in order, those of lists and objects side by
-    side."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(
-        list(_cells(prediction)) for prediction in predictions
-    )
-    return text.getvalue().encode()
-
-
-def _cells(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _cells(item)
-    else:
-        yield value if isinstance(value, str) else orjson.dumps(value).decode()
-
-
 TEXT = "text/plain"
 URL_ENCODED = "application/x-www-form-urlencoded"  # a form, or what curl says of any body
 MOST_FIELDS = 32  # of a URL-encoded form
+FIRST_KEY = re.compile(rb"(\w{1,64})=")
 
 
 @dataclass(frozen=True)
@@ -198,7 +164,8 @@ class TextOrForm:
         keys = client.instance_keys()
         values = self._fields(client)
         if instance := {key: value for key, value in values.items() if key in keys}:
-            parameters = {key: value for key, value in values.items() if key not in keys}
+            others = {*keys, *RESERVED}
+            parameters = {key: value for key, value in values.items() if key not in others}
             return Instances([Item("form", value=instance)], parameters, named=self.named)
         if not self.items:
             fields = f", or the fields {', '.join(keys)}" if keys else ""
@@ -215,12 +182,8 @@ class TextOrForm:
         """Return the fields of a form without files; none if the body is something else."""
         if self.media_type != URL_ENCODED:
             return {} if self.items else self.parameters
-        raw = self.items[0].raw or b""
-        beginnings = tuple(f"{key}=".encode() for key in client.instance_keys())
-        if not raw.startswith(beginnings) or raw.count(b"&") >= MOST_FIELDS:
-            return {}
-        with reserve(form(raw), "the form"):
-            return dict(parse_qsl(raw.decode(errors="replace"), keep_blank_values=True))
+        keys = (*client.instance_keys(), *RESERVED)
+        return _url_encoded(self.items[0].raw or b"", keys)
 
     def _table(self) -> Instances | CsvBody:
         if len(self.items) > 1:
@@ -252,6 +215,23 @@ def _check_headers(data: bytes, boundary: str) -> None:
                 f"a part of the form has more than {MOST_HEADERS} bytes of headers: send the "
                 "values in the body of the part"
             )
+
+
+def _url_encoded(data: bytes, keys: Iterable[str]) -> dict[str, str]:
+    """Return the fields of a form that begins with one of the keys; none if the data are something
+    else: curl calls any body a form."""
+    beginnings = tuple(f"{key}=".encode() for key in keys)
+    if not data.startswith(beginnings) or data.count(b"&") >= MOST_FIELDS:
+        return {}
+    with reserve(form(data), "the form"):
+        return dict(parse_qsl(data.decode(errors="replace"), keep_blank_values=True))
+
+
+def named_in_form(data: bytes) -> Target:
+    """Return the model that a URL-encoded form names. Raise InvalidRequest if it names two."""
+    key = FIRST_KEY.match(data)
+    fields = _url_encoded(data, [key[1].decode()]) if key else {}
+    return Target.within("the form", fields)
 
 
 def read_form(data: bytes, boundary: str) -> TextOrForm:

@@ -3,10 +3,11 @@
 import csv
 from abc import ABC, abstractmethod
 from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
@@ -39,6 +40,8 @@ class Codec(ABC):
     part: str = ""
     keys: tuple[str, ...] | None = None
     media_types: tuple[str, ...] = ()
+    # the JSON Schema of an instance in JSON; {}: any value
+    schema: ClassVar[Mapping[str, Any]] = {}
 
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
         """Return the instance that these raw bytes hold."""
@@ -94,6 +97,8 @@ class TextCodec(Codec):
     expected = 'a string, or {"text": "…"}'
     keys: tuple[str, ...] = ("text",)
     media_types = ("text/plain",)
+    # the tasks of texts take objects with keys of their own
+    schema: ClassVar[Mapping[str, Any]] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
     def open(self, data: bytes, limits: Limits) -> str:
         try:
@@ -131,6 +136,9 @@ class RowCodec(JsonCodec):
     name = "row"
     expected = "a list of cells, or an object {column: cell}"
     media_types = ("text/csv", "application/json")
+    schema: ClassVar[Mapping[str, Any]] = {
+        "anyOf": [{"type": "array", "items": {}}, {"type": "object"}]
+    }
 
     def open(self, data: bytes, limits: Limits) -> Any:
         """Read JSON, or one line of CSV."""

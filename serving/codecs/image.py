@@ -3,9 +3,10 @@ DecodingError."""
 
 import logging
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from io import BytesIO
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import simplejpeg
@@ -173,6 +174,12 @@ class ImageCodec(Codec):
     part = "b64"
     keys = ("b64",)
     media_types = ("image/*", "application/x-image", "application/octet-stream", FORM)
+    schema: ClassVar[Mapping[str, Any]] = {
+        "type": "object",
+        "properties": {"b64": {"type": "string", "minLength": 1}},
+        "required": ["b64"],
+        "additionalProperties": False,
+    }
 
     def open(self, data: bytes, limits: Limits) -> Any:
         return Header(data, limits)

@@ -14,7 +14,6 @@ from serving.bodies.documents import FlatBody, read_binary
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import Body
 from serving.bodies.schemas import read
-from serving.errors import InvalidRequest
 from serving.front.incoming import Incoming
 from serving.headers import EVENT_STREAM
 from serving.request import PATH, Target
@@ -27,7 +26,10 @@ def kserve_routes(
     routes = Blueprint("kserve", __name__)
 
     def tensors(name: str, version: str | None = None) -> Response:
-        """Answer tensors, as JSON or with binary data behind it."""
+        """Answer tensors, as JSON or with binary data behind it.
+
+        Binary data need the Content-Type application/octet-stream and the header
+        Inference-Header-Content-Length, which has the length of the JSON."""
         return infer(read_tensors, Target(PATH, name, version), "")
 
     def generate(name: str, version: str | None = None) -> Response:
@@ -54,7 +56,4 @@ def read_tensors(source: Incoming) -> TensorBody:
 
 
 def _read_flat(source: Incoming) -> FlatBody:
-    document = read(dict[str, Any], source.whole())
-    if not document:
-        raise InvalidRequest("the body is an empty object: it names no input")
-    return FlatBody(document, generates=True)
+    return FlatBody(read(dict[str, Any], source.whole()), generates=True)

@@ -22,17 +22,19 @@ from serving import VERSION
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES
 from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
+from serving.bodies.tables import TEXT as TEXT_TYPE
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
 from serving.front.models import managed
-from serving.front.replies import json_reply
+from serving.front.replies import json_reply, public_routes
 from serving.front.services import services
-from serving.headers import JSON_TYPE, NPY_TYPE, TARGET_MODEL
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, TARGET_MODEL
+from serving.request import NAME_KEYS, VERSION_KEY
 
 Json = dict[str, Any]
-FOR_THE_MANAGER = "examples.answer_example"
 TEXT: Json = {"type": "string"}
-FILE: Json = {"type": "string", "format": "binary"}
+FILE: Json = {"type": "string", "format": "binary", "minLength": 1}
+SOME_TEXT: Json = {"type": "string", "minLength": 1}
 OBJECT: Json = {"type": "object"}
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
@@ -55,11 +57,7 @@ def openapi() -> Response:
         for key in sorted(codes)
     }
     paths: dict[str, Json] = {}
-    for rule in current_app.url_map.iter_rules():
-        # not part of the API
-        if rule.rule.startswith("/docs/") or rule.endpoint == FOR_THE_MANAGER:
-            continue
-        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+    for path, rule in public_routes():
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             operation = _operation(path, method, text, clients)
@@ -123,17 +121,14 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
 def _body(path: str, clients: Json) -> Json:
     if path == "/models":
         return {JSON_TYPE: {"schema": _reference("schemas/Load")}}
-    if path.endswith("/infer"):
-        return {
-            JSON_TYPE: {"schema": _reference("schemas/Tensors")},
-            "application/octet-stream": {"schema": FILE},
-        }
     if path.startswith("/v2/"):
-        return {JSON_TYPE: {"schema": _reference("schemas/Flat")}}
+        shape = _reference("schemas/Tensors" if path.endswith("/infer") else "schemas/Flat")
+        named = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
+        return {JSON_TYPE: {"schema": named if "{version}" in path else shape}}
     kinds = {kind for client in clients.values() for kind in client.codec.media_types} - {JSON_TYPE}
-    files = {
-        kind: {"schema": FILE} for kind in sorted({*kinds, *LINES_TYPES, NPY_TYPE, BINARY_TYPE})
-    }
+    kinds |= {*LINES_TYPES, NPY_TYPE, BINARY_TYPE}
+    texts = {CSV, TEXT_TYPE, *LINES_TYPES}
+    files = {kind: {"schema": SOME_TEXT if kind in texts else FILE} for kind in sorted(kinds)}
     examples = {}
     for name, client in clients.items():
         data = getattr(client, "example", None)
@@ -167,6 +162,12 @@ def _schemas(clients: Json) -> dict[str, Json]:
     shapes = (Inputs, Instances, Payload, Tensors, Flat, Load)
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
+    # it has an input beside the keys that name none
+    of_others = {"propertyNames": {"enum": [*schemas["Flat"]["properties"]]}}
+    schemas["Flat"]["allOf"] = [{"not": of_others}]
+    for schema in (*schemas.values(), of_instances):
+        if schema.get("properties", {}).keys() >= {*NAME_KEYS}:
+            schema["not"] = {"required": [*NAME_KEYS]}
     error = dict.fromkeys(("error", "code", "request_id"), TEXT)
     schemas["Error"] = OBJECT | {"properties": error, "required": [*error]}
     for name, client in clients.items():
@@ -177,7 +178,8 @@ def _schemas(clients: Json) -> dict[str, Json]:
         }
         fields = dict(of_instances["properties"])
         fields["instances"] = fields["instances"] | {
-            "description": f"each is {client.codec.expected}"
+            "description": f"each is {client.codec.expected}",
+            "items": client.codec.schema,
         }
         accepted = {
             "type": ["object", "null"],

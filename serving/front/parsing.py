@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from serving.bodies.lines import JsonLines
 from serving.bodies.reading import Body, read_body
 from serving.budget import Deadline
 from serving.errors import InvalidRequest
@@ -12,10 +13,10 @@ from serving.headers import EVENT_STREAM, SESSION_ID, streamed_type
 from serving.request import PATH, RESERVED, Request, Target
 
 
-def read_request(source: Incoming, stream: str, in_body: Target, route: Target) -> Request:
-    """Return the request. `stream` is the type of the stream that the route asks for, `in_body` the
-    model that the body names, `route` the one that the path or the header Target-Model names. Raise
-    InvalidRequest if two disagree."""
+def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Request:
+    """Return the request. `stream` is the type of the stream that the route asks for, `route` the
+    model that the path or the header Target-Model names. Raise InvalidRequest if two parts of the
+    request name different models; a line that does so is answered by an error of its own."""
     app = services()
     accept = source.header("Accept")
     query: Mapping[str, str] = {}
@@ -25,7 +26,10 @@ def read_request(source: Incoming, stream: str, in_body: Target, route: Target) 
     if source.environ.get("QUERY_STRING"):
         query = source.args
         targets.append(Target.within("the query string", query))
-    targets.append(in_body)
+    named = body.named
+    if isinstance(body, JsonLines):
+        named = named.without(Target.agreed([route, *targets], route.source))
+    targets.append(named)
     if route.source == PATH:  # its name counts alone; versions must still agree
         targets = [replace(target, name=None) for target in targets]
     target = Target.agreed([route, *targets], route.source)

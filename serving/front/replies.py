@@ -1,12 +1,15 @@
 """JSON replies, and the one shape of an error: {"error", "code", "request_id"}."""
 
 import logging
+import re
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 from flask import Response, current_app
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import Rule
 
 from serving.errors import (
     InvalidRequest,
@@ -20,6 +23,14 @@ from serving.front.incoming import incoming
 from serving.front.services import services
 
 log = logging.getLogger(__name__)
+FOR_THE_MANAGER = "examples.answer_example"
+
+
+def public_routes() -> Iterator[tuple[str, Rule]]:
+    """Yield the path of each route that callers may use, as /openapi.json has it, and its rule."""
+    for rule in current_app.url_map.iter_rules():
+        if not rule.rule.startswith("/docs/") and rule.endpoint != FOR_THE_MANAGER:
+            yield re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), rule
 
 
 def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
@@ -56,8 +67,8 @@ def _http_error(error: HTTPException) -> Response:
     if code == HTTPStatus.NOT_FOUND:
         return _reply(
             NotFound(
-                f"there is no {incoming().path}; there are POST /invocations, GET /ping, "
-                "GET /models"
+                f"there is no {incoming().path}; the routes are "
+                f"{', '.join(sorted({path for path, _ in public_routes()}))}"
             )
         )
     if code == HTTPStatus.METHOD_NOT_ALLOWED:

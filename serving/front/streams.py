@@ -10,8 +10,9 @@ import orjson
 from flask import Response
 
 from serving.budget import check_time
-from serving.errors import ServingError
+from serving.errors import InferenceFailed, ServingError
 from serving.front.incoming import Incoming
+from serving.front.replies import error_reply
 from serving.front.services import services
 from serving.headers import EVENT_STREAM, JSON_LINES
 from serving.job import Job, Run
@@ -33,7 +34,9 @@ FORMATS = {
 
 
 def stream_reply(source: Incoming, job: Job) -> Response:
-    """Wait for the first response. Return the stream that begins with it. Raise a ServingError."""
+    """Wait for the first response. Return the stream that begins with it. If the model fails before
+    that, return its error as the only event, with the error's status. Raise any other
+    ServingError."""
     app = services()
     connection = source.environ.get("gunicorn.socket")
     report = partial(app.registry.report, job.served, began=monotonic())
@@ -42,12 +45,17 @@ def stream_reply(source: Incoming, job: Job) -> Response:
         app.hang_ups.watch(connection, stream.cancel)
     try:
         stream.advance()
-    except BaseException:
+    except BaseException as err:
         app.hang_ups.forget(connection)
         stream.close()
         if stream.is_cancelled:
             return Response(status=CALLER_LEFT)
-        raise
+        if not isinstance(err, InferenceFailed):
+            raise
+        failure = error_reply(err)
+        failure.data = FORMATS[job.request.stream][1] % failure.data
+        failure.mimetype = job.request.stream
+        return failure
     if connection is not None:
         connection.settimeout(WRITE_SECONDS)
     source.version = stream.version
@@ -75,7 +83,7 @@ class Ending(Response):
 
 class StreamedReply:
     """The body of a streamed reply. `cancel` may come from any thread. An error up to the first
-    response is raised, for an ordinary reply; a later one is the last event."""
+    response is raised; a later one is the last event."""
 
     version = ""  # that gave the first response
 

@@ -117,7 +117,9 @@ class Registry:
         if models.on_demand:
             raise ModelNotLoaded(name)
         names = ", ".join(sorted(models.current)) or "none"
-        raise ModelNotFound(f"there is no model '{name}'; the models served are: {names}")
+        raise ModelNotFound(
+            f"Request for unknown model: '{name}' is not found; the models served are: {names}"
+        )
 
     def _only_name(self) -> str:
         """Return the name of the only model, unless models come and go on demand."""

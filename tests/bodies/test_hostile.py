@@ -12,9 +12,9 @@ import orjson
 import pytest
 
 from serving.bodies.kserve import write_reply
-from serving.bodies.npy import write_npy
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_body
+from serving.bodies.tabular import write_npy
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
 from serving.headers import Sequencing

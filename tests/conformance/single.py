@@ -58,6 +58,7 @@ FIELDS = "a code to branch on and the request's id stand beside the text"
 IN_JSON = "it is JSON, and says so"
 UNKNOWN = "415, as it cannot be unpacked; native passes it over"
 STREAMED = "a stream, as asked for; native has none here"
+NPY_REPLY = "an npy file, as asked for; native has none"
 ENCODINGS = "unpacked, up to the limit of a body; native takes the packed bytes for JSON"
 
 B = tensor("x", "FP32", [1, 1], binary_data_size=4)
@@ -267,13 +268,12 @@ CONNECTIONS = [
         ("Accept-Encoding: gzip", post(ONE, {"Accept-Encoding": "gzip"}, framing)),
         *(
             (f"Accept: {kind}", post(ONE, {"Accept": kind}))
-            for kind in (
-                "*/*",
-                "text/html",
-                "image/jpeg",
-                "application/x-npy",
-                "application/json;q=0",
-            )
+            for kind in ("*/*", "text/html", "image/jpeg", "application/json;q=0")
+        ),
+        (
+            "Accept: application/x-npy",
+            post(ONE, {"Accept": "application/x-npy"}, error_type),
+            NPY_REPLY,
         ),
         *(
             (f"Accept: {kind}", post(ONE, {"Accept": kind}), STREAMED)

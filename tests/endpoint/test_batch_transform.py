@@ -258,6 +258,24 @@ def test_answer_every_line_with_the_version_of_the_request(server: Server) -> No
     assert send(server, [tensor([1.0])], "scale").headers["X-Model-Version"] == "2"
 
 
+def test_take_model_and_version_of_the_first_line_if_nothing_else_names_them(
+    server: Server,
+) -> None:
+    line = {"instances": [[1, 2]], "model_name": "summer"}
+    records = [line, {"instances": [[3, 4]]}, line | {"model_name": "scale"}]
+    first, second, other = lines(send(server, records, ""))
+    sums = [row["predictions"][0]["sum"] for row in (first, second)]
+    assert (first["model_name"], sums) == ("summer", [3.0, 7.0])
+    assert other["code"] == "invalid_request" and "'scale'" in other["error"]
+    records = [tensor([1.0], modelname="scale", model_version=1), tensor([1.0], model_version="2")]
+    for model in ("", "scale"):
+        first, other = lines(send(server, records, model))
+        assert first["outputs"][0]["data"] == [2.0]
+        assert other["code"] == "invalid_request" and "'2'" in other["error"]
+    for unnamed in ([[1, 2]], [{"model_name": 5}], b"{"):
+        expect_error(send(server, unnamed, ""), 400, "invalid_request", "no model is named")
+
+
 @pytest.mark.parametrize(
     ("records", "model", "status", "code"),
     [

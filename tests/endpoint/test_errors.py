@@ -303,6 +303,11 @@ def test_accept_a_text_that_begins_like_json(server: Server, kind: str, data: by
     assert server.post(**raw(data, kind, "bert")).status_code == 200
 
 
+def test_suggest_lines_for_several_documents(server: Server) -> None:
+    reply = server.post(**raw(b'{"instances": ["a"]}\n{"instances": ["b"]}', JSON, "bert"))
+    expect_error(reply, 400, "invalid_request", "JSON lines", "application/jsonlines")
+
+
 def test_suggest_model_name_for_model_in_the_query(server: Server) -> None:
     expect_error(
         server.post(params={"model": "resnet"}, data=b"x"), 400, "invalid_request", "model_name"

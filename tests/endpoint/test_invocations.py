@@ -74,9 +74,10 @@ def test_get_the_same_prediction_for_an_image_in_every_form(
                 params=name, data=data, headers={"Content-Type": "application/octet-stream"}
             )
         )[0],
-        predictions(
-            server.post(params=name, data=data, headers={"Content-Type": "application/x-image"})
-        )[0],
+        *(
+            predictions(server.post(params=name, data=data, headers={"Content-Type": kind}))[0]
+            for kind in ("application/x-image", "file-path/raw-bytes")
+        ),
         predictions(server.post(json={**name, "instances": [{"b64": encoded}]}))[0],
         predictions(server.post(params=name, files={"image": ("a.png", data, "image/png")}))[0],
         predictions(server.post(files={"image": data, "model_name": (None, "resnet")}))[0],
@@ -142,11 +143,14 @@ def test_read_npy_and_return_json_or_npy_by_accept(server: Server, array: NDArra
         {"headers": {ATTRIBUTES: "trace=7, model_name=bert, model_version=1"}},
         {"headers": {"X-Amzn-SageMaker-Target-Model": "bert"}},
         {"params": {"model_name": "bert", "model_version": "1"}},
+        {"data": {"text": TEXT, "model_name": "bert"}},
+        {"data": {"model_version": "1", "modelname": "bert", "text": TEXT, "normalize": "1"}},
     ],
 )
 def test_name_a_model_in_any_of_the_places(server: Server, source: dict[str, Any]) -> None:
-    headers = {"Content-Type": "text/plain", **source.get("headers", {})}
-    reply = server.post(data=TEXT, params=source.get("params"), headers=headers)
+    headers = source.get("headers", {})
+    headers = headers if "data" in source else {"Content-Type": "text/plain", **headers}
+    reply = server.post(data=source.get("data", TEXT), params=source.get("params"), headers=headers)
     assert reply.status_code == 200, reply.text
     assert (reply.headers["X-Model-Name"], reply.headers["X-Model-Version"]) == ("bert", "1")
     assert reply.headers.get(ATTRIBUTES) == source.get("headers", {}).get(ATTRIBUTES)

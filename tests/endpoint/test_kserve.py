@@ -1,9 +1,12 @@
 """KServe v2 on the port of /invocations: what is handed to Triton, and that nothing else ever
 is."""
 
+import io
 import json
 import os
 import signal
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -14,8 +17,10 @@ from tests.conformance import wire
 from tests.support.harness import (
     Server,
     expect_error,
+    make_python_model,
     make_scale,
     module_server,
+    npy,
     tensor,
     wait_until,
 )
@@ -24,7 +29,101 @@ from tests.support.streaming_models import make_teller
 pytestmark = pytest.mark.stack
 
 INFER = {"inputs": [tensor([1.0, 2.5])]}
-server = module_server(make_scale, make_teller)
+SEVEN = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([self.answer(request)]) for request in requests]
+
+    def answer(self, request):
+        sent = pb_utils.get_input_tensor_by_name(request, "x")
+        seven = np.array([7], np.int32)
+        return pb_utils.Tensor("y", sent.as_numpy() if sent else seven)
+"""
+
+
+def make_seven(repository: Path) -> None:
+    """Make `seven`, which gives its only input back, or 7 without it; and `sevens`, the same with a
+    batch dimension."""
+    config = (
+        'input { name: "x" data_type: TYPE_INT32 dims: [1] optional: true }\n'
+        'output { name: "y" data_type: TYPE_INT32 dims: [1] }\n'
+    )
+    make_python_model(repository / "seven", config, SEVEN)
+    make_python_model(repository / "sevens", f"max_batch_size: 4\n{config}", SEVEN)
+
+
+server = module_server(make_scale, make_teller, make_seven)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/seven/infer", "/invocations?model_name=seven"])
+def test_call_a_model_without_its_optional_inputs(server: Server, path: str) -> None:
+    reply = server.post(path, json={"inputs": []})
+    assert (reply.status_code, reply.json()["outputs"][0]["data"]) == (200, [7]), reply.text
+    for model in ("scale", "sevens"):
+        reply = server.post(path.replace("seven", model), json={"inputs": []})
+        expect_error(reply, 400, "invalid_request", "'inputs' is empty")
+
+
+@pytest.mark.parametrize("body", [{}, {"id": "a"}, {"parameters": {"p": 1}}])
+def test_generate_without_optional_inputs(server: Server, body: dict[str, Any]) -> None:
+    reply = server.post("/v2/models/seven/generate", json=body)
+    assert (reply.status_code, reply.json()["y"]) == (200, 7), reply.text
+    events = server.post("/v2/models/seven/generate_stream", json=body).text
+    assert json.loads(events.removeprefix("data: "))["y"] == 7
+    for model in ("scale", "sevens"):
+        reply = server.post(f"/v2/models/{model}/generate", json=body)
+        expect_error(reply, 400, "invalid_request", "input of model")
+
+
+def test_begin_the_error_of_an_unknown_model_as_triton_does(server: Server) -> None:
+    for call in ("infer", "generate"):
+        reply = server.post(f"/v2/models/nothing/{call}", json=INFER)
+        expect_error(reply, 404, "model_not_found", "scale, seven, sevens, teller")
+        native = server.get("/v2/models/nothing").json()["error"]
+        assert native == "Request for unknown model: 'nothing' is not found"
+        assert reply.json()["error"].startswith(native)
+
+
+def test_list_the_routes_if_there_is_no_such_route(server: Server) -> None:
+    paths = server.get("/openapi.json").json()["paths"]
+    for path in ("/v1/models/scale:predict", "/v2/nothing", "/embed"):
+        reply = server.post(path, data=b"{}")
+        expect_error(reply, 404, "not_found", path, *paths)
+    expect_error(
+        server.post("/embed", data=bytes(2000)), 404, "not_found", "/v2/models/MODEL/infer"
+    )
+
+
+def test_return_the_only_output_as_csv_or_npy_if_asked(server: Server) -> None:
+    rows = [[1.0, 2.5], [3.0, 0.1]]
+    values = np.array(rows, np.float32)
+    bodies: list[dict[str, Any]] = [
+        {"json": {"inputs": [tensor(rows, [2, 2])]}},
+        {"data": npy(values), "headers": {"Content-Type": "application/x-npy"}},
+    ]
+    for body in bodies:
+        headers = body.get("headers", {})
+        request = body | {"headers": headers | {"Accept": "text/csv"}}
+        reply = server.post("/invocations?model_name=scale&model_version=1", **request)
+        assert reply.headers["Content-Type"] == "text/csv"
+        assert reply.text == "2.0,5.0\n6.0,0.2\n"
+        request = body | {"headers": headers | {"Accept": "application/x-npy"}}
+        reply = server.post("/invocations?model_name=scale&model_version=1", **request)
+        assert reply.headers["Content-Type"] == "application/x-npy"
+        np.testing.assert_array_equal(np.load(io.BytesIO(reply.content)), values * 2)
+
+
+def test_read_json_behind_a_byte_order_mark(server: Server) -> None:
+    marked = b"\xef\xbb\xbf" + json.dumps(INFER).encode()
+    paths = ("/v2/models/scale/infer", "/invocations?model_name=scale")
+    for path in paths:
+        for kind in ("application/json", "application/jsonlines", "", "text/plain"):
+            reply = server.post(path, data=marked, headers={"Content-Type": kind})
+            assert reply.status_code == 200, reply.text
+            assert reply.json()["outputs"][0]["data"] == [3.0, 7.5]
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/scale/ready"])

@@ -1,7 +1,13 @@
-"""/openapi.json is valid, has every route, client and error, and calls nothing."""
+"""/openapi.json is valid, has every route, client and error, and calls nothing. A server answers
+what it allows."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,8 @@ from serving.bodies import schemas
 from serving.clients import families
 from serving.errors import InvalidRequest
 from serving.settings.table import Settings
-from tests.support.harness import tensor
+from tests.support.harness import ROOT, Server, make_scale, module_server, tensor
+from tests.support.streaming_models import make_teller
 
 pytestmark = pytest.mark.stack
 
@@ -141,6 +148,9 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("Payload", {"modelname": ["m"], "payload": {"text": "a"}}),
     ("Flat", {"text_input": "a", "id": 7, "temperature": 0.5}),
     ("Flat", {"text_input": "a", "id": 7.5}),
+    ("Tensors", {"inputs": [TENSOR | {"shape": [2**63]}]}),
+    ("Tensors", {"inputs": [TENSOR], "model_name": "m", "modelname": "n"}),
+    ("Flat", {"text_input": "a", "model_name": "m", "modelname": "n"}),
     ("Load", {"model_name": "m", "url": "/m"}),
     ("Load", {"model_name": "m"}),
 ]
@@ -154,8 +164,78 @@ def test_accept_bodies_exactly_as_the_schema_says(
     allowed = Draft202012Validator(described | {"$ref": f"#/components/schemas/{shape}"}).is_valid(
         body
     )
+    read = partial(schemas.read, getattr(schemas, shape), json.dumps(body).encode())
     if allowed:
-        schemas.read(getattr(schemas, shape), json.dumps(body).encode())
-    else:
-        with pytest.raises(InvalidRequest):
-            schemas.read(getattr(schemas, shape), json.dumps(body).encode())
+        read()
+        return
+    with pytest.raises(InvalidRequest):
+        value = read()
+        value.target()
+
+
+@pytest.mark.parametrize("body", [{}, {"id": "1"}, {"parameters": {"p": 1}, "model_name": "m"}])
+def test_describe_no_flat_body_without_an_input(described: Any, body: dict[str, Any]) -> None:
+    flat = Draft202012Validator(described | {"$ref": "#/components/schemas/Flat"})
+    assert not flat.is_valid(body)
+    assert flat.is_valid(body | {"x": 1})
+
+
+def parts(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object of the document."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            yield from parts(each)
+
+
+def test_describe_the_items_of_every_array(described: Any) -> None:
+    """Generators of clients drop a schema whose array has none."""
+    arrays = [part for part in parts(described) if part.get("type") == "array"]
+    assert arrays and not [array for array in arrays if "items" not in array]
+    instances = {
+        "resnet": ({"b64": "eA=="}, "eA=="),
+        "bert": ("a text", 5),
+        "table": ([1, "a"], "1,a"),
+    }
+    for name, (right, wrong) in instances.items():
+        validator = Draft202012Validator(described | {"$ref": f"#/components/schemas/{name}"})
+        assert validator.is_valid({"instances": [right]})
+        assert not validator.is_valid({"instances": [wrong]})
+
+
+def test_describe_no_body_that_is_empty_or_needs_a_header(described: Any) -> None:
+    content = described["paths"]["/invocations"]["post"]["requestBody"]["content"]
+    assert {kind for kind, about in content.items() if about["schema"].get("minLength") != 1} == {
+        "application/json"
+    }
+    infer = described["paths"]["/v2/models/{name}/infer"]["post"]["requestBody"]["content"]
+    assert list(infer) == ["application/json"]
+
+
+server = module_server(make_scale, make_teller)
+# The document knows no models, so /invocations may refuse a body that names none, or whose
+# instances are not of the model that it names.
+SCHEMATHESIS = """
+[[operations]]
+include-name = "POST /invocations"
+[operations.checks]
+positive_data_acceptance.expected-statuses = ["2xx", "400", "404", "415"]
+"""
+
+
+def test_answer_generated_requests_as_the_document_says(server: Server, tmp_path: Path) -> None:
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(SCHEMATHESIS)
+    program = str(Path(sys.executable).with_name("schemathesis"))
+    options = ["--checks=all", "--seed=1", "--max-examples=20", "--no-shrink", "--no-color"]
+    run = subprocess.run(
+        [program, f"--config-file={config}", "run", f"{server.url}/openapi.json", *options],
+        cwd=tmp_path,
+        env=os.environ
+        | {"SCHEMATHESIS_HOOKS": "tests.support.openapi_hooks", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-10_000:] + run.stderr
+    assert re.search(r"Tested: +12", run.stdout), run.stdout

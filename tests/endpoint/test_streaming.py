@@ -21,6 +21,7 @@ pytestmark = pytest.mark.stack
 
 EVENTS = {"Accept": "text/event-stream"}
 LINES = {"Accept": "application/jsonlines"}
+GENERATE = "/v2/models/teller/generate_stream"
 started = module_server(
     *(make_teller, make_reader, make_echo, make_summer),
     SERVE_MAX_CONCURRENCY="16",
@@ -182,8 +183,23 @@ def test_send_an_error_within_a_stream_as_event_or_line(server: Server) -> None:
     assert json.loads(line)["code"] == "inference_failed"
 
 
+@pytest.mark.parametrize("path", ["/invocations?model_name=teller", GENERATE])
+def test_send_an_event_if_the_model_fails_before_its_first_response(
+    server: Server, path: str
+) -> None:
+    reply = server.post(path, json={"text_input": "fail"}, headers=EVENTS)
+    assert reply.status_code == 500
+    assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    ((kind, fields),) = events(reply)
+    request_id = reply.headers["X-Request-Id"]
+    about = {"code": "inference_failed", "request_id": request_id}
+    assert (kind, fields) == ("error", {"error": "it was told to fail", **about})
+    reply = ask(server, "teller", {"text_input": "fail"}, **LINES)
+    assert (reply.status_code, reply.headers["Content-Type"]) == (500, LINES["Accept"])
+    assert reply.json()["error"] == "it was told to fail"
+
+
 WRONG: dict[str, tuple[Any, int, str]] = {
-    "the model fails": ({"text_input": "fail"}, 500, "fail"),
     "no such input": ({"txt": "a"}, 400, "text_input"),
     "not of the datatype": ({"text_input": "a", "delay": "soon"}, 400, "delay"),
     "a list as a parameter": ({"text_input": "a", "unused": [1]}, 400, "unused"),
@@ -192,7 +208,7 @@ WRONG: dict[str, tuple[Any, int, str]] = {
 
 
 @pytest.mark.parametrize(("body", "status", "words"), WRONG.values(), ids=WRONG)
-def test_answer_an_error_before_the_first_response_normally(
+def test_answer_a_mistake_before_the_first_response_normally(
     server: Server, body: Any, status: int, words: str
 ) -> None:
     reply = ask(server, "teller", body, **EVENTS)

@@ -19,7 +19,7 @@ from tests.build_engines import trained
 from tests.build_engines.drawn import Drawn, drawn
 from tests.build_engines.families.test_drawn_tables import SEED, check_answers
 from tests.build_engines.trained import Trained
-from tests.support.harness import Server, expect_error, wait_until
+from tests.support.harness import Server, expect_error, npy, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -194,14 +194,44 @@ def test_accept_a_row_as_body_and_csv_as_text_or_form_file(
 
 
 def test_return_csv_if_asked(server: Server, models: Mapping[str, Trained]) -> None:
-    rows = text_of(models["mixed"].rows[:1500].sample(3000, replace=True, random_state=0))
-    reply = ask(server, "mixed", rows, Accept="text/csv")
-    assert reply.headers["Content-Type"] == "text/csv; charset=utf-8"
-    lines = list(csv.reader(io.StringIO(reply.text)))
-    results = predictions(ask(server, "mixed", rows))
-    assert len(lines) == 3000
+    rows = models["mixed"].rows[:1500].sample(3000, replace=True, random_state=0)
+    results = predictions(ask(server, "mixed", text_of(rows)))
     wanted = [[each["prediction"], *each["probabilities"].values()] for each in results]
-    assert [[line[0], *map(float, line[1:])] for line in lines] == wanted
+    for body in (text_of(rows), {"instances": json.loads(rows.to_json(orient="values"))}):
+        reply = ask(server, "mixed", body, Accept="text/csv")
+        assert reply.headers["Content-Type"] == "text/csv"
+        assert reply.headers["Content-Encoding"] == "gzip"
+        lines = list(csv.reader(io.StringIO(reply.text)))
+        assert len(lines) == 3000
+        assert [[line[0], *map(float, line[1:])] for line in lines] == wanted
+
+
+@pytest.mark.parametrize("model", ["letters", "odd", "lgbm"])
+def test_return_the_predictions_as_npy_if_asked(
+    model: str, server: Server, models: Mapping[str, Trained]
+) -> None:
+    trained_model, rows = models[model].model, models[model].rows
+    wanted = trained_model.predict(models[model].own_rows)
+    replies = [
+        ask(server, model, body, Accept="application/x-npy")
+        for body in (text_of(rows), {"instances": models[model].lists})
+    ]
+    if model != "letters":
+        headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
+        replies.append(
+            server.post(
+                f"/invocations?model_name={model}",
+                data=npy(rows.to_numpy(np.float64)),
+                headers=headers,
+            )
+        )
+    for reply in replies:
+        assert reply.headers["Content-Type"] == "application/x-npy", reply.text
+        answered = np.load(io.BytesIO(reply.content)).reshape(-1)
+        if wanted.dtype.kind == "f":
+            np.testing.assert_allclose(answered, wanted, rtol=1e-5)
+        else:
+            assert answered.astype(str).tolist() == wanted.astype(str).tolist()
 
 
 def test_answer_the_other_rows_of_a_batch_transform(
@@ -230,7 +260,12 @@ def test_answer_the_other_rows_of_a_batch_transform(
         ("odd", "1,2,3,4,5", ("instance 0", "4", "5")),
         ("odd", "1,2,3,1e309", ("'column 3'", "'1e309'", "FP64")),
         ("odd", '1,2,3,"4', ("instance 0", "CSV")),
-        ("odd", "1;2;3;4", ("instance 0", "4", "1")),
+        ("odd", "1;2;3;4", ("instance 0", "4", "1", "by commas")),
+        ("odd", "1,5;2,5;3,5;4,5", ("instance 0", "by commas")),
+        ("odd", "0,1,2,3,4\n1,1,2,3,4", ("instance 0", "label", "to_csv(index=False)")),
+        ("mixed", "age;job;fare (EUR);city;grade\n1;2;3;4;5", ("by commas",)),
+        ("mixed", ",age,job,fare (EUR),city,grade\n0,1,a,2,b,3", ("to_csv(index=False)",)),
+        ("mixed", "Unnamed: 0,age,job\n0,1,a", ("'Unnamed: 0'", "to_csv(index=False)")),
         ("odd", "\n\n", ("row",)),
         ("odd", "a,b,c,d\n", ("header",)),
         ("odd", "-,-,-,-\n1,2,3,4", ("instance 0", "'column 0'", "'-'")),

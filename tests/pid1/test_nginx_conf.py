@@ -56,6 +56,7 @@ class Upstream(BaseHTTPRequestHandler):
         for name, value in {
             "X-Request-Id": self.headers["X-Request-Id"],
             "X-Model-Name": "echo",
+            "Content-Type": self.headers["Accept"],
         }.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(reply)))
@@ -290,6 +291,27 @@ def test_allow_more_time_for_requests_that_may_stream(impatient_edge: Edge, acce
     with held():
         check_error(requests.post(f"{url}?hold", timeout=PATIENCE), 504, "timeout")
     wait_until_at_work(0)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/csv"])
+def test_compress_long_replies_in_one_piece(edge: Edge, kind: str) -> None:
+    long = {"Accept": kind, "Via": "1.1 proxy", "X-Amzn-SageMaker-Custom-Attributes": "a" * 1024}
+    encodings = []
+    for headers in (long, {"Accept": kind}, long | {"Accept-Encoding": "identity"}):
+        reply = requests.post(f"{edge.url}/invocations", headers=headers, timeout=PATIENCE)
+        assert reply.json()["path"] == "/invocations"
+        encodings.append(reply.headers.get("Content-Encoding"))
+    assert encodings == ["gzip", None, None]
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/jsonlines"])
+def test_never_compress_streams(edge: Edge, kind: str) -> None:
+    headers = {"Accept": kind, "X-Amzn-SageMaker-Custom-Attributes": "a" * 1024}
+    for path in ("/invocations", "/v2/models/m/generate_stream", "/models/m/invoke"):
+        reply = requests.post(edge.url + path, headers=headers, timeout=PATIENCE)
+        assert (reply.status_code, reply.headers["Content-Type"]) == (200, kind)
+        assert len(reply.content) > 1024
+        assert "Content-Encoding" not in reply.headers
 
 
 @pytest.mark.parametrize("chunked", [False, True])

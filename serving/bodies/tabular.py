@@ -1,0 +1,111 @@
+"""Replies as CSV or as an npy file, if Accept asks for one: of predictions and of tensors."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from serving.bodies.values import json_length, json_values
+from serving.budget import Budget
+from serving.errors import NotAcceptable
+from serving.headers import CSV, NPY_TYPE
+from serving.job import Reply
+from serving.model_status.served_model import ServedModel
+from serving.triton.tensors import Array, InferReply, Tensor
+
+KINDS = "biufSU"  # of dtypes that an npy file holds without pickle: booleans, numbers, strings
+JSON_INSTEAD = "ask for application/json"
+NOT_ONE = f"the model's predictions are not one array; {JSON_INSTEAD}"
+
+
+def predictions_as_csv(predictions: Sequence[Any]) -> bytes:
+    """Return a line for each prediction: its values in order, those of lists and objects side by
+    side."""
+    return _written(list(_cells(prediction)) for prediction in predictions)
+
+
+def predictions_as_array(predictions: Sequence[Any]) -> Array:
+    """Return the predictions as one array; of a table's objects, what they have as `prediction`.
+    Raise NotAcceptable."""
+    values = [
+        prediction.get("prediction") if isinstance(prediction, dict) else prediction
+        for prediction in predictions
+    ]
+    try:
+        array = np.array(values)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, np.object_)
+    if array.dtype.kind not in KINDS:
+        raise NotAcceptable(NOT_ONE)
+    return array
+
+
+def joined(arrays: Sequence[Array]) -> Array:
+    """Return the arrays of all batches as one. Raise NotAcceptable."""
+    if len({array.shape[1:] for array in arrays}) > 1:
+        raise NotAcceptable(NOT_ONE)
+    return np.concatenate(arrays)
+
+
+def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Budget) -> Reply:
+    """Return the outputs as CSV or as an npy file; `kind` is the media type. Raise
+    NotAcceptable."""
+    if kind == CSV:
+        return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
+    outputs = result.outputs
+    if len(outputs) > 1 and served.client and served.client.main_output:
+        outputs = tuple(each for each in outputs if each.name == served.client.main_output)
+    if len(outputs) != 1:
+        raise NotAcceptable(
+            f"model '{served.name}' has {len(result.outputs)} outputs; {JSON_INSTEAD}"
+        )
+    return Reply(write_npy(outputs[0].array(), budget), NPY_TYPE, result.version)
+
+
+def write_npy(array: Array, budget: Budget) -> bytes:
+    """Return the array as an npy file. Strings become bytes, each as wide as the longest. Raise
+    PayloadTooLarge."""
+    if array.dtype == np.object_:
+        budget.check_output(array.size * max(map(len, array.flat), default=0))
+        array = array.astype(np.bytes_)
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
+    """Return a line for each row, which has the values of all tensors side by side. Raise
+    NotAcceptable or PayloadTooLarge."""
+    budget.check_output(sum(map(json_length, tensors)))
+    counts = {tensor.shape[0] if tensor.shape else 1 for tensor in tensors}
+    if len(counts) != 1:
+        raise NotAcceptable(f"the outputs have different numbers of rows; {JSON_INSTEAD}")
+    return _written(np.concatenate(list(map(_table, tensors)), axis=1))
+
+
+def _table(tensor: Tensor) -> Array:
+    """Return the cells of a tensor, a row for each of its rows."""
+    cells = json_values(tensor)
+    if tensor.datatype != "BYTES":
+        digits = orjson.dumps(cells, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].decode()
+        cells = digits.split(",") if digits else []
+    rows = tensor.shape[0] if tensor.shape else 1
+    return np.array(cells, np.object_).reshape(rows, math.prod(tensor.shape[1:]))
+
+
+def _cells(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _cells(item)
+    else:
+        yield value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _written(rows: Any) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

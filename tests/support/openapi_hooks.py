@@ -1,0 +1,16 @@
+"""Hooks for schemathesis: whole numbers are sent without a point, because JSON Schema calls 1.0 an
+integer and Triton does not."""
+
+from typing import Any
+
+import schemathesis
+
+
+@schemathesis.hook
+def map_body(_context: object, body: Any) -> Any:
+    """Return the body with integers in place of whole floats."""
+    if isinstance(body, dict):
+        return {key: map_body(None, value) for key, value in body.items()}
+    if isinstance(body, list):
+        return [map_body(None, value) for value in body]
+    return int(body) if isinstance(body, float) and body.is_integer() else body
