@@ -16,6 +16,8 @@ from build_engines.errors import BuildError
 from build_engines.families.table_graph import ML, Graph
 from build_engines.families.table_rows import Array, is_missing
 
+MOST = np.iinfo(np.int64).max
+
 
 class UnknownStep(BuildError):
     """A step that is not converted."""
@@ -196,26 +198,30 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
 def _answers(step: Any, column: int) -> Array:
     """Return what the encoder makes of each category of a column, and of another one if it takes
     others."""
-    categories = [each.tolist() for each in step.categories_]
-    asked = categories[column]
+    import pandas as pd
+
+    asked = step.categories_[column]
     if getattr(step, "handle_unknown", "value") != "error":
-        asked = [*asked, _other(asked)]
-    rows = np.empty((len(asked), len(categories)), object)
-    for index, own in enumerate(categories):
-        rows[:, index] = asked if index == column else own[0]
-    dtypes = [each.dtype for each in step.categories_]
-    if all(dtype.kind in "biuf" for dtype in dtypes):
-        rows = rows.astype(np.result_type(np.int64, *dtypes))
-    answers = step.transform(rows)
+        asked = _with_other(asked)
+    columns = [np.repeat(own[:1], len(asked)) for own in step.categories_]
+    columns[column] = asked
+    names = getattr(step, "feature_names_in_", range(len(columns)))
+    pairs = zip(names, columns, strict=True)
+    # a frame keeps the type of each column: one array of all would round large whole numbers
+    frame = pd.DataFrame({name: pd.Series(values, dtype=values.dtype) for name, values in pairs})
+    answers = step.transform(frame)
     return np.asarray(answers.toarray() if hasattr(answers, "toarray") else answers)
 
 
-def _other(categories: Sequence[Any]) -> Any:
-    """Return a value that is not one of the categories."""
-    known = [each for each in categories if not is_missing(each)]
+def _with_other(categories: Array) -> Array:
+    """Return the categories, and a value that is not one of them."""
+    known = [each for each in categories.tolist() if not is_missing(each)]
     if any(isinstance(each, str) for each in known):
-        return "".join(known) + "?"
-    return max(known, default=0) + 1
+        return np.array([*categories, "".join(known) + "?"], object)
+    # of n + 1 numbers at least one is not among n others; all of them are exact in FP64
+    others = set(range(len(known) + 1)) - set(known)
+    is_object = categories.dtype.kind == "O"
+    return np.array([*categories.tolist(), min(others)], object if is_object else None)
 
 
 def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
@@ -225,7 +231,11 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
     if cell.datatype == "BYTES":
         return _codes_of_texts(graph, cell, values)
     column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
-    if cell.datatype != "INT64" or categories.dtype.kind not in "iu":
+    if cell.datatype == "INT64" and categories.dtype.kind in "iu":
+        if max(values) > MOST:
+            raise UnknownStep(f"a column has the category {max(values)}, and INT64 ends at {MOST}")
+        categories = categories.astype(np.int64)
+    else:
         if cell.datatype != "FP64":
             column = graph.cast(column, TensorProto.DOUBLE)
         categories = categories.astype(np.float64)

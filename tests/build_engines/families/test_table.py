@@ -455,6 +455,53 @@ def test_name_a_category_that_the_encoder_refuses(encoder: Any, tmp_path: Path) 
             answered(stored, [["p", 1.0], [cell, 1.0]])
 
 
+LARGE = {"id": [10**16, 2 * 10**16, 3 * 10**16] * 30, "v": [0.5, 1.5] * 45}
+KNOWN = pd.DataFrame(LARGE | {"id": [2**53, 2**53 + 1, 2**53 + 3] * 30})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pd.DataFrame(LARGE).astype(float)[["id"]],
+        pd.DataFrame(LARGE),
+        pd.DataFrame({"id": [1, 2, 2**63 - 1] * 30}),
+        pd.DataFrame({"id": np.array([1, 2, 3] * 30, np.int8)}),
+        pd.DataFrame({"id": np.array([1, 2, 3] * 30, np.uint32)}),
+    ],
+    ids=["floats", "whole numbers beside floats", "the greatest INT64", "INT8", "UINT32"],
+)
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        OneHotEncoder(handle_unknown="ignore"),
+        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1),
+        TargetEncoder(random_state=0),
+    ],
+)
+def test_answer_an_unknown_number_as_the_encoder_does(
+    encoder: Any, rows: Any, tmp_path: Path
+) -> None:
+    model = make_pipeline(encoder, TREES).fit(rows, [0, 1, 2] * 30)
+    asked = pd.concat([rows[:3], rows[:3].assign(id=[0, 7, 4]).astype(rows.dtypes)])
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(asked))
+    scores = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(scores, model.predict_proba(asked), atol=1e-6)
+
+
+def test_refuse_a_category_beyond_int64(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"id": np.array([1, 2, 2**64 - 1] * 30, np.uint64)})
+    model = make_pipeline(OrdinalEncoder(), TREES).fit(rows, [0, 1, 2] * 30)
+    with pytest.raises(BuildError, match="18446744073709551615, and INT64 ends at"):
+        build_own(tmp_path, dumped(tmp_path, model))
+
+
+def test_tell_apart_ids_beside_floats_that_fp64_cannot_hold(tmp_path: Path) -> None:
+    model = make_pipeline(OrdinalEncoder(), TREES).fit(KNOWN, [0, 1, 2] * 30)
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(KNOWN))
+    assert [each["prediction"] for each in predictions] == model.predict(KNOWN).tolist()
+    assert {each["prediction"] for each in predictions} == {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("model", "rows"),
     [(make_pipeline(StandardScaler(), LinearRegression()), AROUND), (LinearRegression(), AROUND)],
