@@ -160,10 +160,11 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     made = Table(cells)
     for step in steps:
         made = table_steps.apply(graph, step, made)
-    values = table_steps.matrix(graph, made.cells)
+    trees = table_trees.read(last)
+    in_fp32 = _are_whole_in_fp32(steps, last, trees, made.cells)
+    values = table_steps.matrix(graph, made.cells, in_fp32)
     if made.sparse and _library(last) == "xgboost":
         values = graph.add("Where", graph.add("Equal", values, np.float64(0)), np.nan, values)
-    trees = table_trees.read(last)
     model = graph.model(table_trees.write(graph, last, trees, values))
     points = points_of(estimator, len(columns))
     for feature, thresholds in trees.thresholds().items():
@@ -177,6 +178,22 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     _compare_trees(estimator, written, last, trees)
     _compare(estimator, written, own)
     return written
+
+
+def _are_whole_in_fp32(
+    steps: Sequence[Any], last: Any, trees: table_trees.Trees, cells: Sequence[Cells]
+) -> bool:
+    """Return whether the library rounds whole numbers to FP32 without FP64 before it. XGBoost reads
+    each column of a frame by itself. Otherwise columns of several types become FP64 first, and
+    LightGBM takes a frame as FP64, but an array of whole numbers as FP32."""
+    library = _library(last)
+    if library == "xgboost" and not steps:
+        return True
+    if any(cell.datatype != "INT64" for cell in cells):
+        return False
+    if library == "lightgbm":
+        return bool(steps) or not _names(last)[0]
+    return trees.in_fp32
 
 
 def _compare(estimator: Any, written: Written, own: list[Array] | None) -> None:

@@ -44,8 +44,9 @@ class Table:
     sparse: bool = False
 
 
-def matrix(graph: Graph, cells: Sequence[Cells]) -> str:
-    """Return the columns as one tensor of FP64."""
+def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) -> str:
+    """Return the columns as one tensor of FP64. `whole_in_fp32`: whole numbers are rounded to
+    FP32 at once, because FP64 before it would round some of those above 2^53 otherwise."""
     parts = []
     for (tensor, datatype, width), group in groupby(
         cells, lambda each: (each.tensor, each.datatype, each.width)
@@ -53,6 +54,8 @@ def matrix(graph: Graph, cells: Sequence[Cells]) -> str:
         indices = [each.index for each in group]
         if datatype == "BYTES":
             raise UnknownStep("a column of texts reaches the trees without an encoder")
+        if datatype == "INT64" and whole_in_fp32:
+            tensor = graph.cast(tensor, TensorProto.FLOAT)
         if datatype != "FP64":
             tensor = graph.cast(tensor, TensorProto.DOUBLE)
         is_whole = indices == list(range(width))

@@ -455,6 +455,45 @@ def test_name_a_category_that_the_encoder_refuses(encoder: Any, tmp_path: Path) 
             answered(stored, [["p", 1.0], [cell, 1.0]])
 
 
+TIE = 2**54 + 2**30  # between two numbers of FP32
+IDS = pd.DataFrame({"id": [2**54, 2**54 + 2**31] * 100, "v": 0})
+PASSED = ColumnTransformer([("all", "passthrough", ["id", "v"])])
+
+
+@pytest.mark.parametrize("step", [None, PASSED], ids=["alone", "behind a step"])
+@pytest.mark.parametrize("beside", ["INT64", "FP64"])
+@pytest.mark.parametrize(
+    "trees",
+    [
+        DecisionTreeRegressor(),
+        xgboost.XGBRegressor(n_estimators=1),
+        lightgbm.LGBMRegressor(n_estimators=1, verbose=-1),
+        HistGradientBoostingRegressor(max_iter=1),
+    ],
+    ids=["tree", "XGBoost", "LightGBM", "histogram"],
+)
+def test_round_a_whole_number_as_the_library_of_the_trees_does(
+    trees: Any, beside: str, step: Any, tmp_path: Path
+) -> None:
+    rows = IDS if beside == "INT64" else IDS.astype({"v": float})
+    model = (trees if step is None else make_pipeline(step, trees)).fit(rows, [0.0, 1.0] * 100)
+    asked = rows[:5].assign(id=[2**54, TIE - 1, TIE, TIE + 1, 2**54 + 2**31])
+    options = {"inputs": ("id:INT64:1", f"v:{beside}:1")}
+    stored = build_own(tmp_path, dumped(tmp_path, model), **options)
+    got = [each["prediction"] for each in answered(stored, as_json(asked))]
+    np.testing.assert_allclose(got, model.predict(asked), rtol=1e-6)
+
+
+def test_round_an_array_of_whole_numbers_as_lightgbm_does(tmp_path: Path) -> None:
+    model = lightgbm.LGBMRegressor(n_estimators=1, verbose=-1)
+    model.fit(IDS.to_numpy(), [0.0, 1.0] * 100)
+    asked = IDS[:5].assign(id=[2**54, TIE - 1, TIE, TIE + 1, 2**54 + 2**31])
+    options = {"inputs": ("id:INT64:1", "v:INT64:1")}
+    stored = build_own(tmp_path, dumped(tmp_path, model), **options)
+    got = [each["prediction"] for each in answered(stored, as_json(asked))]
+    np.testing.assert_allclose(got, model.predict(asked.to_numpy()), rtol=1e-6)
+
+
 LARGE = {"id": [10**16, 2 * 10**16, 3 * 10**16] * 30, "v": [0.5, 1.5] * 45}
 KNOWN = pd.DataFrame(LARGE | {"id": [2**53, 2**53 + 1, 2**53 + 3] * 30})
 
