@@ -562,13 +562,19 @@ def _known(step: Any, columns: list[Column]) -> list[Column]:
                 break
         return columns
     if hasattr(step, "transformers_"):
-        columns = list(columns)
+        merged = list(columns)
         for name, transformer, _ in step.transformers_:
             indices = step._transformer_to_input_indices[name]
             known = _known(transformer, [columns[index] for index in indices])
             for index, column in zip(indices, known, strict=True):
-                columns[index] = column
-        return columns
+                merged[index] = _merged(merged[index], column)
+        return merged
+    if hasattr(step, "transformer_list"):
+        merged = columns
+        for _, each in step.transformer_list:
+            pairs = zip(merged, _known(each, columns), strict=True)
+            merged = [_merged(first, second) for first, second in pairs]
+        return merged
     if getattr(step, "_preprocessor", None) is not None:
         return _known(step._preprocessor, columns)
     if hasattr(step, "statistics_") and is_missing(step.missing_values):
@@ -578,6 +584,14 @@ def _known(step: Any, columns: list[Column]) -> list[Column]:
         pairs = zip(columns, step.categories_, strict=True)
         return [_with_categories(each, values, closed) for each, values in pairs]
     return columns
+
+
+def _merged(first: Column, second: Column) -> Column:
+    """Return what two steps know of one column. A category that one of them refuses is refused."""
+    if first.closed and second.closed:
+        values = [each for each in first.values if is_missing(each) or each in second.values]
+        return replace(first, values=tuple(values), filled=first.filled and second.filled)
+    return max(second, first, key=lambda each: (each.closed, bool(each.values), each.filled))
 
 
 def _keeps(step: Any) -> bool:

@@ -42,7 +42,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
@@ -492,6 +492,42 @@ def test_round_an_array_of_whole_numbers_as_lightgbm_does(tmp_path: Path) -> Non
     stored = build_own(tmp_path, dumped(tmp_path, model), **options)
     got = [each["prediction"] for each in answered(stored, as_json(asked))]
     np.testing.assert_allclose(got, model.predict(asked.to_numpy()), rtol=1e-6)
+
+
+OPEN = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+FEWER = OrdinalEncoder(categories=[["q", "r", "z"]])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ColumnTransformer([("a", OneHotEncoder(), ["c"]), ("b", OPEN, ["c"])]),
+        ColumnTransformer([("a", OPEN, ["c"]), ("b", OneHotEncoder(), ["c"])]),
+        FeatureUnion([("a", OneHotEncoder()), ("b", OPEN)]),
+        FeatureUnion(
+            [("a", ColumnTransformer([("c", OneHotEncoder(), ["c"])])), ("b", OPEN), ("c", "drop")]
+        ),
+    ],
+    ids=["the first refuses", "the last refuses", "union", "columns in a union"],
+)
+def test_refuse_a_category_that_one_of_two_encoders_refuses(step: Any, tmp_path: Path) -> None:
+    rows = FILLED[["c"]]
+    model = make_pipeline(step, TREES).fit(rows, LETTER)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    got = [each["prediction"] for each in answered(stored, as_json(rows))]
+    assert got == model.predict(rows).tolist()
+    with pytest.raises(DecodingError, match="instance 1, field 'c': the string 'P' is not"):
+        answered(stored, [["p"], ["P"]])
+
+
+def test_accept_only_the_categories_that_two_encoders_know(tmp_path: Path) -> None:
+    rows = FILLED[FILLED.c != "p"][["c"]]
+    step = ColumnTransformer([("a", OneHotEncoder(), ["c"]), ("b", FEWER, ["c"])])
+    model = make_pipeline(step, TREES).fit(rows, rows.c)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    assert [each["prediction"] for each in answered(stored, [["q"], ["z"]])] == ["q", "z"]
+    with pytest.raises(DecodingError, match="instance 0, field 'c': the string 'r' is not"):
+        answered(stored, [["r"]])
 
 
 LARGE = {"id": [10**16, 2 * 10**16, 3 * 10**16] * 30, "v": [0.5, 1.5] * 45}
