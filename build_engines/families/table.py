@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError, UsageError, brief, first_line
 from build_engines.families.onnx_file import parse_inputs, with_tensors
-from build_engines.families.table_graph import ML
+from build_engines.families.table_graph import ML, free_name
 from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import Request
 from build_engines.weights import onnx_files
@@ -253,10 +253,10 @@ def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
 def answer_booleans(model: onnx.ModelProto) -> None:
     """Make the first output, the numbers 0 and 1 of classes that are booleans, booleans."""
     output = model.graph.output[0]
-    _rename(model.graph, output.name, f"{output.name}_number")
-    model.graph.node.append(
-        helper.make_node("Cast", [f"{output.name}_number"], [output.name], to=TensorProto.BOOL)
-    )
+    columns = [value.name for value in model.graph.input]
+    number = free_name(f"{output.name}_number", columns)
+    _rename(model.graph, output.name, number)
+    model.graph.node.append(helper.make_node("Cast", [number], [output.name], to=TensorProto.BOOL))
     output.type.tensor_type.elem_type = TensorProto.BOOL
 
 

@@ -418,10 +418,16 @@ def _library(estimator: Any) -> str:
 
 
 def _chosen(estimator: Any) -> Any:
-    """Return the model that a search over parameters found best, whose answers are the search's."""
+    """Return the model that a search over parameters found best, whose answers are the search's;
+    of a pipeline the steps that do something."""
     while hasattr(estimator, "best_estimator_"):
         estimator = estimator.best_estimator_
-    return estimator
+    if not hasattr(estimator, "steps"):
+        return estimator
+    active = [each for each in estimator.steps if each[1] not in (None, "passthrough")]
+    pipeline = copy(estimator)
+    pipeline.steps = [(name, _chosen(step)) for name, step in active] or estimator.steps
+    return pipeline
 
 
 def _last(estimator: Any) -> Any:

@@ -42,7 +42,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
@@ -346,6 +346,7 @@ GAPPY = PLACES.mask(RNG.random(PLACES.shape) < 0.2)
             GAPS,
             CODES,
         ),
+        (lightgbm.LGBMClassifier(n_estimators=2, verbose=-1), GAPPY, np.isnan(GAPPY.v)),
         (GradientBoostingClassifier(n_estimators=5, loss="exponential"), NUMBERS, CODES // 2),
         (GridSearchCV(TREES, {"max_depth": [2]}, cv=2), NUMBERS, CODES),
         (encoded(FILLING, TREES), WITH_NAN, LETTER),
@@ -361,6 +362,7 @@ GAPPY = PLACES.mask(RNG.random(PLACES.shape) < 0.2)
         "hinge",
         "sparse",
         "one against all",
+        "missing or not",
         "exponential",
         "search",
         "filled texts",
@@ -530,6 +532,29 @@ def test_accept_only_the_categories_that_two_encoders_know(tmp_path: Path) -> No
         answered(stored, [["r"]])
 
 
+NAMES = ["label", "probabilities", "Sub_1", "label_number", "constant_0", "label_"]
+
+
+@pytest.mark.parametrize("classes", [KIND, KIND == "a"], ids=["texts", "booleans"])
+def test_build_columns_named_like_outputs_and_nodes(classes: Any, tmp_path: Path) -> None:
+    rows = pd.DataFrame(np.tile(NUMBERS, 2), columns=NAMES)
+    model = make_pipeline(ColumnTransformer([("s", StandardScaler(), NAMES)]), TREES)
+    model.fit(rows, classes)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    assert list(columns(stored)) == NAMES
+    predictions = answered(stored, rows.to_dict("records"))
+    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
+    scores = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-6)
+
+
+def test_build_a_pipeline_that_begins_with_a_step_that_does_nothing(tmp_path: Path) -> None:
+    inner = Pipeline([("none", None), ("trees", TREES)])
+    model = Pipeline([("idle", "passthrough"), ("inner", inner)]).fit(NUMBERS, KIND)
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+
+
 LARGE = {"id": [10**16, 2 * 10**16, 3 * 10**16] * 30, "v": [0.5, 1.5] * 45}
 KNOWN = pd.DataFrame(LARGE | {"id": [2**53, 2**53 + 1, 2**53 + 3] * 30})
 
@@ -629,6 +654,12 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (DART, NUMBERS, CODES, "booster is dart"),
         (LINES, NUMBERS, CODES, "booster is gblinear"),
+        (
+            lightgbm.LGBMClassifier(n_estimators=2, pred_early_stop=True, verbose=-1),
+            NUMBERS,
+            CODES,
+            "pred_early_stop=False",
+        ),
         (make_pipeline(KNNImputer(), LogisticRegression()), GAPS, KIND, "KNNImputer"),
         (make_pipeline(TfidfVectorizer(), LogisticRegression()), WORDS, KIND, "Python"),
         (make_pipeline(PCA(2), RandomForestClassifier(5)), NUMBERS, KIND, "PCA.* --data"),
@@ -651,6 +682,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "operator",
         "dart",
         "lines",
+        "stopped early",
         "neighbours",
         "words",
         "step",
