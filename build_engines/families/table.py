@@ -223,7 +223,22 @@ GENERATORS = {
 def _xgboost(path: Path, _: bool) -> Any:
     import xgboost
 
-    return xgboost.Booster(model_file=str(path))
+    booster = xgboost.Booster(model_file=str(path))
+    best = best_trees(booster)
+    if best.num_boosted_rounds() < booster.num_boosted_rounds():
+        print(
+            f"{path} stopped early: the first {best.num_boosted_rounds()} of its "
+            f"{booster.num_boosted_rounds()} rounds are built, as XGBClassifier and XGBRegressor "
+            "use them; a Booster's own predict uses all of them: pickle the Booster for those",
+            flush=True,
+        )
+    return best
+
+
+def best_trees(booster: Any) -> Any:
+    """Return XGBoost's Booster up to its best round, the whole if it did not stop early."""
+    best = booster.attr("best_iteration")
+    return booster[: int(best) + 1] if best else booster
 
 
 def _lightgbm(path: Path, _: bool) -> Any:

@@ -164,7 +164,7 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     in_fp32 = _are_whole_in_fp32(steps, last, trees, made.cells)
     values = table_steps.matrix(graph, made.cells, in_fp32)
     if made.sparse and _library(last) == "xgboost":
-        values = graph.add("Where", graph.add("Equal", values, np.float64(0)), np.nan, values)
+        values = table_steps.with_absent(graph, values, made.cells)
     model = graph.model(table_trees.write(graph, last, trees, values))
     points = points_of(estimator, len(columns))
     for feature, thresholds in trees.thresholds().items():
@@ -482,16 +482,11 @@ def _is_trained(model: Any) -> bool:
 
 
 def _best(estimator: Any) -> Any:
-    """Keep the trees up to the best one, which XGBoost's own predict uses after early stopping."""
+    """Keep the trees up to the best one, which the predict of XGBoost's scikit-learn interface uses
+    after early stopping. A Booster's own predict uses all trees."""
     last = _last(estimator)
-    booster = booster_of(last)
-    best = booster.attr("best_iteration") if hasattr(booster, "num_features") else None
-    if not best:
-        return estimator
-    cut = booster[: int(best) + 1]
-    if booster is last:
-        return cut
-    last._Booster = cut
+    if hasattr(last, "get_booster"):
+        last._Booster = table.best_trees(last.get_booster())
     return estimator
 
 
@@ -578,8 +573,7 @@ def _known(step: Any, columns: list[Column]) -> list[Column]:
     if hasattr(step, "transformer_list"):
         merged = columns
         for _, each in step.transformer_list:
-            pairs = zip(merged, _known(each, columns), strict=True)
-            merged = [_merged(first, second) for first, second in pairs]
+            merged = list(map(_merged, merged, _known(each, columns)))
         return merged
     if getattr(step, "_preprocessor", None) is not None:
         return _known(step._preprocessor, columns)

@@ -26,19 +26,21 @@ class UnknownStep(BuildError):
 @dataclass(frozen=True)
 class Cells:
     """One column: column number `index` of the `width` columns of a tensor. `fill` replaces a
-    missing text."""
+    missing text. `stored` is the column as it came into a sparse matrix, which stores those of its
+    cells that are not 0; None for the column itself."""
 
     tensor: str
     index: int = 0
     width: int = 1
     datatype: str = "FP64"
     fill: Any = None
+    stored: "Cells | None" = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns. Where scikit-learn holds them in a sparse matrix, some of its steps round otherwise,
-    and XGBoost takes 0 as missing."""
+    """Columns. If scikit-learn holds them in a sparse matrix, some of its steps round otherwise,
+    and XGBoost takes a cell that is not stored as missing."""
 
     cells: Sequence[Cells]
     sparse: bool = False
@@ -67,6 +69,27 @@ def columns_of(tensor: str, count: int) -> list[Cells]:
     return [Cells(tensor, index, count) for index in range(count)]
 
 
+def changed(table: Table, tensor: str) -> list[Cells]:
+    """Return the columns of the tensor, which a step makes of those of the table one by one. What
+    a sparse matrix stores stays stored, also if it becomes 0."""
+    pairs = zip(columns_of(tensor, len(table.cells)), table.cells, strict=True)
+    return [replace(new, stored=old.stored or old) for new, old in pairs]
+
+
+def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
+    """Return the values of a sparse matrix's columns, NaN for cells that it does not store."""
+    stored = matrix(graph, [cell.stored or cell for cell in cells])
+    return graph.add("Where", graph.add("Equal", stored, np.float64(0)), np.nan, values)
+
+
+def _joined(parts: Sequence[Table], sparse: bool) -> Table:
+    """Return the columns of several tables. A sparse matrix of dense ones stores no 0."""
+    cells: list[Cells] = []
+    for part in parts:
+        cells += part.cells if part.sparse else [replace(each, stored=None) for each in part.cells]
+    return Table(cells, sparse)
+
+
 def apply(graph: Graph, step: Any, table: Table) -> Table:
     """Return the columns that the fitted step makes of others. Raise UnknownStep."""
     if step in (None, "passthrough"):
@@ -89,7 +112,7 @@ def _pipeline(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _transformers(graph: Graph, step: Any, table: Table) -> Table:
-    cells: list[Cells] = []
+    parts: list[Table] = []
     if step.transformer_weights:
         raise UnknownStep("transformer_weights before trees are not converted")
     for name, transformer, _ in step.transformers_:
@@ -97,15 +120,15 @@ def _transformers(graph: Graph, step: Any, table: Table) -> Table:
             continue
         chosen = [table.cells[index] for index in step._transformer_to_input_indices[name]]
         if chosen:
-            cells += apply(graph, transformer, Table(chosen, table.sparse)).cells
-    return Table(cells, step.sparse_output_)
+            parts.append(apply(graph, transformer, Table(chosen, table.sparse)))
+    return _joined(parts, step.sparse_output_)
 
 
 def _union(graph: Graph, step: Any, table: Table) -> Table:
     if step.transformer_weights:
         raise UnknownStep("transformer_weights before trees are not converted")
     parts = [apply(graph, each, table) for _, each in step.transformer_list if each != "drop"]
-    return Table([each for part in parts for each in part.cells], any(p.sparse for p in parts))
+    return _joined(parts, any(part.sparse for part in parts))
 
 
 def _function(_: Graph, step: Any, table: Table) -> Table:
@@ -130,7 +153,7 @@ def _scaled(graph: Graph, table: Table, center: Any, scale: Any, clip: Any = Non
 def _clipped(graph: Graph, values: str, clip: Any, table: Table) -> Table:
     if clip is not None:
         values = graph.add("Clip", values, *map(np.float64, clip))
-    return replace(table, cells=columns_of(values, len(table.cells)))
+    return replace(table, cells=changed(table, values))
 
 
 def _standard(graph: Graph, step: Any, table: Table) -> Table:
@@ -164,7 +187,7 @@ def _imputed(graph: Graph, step: Any, table: Table) -> Table:
     values = matrix(graph, table.cells)
     missing = _is(graph, values, step.missing_values)
     filled = graph.add("Where", missing, step.statistics_.astype(np.float64), values)
-    cells = columns_of(filled, len(table.cells))
+    cells = changed(table, filled)
     cells = [cells[index] for index in kept]
     if step.add_indicator:
         flags = columns_of(graph.cast(missing, TensorProto.DOUBLE), len(table.cells))

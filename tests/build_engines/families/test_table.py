@@ -34,7 +34,7 @@ from sklearn.ensemble import (
     VotingClassifier,
 )
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.feature_selection import SelectKBest
+from sklearn.feature_selection import SelectKBest, VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -46,6 +46,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
+    MaxAbsScaler,
     OneHotEncoder,
     OrdinalEncoder,
     StandardScaler,
@@ -530,6 +531,62 @@ def test_accept_only_the_categories_that_two_encoders_know(tmp_path: Path) -> No
     assert [each["prediction"] for each in answered(stored, [["q"], ["z"]])] == ["q", "z"]
     with pytest.raises(DecodingError, match="instance 0, field 'c': the string 'r' is not"):
         answered(stored, [["r"]])
+
+
+def stopped_early() -> Any:
+    """Return a model whose best round is not its last."""
+    model = xgboost.XGBClassifier(n_estimators=40, learning_rate=1, early_stopping_rounds=3)
+    wrong = [(NUMBERS, 1 - (CODES > 0))]
+    return model.fit(NUMBERS, CODES > 0, eval_set=wrong, verbose=False)
+
+
+def test_use_all_trees_of_a_booster_that_stopped_early(tmp_path: Path) -> None:
+    booster = stopped_early().get_booster()
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, booster)), as_json(NUMBERS))
+    got = [each["probabilities"]["1"] for each in predictions]
+    np.testing.assert_allclose(got, booster.inplace_predict(NUMBERS), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.joblib"])
+def test_use_the_trees_up_to_the_best_of_a_classifier_that_stopped_early(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = stopped_early()
+    file = tmp_path / name
+    if file.suffix == ".json":
+        model.save_model(file)
+    else:
+        joblib.dump(model, file)
+    predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
+    scores = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(scores, model.predict_proba(NUMBERS), atol=1e-6)
+    says = "the first 1 of its 4 rounds are built" in capsys.readouterr().out
+    assert says == (file.suffix == ".json")
+
+
+SPARSE = pd.DataFrame({"c": FILLED.c, "v": np.resize([np.nan, 0, 1, 5e-324, -2], 60)})
+ONE_HOT = ColumnTransformer(
+    [("c", OneHotEncoder(), ["c"])], remainder="passthrough", sparse_threshold=1
+)
+ZERO = SimpleImputer(strategy="constant", fill_value=0)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (ONE_HOT, ZERO),
+        (ONE_HOT, MaxAbsScaler()),
+        (ONE_HOT, ZERO, MaxAbsScaler(), VarianceThreshold()),
+        (ONE_HOT, FeatureUnion([("a", ZERO), ("b", MaxAbsScaler())])),
+    ],
+    ids=["filled", "scaled to 0", "several", "union"],
+)
+def test_tell_a_stored_0_of_a_sparse_matrix_from_a_missing_cell(steps: Any, tmp_path: Path) -> None:
+    answers = SPARSE.v.map({0: 1, 1: 2, 5e-324: 9, -2: 4}).fillna(5)
+    model = make_pipeline(*steps, xgboost.XGBRegressor(n_estimators=9)).fit(SPARSE, answers)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    got = [each["prediction"] for each in answered(stored, as_json(SPARSE))]
+    np.testing.assert_allclose(got, model.predict(SPARSE), rtol=1e-6)
 
 
 NAMES = ["label", "probabilities", "Sub_1", "label_number", "constant_0", "label_"]
