@@ -603,7 +603,10 @@ def _with_categories(column: Column, categories: Array, closed: bool) -> Column:
     kind, values = categories.dtype.kind, tuple(categories.tolist())
     datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else column.datatype
     missing = next((value for value in values if is_missing(value)), column.missing)
-    return replace(column, datatype=datatype, values=values, closed=closed, missing=missing)
+    dtype = categories.dtype if kind in "iu" else None
+    return replace(
+        column, datatype=datatype, values=values, closed=closed, missing=missing, dtype=dtype
+    )
 
 
 def _names(estimator: Any) -> list[str]:

@@ -245,9 +245,9 @@ def _with_other(categories: Array) -> Array:
     if any(isinstance(each, str) for each in known):
         return np.array([*categories, "".join(known) + "?"], object)
     # of n + 1 numbers at least one is not among n others; all of them are exact in FP64
-    others = set(range(len(known) + 1)) - set(known)
-    is_object = categories.dtype.kind == "O"
-    return np.array([*categories.tolist(), min(others)], object if is_object else None)
+    other = min(set(range(len(known) + 1)) - set(known))
+    dtype = np.result_type(categories.dtype, np.min_scalar_type(other))
+    return np.array([*categories.tolist(), other], dtype)
 
 
 def _codes(graph: Graph, cell: Cells, categories: Array) -> str:

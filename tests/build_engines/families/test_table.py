@@ -624,8 +624,9 @@ KNOWN = pd.DataFrame(LARGE | {"id": [2**53, 2**53 + 1, 2**53 + 3] * 30})
         pd.DataFrame({"id": [1, 2, 2**63 - 1] * 30}),
         pd.DataFrame({"id": np.array([1, 2, 3] * 30, np.int8)}),
         pd.DataFrame({"id": np.array([1, 2, 3] * 30, np.uint32)}),
+        pd.DataFrame({"id": np.array([10**18, 10**18 + 1, 10**18 + 2] * 30, np.uint64)}),
     ],
-    ids=["floats", "whole numbers beside floats", "the greatest INT64", "INT8", "UINT32"],
+    ids=["floats", "whole numbers beside floats", "the greatest INT64", "INT8", "UINT32", "UINT64"],
 )
 @pytest.mark.parametrize(
     "encoder",
