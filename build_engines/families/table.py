@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError, UsageError, brief, first_line
 from build_engines.families.onnx_file import parse_inputs, with_tensors
-from build_engines.families.table_graph import ML
+from build_engines.families.table_graph import ML, free_name
 from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import Request
 from build_engines.weights import onnx_files
@@ -223,7 +223,22 @@ GENERATORS = {
 def _xgboost(path: Path, _: bool) -> Any:
     import xgboost
 
-    return xgboost.Booster(model_file=str(path))
+    booster = xgboost.Booster(model_file=str(path))
+    best = best_trees(booster)
+    if best.num_boosted_rounds() < booster.num_boosted_rounds():
+        print(
+            f"{path} stopped early: the first {best.num_boosted_rounds()} of its "
+            f"{booster.num_boosted_rounds()} rounds are built, as XGBClassifier and XGBRegressor "
+            "use them; a Booster's own predict uses all of them: pickle the Booster for those",
+            flush=True,
+        )
+    return best
+
+
+def best_trees(booster: Any) -> Any:
+    """Return XGBoost's Booster up to its best round, the whole if it did not stop early."""
+    best = booster.attr("best_iteration")
+    return booster[: int(best) + 1] if best else booster
 
 
 def _lightgbm(path: Path, _: bool) -> Any:
@@ -253,10 +268,10 @@ def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
 def answer_booleans(model: onnx.ModelProto) -> None:
     """Make the first output, the numbers 0 and 1 of classes that are booleans, booleans."""
     output = model.graph.output[0]
-    _rename(model.graph, output.name, f"{output.name}_number")
-    model.graph.node.append(
-        helper.make_node("Cast", [f"{output.name}_number"], [output.name], to=TensorProto.BOOL)
-    )
+    columns = [value.name for value in model.graph.input]
+    number = free_name(f"{output.name}_number", columns)
+    _rename(model.graph, output.name, number)
+    model.graph.node.append(helper.make_node("Cast", [number], [output.name], to=TensorProto.BOOL))
     output.type.tensor_type.elem_type = TensorProto.BOOL
 
 

@@ -160,10 +160,11 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     made = Table(cells)
     for step in steps:
         made = table_steps.apply(graph, step, made)
-    values = table_steps.matrix(graph, made.cells)
-    if made.sparse and _library(last) == "xgboost":
-        values = graph.add("Where", graph.add("Equal", values, np.float64(0)), np.nan, values)
     trees = table_trees.read(last)
+    in_fp32 = _are_whole_in_fp32(steps, last, trees, made.cells)
+    values = table_steps.matrix(graph, made.cells, in_fp32)
+    if made.sparse and _library(last) == "xgboost":
+        values = table_steps.with_absent(graph, values, made.cells)
     model = graph.model(table_trees.write(graph, last, trees, values))
     points = points_of(estimator, len(columns))
     for feature, thresholds in trees.thresholds().items():
@@ -177,6 +178,22 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     _compare_trees(estimator, written, last, trees)
     _compare(estimator, written, own)
     return written
+
+
+def _are_whole_in_fp32(
+    steps: Sequence[Any], last: Any, trees: table_trees.Trees, cells: Sequence[Cells]
+) -> bool:
+    """Return whether the library rounds whole numbers to FP32 without FP64 before it. XGBoost reads
+    each column of a frame by itself. Otherwise columns of several types become FP64 first, and
+    LightGBM takes a frame as FP64, but an array of whole numbers as FP32."""
+    library = _library(last)
+    if library == "xgboost" and not steps:
+        return True
+    if any(cell.datatype != "INT64" for cell in cells):
+        return False
+    if library == "lightgbm":
+        return bool(steps) or not _names(last)[0]
+    return trees.in_fp32
 
 
 def _compare(estimator: Any, written: Written, own: list[Array] | None) -> None:
@@ -401,10 +418,16 @@ def _library(estimator: Any) -> str:
 
 
 def _chosen(estimator: Any) -> Any:
-    """Return the model that a search over parameters found best, whose answers are the search's."""
+    """Return the model that a search over parameters found best, whose answers are the search's;
+    of a pipeline the steps that do something."""
     while hasattr(estimator, "best_estimator_"):
         estimator = estimator.best_estimator_
-    return estimator
+    if not hasattr(estimator, "steps"):
+        return estimator
+    active = [each for each in estimator.steps if each[1] not in (None, "passthrough")]
+    pipeline = copy(estimator)
+    pipeline.steps = [(name, _chosen(step)) for name, step in active] or estimator.steps
+    return pipeline
 
 
 def _last(estimator: Any) -> Any:
@@ -459,16 +482,11 @@ def _is_trained(model: Any) -> bool:
 
 
 def _best(estimator: Any) -> Any:
-    """Keep the trees up to the best one, which XGBoost's own predict uses after early stopping."""
+    """Keep the trees up to the best one, which the predict of XGBoost's scikit-learn interface uses
+    after early stopping. A Booster's own predict uses all trees."""
     last = _last(estimator)
-    booster = booster_of(last)
-    best = booster.attr("best_iteration") if hasattr(booster, "num_features") else None
-    if not best:
-        return estimator
-    cut = booster[: int(best) + 1]
-    if booster is last:
-        return cut
-    last._Booster = cut
+    if hasattr(last, "get_booster"):
+        last._Booster = table.best_trees(last.get_booster())
     return estimator
 
 
@@ -545,13 +563,18 @@ def _known(step: Any, columns: list[Column]) -> list[Column]:
                 break
         return columns
     if hasattr(step, "transformers_"):
-        columns = list(columns)
+        merged = list(columns)
         for name, transformer, _ in step.transformers_:
             indices = step._transformer_to_input_indices[name]
             known = _known(transformer, [columns[index] for index in indices])
             for index, column in zip(indices, known, strict=True):
-                columns[index] = column
-        return columns
+                merged[index] = _merged(merged[index], column)
+        return merged
+    if hasattr(step, "transformer_list"):
+        merged = columns
+        for _, each in step.transformer_list:
+            merged = list(map(_merged, merged, _known(each, columns)))
+        return merged
     if getattr(step, "_preprocessor", None) is not None:
         return _known(step._preprocessor, columns)
     if hasattr(step, "statistics_") and is_missing(step.missing_values):
@@ -563,6 +586,14 @@ def _known(step: Any, columns: list[Column]) -> list[Column]:
     return columns
 
 
+def _merged(first: Column, second: Column) -> Column:
+    """Return what two steps know of one column. A category that one of them refuses is refused."""
+    if first.closed and second.closed:
+        values = [each for each in first.values if is_missing(each) or each in second.values]
+        return replace(first, values=tuple(values), filled=first.filled and second.filled)
+    return max(second, first, key=lambda each: (each.closed, bool(each.values), each.filled))
+
+
 def _keeps(step: Any) -> bool:
     """Return whether a step leaves the cells that are not missing as they are."""
     return step in (None, "passthrough") or hasattr(step, "statistics_")
@@ -572,7 +603,10 @@ def _with_categories(column: Column, categories: Array, closed: bool) -> Column:
     kind, values = categories.dtype.kind, tuple(categories.tolist())
     datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else column.datatype
     missing = next((value for value in values if is_missing(value)), column.missing)
-    return replace(column, datatype=datatype, values=values, closed=closed, missing=missing)
+    dtype = categories.dtype if kind in "iu" else None
+    return replace(
+        column, datatype=datatype, values=values, closed=closed, missing=missing, dtype=dtype
+    )
 
 
 def _names(estimator: Any) -> list[str]:

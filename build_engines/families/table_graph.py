@@ -1,5 +1,6 @@
 """Nodes of an ONNX graph, written one by one."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -19,25 +20,35 @@ INPUT_TYPES = {
 }
 
 
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return the name, with underscores behind it if it is taken."""
+    while name in taken:
+        name += "_"
+    return name
+
+
 class Graph:
-    """Collects nodes and constants."""
+    """Collects nodes and constants. Inputs have the names of columns, which may be any, so names of
+    other tensors keep out of their way."""
 
     def __init__(self) -> None:
         self.inputs: list[onnx.ValueInfoProto] = []
+        self._columns: set[str] = set()
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
 
     def input(self, name: str, datatype: str, width: int) -> str:
-        """Add an input [rows, width]."""
+        """Add an input [rows, width]. All inputs come before the first node."""
         kind = INPUT_TYPES[datatype]
         self.inputs.append(helper.make_tensor_value_info(name, kind, [None, width]))
+        self._columns.add(name)
         return name
 
     def add(self, operator: str, *inputs: Any, domain: str = "", **attributes: Any) -> str:
         """Add a node, whose inputs are names of tensors and arrays. Return the name of its
         output."""
         names = [each if isinstance(each, str) else self._constant(each) for each in inputs]
-        output = f"{operator}_{len(self._nodes)}"
+        output = free_name(f"{operator}_{len(self._nodes)}", self._columns)
         self._nodes.append(helper.make_node(operator, names, [output], domain=domain, **attributes))
         return output
 
@@ -45,13 +56,14 @@ class Graph:
         return self.add("Cast", tensor, to=kind)
 
     def _constant(self, value: Any) -> str:
-        name = f"constant_{len(self._constants)}"
+        name = free_name(f"constant_{len(self._constants)}", self._columns)
         self._constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def model(self, outputs: dict[str, str]) -> onnx.ModelProto:
-        """Return the model; `outputs` has the tensor of each output's name. Their types are those
-        that a run shows."""
+        """Return the model; `outputs` has the tensor of each output's name, which is changed if a
+        column has it. Their types are those that a run shows."""
+        outputs = {free_name(name, self._columns): tensor for name, tensor in outputs.items()}
         named = [helper.make_node("Identity", [tensor], [name]) for name, tensor in outputs.items()]
         graph = helper.make_graph(
             [*self._nodes, *named],

@@ -57,7 +57,8 @@ EXACT, USUAL = Limits(1.0, 1e-6), Limits(0.99, 1e-3)
 class Column:
     """`name` is "" if columns have no names; `values` are the categories that the model knows, ()
     for numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before
-    the encoder. `missing` is a missing text as the model takes it."""
+    the encoder. `missing` is a missing text as the model takes it. `dtype` is the type of
+    categories that are whole numbers, because a library compares two types of 64 bits in FP64."""
 
     name: str
     datatype: str = "FP64"
@@ -65,6 +66,7 @@ class Column:
     closed: bool = False
     filled: bool = False
     missing: Any = np.nan
+    dtype: Any = None
 
 
 def is_missing(value: Any) -> bool:
@@ -82,7 +84,7 @@ def sample(columns: Sequence[Column], points: Sequence[Sequence[float]]) -> list
 def _cells(column: Column, points: Array, rng: np.random.Generator) -> Array:
     texts = column.datatype == "BYTES"
     if values := [value for value in column.values if not is_missing(value)]:
-        return np.asarray(rng.choice(np.array(values, object if texts else None), ROWS))
+        return np.asarray(rng.choice(np.array(values, object if texts else column.dtype), ROWS))
     if texts:
         return np.asarray(rng.choice(np.array(["", "a"]), ROWS))
     if column.datatype == "BOOL" or (len(points) == 1 and points[0] in OF_BOOLEANS):

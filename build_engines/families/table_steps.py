@@ -16,6 +16,8 @@ from build_engines.errors import BuildError
 from build_engines.families.table_graph import ML, Graph
 from build_engines.families.table_rows import Array, is_missing
 
+MOST = np.iinfo(np.int64).max
+
 
 class UnknownStep(BuildError):
     """A step that is not converted."""
@@ -24,26 +26,29 @@ class UnknownStep(BuildError):
 @dataclass(frozen=True)
 class Cells:
     """One column: column number `index` of the `width` columns of a tensor. `fill` replaces a
-    missing text."""
+    missing text. `stored` is the column as it came into a sparse matrix, which stores those of its
+    cells that are not 0; None for the column itself."""
 
     tensor: str
     index: int = 0
     width: int = 1
     datatype: str = "FP64"
     fill: Any = None
+    stored: "Cells | None" = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns. Where scikit-learn holds them in a sparse matrix, some of its steps round otherwise,
-    and XGBoost takes 0 as missing."""
+    """Columns. If scikit-learn holds them in a sparse matrix, some of its steps round otherwise,
+    and XGBoost takes a cell that is not stored as missing."""
 
     cells: Sequence[Cells]
     sparse: bool = False
 
 
-def matrix(graph: Graph, cells: Sequence[Cells]) -> str:
-    """Return the columns as one tensor of FP64."""
+def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) -> str:
+    """Return the columns as one tensor of FP64. `whole_in_fp32`: whole numbers are rounded to
+    FP32 at once, because FP64 before it would round some of those above 2^53 otherwise."""
     parts = []
     for (tensor, datatype, width), group in groupby(
         cells, lambda each: (each.tensor, each.datatype, each.width)
@@ -51,6 +56,8 @@ def matrix(graph: Graph, cells: Sequence[Cells]) -> str:
         indices = [each.index for each in group]
         if datatype == "BYTES":
             raise UnknownStep("a column of texts reaches the trees without an encoder")
+        if datatype == "INT64" and whole_in_fp32:
+            tensor = graph.cast(tensor, TensorProto.FLOAT)
         if datatype != "FP64":
             tensor = graph.cast(tensor, TensorProto.DOUBLE)
         is_whole = indices == list(range(width))
@@ -60,6 +67,27 @@ def matrix(graph: Graph, cells: Sequence[Cells]) -> str:
 
 def columns_of(tensor: str, count: int) -> list[Cells]:
     return [Cells(tensor, index, count) for index in range(count)]
+
+
+def changed(table: Table, tensor: str) -> list[Cells]:
+    """Return the columns of the tensor, which a step makes of those of the table one by one. What
+    a sparse matrix stores stays stored, also if it becomes 0."""
+    pairs = zip(columns_of(tensor, len(table.cells)), table.cells, strict=True)
+    return [replace(new, stored=old.stored or old) for new, old in pairs]
+
+
+def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
+    """Return the values of a sparse matrix's columns, NaN for cells that it does not store."""
+    stored = matrix(graph, [cell.stored or cell for cell in cells])
+    return graph.add("Where", graph.add("Equal", stored, np.float64(0)), np.nan, values)
+
+
+def _joined(parts: Sequence[Table], sparse: bool) -> Table:
+    """Return the columns of several tables. A sparse matrix of dense ones stores no 0."""
+    cells: list[Cells] = []
+    for part in parts:
+        cells += part.cells if part.sparse else [replace(each, stored=None) for each in part.cells]
+    return Table(cells, sparse)
 
 
 def apply(graph: Graph, step: Any, table: Table) -> Table:
@@ -84,7 +112,7 @@ def _pipeline(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _transformers(graph: Graph, step: Any, table: Table) -> Table:
-    cells: list[Cells] = []
+    parts: list[Table] = []
     if step.transformer_weights:
         raise UnknownStep("transformer_weights before trees are not converted")
     for name, transformer, _ in step.transformers_:
@@ -92,15 +120,15 @@ def _transformers(graph: Graph, step: Any, table: Table) -> Table:
             continue
         chosen = [table.cells[index] for index in step._transformer_to_input_indices[name]]
         if chosen:
-            cells += apply(graph, transformer, Table(chosen, table.sparse)).cells
-    return Table(cells, step.sparse_output_)
+            parts.append(apply(graph, transformer, Table(chosen, table.sparse)))
+    return _joined(parts, step.sparse_output_)
 
 
 def _union(graph: Graph, step: Any, table: Table) -> Table:
     if step.transformer_weights:
         raise UnknownStep("transformer_weights before trees are not converted")
     parts = [apply(graph, each, table) for _, each in step.transformer_list if each != "drop"]
-    return Table([each for part in parts for each in part.cells], any(p.sparse for p in parts))
+    return _joined(parts, any(part.sparse for part in parts))
 
 
 def _function(_: Graph, step: Any, table: Table) -> Table:
@@ -125,7 +153,7 @@ def _scaled(graph: Graph, table: Table, center: Any, scale: Any, clip: Any = Non
 def _clipped(graph: Graph, values: str, clip: Any, table: Table) -> Table:
     if clip is not None:
         values = graph.add("Clip", values, *map(np.float64, clip))
-    return replace(table, cells=columns_of(values, len(table.cells)))
+    return replace(table, cells=changed(table, values))
 
 
 def _standard(graph: Graph, step: Any, table: Table) -> Table:
@@ -159,7 +187,7 @@ def _imputed(graph: Graph, step: Any, table: Table) -> Table:
     values = matrix(graph, table.cells)
     missing = _is(graph, values, step.missing_values)
     filled = graph.add("Where", missing, step.statistics_.astype(np.float64), values)
-    cells = columns_of(filled, len(table.cells))
+    cells = changed(table, filled)
     cells = [cells[index] for index in kept]
     if step.add_indicator:
         flags = columns_of(graph.cast(missing, TensorProto.DOUBLE), len(table.cells))
@@ -196,26 +224,30 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
 def _answers(step: Any, column: int) -> Array:
     """Return what the encoder makes of each category of a column, and of another one if it takes
     others."""
-    categories = [each.tolist() for each in step.categories_]
-    asked = categories[column]
+    import pandas as pd
+
+    asked = step.categories_[column]
     if getattr(step, "handle_unknown", "value") != "error":
-        asked = [*asked, _other(asked)]
-    rows = np.empty((len(asked), len(categories)), object)
-    for index, own in enumerate(categories):
-        rows[:, index] = asked if index == column else own[0]
-    dtypes = [each.dtype for each in step.categories_]
-    if all(dtype.kind in "biuf" for dtype in dtypes):
-        rows = rows.astype(np.result_type(np.int64, *dtypes))
-    answers = step.transform(rows)
+        asked = _with_other(asked)
+    columns = [np.repeat(own[:1], len(asked)) for own in step.categories_]
+    columns[column] = asked
+    names = getattr(step, "feature_names_in_", range(len(columns)))
+    pairs = zip(names, columns, strict=True)
+    # a frame keeps the type of each column: one array of all would round large whole numbers
+    frame = pd.DataFrame({name: pd.Series(values, dtype=values.dtype) for name, values in pairs})
+    answers = step.transform(frame)
     return np.asarray(answers.toarray() if hasattr(answers, "toarray") else answers)
 
 
-def _other(categories: Sequence[Any]) -> Any:
-    """Return a value that is not one of the categories."""
-    known = [each for each in categories if not is_missing(each)]
+def _with_other(categories: Array) -> Array:
+    """Return the categories, and a value that is not one of them."""
+    known = [each for each in categories.tolist() if not is_missing(each)]
     if any(isinstance(each, str) for each in known):
-        return "".join(known) + "?"
-    return max(known, default=0) + 1
+        return np.array([*categories, "".join(known) + "?"], object)
+    # of n + 1 numbers at least one is not among n others; all of them are exact in FP64
+    other = min(set(range(len(known) + 1)) - set(known))
+    dtype = np.result_type(categories.dtype, np.min_scalar_type(other))
+    return np.array([*categories.tolist(), other], dtype)
 
 
 def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
@@ -225,7 +257,11 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
     if cell.datatype == "BYTES":
         return _codes_of_texts(graph, cell, values)
     column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
-    if cell.datatype != "INT64" or categories.dtype.kind not in "iu":
+    if cell.datatype == "INT64" and categories.dtype.kind in "iu":
+        if max(values) > MOST:
+            raise UnknownStep(f"a column has the category {max(values)}, and INT64 ends at {MOST}")
+        categories = categories.astype(np.int64)
+    else:
         if cell.datatype != "FP64":
             column = graph.cast(column, TensorProto.DOUBLE)
         categories = categories.astype(np.float64)

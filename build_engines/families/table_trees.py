@@ -28,6 +28,7 @@ Outputs = dict[str, str]  # the tensor of each output's name
 LABEL, PROBABILITIES, SCORES, VARIABLE = "label", "probabilities", "scores", "variable"
 MOST_LEAVES = 1 << 24  # whole numbers that FP32 holds
 ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: no number is nearer to 0 than it
+INFINITE = 1e300  # what LightGBM's dump has for an infinite threshold
 LEAF = -1
 LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
 
@@ -466,6 +467,13 @@ def _lightgbm(model: Any) -> Trees:
         )
     if "is_linear=1" in booster.model_to_string():
         raise UnknownTrees("its trees are linear: train it without linear_tree")
+    # of scikit-learn's interface; a Booster's predict takes it as an argument
+    options = model.get_params() if hasattr(model, "get_params") else {}
+    if options.get("pred_early_stop"):
+        raise UnknownTrees(
+            "pred_early_stop leaves out trees of some rows, and all trees are built: "
+            "model.set_params(pred_early_stop=False), and save it again"
+        )
     missing: dict[int, set[str]] = {}
     most = np.full(booster.num_feature(), np.nan)
     trees = [_of_dump(each["tree_structure"], missing, most) for each in document["tree_info"]]
@@ -502,8 +510,11 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
             rows.append([feature, 0.0, 0, 0, 0])
             continue
         missing.setdefault(feature, set()).add(kind)
-        goes_left = node["threshold"] >= 0 if kind == "None" else node["default_left"]
-        rows.append([feature, node["threshold"], 0, 0, int(goes_left)])
+        threshold = node["threshold"]
+        if abs(threshold) >= INFINITE:
+            threshold = np.copysign(np.inf, threshold)
+        goes_left = threshold >= 0 if kind == "None" else node["default_left"]
+        rows.append([feature, threshold, 0, 0, int(goes_left)])
     return _with_sets(Tree.of(rows, values), sets)
 
 

@@ -22,6 +22,7 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
+LARGE, UNKNOWN = 1e16, 7  # categories that are numbers, and one that is not among them
 PIPELINES, TRAINED, ASKED = 40, 600, 2000
 STEPS = ("none", "scaler", "imputer", "encoder", "all")
 LIBRARIES = ("scikit-learn", "HistGradientBoosting", "XGBoost", "LightGBM")
@@ -64,7 +65,10 @@ def drawn(seed: int, number: int) -> Drawn:
     prepared = _steps(rng, steps, rows)
     model = trees if prepared is None else make_pipeline(prepared, trees)
     model.fit(rows[:TRAINED], answers[:TRAINED])
-    return Drawn(f"{steps}, {type(trees).__name__}", model, rows[TRAINED:])
+    asked = rows[TRAINED:].copy()
+    if has_texts and prepared.transformers[0][1].handle_unknown != "error":
+        asked.loc[rng.random(ASKED) < 0.1, "grade"] = UNKNOWN
+    return Drawn(f"{steps}, {type(trees).__name__}", model, asked)
 
 
 def _columns(rng: Random, count: int, has_texts: bool) -> pd.DataFrame:
@@ -87,7 +91,8 @@ def _columns(rng: Random, count: int, has_texts: bool) -> pd.DataFrame:
         rows[name] = np.concatenate([values[:-ASKED], np.where(is_middle, middle, values[-ASKED:])])
     if has_texts:
         rows["city"] = rng.choice(np.array(["Bern", "Köln", "a, b", ""], object), count)
-        rows["grade"] = rng.integers(0, 5, count)
+        grades = rng.integers(0, 5, count)
+        rows["grade"] = grades * LARGE if rng.random() < 0.5 else grades
     return pd.DataFrame(rows)
 
 
@@ -139,6 +144,7 @@ def _steps(rng: Random, steps: str, rows: pd.DataFrame) -> Any:
         OneHotEncoder(handle_unknown="ignore", sparse_output=sparse),
         OneHotEncoder(drop="first", sparse_output=sparse),
         OrdinalEncoder(),
+        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1),
     )
     encoder = encoders[int(rng.integers(len(encoders)))]
     numbers = [name for name in rows.columns if name not in ("city", "grade", "paid")]

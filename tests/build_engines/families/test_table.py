@@ -34,7 +34,7 @@ from sklearn.ensemble import (
     VotingClassifier,
 )
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.feature_selection import SelectKBest
+from sklearn.feature_selection import SelectKBest, VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -42,10 +42,11 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
+    MaxAbsScaler,
     OneHotEncoder,
     OrdinalEncoder,
     StandardScaler,
@@ -346,6 +347,7 @@ GAPPY = PLACES.mask(RNG.random(PLACES.shape) < 0.2)
             GAPS,
             CODES,
         ),
+        (lightgbm.LGBMClassifier(n_estimators=2, verbose=-1), GAPPY, np.isnan(GAPPY.v)),
         (GradientBoostingClassifier(n_estimators=5, loss="exponential"), NUMBERS, CODES // 2),
         (GridSearchCV(TREES, {"max_depth": [2]}, cv=2), NUMBERS, CODES),
         (encoded(FILLING, TREES), WITH_NAN, LETTER),
@@ -361,6 +363,7 @@ GAPPY = PLACES.mask(RNG.random(PLACES.shape) < 0.2)
         "hinge",
         "sparse",
         "one against all",
+        "missing or not",
         "exponential",
         "search",
         "filled texts",
@@ -455,6 +458,208 @@ def test_name_a_category_that_the_encoder_refuses(encoder: Any, tmp_path: Path) 
             answered(stored, [["p", 1.0], [cell, 1.0]])
 
 
+TIE = 2**54 + 2**30  # between two numbers of FP32
+IDS = pd.DataFrame({"id": [2**54, 2**54 + 2**31] * 100, "v": 0})
+PASSED = ColumnTransformer([("all", "passthrough", ["id", "v"])])
+
+
+@pytest.mark.parametrize("step", [None, PASSED], ids=["alone", "behind a step"])
+@pytest.mark.parametrize("beside", ["INT64", "FP64"])
+@pytest.mark.parametrize(
+    "trees",
+    [
+        DecisionTreeRegressor(),
+        xgboost.XGBRegressor(n_estimators=1),
+        lightgbm.LGBMRegressor(n_estimators=1, verbose=-1),
+        HistGradientBoostingRegressor(max_iter=1),
+    ],
+    ids=["tree", "XGBoost", "LightGBM", "histogram"],
+)
+def test_round_a_whole_number_as_the_library_of_the_trees_does(
+    trees: Any, beside: str, step: Any, tmp_path: Path
+) -> None:
+    rows = IDS if beside == "INT64" else IDS.astype({"v": float})
+    model = (trees if step is None else make_pipeline(step, trees)).fit(rows, [0.0, 1.0] * 100)
+    asked = rows[:5].assign(id=[2**54, TIE - 1, TIE, TIE + 1, 2**54 + 2**31])
+    options = {"inputs": ("id:INT64:1", f"v:{beside}:1")}
+    stored = build_own(tmp_path, dumped(tmp_path, model), **options)
+    got = [each["prediction"] for each in answered(stored, as_json(asked))]
+    np.testing.assert_allclose(got, model.predict(asked), rtol=1e-6)
+
+
+def test_round_an_array_of_whole_numbers_as_lightgbm_does(tmp_path: Path) -> None:
+    model = lightgbm.LGBMRegressor(n_estimators=1, verbose=-1)
+    model.fit(IDS.to_numpy(), [0.0, 1.0] * 100)
+    asked = IDS[:5].assign(id=[2**54, TIE - 1, TIE, TIE + 1, 2**54 + 2**31])
+    options = {"inputs": ("id:INT64:1", "v:INT64:1")}
+    stored = build_own(tmp_path, dumped(tmp_path, model), **options)
+    got = [each["prediction"] for each in answered(stored, as_json(asked))]
+    np.testing.assert_allclose(got, model.predict(asked.to_numpy()), rtol=1e-6)
+
+
+OPEN = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+FEWER = OrdinalEncoder(categories=[["q", "r", "z"]])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ColumnTransformer([("a", OneHotEncoder(), ["c"]), ("b", OPEN, ["c"])]),
+        ColumnTransformer([("a", OPEN, ["c"]), ("b", OneHotEncoder(), ["c"])]),
+        FeatureUnion([("a", OneHotEncoder()), ("b", OPEN)]),
+        FeatureUnion(
+            [("a", ColumnTransformer([("c", OneHotEncoder(), ["c"])])), ("b", OPEN), ("c", "drop")]
+        ),
+    ],
+    ids=["the first refuses", "the last refuses", "union", "columns in a union"],
+)
+def test_refuse_a_category_that_one_of_two_encoders_refuses(step: Any, tmp_path: Path) -> None:
+    rows = FILLED[["c"]]
+    model = make_pipeline(step, TREES).fit(rows, LETTER)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    got = [each["prediction"] for each in answered(stored, as_json(rows))]
+    assert got == model.predict(rows).tolist()
+    with pytest.raises(DecodingError, match="instance 1, field 'c': the string 'P' is not"):
+        answered(stored, [["p"], ["P"]])
+
+
+def test_accept_only_the_categories_that_two_encoders_know(tmp_path: Path) -> None:
+    rows = FILLED[FILLED.c != "p"][["c"]]
+    step = ColumnTransformer([("a", OneHotEncoder(), ["c"]), ("b", FEWER, ["c"])])
+    model = make_pipeline(step, TREES).fit(rows, rows.c)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    assert [each["prediction"] for each in answered(stored, [["q"], ["z"]])] == ["q", "z"]
+    with pytest.raises(DecodingError, match="instance 0, field 'c': the string 'r' is not"):
+        answered(stored, [["r"]])
+
+
+def stopped_early() -> Any:
+    """Return a model whose best round is not its last."""
+    model = xgboost.XGBClassifier(n_estimators=40, learning_rate=1, early_stopping_rounds=3)
+    wrong = [(NUMBERS, 1 - (CODES > 0))]
+    return model.fit(NUMBERS, CODES > 0, eval_set=wrong, verbose=False)
+
+
+def test_use_all_trees_of_a_booster_that_stopped_early(tmp_path: Path) -> None:
+    booster = stopped_early().get_booster()
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, booster)), as_json(NUMBERS))
+    got = [each["probabilities"]["1"] for each in predictions]
+    np.testing.assert_allclose(got, booster.inplace_predict(NUMBERS), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.joblib"])
+def test_use_the_trees_up_to_the_best_of_a_classifier_that_stopped_early(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = stopped_early()
+    file = tmp_path / name
+    if file.suffix == ".json":
+        model.save_model(file)
+    else:
+        joblib.dump(model, file)
+    predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
+    scores = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(scores, model.predict_proba(NUMBERS), atol=1e-6)
+    says = "the first 1 of its 4 rounds are built" in capsys.readouterr().out
+    assert says == (file.suffix == ".json")
+
+
+SPARSE = pd.DataFrame({"c": FILLED.c, "v": np.resize([np.nan, 0, 1, 5e-324, -2], 60)})
+ONE_HOT = ColumnTransformer(
+    [("c", OneHotEncoder(), ["c"])], remainder="passthrough", sparse_threshold=1
+)
+ZERO = SimpleImputer(strategy="constant", fill_value=0)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (ONE_HOT, ZERO),
+        (ONE_HOT, MaxAbsScaler()),
+        (ONE_HOT, ZERO, MaxAbsScaler(), VarianceThreshold()),
+        (ONE_HOT, FeatureUnion([("a", ZERO), ("b", MaxAbsScaler())])),
+    ],
+    ids=["filled", "scaled to 0", "several", "union"],
+)
+def test_tell_a_stored_0_of_a_sparse_matrix_from_a_missing_cell(steps: Any, tmp_path: Path) -> None:
+    answers = SPARSE.v.map({0: 1, 1: 2, 5e-324: 9, -2: 4}).fillna(5)
+    model = make_pipeline(*steps, xgboost.XGBRegressor(n_estimators=9)).fit(SPARSE, answers)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    got = [each["prediction"] for each in answered(stored, as_json(SPARSE))]
+    np.testing.assert_allclose(got, model.predict(SPARSE), rtol=1e-6)
+
+
+NAMES = ["label", "probabilities", "Sub_1", "label_number", "constant_0", "label_"]
+
+
+@pytest.mark.parametrize("classes", [KIND, KIND == "a"], ids=["texts", "booleans"])
+def test_build_columns_named_like_outputs_and_nodes(classes: Any, tmp_path: Path) -> None:
+    rows = pd.DataFrame(np.tile(NUMBERS, 2), columns=NAMES)
+    model = make_pipeline(ColumnTransformer([("s", StandardScaler(), NAMES)]), TREES)
+    model.fit(rows, classes)
+    stored = build_own(tmp_path, dumped(tmp_path, model))
+    assert list(columns(stored)) == NAMES
+    predictions = answered(stored, rows.to_dict("records"))
+    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
+    scores = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-6)
+
+
+def test_build_a_pipeline_that_begins_with_a_step_that_does_nothing(tmp_path: Path) -> None:
+    inner = Pipeline([("none", None), ("trees", TREES)])
+    model = Pipeline([("idle", "passthrough"), ("inner", inner)]).fit(NUMBERS, KIND)
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
+    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+
+
+LARGE = {"id": [10**16, 2 * 10**16, 3 * 10**16] * 30, "v": [0.5, 1.5] * 45}
+KNOWN = pd.DataFrame(LARGE | {"id": [2**53, 2**53 + 1, 2**53 + 3] * 30})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pd.DataFrame(LARGE).astype(float)[["id"]],
+        pd.DataFrame(LARGE),
+        pd.DataFrame({"id": [1, 2, 2**63 - 1] * 30}),
+        pd.DataFrame({"id": np.array([1, 2, 3] * 30, np.int8)}),
+        pd.DataFrame({"id": np.array([1, 2, 3] * 30, np.uint32)}),
+        pd.DataFrame({"id": np.array([10**18, 10**18 + 1, 10**18 + 2] * 30, np.uint64)}),
+    ],
+    ids=["floats", "whole numbers beside floats", "the greatest INT64", "INT8", "UINT32", "UINT64"],
+)
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        OneHotEncoder(handle_unknown="ignore"),
+        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1),
+        TargetEncoder(random_state=0),
+    ],
+)
+def test_answer_an_unknown_number_as_the_encoder_does(
+    encoder: Any, rows: Any, tmp_path: Path
+) -> None:
+    model = make_pipeline(encoder, TREES).fit(rows, [0, 1, 2] * 30)
+    asked = pd.concat([rows[:3], rows[:3].assign(id=[0, 7, 4]).astype(rows.dtypes)])
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(asked))
+    scores = [list(each["probabilities"].values()) for each in predictions]
+    np.testing.assert_allclose(scores, model.predict_proba(asked), atol=1e-6)
+
+
+def test_refuse_a_category_beyond_int64(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"id": np.array([1, 2, 2**64 - 1] * 30, np.uint64)})
+    model = make_pipeline(OrdinalEncoder(), TREES).fit(rows, [0, 1, 2] * 30)
+    with pytest.raises(BuildError, match="18446744073709551615, and INT64 ends at"):
+        build_own(tmp_path, dumped(tmp_path, model))
+
+
+def test_tell_apart_ids_beside_floats_that_fp64_cannot_hold(tmp_path: Path) -> None:
+    model = make_pipeline(OrdinalEncoder(), TREES).fit(KNOWN, [0, 1, 2] * 30)
+    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(KNOWN))
+    assert [each["prediction"] for each in predictions] == model.predict(KNOWN).tolist()
+    assert {each["prediction"] for each in predictions} == {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("model", "rows"),
     [(make_pipeline(StandardScaler(), LinearRegression()), AROUND), (LinearRegression(), AROUND)],
@@ -507,6 +712,12 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (DART, NUMBERS, CODES, "booster is dart"),
         (LINES, NUMBERS, CODES, "booster is gblinear"),
+        (
+            lightgbm.LGBMClassifier(n_estimators=2, pred_early_stop=True, verbose=-1),
+            NUMBERS,
+            CODES,
+            "pred_early_stop=False",
+        ),
         (make_pipeline(KNNImputer(), LogisticRegression()), GAPS, KIND, "KNNImputer"),
         (make_pipeline(TfidfVectorizer(), LogisticRegression()), WORDS, KIND, "Python"),
         (make_pipeline(PCA(2), RandomForestClassifier(5)), NUMBERS, KIND, "PCA.* --data"),
@@ -529,6 +740,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "operator",
         "dart",
         "lines",
+        "stopped early",
         "neighbours",
         "words",
         "step",
