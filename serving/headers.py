@@ -81,7 +81,8 @@ class Sequencing:
 
     def __post_init__(self) -> None:
         ranges = [INT64, *(NUMBERS[id_type] for id_type in self.id_types)]
-        first, end = max(each.start for each in ranges), min(each.stop for each in ranges)
+        first = max(each.start for each in ranges)
+        end = min(each.stop for each in ranges)
         object.__setattr__(self, "numbers", range(first, end))
 
     @property

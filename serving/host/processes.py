@@ -115,7 +115,9 @@ class Stubs:
     def look(self, server: int) -> list[tuple[Stub, str]]:
         """Return the stubs that have died since the last call, and how. A process counts as dead if
         two looks find it dead, because tritonserver may just be reaping it."""
-        seen, before, dead = self._seen, self._zombies, list[tuple[Stub, str]]()
+        seen = self._seen
+        before = self._zombies
+        dead: list[tuple[Stub, str]] = []
         self._seen, self._zombies = {}, set()
         for pid in sorted(tree(server)):
             fields = _status(pid)

@@ -85,7 +85,8 @@ class Examples(threading.Thread):
     def _ask(self, name: str) -> None:
         """Raise ModelFailed if the model fails, a ServingError if the worker cannot tell, and
         OSError if no worker answers."""
-        settings, path = self.manager.settings, f"/examples/{quote(name, safe='')}/answer"
+        settings = self.manager.settings
+        path = f"/examples/{quote(name, safe='')}/answer"
         headers = {"X-Request-Id": "example"}
         status, body = ask(
             settings.gunicorn_socket, path, settings.request_timeout, "POST", headers, most=None

@@ -274,7 +274,8 @@ class Manager:
                 if name not in self._expected_names():
                     self.gateway.unload(name)
                     self.store.remove(name)
-        loaded, failed = list[tuple[Entry, tuple[str, ...]]](), list[tuple[Entry, str]]()
+        loaded: list[tuple[Entry, tuple[str, ...]]] = []
+        failed: list[tuple[Entry, str]] = []
         parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
         for entry in parts_first:
             if entry.state == LOADING:

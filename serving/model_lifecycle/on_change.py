@@ -295,7 +295,8 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
     """Return the models that a start loads: those that the settings name, with all that they call,
     or all models."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
-    pending, wanted = set(named or folders) & folders.keys(), set[str]()
+    pending = set(named or folders) & folders.keys()
+    wanted: set[str] = set()
     while pending:
         name = pending.pop()
         wanted.add(name)

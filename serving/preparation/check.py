@@ -76,7 +76,8 @@ def main() -> int:
     ]
     folders = {path.name: path for path in paths if path.is_dir()}
     lines = list(check_models(settings, folders))
-    mistaken, failed = {line.partition(": ")[0] for line in lines}, dict[str, str]()
+    mistaken = {line.partition(": ")[0] for line in lines}
+    failed: dict[str, str] = {}
     whole = [name for name in folders if name not in mistaken]
     try:
         failed = dict(failures(settings, folders, whole)) if whole else {}

@@ -74,7 +74,8 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
     if stages and settings.policy.copied:
         warnings += [f"{text}; the start goes on without it" for text in unreadable]
         unreadable = []
-    folders, engines = list(map(str, chosen.folders)), choice_lines(choices, refused=False)
+    folders = list(map(str, chosen.folders))
+    engines = choice_lines(choices, refused=False)
     return Survey(
         folders, list(chosen.models), chosen.default, warnings, engines, unreadable=unreadable
     )
@@ -99,7 +100,9 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
     them whenever it starts; later only the model manager changes them. Add to `unreadable` the
     models that cannot be staged. Return the choices of engines. Raise OSError."""
     store = Store(settings.staged_folder, settings, backends)
-    entries, signatures, choices = dict[str, Entry](), dict[str, str](), dict[str, Choice]()
+    entries: dict[str, Entry] = {}
+    signatures: dict[str, str] = {}
+    choices: dict[str, Choice] = {}
     for column, (name, folder) in enumerate(chosen.models.items()):
         load, copied, config = secrets.token_hex(8), folder, chosen.configs[name]
         clients = shared_clients(folder, config) if settings.policy.copied else None
@@ -170,7 +173,9 @@ def served(
             f"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is not set: '{default}', the only model, "
             "is the default"
         )
-    mistakes, unreadable, configs = list[str](), dict[str, str](), dict[str, Any]()
+    mistakes: list[str] = []
+    unreadable: dict[str, str] = {}
+    configs: dict[str, Any] = {}
     pending = [(name, "") for name in named or sorted(models)]
     while pending:
         name, user = pending.pop(0)

@@ -107,7 +107,8 @@ class Store:
     def leave_openvino(self, triton_name: str, reason: str) -> Choice | None:
         """Stage a model that OpenVINO refused for `reason` for ONNX Runtime. Return that choice,
         None if OpenVINO was not chosen for the model."""
-        file, unfinished = self.path(triton_name) / CONFIG, self.path(triton_name) / f".{CONFIG}"
+        file = self.path(triton_name) / CONFIG
+        unfinished = self.path(triton_name) / f".{CONFIG}"
         config = read_file(file)
         if choice := leave_openvino(config, reason):
             with self.lock:
