@@ -128,9 +128,9 @@ STUB_SECONDS = 3.0
 # A sequence's id goes unchecked into memory of the size of CORRID's datatype: a string overflows
 # the place of a number, and a number is cut. Behind a string of less than 128 bytes the memory is
 # of earlier ids or of nobody, and the model reads it too: it is refused, or its process dies.
-# headers.py (Sequencing) reads ids by that datatype. With the direct strategy an empty slot is such
-# a string too, so a model of that strategy needs numbers as ids. Goes when
-# tests/fuzz/test_sequences.py holds.
+# headers.py (Sequencing) reads ids by that datatype. With the direct strategy a model with strings
+# as ids fails at times, probably because an empty slot is such a string too: use numbers there.
+# Goes when tests/fuzz/test_sequences.py holds.
 
 # The first dimension of a batch without rows. Triton takes such a batch and never answers, whatever
 # the backend; it answers all other empty shapes. job.py refuses it. Goes when

@@ -23,7 +23,7 @@ STEP, HOSTILE = 4.0, 0.5  # numbers of a session's own steps, and of the other r
 ANSWERS = {200, 400, 410, 413}
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size=%d"
 MODELS = [summer_name(strategy, id_type) for strategy in STRATEGIES for id_type in ID_TYPES]
-# the direct strategy with strings as ids fails whenever a slot is empty (quirks.py)
+# the direct strategy with strings as ids fails at times (quirks.py)
 STEADY = [model for model in MODELS if model != summer_name("direct", "TYPE_STRING")]
 
 server = module_server(
