@@ -25,6 +25,7 @@ from serving.front.replies import error_reply
 from serving.front.services import Services, services
 from serving.front.streams import stream_reply
 from serving.headers import TARGET_MODEL
+from serving.job import Job
 from serving.request import PATH, Target
 from serving.room import open_account
 from serving.settings.table import Settings
@@ -115,13 +116,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
                 allow_time(job.request.deadline, seconds, sent)
                 response = stream_reply(source, job)
             else:
-                reply = job.answer(app.gateway)
-                source.version = reply.version
-                response = Response(
-                    reply.content, content_type=reply.content_type, headers=reply.headers
-                )
-                if job.session:
-                    response.headers.update(job.session.headers())
+                response = whole_reply(source, job)
     except Exception as err:
         response = error_reply(err)
     response.headers.update(source.reply_headers())
@@ -139,4 +134,14 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
         response.call_on_close(finish)
     else:
         finish()
+    return response
+
+
+def whole_reply(source: Incoming, job: Job) -> Response:
+    """Run the job, and return its reply in one piece. Raise a ServingError."""
+    reply = job.answer(services().gateway)
+    source.version = reply.version
+    response = Response(reply.content, content_type=reply.content_type, headers=reply.headers)
+    if job.session:
+        response.headers.update(job.session.headers())
     return response
