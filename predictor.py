@@ -27,7 +27,7 @@ from serving.front.streams import stream_reply
 from serving.headers import TARGET_MODEL
 from serving.job import Job
 from serving.request import PATH, Target
-from serving.room import open_account
+from serving.room import open_account, reserve
 from serving.settings.table import Settings
 
 
@@ -141,6 +141,7 @@ def whole_reply(source: Incoming, job: Job) -> Response:
     """Run the job, and return its reply in one piece. Raise a ServingError."""
     reply = job.answer(services().gateway)
     source.version = reply.version
+    reserve(len(reply.content), "the answer")
     response = Response(reply.content, content_type=reply.content_type, headers=reply.headers)
     if job.session:
         response.headers.update(job.session.headers())
