@@ -23,7 +23,7 @@ from serving.front.openapi import openapi_routes, page_routes
 from serving.front.parsing import read_invocation, read_request
 from serving.front.replies import error_reply
 from serving.front.services import Services, services
-from serving.front.streams import stream_reply
+from serving.front.streams import stream_reply, whole
 from serving.headers import TARGET_MODEL
 from serving.job import Job
 from serving.request import PATH, Target
@@ -117,13 +117,16 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
                 response = stream_reply(source, job)
             else:
                 response = whole_reply(source, job)
+                if response.is_streamed:  # a large one, which has as long as a stream
+                    allow_time(job.request.stream_deadline, seconds, sent)
     except Exception as err:
         response = error_reply(err)
     response.headers.update(source.reply_headers())
 
     def finish() -> None:
-        """Leave the slot and count the request. A stream ends with its last part. The thread's next
-        request may be one without an account and a time of its own, such as an example."""
+        """Leave the slot and count the request. A reply in pieces ends with the last one. The
+        thread's next request may be one without an account and a time of its own, such as an
+        example."""
         open_account(None)
         allow_time(NEVER)
         if source.slot:
@@ -142,7 +145,7 @@ def whole_reply(source: Incoming, job: Job) -> Response:
     reply = job.answer(services().gateway)
     source.version = reply.version
     reserve(len(reply.content), "the answer")
-    response = Response(reply.content, content_type=reply.content_type, headers=reply.headers)
+    response = whole(source, reply)
     if job.session:
         response.headers.update(job.session.headers())
     return response
