@@ -176,7 +176,7 @@ class InstancesJob(Job):
         tensors_of_images = len(opened.values) * _row_bytes(client) if memory else 0
         room = self._room(memory + tensors_of_images, holds)
         try:
-            with request.decoder.turn(client.codec.name, memory, deadline):
+            with request.decoder.turn(client.codec.name, opened.is_large, deadline):
                 with request.timings.stage("decode"):
                     instances = request.decoder.decode(client, opened)
                 # an instance can be several rows: keep those that fit into one call; the others are

@@ -66,6 +66,10 @@ class Codec(ABC):
         others."""
         return 0
 
+    def length(self, opened: Any) -> int:
+        """Return the characters of a text; 0 for others."""
+        return 0
+
 
 def decode_base64(encoded: str) -> bytes:
     """Decode any base64: URL-safe, unpadded, with a `data:…;base64,` prefix or line ends. Raise
@@ -116,6 +120,9 @@ class TextCodec(Codec):
         if not isinstance(own, str):
             raise DecodingError(f"expected {self.expected}, got {describe(value)}")
         return own
+
+    def length(self, opened: Any) -> int:
+        return len(opened)
 
 
 class JsonCodec(Codec):
