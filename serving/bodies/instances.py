@@ -8,17 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import prod
 from time import sleep
 from typing import Any
 
 import numpy as np
 import orjson
 
-from clients.base import ModelClient, Tensors, TensorSpec
+from clients.base import ModelClient, Tensors
 from serving.bodies.decoder import Item
 from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
-from serving.bodies.values import SIZES
 from serving.budget import read_json
 from serving.codecs import encode_image
 from serving.errors import (
@@ -32,7 +30,7 @@ from serving.errors import (
 )
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, SEQUENCE_END, Session, preferred
 from serving.job import Job, Reply, Step
-from serving.model_status.served_model import ServedModel
+from serving.model_status.served_model import RowSize, ServedModel
 from serving.request import UNNAMED, Request, Target
 from serving.room import INPUT, KEPT, OUTPUT, Room, reserve
 from serving.triton.tensors import InferReply, Tensor
@@ -170,11 +168,11 @@ class InstancesJob(Job):
         request = self.request
         deadline = request.deadline
         size = 1 if self.sequence else client.model.max_batch_size or 1
-        size = min(size, _most_rows(client))
+        size = min(size, _most_rows(self.served))
         with request.timings.stage("decode"):
             opened = request.decoder.open(client, first, self.items[first : first + size])
         memory = opened.memory
-        tensors_of_images = len(opened.values) * _row_bytes(client) if memory else 0
+        tensors_of_images = len(opened.values) * _row_bytes(self.served) if memory else 0
         room = self._room(memory + tensors_of_images, holds)
         try:
             with request.decoder.turn(client.codec.name, memory, deadline):
@@ -188,12 +186,12 @@ class InstancesJob(Job):
                     instances = instances[: max(1, fitting)]
                 tensors = self._preprocess(instances, first)
                 length = _length(client, tensors)
-                most = _most_rows(client, length)
+                most = _most_rows(self.served, length)
                 if len(instances) > most:
                     instances = instances[:most]
                     tensors = self._preprocess(instances, first)
             if not memory:  # the length of a text is known by now
-                row = min(_row_bytes(client, length), OUTPUT * MOST_OUTPUT)
+                row = min(_row_bytes(self.served, length), OUTPUT * MOST_OUTPUT)
                 room = self._room(len(instances) * row, holds)
         except BaseException:
             room.shrink()
@@ -345,26 +343,22 @@ def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
         yield [Tensor.of(name, array[which]) for name, array in inputs]
 
 
-def _row_bytes(client: ModelClient, length: int = 1) -> int:
+def _row_bytes(served: ServedModel, length: int = 1) -> int:
     """Return what the tensors of one row take. `length` stands for a dimension of -1."""
-    inputs = sum(_bytes(spec, length) for spec in client.model.inputs)
-    return INPUT * inputs + OUTPUT * _output_bytes(client, length)
+    inputs = _total(served.input_sizes, length)
+    return INPUT * inputs + OUTPUT * _total(served.output_sizes, length)
 
 
-def _most_rows(client: ModelClient, length: int = 1) -> int:
+def _most_rows(served: ServedModel, length: int = 1) -> int:
     """Return how many rows have outputs of at most MOST_OUTPUT bytes together, at least one."""
-    return max(1, MOST_OUTPUT // max(1, _output_bytes(client, length)))
+    return max(1, MOST_OUTPUT // max(1, _total(served.output_sizes, length)))
 
 
-def _output_bytes(client: ModelClient, length: int) -> int:
-    names = client.outputs
-    specs = [spec for spec in client.model.outputs if not names or spec.name in names]
-    return sum(_bytes(spec, length) for spec in specs)
-
-
-def _bytes(spec: TensorSpec, length: int) -> int:
-    sizes = (size if size >= 0 else length for size in spec.shape)
-    return SIZES.get(spec.datatype, 1) * prod(sizes)
+def _total(sizes: Sequence[RowSize], length: int) -> int:
+    total = 0
+    for size in sizes:
+        total += size.fixed * length**size.free
+    return total
 
 
 def _length(client: ModelClient, tensors: Tensors) -> int:

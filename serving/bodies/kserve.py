@@ -21,8 +21,6 @@ from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
-    DATATYPES,
-    SIZES,
     check_shape,
     flat_array,
     json_length,
@@ -37,7 +35,7 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
 from serving.request import UNNAMED, Request, Target
-from serving.triton.tensors import InferReply, Tensor, to_raw
+from serving.triton.tensors import DATATYPES, SIZES, InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 # the datatypes of outputs that may have classes, as for Triton

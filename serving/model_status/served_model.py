@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,23 @@ from serving.repository.model_config import (
     sequence_idle_seconds,
 )
 from serving.triton.gateway import TritonGateway
+from serving.triton.tensors import SIZES
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RowSize:
+    """What one row of a tensor takes: `fixed` bytes, times the length of each of its `free`
+    dimensions."""
+
+    fixed: int
+    free: int
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> "RowSize":
+        fixed = [size for size in spec.shape if size >= 0]
+        return cls(SIZES.get(spec.datatype, 1) * prod(fixed), len(spec.shape) - len(fixed))
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,17 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.model.name)
+
+    @cached_property
+    def input_sizes(self) -> tuple["RowSize", ...]:
+        return tuple(map(RowSize.of, self.model.inputs))
+
+    @cached_property
+    def output_sizes(self) -> tuple["RowSize", ...]:
+        """Return the sizes of the outputs that the client asks for."""
+        names = self.client.outputs if self.client else ()
+        specs = [spec for spec in self.model.outputs if not names or spec.name in names]
+        return tuple(map(RowSize.of, specs))
 
     @property
     def public_name(self) -> str:
