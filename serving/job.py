@@ -13,10 +13,10 @@ from typing import Any
 from clients.base import TensorSpec
 from serving.budget import check_time
 from serving.errors import InvalidRequest, Overloaded, PayloadTooLarge, SessionNotFound
-from serving.headers import Session
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import Request
+from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
 from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor

@@ -28,11 +28,12 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, SEQUENCE_END, Session, preferred
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import RowSize, ServedModel
 from serving.request import UNNAMED, Request, Target
 from serving.room import INPUT, KEPT, OUTPUT, Room, reserve
+from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
 # clients' own defaults; the last one is that of the SageMaker SDK's DataSerializer

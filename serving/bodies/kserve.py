@@ -30,11 +30,12 @@ from serving.bodies.values import (
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import ROW
 from serving.errors import InvalidRequest
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, SEQUENCE_END, preferred
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
 from serving.request import UNNAMED, Request, Target
+from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import DATATYPES, SIZES, InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"

@@ -19,8 +19,8 @@ from serving.budget import (
 )
 from serving.codecs import describe
 from serving.errors import InvalidRequest
-from serving.headers import SEQUENCE_PARAMETERS, Sequencing
 from serving.named_value import INT64, quoted
+from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.

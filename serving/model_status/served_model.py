@@ -14,7 +14,6 @@ from typing import Any
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed
-from serving.headers import Sequencing
 from serving.model_status.shared_files import Table
 from serving.repository.model_config import (
     ENGINE_REASON,
@@ -24,6 +23,7 @@ from serving.repository.model_config import (
     datatype_name,
     sequence_idle_seconds,
 )
+from serving.sessions import Sequencing
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import SIZES
 
