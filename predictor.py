@@ -15,7 +15,7 @@ from flask import Flask, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.bodies.reading import Body
-from serving.budget import NEVER, Deadline, allow_time, check_time
+from serving.budget import Deadline, allow_any_time, allow_time, check_time
 from serving.front.incoming import Incoming, incoming
 from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
@@ -128,7 +128,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
         thread's next request may be one without an account and a time of its own, such as an
         example."""
         open_account(None)
-        allow_time(NEVER)
+        allow_any_time()
         if source.slot:
             source.slot.leave()
         app.metrics.count(source, response, perf_counter() - started)

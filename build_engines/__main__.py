@@ -156,11 +156,9 @@ def request_of(parsed: argparse.Namespace) -> Request:
 
 def _build(parsed: argparse.Namespace) -> int:
     from build_engines.build import build
-    from build_engines.ensembles import image_classes, text_embedding
 
     started = time.monotonic()
-    builders = {"text_embedding": text_embedding, "image_classes": image_classes}
-    folder, built = builders.get(parsed.model, build)(request_of(parsed), parsed.force)
+    folder, built = build(request_of(parsed), parsed.force)
     print(
         f"built {folder} in {time.monotonic() - started:.1f} s"
         if built

@@ -1,5 +1,4 @@
-"""`verify`: compare an engine with the fp32 model that it was made from, and time both; each limit
-must hold.
+"""`verify`: compare an engine with the fp32 model that it was made from; each limit must hold.
 
 | Model | Measured | Limit |
 |---|---|---|
@@ -11,12 +10,10 @@ must hold.
 | no client, or an image model without --samples | mean cosine of each output | 0.99 |
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.model_folder import PLAN, StoredModel, digest, read_lines, reference_folder
+from build_engines.model_folder import StoredModel, digest, read_lines, reference_folder
 from build_engines.runners import Runner, example_feed, onnx_runner, row_of, rows_of, runner_of
 from clients.base import Model, ModelClient, Tensors
 from serving.codecs import Limits
@@ -33,7 +30,6 @@ from serving.model_status.served_model import ServedModel
 TEXTS_CLIENT, TABLES_CLIENT = "bert", "table"
 SAMPLED = (TEXTS_CLIENT, "resnet", "yolov5")  # clients whose engines are calibrated on samples
 TENSOR_COSINE, OVERLAP = 0.99, 0.5
-SECONDS, LEAST_RUNS = 1.0, 3  # of the timed runs of the engine, and of fp32
 # INT8 is compared on each 4th sample and calibrated on the others, of at least 8
 HELD_OUT, LEAST = 4, 8
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -53,24 +49,20 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Score:
-    """A measured value and the least allowed value; without a limit it is only printed."""
+    """A measured value, the least allowed value, and what it was measured on."""
 
     name: str
     value: float
-    limit: float | None = None
-    note: str = ""
+    limit: float
+    note: str
 
     @property
     def passed(self) -> bool:
-        return self.limit is None or self.value >= self.limit
+        return self.value >= self.limit
 
     def __str__(self) -> str:
-        limit = (
-            ""
-            if self.limit is None
-            else f" (limit {self.limit:.4f}{'' if self.passed else ', FAILED'})"
-        )
-        return f"{self.name} {self.value:.4f}{limit}{f', {self.note}' if self.note else ''}"
+        failed = "" if self.passed else ", FAILED"
+        return f"{self.name} {self.value:.4f} (limit {self.limit:.4f}{failed}), {self.note}"
 
 
 def verify(
@@ -92,28 +84,7 @@ def verify(
                 f"{kept.parent}: build it again with --force, or name it with --reference ONNX"
             )
     engine, fp32 = runner_of(stored), onnx_runner(reference)
-    scores = compare(stored.model, stored.client(), engine, fp32, count, source)
-    # trtexec loads a plan for each run
-    return (
-        scores if stored.config.platform == PLAN else [*scores, _speed(stored.model, engine, fp32)]
-    )
-
-
-def _speed(model: Model, engine: Runner, fp32: Runner) -> Score:
-    """Return how many times as fast as fp32 the engine is. They run in turns, so that a disturbance
-    affects both."""
-    feed = example_feed(model, 1, length=128)
-    times: dict[Runner, list[float]] = {engine: [], fp32: []}
-    end = time.perf_counter() + 2 * SECONDS
-    while time.perf_counter() < end or len(times[fp32]) <= LEAST_RUNS:
-        for run, taken in times.items():
-            started = time.perf_counter()
-            run(feed)
-            taken.append(time.perf_counter() - started)
-    ours, theirs = (median(taken[1:]) * 1e3 for taken in times.values())  # the first run warms up
-    return Score(
-        "times as fast as fp32", theirs / ours, note=f"{ours:.2f} ms, fp32 {theirs:.2f} ms"
-    )
+    return compare(stored.model, stored.client(), engine, fp32, count, source)
 
 
 def compare(

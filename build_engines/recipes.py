@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Recipe:
     """A row of RECIPES.
 
-    `client` is also the family that reads the weights, "" for an ensemble. `hub` is the Hugging
+    `client` is also the family that reads the weights. `hub` is the Hugging
     Face model with the weights, `url` and `sha256` are the publisher's file; all are "" if the
     weights come from elsewhere.
     """
@@ -37,10 +37,4 @@ RECIPES: dict[str, Recipe] = {
     ),
     "bert": Recipe("all-MiniLM-L6-v2, sentences to embeddings", "bert"),
     "bert_base": Recipe("BERT-base, fill-mask", "bert", hub="google-bert/bert-base-uncased"),
-    "text_embedding": Recipe(
-        "ensemble: tokenizer, bert, pooling inside Triton; STRING to FP32 [384]", ""
-    ),
-    "image_classes": Recipe(
-        "ensemble: decoding, a classifier inside Triton; an encoded image to classes", ""
-    ),
 }

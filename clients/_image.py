@@ -1,6 +1,5 @@
 """Clients of one image: it is resized, cut and normalized by the settings of clients/_input.py."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -8,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._input import EXAMPLE, INEXACT, INTERPOLATIONS, SETTINGS, TORCHVISION, frame_of
+from clients._input import EXAMPLE, INTERPOLATIONS, SETTINGS, frame_of
 from clients._resize import whole
 from clients.base import Model, ModelClient, Parameter, Tensors
 from serving.codecs import IMAGE
@@ -39,7 +38,7 @@ class ImageClient(ModelClient):
         self.input = model.inputs[0]
         self.frame = frame_of(self.input, options, model.max_batch_size)
         self.method = INTERPOLATIONS[options["interpolation"]]
-        exact = options["exact"] != INEXACT
+        exact = options["exact"]
         if not (exact or self.answers_in_pixels):
             self.side = int(AMPLE * max(self.frame.resized))
         self.resizes_first = exact or options["interpolation"] in STEPS
@@ -105,12 +104,11 @@ class ImageClient(ModelClient):
         return image.resize(sides, self.method).crop(self._centre(sides))
 
     def _centre(self, sides: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Return the box of the centre. torchvision rounds half a pixel to even, transformers
-        rounds it down."""
+        """Return the box of the centre. Half a pixel is rounded down, as transformers does;
+        torchvision rounds it to even."""
         height, width = self.frame.size
-        half = round if self.options["exact"] == TORCHVISION else math.floor
-        left = half((sides[0] - width) / 2)
-        top = half((sides[1] - height) / 2)
+        left = (sides[0] - width) // 2
+        top = (sides[1] - height) // 2
         return (left, top, left + width, top + height)
 
     def finite(self, outputs: Tensors, name: str) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@
 | `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
 | `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch; for keep_ratio "800,1333" is the shorter side, and the most that the longer one may be, in which case the shorter one is less |
 | `size_divisor` | 1 | for keep_ratio: both sides are cut down to multiples of it |
-| `exact` | false | true: each pixel is what torchvision makes of the image (Resize, CenterCrop); transformers: what transformers makes of it, whose cut may begin a pixel earlier; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
+| `exact` | false | true: each pixel is what transformers' image processors make of the image; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
 | `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
 | `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow |
 | `scale` | 1/255 | factor for the pixels (0 to 255), applied before mean and std |
@@ -33,8 +33,6 @@ from serving.codecs import decode_base64
 from serving.errors import InvalidRequest
 
 KEEP_RATIO = "keep_ratio"  # the resize that gives each image a size of its own
-# the setting `exact`
-INEXACT, TORCHVISION, TRANSFORMERS = EXACT = ("false", "true", "transformers")
 INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 SETTINGS = (
@@ -61,9 +59,9 @@ SETTINGS = (
     Parameter("size_divisor", 1, "both sides of keep_ratio are multiples of it", minimum=1),
     Parameter(
         "exact",
-        INEXACT,
-        "torchvision's pixels (true) or transformers', at the cost of time",
-        choices=EXACT,
+        False,
+        "whether the pixels are those of transformers' image processors, at the cost of time",
+        removed=(("transformers", "write true, which now means the same"),),
     ),
     Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
     Parameter(
@@ -147,7 +145,7 @@ def check_whole(options: Mapping[str, Any], frame: Frame) -> None:
     the whole image."""
     stretches = options["resize"] == "stretch" and frame.resized == frame.size
     whole = keeps_ratio(options) or stretches
-    if not whole and (options["exact"] != TRANSFORMERS or options["resize"] == "pad"):
+    if not whole and (not options["exact"] or options["resize"] == "pad"):
         raise InvalidRequest(
             f"parameter 'resize' ({options['resize']}) or 'resize_to' cuts or pads the "
             "image, and this client answers for the whole image: use --set resize=stretch "

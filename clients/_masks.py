@@ -1,4 +1,4 @@
-"""A segmentation head's masks (YOLACT, Bolya et al. 2019), as outlines or as COCO's run lengths.
+"""The outlines of a segmentation head's masks (YOLACT, Bolya et al. 2019).
 
 A mask is where the sum of the network's prototypes, each times a coefficient of the box, is above 0
 inside the box.
@@ -16,7 +16,7 @@ from clients._boxes import Letterbox
 from clients.base import in_time
 
 Polygons = list[list[float]]
-MOST_PIXELS = 2**21  # of a mask or a map of classes that is as large as the image
+MOST_PIXELS = 2**21  # of a map of classes
 
 
 def outlines(
@@ -35,82 +35,18 @@ def outlines(
     ]
 
 
-def runs(
-    boxes: NDArray[np.float32],
-    coefficients: NDArray[np.float32],
-    prototypes: NDArray[Any],
-    fit: Letterbox,
-) -> list[dict[str, Any]]:
-    """Return the same boxes' masks as COCO's compressed RLE, {"size": [height, width], "counts":
-    "…"}, with their holes; as large as the image, or of MOST_PIXELS if the image has more."""
-    flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
-    size = map_size(fit.width, fit.height)
-    return [
-        _runs(box, (row @ flat).reshape(prototypes.shape[1:]), fit, size)
-        for box, row in in_time(zip(boxes, coefficients, strict=True), each=1)
-    ]
-
-
 def map_size(width: int, height: int) -> tuple[int, int]:
-    """Return the width and height of a mask or map for an image of `width` × `height`."""
+    """Return the width and height of a map of classes for an image of `width` × `height`."""
     factor = min(1.0, (MOST_PIXELS / (width * height)) ** 0.5)
     map_width = max(1, int(width * factor))
     map_height = max(1, int(height * factor))
     return map_width, map_height
 
 
-def _runs(
-    box: NDArray[np.float32], levels: NDArray[np.float32], fit: Letterbox, size: tuple[int, int]
-) -> dict[str, Any]:
-    """Return the run lengths of a mask. Each pixel's level is that at its position in the network's
-    input."""
-    # of the network's input, for each pixel
-    scale = np.array([fit.new_width, fit.new_height]) / size
-    shift = np.array([fit.left, fit.top])
-    corners = (box.reshape(2, 2) - shift) / scale
-    low, high = (
-        np.floor(corners[0]).clip(0, size).astype(int),
-        np.ceil(corners[1]).clip(0, size).astype(int),
-    )
-    described = {"size": [size[1], size[0]]}
-    pixels = size[0] * size[1]
-    if (low >= high).any():
-        return described | {"counts": compressed(np.array([pixels]))}
-    ratio = _ratio(levels, fit)
-    first = ((low + 0.5) * scale + shift) * ratio - 0.5
-    sides = high - low
-    inside = _sampled(levels, first, scale * ratio, sides.tolist()) > 0
-    columns = np.zeros((sides[0], size[1]), bool)
-    columns[:, low[1] : high[1]] = inside.T
-    changes = np.diff(columns.reshape(-1), prepend=False, append=False)
-    edges = np.flatnonzero(changes) + low[0] * size[1]
-    counts = np.diff(edges, prepend=0, append=pixels)
-    if not counts[-1]:
-        counts = counts[:-1]
-    return described | {"counts": compressed(counts)}
-
-
 def _ratio(levels: NDArray[np.float32], fit: Letterbox) -> NDArray[Any]:
     """Return the map's width and height as shares of the network's input."""
     height, width = levels.shape
     return np.array([width / fit.target_width, height / fit.target_height])
-
-
-def compressed(counts: NDArray[np.int64]) -> str:
-    """Write run lengths as pycocotools does (maskApi.c, rleToString): from the fourth on the
-    difference to the one before the last, in characters of five bits, the lowest first, and one bit
-    that says whether more follow."""
-    values = counts.astype(np.int64)
-    values[3:] -= counts[1:-2]
-    characters = np.zeros((len(values), 8), np.uint8)  # 35 bits and more
-    going = np.ones(len(values), bool)
-    for index in range(characters.shape[1]):
-        low = values & 31
-        values >>= 5
-        more = np.where(low & 16, values != -1, values != 0)
-        characters[going, index] = (48 + low + 32 * more)[going]
-        going &= more
-    return characters[characters > 0].tobytes().decode("ascii")
 
 
 def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) -> Polygons:

@@ -66,16 +66,24 @@ class Model:
             raise InvalidRequest(f"model '{self.name}': {err}") from err
 
 
+@dataclass(frozen=True)
 class Parameter(NamedValue):
-    """A named value from config.pbtxt or a request."""
+    """A named value from config.pbtxt or a request. `removed` are pairs of a value that it once had
+    and what replaces that."""
+
+    removed: tuple[tuple[str, str], ...] = ()
 
     def parse(self, value: Any) -> Any:
-        """Return the checked value. Raise InvalidRequest with the parameter and the allowed
-        values."""
+        """Return the checked value. Raise InvalidRequest with the parameter and the allowed values,
+        or with what replaces a removed one."""
         try:
             return super().parse(value)
         except ValueError as err:
-            raise InvalidRequest(f"parameter '{self.name}': {err}") from None
+            reason = str(err)
+        for gone, replacement in self.removed:
+            if value == gone:
+                reason = f"'{gone}' is not supported any more: {replacement}"
+        raise InvalidRequest(f"parameter '{self.name}': {reason}")
 
 
 class ModelClient(ABC):

@@ -2,7 +2,7 @@
 keypoints if the head has them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -28,7 +28,7 @@ from clients._heads import (
 )
 from clients._input import EXAMPLE
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
-from clients._masks import outlines, runs
+from clients._masks import outlines
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
 from serving.budget import MOST_DETECTIONS
 from serving.codecs import IMAGE
@@ -36,9 +36,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
-# `masks`, and the key of a detection
-Masks = Callable[..., list[Any]]
-MASKS: dict[str, Masks] = {"polygons": outlines, "rle": runs}
+RUN_LENGTHS = "take polygons, and fill them with COCO's own tools (frPyObjects, merge)"
 DIGITS = 18  # the most of a class id: every number of 18 digits fits INT64
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 
@@ -254,12 +252,10 @@ class Client(ModelClient):
             best = nms(kept.boxes, kept.scores, kept.classes, parameters["iou"], limit)
             kept = kept.take(best)
         detections = self._detections(kept, fit)
-        if prototypes is not None and parameters["masks"] != "none":
-            kind = parameters["masks"]
-            coefficients = kept.extras[:, : head.masks]
-            masks = MASKS[kind](kept.boxes, coefficients, prototypes, fit)
+        if prototypes is not None and parameters["masks"] == "polygons":
+            masks = outlines(kept.boxes, kept.extras[:, : head.masks], prototypes, fit)
             detections = [
-                entry | {kind: mask} for entry, mask in zip(detections, masks, strict=True)
+                entry | {"polygons": mask} for entry, mask in zip(detections, masks, strict=True)
             ]
         if head.keypoints[0]:
             values = kept.extras[:, head.masks :]
@@ -338,10 +334,14 @@ def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
     limited = [
         replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters
     ]
-    return (
-        *limited,
-        Parameter("masks", "polygons", "how masks are returned", choices=(*MASKS, "none")),
+    masks = Parameter(
+        "masks",
+        "polygons",
+        "how masks are returned",
+        choices=("polygons", "none"),
+        removed=(("rle", RUN_LENGTHS),),
     )
+    return (*limited, masks)
 
 
 def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:

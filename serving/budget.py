@@ -149,16 +149,20 @@ NEVER = Deadline()
 @dataclass(frozen=True)
 class Allowance:
     """The time that a request may still take: until its deadline, and of one thread's processor
-    time. `processor` is on time.thread_time()'s clock."""
+    time. `processor` is on time.thread_time()'s clock, which is not asked before `earliest` on
+    time.monotonic()'s: it takes the kernel, and cannot have run faster."""
 
     deadline: Deadline = NEVER
     processor: float = math.inf
+    earliest: float = math.inf
     thread: int = 0
 
     def check(self) -> None:
         """Raise TooLate when the deadline has passed or the processor time is used up."""
         self.deadline.left()
-        if thread_time() > self.processor and get_ident() == self.thread:
+        if monotonic() < self.earliest or get_ident() != self.thread:
+            return
+        if thread_time() > self.processor:
             raise TooLate(
                 "the request took its share of the processor's time: send less at a time, or "
                 f"raise SERVE_REQUEST_TIMEOUT (the share is a {PROCESSOR_PART}th of it, and a "
@@ -166,22 +170,27 @@ class Allowance:
             )
 
 
-# the request's that this thread works for; copied into the threads that decode for it
-_ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance")
 UNLIMITED = Allowance()
+# the request's that this thread works for; copied into the threads that decode for it
+_ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance", default=UNLIMITED)
 
 
 def allow_time(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> None:
     """Give this thread's request until the deadline, and processor time: a part of `seconds`, and
     more for a body of which many bytes were `sent`."""
-    processor = thread_time() + seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
-    _ALLOWANCE.set(Allowance(deadline, processor, get_ident()))
+    share = seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
+    _ALLOWANCE.set(Allowance(deadline, thread_time() + share, monotonic() + share, get_ident()))
+
+
+def allow_any_time() -> None:
+    """Let this thread work for as long as it takes, for no request."""
+    _ALLOWANCE.set(UNLIMITED)
 
 
 def check_time() -> None:
     """Raise TooLate when the time of this thread's request is over. Every loop over a caller's data
     asks it, at least once a second."""
-    _ALLOWANCE.get(UNLIMITED).check()
+    _ALLOWANCE.get().check()
 
 
 def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:

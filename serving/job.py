@@ -5,21 +5,20 @@ Run.results: prepare -> Step --send--> Triton --wait--> replies --finish--> resu
 results --Job.reply--> Reply, or each result --Job.line--> a line of a stream
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from clients.base import Model, TensorSpec
-from serving.bodies.values import SIZES
+from clients.base import TensorSpec
 from serving.budget import check_time
 from serving.errors import InvalidRequest, Overloaded, PayloadTooLarge, SessionNotFound
-from serving.headers import Session
-from serving.model_status.served_model import ServedModel
+from serving.model_status.served_model import ServedModel, row_bytes
 from serving.named_value import unknown
 from serving.request import Request
 from serving.room import INPUT, OUTPUT, Room, reserve
+from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
 from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
@@ -145,27 +144,15 @@ def admit_step() -> None:
     check_time()
 
 
-def row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:
-    """Return the bytes of one row of tensors. Their variable dimensions are as long as the last
-    dimensions of `shape`, which is that of a row of an input."""
-    return sum(_bytes(spec, shape) for spec in specs)
-
-
-def _bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
-    variable = spec.shape.count(-1)
-    lengths = shape[-variable:] if variable else ()
-    fixed = (size for size in spec.shape if size != -1)
-    return SIZES.get(spec.datatype, 1) * prod(fixed) * prod(lengths)
-
-
-def _call_bytes(model: Model, step: Step) -> int:
+def _call_bytes(served: ServedModel, step: Step) -> int:
     """Return what a call takes: its inputs, and the outputs that the model's configuration lets
     expect."""
-    first = 1 if model.max_batch_size else 0
+    first = 1 if served.model.max_batch_size else 0
     shapes = [tensor.shape for tensor in step.inputs]
     rows = prod(min((shape[:first] for shape in shapes), default=()))
     shape = min((shape[first:] for shape in shapes), key=prod, default=())
-    outputs = [spec for spec in model.outputs if not step.outputs or spec.name in step.outputs]
+    sizes = served.all_outputs
+    outputs = [sizes[name] for name in step.outputs or sizes]
     inputs = sum(len(tensor.data) for tensor in step.inputs)
     return INPUT * inputs + OUTPUT * rows * row_bytes(outputs, shape)
 
@@ -226,7 +213,7 @@ class Run:
         step = job.prepare(before)
         message = job.message(step)
         if step.batch is None:
-            self._room = reserve(_call_bytes(job.served.model, step), "the call of the model")
+            self._room = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
         with request.timings.stage("triton"):
             if job.is_decoupled:

@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.bodies.values import SIZES
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
 from serving.room import PIECE, SMALL, form, json_objects, json_parts, open_account, reserve
-from serving.triton.tensors import numpy_dtype
+from serving.triton.tensors import SIZES, numpy_dtype
 from tests.bodies.hostile import BINARY, CLIENT, LINES, Hostile, served
 from tests.support.harness import npy
 

@@ -14,6 +14,8 @@ from typing import Any
 
 # upper or lower case, as in Triton's C++ backends
 BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
+# what turns a parameter off, and the device that is used without TARGET_DEVICE
+OFF = ("no", "false", "0", "cpu")
 
 
 @contextmanager
@@ -49,6 +51,16 @@ def read(
         raise ValueError(
             f"parameter '{name}' has a wrong value: '{parameters[name]}'{hint}"
         ) from None
+
+
+def refuse(parameters: Mapping[str, str], removed: Mapping[str, str]) -> None:
+    """Raise ValueError for a parameter that this backend no longer has, with what replaces it:
+    `removed` is {name: replacement}. One that is off changes nothing."""
+    for name, replacement in removed.items():
+        if parameters.get(name, "no").lower() not in OFF:
+            raise ValueError(
+                f"parameter '{name}' ('{parameters[name]}') is not supported: {replacement}"
+            )
 
 
 def parse_bool(text: str) -> bool:

@@ -96,12 +96,11 @@ def check(
     inputs: Mapping[str, Tensor],
     outputs: Mapping[str, Tensor],
     optional: Mapping[str, Tensor] | None = None,
-    batch: int = -1,
 ) -> None:
     """Raise ValueError if config.pbtxt and the file disagree about a tensor.
 
-    config.pbtxt may leave out `optional` inputs. `batch` is the first dimension if max_batch_size
-    is set. An output's free size accepts a fixed one: engines compute different ones in advance.
+    config.pbtxt may leave out `optional` inputs. An output's free size accepts a fixed one: engines
+    compute different ones in advance.
     """
     controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
     missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
@@ -111,14 +110,12 @@ def check(
             "configuration does not"
         )
     for entry in config["input"]:
-        check_tensor(config, "input", entry, {**inputs, **(optional or {})}, batch)
+        check_tensor(config, "input", entry, {**inputs, **(optional or {})})
     for entry in config["output"]:
-        check_tensor(config, "output", entry, outputs, batch)
+        check_tensor(config, "output", entry, outputs)
 
 
-def check_tensor(
-    config: Config, side: str, entry: Config, tensors: Mapping[str, Tensor], batch: int = -1
-) -> None:
+def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str, Tensor]) -> None:
     """Check one input or output of config.pbtxt against those in the file."""
     label = f"model '{config['name']}', {side} '{entry['name']}'"
     tensor = tensors.get(entry["name"])
@@ -131,7 +128,7 @@ def check_tensor(
             f"{label}: the model expects {tensor.datatype} but the configuration specifies "
             f"{entry['data_type']}"
         )
-    shape = configured_shape(entry, config["max_batch_size"], batch)
+    shape = configured_shape(entry, config["max_batch_size"])
     wanted = tensor.shape
     if side == "output" and len(shape) == len(wanted):
         start = 1 if config["max_batch_size"] else 0
@@ -149,10 +146,10 @@ def check_tensor(
         )
 
 
-def configured_shape(entry: Config, max_batch_size: int, batch: int = -1) -> tuple[int, ...]:
+def configured_shape(entry: Config, max_batch_size: int) -> tuple[int, ...]:
     """Return the shape that the model would get, with the batch dimension."""
     dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
-    return (*([batch] if max_batch_size else []), *map(int, dims))
+    return (*([-1] if max_batch_size else []), *map(int, dims))
 
 
 def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:

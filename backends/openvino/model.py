@@ -62,9 +62,7 @@ class TritonPythonModel:
         compiled = openvino_engine.Compiled(
             model, settings, args["model_name"], args["model_version"]
         )
-        self.runs = openvino_engine.Runs(
-            compiled.model, config["max_batch_size"] * settings.fixed_batch, settings
-        )
+        self.runs = openvino_engine.Runs(compiled.model)
         self.check_range = openvino_engine.check_range
         self.outputs = [entry["name"] for entry in config["output"]]
         key = same_shapes if config["max_batch_size"] > 0 else alone

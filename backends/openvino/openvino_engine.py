@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,7 +21,7 @@ import openvino_settings  # type: ignore[import-not-found]  # Triton's stub puts
 import tensors as table  # type: ignore[import-not-found]
 from batching import Arrays, Call, InvalidInput, run_concatenated  # type: ignore[import-not-found]
 from openvino.preprocess import PrePostProcessor
-from openvino_settings import CAPABILITIES, OpenvinoSettings
+from openvino_settings import OpenvinoSettings
 
 Config = dict[str, Any]
 
@@ -35,7 +34,7 @@ DATATYPES = {
 DATATYPES |= {"boolean": "TYPE_BOOL", "f16": "TYPE_FP16", "f32": "TYPE_FP32", "f64": "TYPE_FP64"}
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
 CONVERTED = {*DATATYPES, "bf16"}  # the compiled model converts between these datatypes
-VIRTUAL = ("AUTO", "MULTI", "HETERO", "BATCH")  # OpenVINO's devices that choose among others
+DEVICE = "CPU"
 # OpenVINO's errors that the request caused
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # NumPy's integers that may not fit into int32, with which OpenVINO computes
@@ -71,10 +70,10 @@ def plain(error: Exception) -> str:
     return " ".join(reasons) or " ".join(lines)
 
 
-def fit(model: Any, config: Config, settings: OpenvinoSettings) -> None:
+def fit(model: Any, config: Config) -> None:
     """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if it cannot take
     them."""
-    shapes = {port.get_any_name(): _shape(port, config, settings) for port in model.inputs}
+    shapes = {port.get_any_name(): _shape(port, config) for port in model.inputs}
     current = {port.get_any_name(): _known_shape(port) for port in model.inputs}
     if shapes != current:
         try:
@@ -88,17 +87,13 @@ def fit(model: Any, config: Config, settings: OpenvinoSettings) -> None:
             ) from err
 
 
-def _shape(port: Any, config: Config, settings: OpenvinoSettings) -> tuple[int, ...]:
-    """Return the input's shape from the file (from config.pbtxt with RESHAPE_IO_LAYERS), batch
-    dimension first."""
+def _shape(port: Any, config: Config) -> tuple[int, ...]:
+    """Return the input's shape from the file (from config.pbtxt if the file does not say its number
+    of dimensions), batch dimension first."""
     entry = next((each for each in config["input"] if each["name"] in port.names), None)
-    batch = (
-        [config["max_batch_size"] if settings.fixed_batch else -1]
-        if config["max_batch_size"]
-        else []
-    )
-    if entry and (settings.reshape or port.partial_shape.rank.is_dynamic):
-        return table.configured_shape(entry, config["max_batch_size"], *batch)  # type: ignore[no-any-return]
+    batch = [-1] if config["max_batch_size"] else []
+    if entry and port.partial_shape.rank.is_dynamic:
+        return table.configured_shape(entry, config["max_batch_size"])  # type: ignore[no-any-return]
     shape = _known_shape(port)
     if batch and not shape:
         raise ValueError(
@@ -159,7 +154,7 @@ def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any,
     """Return the model fitted to config.pbtxt, and its scalar inputs. Raise ValueError if the two
     disagree."""
     model = read(file, settings)
-    fit(model, config, settings)
+    fit(model, config)
     model = convert(model, config)
     inputs, outputs = (
         tensors(model.inputs, config["input"]),
@@ -167,38 +162,33 @@ def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any,
     )
     for tensor in (*inputs.values(), *outputs.values()):
         tensor.datatype  # noqa: B018  # ValueError for strings
-    table.check(
-        config, inputs, outputs, batch=config["max_batch_size"] if settings.fixed_batch else -1
-    )
+    table.check(config, inputs, outputs)
     return model, {name for name, tensor in inputs.items() if not tensor.shape}
 
 
 def complete(config: Config, file: Path) -> None:
     """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the model does not
     allow it."""
-    settings = replace(OpenvinoSettings.from_config(config), fixed_batch=False)
-    model = read(file, settings)
-    fit(model, config, settings)
+    model = read(file, OpenvinoSettings.from_config(config))
+    fit(model, config)
     table.complete(
         config, tensors(model.inputs, config["input"]), tensors(model.outputs, config["output"])
     )
 
 
 class Compiled:
-    """A compiled model and how it was compiled. Raises ValueError if the device cannot take it."""
+    """A compiled model and how it was compiled. Raises ValueError if the processor cannot take
+    it."""
 
     def __init__(self, model: Any, settings: OpenvinoSettings, name: str, version: str) -> None:
-        self.core, self.device, self.warnings = (
-            openvino.Core(),
-            settings.device,
-            [*settings.warnings],
-        )
+        self.core = openvino.Core()
+        self.warnings = [*settings.warnings]
         if settings.extension:
             self.core.add_extension(settings.extension)
-        capabilities = self._capabilities()
+        capabilities = list(self.core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
         if settings.lacks(capabilities):
             self.warnings.append(
-                f"{self.device} has no instructions for {settings.precision}, so f32 is used"
+                f"{DEVICE} has no instructions for {settings.precision}, so f32 is used"
             )
         started = time.monotonic()
         self.model = self._compile(model, settings.properties(capabilities), name, version)
@@ -207,54 +197,36 @@ class Compiled:
     def describe(self) -> str:
         """Return a description of the compilation for the log."""
         get = self.model.get_property
-        words = [f"OpenVINO {openvino.__version__.partition('-')[0]} on {self.device}"]
-        if self.device == "CPU":
-            words.append(get("INFERENCE_PRECISION_HINT").get_type_name())
-            words.append(f"{get('INFERENCE_NUM_THREADS')} threads in {get('NUM_STREAMS')} streams")
+        version = openvino.__version__.partition("-")[0]
+        precision = get("INFERENCE_PRECISION_HINT").get_type_name()
+        threads = f"{get('INFERENCE_NUM_THREADS')} threads in {get('NUM_STREAMS')} streams"
         origin = "taken from the cache" if get("LOADED_FROM_CACHE") else "compiled"
-        return ", ".join([*words, f"{origin} in {self.seconds:.2f} s"])
-
-    def _capabilities(self) -> list[str]:
-        """Return the device's capabilities. Raise ValueError, with the available devices, if it
-        does not exist."""
-        asked = self.device.partition(":")[0].partition(".")[0]
-        if asked in VIRTUAL:
-            return list(CAPABILITIES.values())
-        names = (
-            [device.partition(".")[0] for device in self.core.available_devices]
-            if asked != "CPU"
-            else ["CPU"]
+        return (
+            f"OpenVINO {version} on {DEVICE}, {precision}, {threads}, "
+            f"{origin} in {self.seconds:.2f} s"
         )
-        if asked not in names:
-            raise ValueError(
-                f"parameter 'TARGET_DEVICE': there is no device '{self.device}', only "
-                f"{', '.join(names)}; leave the parameter out to use the CPU"
-            )
-        return list(self.core.get_property(self.device, "OPTIMIZATION_CAPABILITIES"))
 
     def _compile(self, model: Any, properties: dict[str, Any], name: str, version: str) -> Any:
         try:
             with openvino_settings.opened(name, version) as folder:
                 return self.core.compile_model(
-                    model, self.device, properties | {"CACHE_DIR": str(folder)}
+                    model, DEVICE, properties | {"CACHE_DIR": str(folder)}
                 )
         except (OSError, RuntimeError) as err:
             self.warnings.append(f"compiled without a cache: {plain(err)}")
         try:
-            return self.core.compile_model(model, self.device, properties)
+            return self.core.compile_model(model, DEVICE, properties)
         except RuntimeError as err:
             raise ValueError(
-                f"OpenVINO cannot compile the model for {self.device}: {plain(err)}"
+                f"OpenVINO cannot compile the model for {DEVICE}: {plain(err)}"
             ) from err
 
 
 class Runs:
     """Runs merged calls on several streams at the same time, each with its share of the threads."""
 
-    def __init__(self, compiled: Any, rows: int, settings: OpenvinoSettings) -> None:
-        """`rows` is the number of rows of every run if SKIP_OV_DYNAMIC_BATCHSIZE fixes it, else
-        0."""
-        self.compiled, self.rows, self.padding = compiled, rows, settings.padding
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
         self.streams = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.idle: SimpleQueue[Any] = SimpleQueue()
         for _ in range(self.streams):
@@ -283,11 +255,7 @@ class Runs:
         return outputs
 
     def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
-        count = len(next(iter(feed.values()))) if self.rows else 0
-        values = {
-            index_of(name, self.compiled.inputs): self._padded(array)
-            for name, array in feed.items()
-        }
+        values = {index_of(name, self.compiled.inputs): array for name, array in feed.items()}
         request = self.idle.get()
         try:
             request.start_async(values, share_inputs=True)
@@ -298,23 +266,7 @@ class Runs:
             raise error(f"OpenVINO: {plain(err)}") from err
         finally:
             self.idle.put(request)
-        arrays = {name: results[index_of(name, self.compiled.outputs)] for name in names}
-        return {name: array[:count] for name, array in arrays.items()} if self.rows else arrays
-
-    def _padded(self, array: Any) -> Any:
-        """Pad with zeros to the model's fixed number of rows. Raise InvalidInput without
-        ENABLE_BATCH_PADDING."""
-        if not self.rows or len(array) == self.rows:
-            return array
-        if not self.padding:
-            raise InvalidInput(
-                f"this model takes {self.rows} rows at once (SKIP_OV_DYNAMIC_BATCHSIZE) and "
-                f"got {len(array)}: send {self.rows}, or set its parameter "
-                "ENABLE_BATCH_PADDING to YES"
-            )
-        return np.concatenate(
-            [array, np.zeros((self.rows - len(array), *array.shape[1:]), array.dtype)]
-        )
+        return {name: results[index_of(name, self.compiled.outputs)] for name in names}
 
 
 def check_range(name: str, array: Any) -> None:

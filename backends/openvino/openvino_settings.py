@@ -19,32 +19,29 @@ from typing import Any
 from urllib.parse import quote
 
 try:
-    from instance import default_threads, given_parameters, read  # type: ignore[import-not-found]  # in Triton's stub, beside this file
+    from instance import default_threads, given_parameters, read, refuse  # type: ignore[import-not-found]  # in Triton's stub, beside this file
 except ModuleNotFoundError:  # build_engines takes the options from here
-    from backends._shared.instance import default_threads, given_parameters, read
+    from backends._shared.instance import default_threads, given_parameters, read, refuse
 
-YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 HINTS = {hint.lower(): hint for hint in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
 PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
-# precision -> what a device that has it lists as a capability
+# precision -> what a processor that has it lists as a capability
 CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 IGNORED = {"COMPILATION_NUM_THREADS": "OpenVINO compiles for a CPU with the inference threads"}
 READ = (
-    *(
-        "CPU_EXTENSION_PATH",
-        "ENABLE_BATCH_PADDING",
-        "HINT_BF16",
-        "INFERENCE_NUM_THREADS",
-        "INFERENCE_PRECISION_HINT",
-    ),
-    *(
-        "NUM_STREAMS",
-        "PERFORMANCE_HINT",
-        "RESHAPE_IO_LAYERS",
-        "SKIP_OV_DYNAMIC_BATCHSIZE",
-        "TARGET_DEVICE",
-    ),
+    "CPU_EXTENSION_PATH",
+    "HINT_BF16",
+    "INFERENCE_NUM_THREADS",
+    "INFERENCE_PRECISION_HINT",
+    "NUM_STREAMS",
+    "PERFORMANCE_HINT",
 )
+REMOVED = {  # parameters of NVIDIA's backend that this one had -> what replaces them
+    "TARGET_DEVICE": "this backend runs on the processor; other devices need NVIDIA's backend",
+    "RESHAPE_IO_LAYERS": "export the model with these shapes, or with variable dimensions",
+    "SKIP_OV_DYNAMIC_BATCHSIZE": "leave it out: a batch may have any number of rows",
+    "ENABLE_BATCH_PADDING": "leave it out: a batch may have any number of rows",
+}
 # of all models: in multi-model mode models come and go during the container's life
 LIMIT_BYTES = 4 << 30
 # of the Python backend, on which this one runs
@@ -56,15 +53,11 @@ class OpenvinoSettings:
     """The defaults are NVIDIA's, except the number of threads, which follows the container's
     limit."""
 
-    device: str = "CPU"
     threads: int = 1
     hint: str = "LATENCY"
     streams: str = ""
     precision: str = ""
     extension: str = ""
-    fixed_batch: bool = False
-    padding: bool = False
-    reshape: bool = False
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -72,11 +65,11 @@ class OpenvinoSettings:
         """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the
         allowed values."""
         parameters = given_parameters(config)
+        refuse(parameters, REMOVED)
         threads = read(
             parameters, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default"
         )
         return cls(
-            device=parameters.get("TARGET_DEVICE", "CPU").upper(),
             threads=threads or default_threads(),
             hint=_one_of(parameters, "PERFORMANCE_HINT", HINTS, "LATENCY"),
             streams=read(
@@ -84,21 +77,19 @@ class OpenvinoSettings:
             ),
             precision=_precision(parameters),
             extension=parameters.get("CPU_EXTENSION_PATH", ""),
-            fixed_batch=_switch(parameters, "SKIP_OV_DYNAMIC_BATCHSIZE")
-            and config["max_batch_size"] > 0,
-            padding=_switch(parameters, "ENABLE_BATCH_PADDING"),
-            reshape=_switch(parameters, "RESHAPE_IO_LAYERS"),
             warnings=tuple(_warnings(parameters)),
         )
 
     def properties(self, capabilities: list[str]) -> dict[str, Any]:
-        """Return OpenVINO's properties for a device with these capabilities.
+        """Return OpenVINO's properties for a processor with these capabilities.
 
         Threads are not pinned: those of several models would be pinned to the same processors.
         """
-        properties: dict[str, Any] = {"PERFORMANCE_HINT": self.hint}
-        if self.device == "CPU":
-            properties |= {"INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False}
+        properties: dict[str, Any] = {
+            "PERFORMANCE_HINT": self.hint,
+            "INFERENCE_NUM_THREADS": self.threads,
+            "ENABLE_CPU_PINNING": False,
+        }
         if self.streams:
             properties["NUM_STREAMS"] = self.streams
         if self.precision:
@@ -108,8 +99,8 @@ class OpenvinoSettings:
         return properties
 
     def lacks(self, capabilities: list[str]) -> bool:
-        """Return whether the device has no instructions for the requested precision, which is then
-        slower than f32."""
+        """Return whether the processor has no instructions for the requested precision, which is
+        then slower than f32."""
         return CAPABILITIES.get(self.precision, "") not in ("", *capabilities)
 
 
@@ -123,10 +114,6 @@ def _one_of(
         default,
         ", ".join(map(str, allowed.values())),
     )
-
-
-def _switch(parameters: Mapping[str, str], name: str) -> bool:
-    return bool(read(parameters, name, lambda text: YES_OR_NO[text.lower()], False, "YES, NO"))
 
 
 def _precision(parameters: Mapping[str, str]) -> str:
@@ -156,7 +143,9 @@ def _warnings(parameters: Mapping[str, str]) -> list[str]:
     """Return warnings about parameters without effect, except lower-case ones: these belong to the
     clients."""
     unknown = [
-        name for name in parameters if name.isupper() and name not in (*READ, *IGNORED, *TRITONS)
+        name
+        for name in parameters
+        if name.isupper() and name not in (*READ, *REMOVED, *IGNORED, *TRITONS)
     ]
     ignored = [
         f"parameter '{name}' has no effect: {reason}"

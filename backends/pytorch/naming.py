@@ -14,20 +14,15 @@ from typing import Any
 Config = dict[str, Any]
 
 PARAMETERS = (  # of config.pbtxt, read by torch_settings.py
-    *(
-        "INFERENCE_MODE",
-        "DISABLE_OPTIMIZED_EXECUTION",
-        "ENABLE_JIT_EXECUTOR",
-        "ENABLE_JIT_PROFILING",
-        "DISABLE_CUDNN",
-    ),
-    *(
-        "ENABLE_TENSOR_FUSER",
-        "INTRA_OP_THREAD_COUNT",
-        "INTER_OP_THREAD_COUNT",
-        "ENABLE_WEIGHT_SHARING",
-    ),
+    "DISABLE_CUDNN",
+    "DISABLE_OPTIMIZED_EXECUTION",
     "ENABLE_CACHE_CLEANING",
+    "ENABLE_JIT_EXECUTOR",
+    "ENABLE_JIT_PROFILING",
+    "ENABLE_TENSOR_FUSER",
+    "INFERENCE_MODE",
+    "INTER_OP_THREAD_COUNT",
+    "INTRA_OP_THREAD_COUNT",
 )
 DATATYPES = ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING")
 

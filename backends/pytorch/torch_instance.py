@@ -1,7 +1,6 @@
 """One TorchScript module in this process: tensors in, tensors out. Needs PyTorch."""
 
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,8 +33,7 @@ class TorchInstance:
         key = same_shapes if config["max_batch_size"] > 0 else alone
         self.batcher = Batcher(self._read, partial(run_concatenated, self._run), key)
         pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.device}, "
-            f"{self.settings.describe()}{self._share(path)}"
+            f"{args['model_instance_name']}: {self.device}, {self.settings.describe()}"
         )
 
     def _name_tensors(self, config: Mapping[str, Any]) -> None:
@@ -49,18 +47,6 @@ class TorchInstance:
         self.datatypes = {
             entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])
         }
-
-    def _share(self, path: Path) -> str:
-        """Apply ENABLE_WEIGHT_SHARING. Return a note for the log.
-
-        Instances are processes: they can share the pages of a file, but no memory on a GPU.
-        """
-        if not self.settings.weight_sharing:
-            return ""
-        if self.device.type != "cpu":
-            return "; ENABLE_WEIGHT_SHARING has no effect on a GPU, where each instance has a copy"
-        shared, total = share_weights(self.module, path)
-        return f"; the instances share {shared / 2**20:.1f} of {total / 2**20:.1f} MB of weights"
 
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
         feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -172,54 +158,3 @@ def load(path: Path, device: Any) -> Any:
             f"PyTorch cannot load '{path}' as TorchScript: {str(err).splitlines()[0]}; "
             "write it with torch.jit.trace(…).save(…) or torch.jit.script(…).save(…)"
         ) from err
-
-
-def share_weights(module: Any, path: Path) -> tuple[int, int]:
-    """Map the weights onto the pages of the file, which all processes share. Return (shared bytes,
-    all bytes).
-
-    A weight is found by its bytes, so its value cannot change. Weights that torch.jit.freeze turned
-    into constants of the code are not found.
-    """
-    pages = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-    records: dict[int, list[int]] = {}
-    for start, size in _records(path):
-        records.setdefault(size, []).append(start)
-    shared = total = 0
-    for tensor in (*module.parameters(), *module.buffers()):
-        storage = tensor.untyped_storage()
-        total += storage.nbytes()
-        for start in records.get(storage.nbytes(), ()):
-            if _move(tensor, pages, start):
-                shared += storage.nbytes()
-                break
-    return shared, total
-
-
-def _move(tensor: Any, pages: Any, start: int) -> bool:
-    """Map the tensor onto the file's bytes from `start`. Return False if they differ from the
-    tensor's own bytes."""
-    size = tensor.untyped_storage().nbytes()
-    own = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    if start % tensor.element_size() or not torch.equal(own, pages[start : start + size]):
-        return False
-    offset = start // tensor.element_size() + tensor.storage_offset()
-    with torch.no_grad():
-        tensor.set_(pages.untyped_storage(), offset, tensor.shape, tensor.stride())
-    return True
-
-
-def _records(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield (first byte, size) of each uncompressed file in the archive; PyTorch writes weights
-    uncompressed."""
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        for info in archive.infolist():
-            if info.compress_type == zipfile.ZIP_STORED and info.file_size:
-                # the lengths of the name and the extra field (APPNOTE.TXT, 4.3.7)
-                file.seek(info.header_offset + 26)
-                lengths = file.read(4)
-                name, extra = (
-                    int.from_bytes(lengths[:2], "little"),
-                    int.from_bytes(lengths[2:], "little"),
-                )
-                yield info.header_offset + 30 + name + extra, info.file_size

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from instance import default_threads, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+from instance import default_threads, given_parameters, parse_bool, read, refuse  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 
 ALLOWED = "true, false, 1, 0"
+REMOVED = {  # parameters of NVIDIA's backend that this one had -> what replaces them
+    "ENABLE_WEIGHT_SHARING": "take one instance with more threads (INTRA_OP_THREAD_COUNT), which "
+    "has the weights once"
+}
 SWITCHES = {  # TorchScript executor options; PyTorch's defaults apply unless config.pbtxt sets them
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
@@ -24,7 +28,6 @@ class TorchSettings:
 
     inference_mode: bool = True
     optimized_execution: bool = True
-    weight_sharing: bool = False
     cache_cleaning: bool = False
     cudnn: bool = True
     intra_op_threads: int = 1
@@ -36,11 +39,11 @@ class TorchSettings:
         """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the
         allowed values."""
         parameters = given_parameters(config)
+        refuse(parameters, REMOVED)
         threads = _threads(parameters, "INTRA_OP_THREAD_COUNT")
         return cls(
             inference_mode=_boolean(parameters, "INFERENCE_MODE", True),
             optimized_execution=not _boolean(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
-            weight_sharing=_boolean(parameters, "ENABLE_WEIGHT_SHARING", False),
             cache_cleaning=_boolean(parameters, "ENABLE_CACHE_CLEANING", False),
             cudnn=not _boolean(parameters, "DISABLE_CUDNN", False),
             intra_op_threads=threads if threads > 0 else default_threads(),

@@ -170,7 +170,7 @@ def settings_of(processor: Any) -> dict[str, str]:
     resample = int(getattr(processor, "resample", None) or 0)
     return {
         "interpolation": NAMES[resample],
-        "exact": "transformers",
+        "exact": "true",
         **(
             _geometry(processor, *sizes.pop()[1:])
             if len(sizes) == 1

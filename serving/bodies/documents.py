@@ -33,12 +33,12 @@ from serving.bodies.values import flat_array, json_room, json_values, request_pa
 from serving.budget import MOST_INSTANCES, MOST_NAMED, admit_json, check_count
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
-from serving.headers import SEQUENCE_END
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import RESERVED, Request, Target
 from serving.room import ITEM, json_numbers, reserve
+from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 # of KServe: an object with none of them is an instance

@@ -29,11 +29,12 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, SEQUENCE_END, Session, preferred
-from serving.job import Job, Reply, Step, row_bytes
-from serving.model_status.served_model import ServedModel
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, preferred
+from serving.job import Job, Reply, Step
+from serving.model_status.served_model import ServedModel, row_bytes
 from serving.request import UNNAMED, Request, Target
 from serving.room import INPUT, KEPT, OUTPUT, Room, reserve
+from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
 # clients' own defaults; the last one is that of the SageMaker SDK's DataSerializer
@@ -169,11 +170,11 @@ class InstancesJob(Job):
         request = self.request
         deadline = request.deadline
         size = 1 if self.sequence else client.model.max_batch_size or 1
-        size = min(size, _most_rows(client))
+        size = min(size, _most_rows(self.served))
         with request.timings.stage("decode"):
             opened = request.decoder.open(client, first, self.items[first : first + size])
         memory = opened.memory
-        tensors_of_images = len(opened.values) * _row_bytes(client) if memory else 0
+        tensors_of_images = len(opened.values) * _row_bytes(self.served) if memory else 0
         room = self._room(memory + tensors_of_images, holds)
         try:
             with request.decoder.turn(client.codec.name, opened.is_large, deadline):
@@ -187,12 +188,12 @@ class InstancesJob(Job):
                     instances = instances[: max(1, fitting)]
                 tensors = self._preprocess(instances, first)
                 shape = _shortest(client, tensors)
-                most = _most_rows(client, shape)
+                most = _most_rows(self.served, shape)
                 if len(instances) > most:
                     instances = instances[:most]
                     tensors = self._preprocess(instances, first)
             # the size of the tensors is known by now
-            row = min(_row_bytes(client, shape), OUTPUT * MOST_OUTPUT)
+            row = min(_row_bytes(self.served, shape), OUTPUT * MOST_OUTPUT)
             size = memory // KEPT + len(instances) * row
             if memory:
                 room.shrink(size)
@@ -354,29 +355,22 @@ def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
         yield [Tensor.of(name, array[which]) for name, array in inputs]
 
 
-def _row_bytes(client: ModelClient, shape: Sequence[int] = ()) -> int:
+def _row_bytes(served: ServedModel, shape: Sequence[int] = ()) -> int:
     """Return what the tensors of one row take, if that of an input has this shape."""
-    inputs = row_bytes(client.model.inputs, shape)
-    return INPUT * inputs + OUTPUT * _output_bytes(client, shape)
+    inputs = row_bytes(served.input_sizes, shape)
+    return INPUT * inputs + OUTPUT * row_bytes(served.output_sizes, shape)
 
 
-def _most_rows(client: ModelClient, shape: Sequence[int] = ()) -> int:
+def _most_rows(served: ServedModel, shape: Sequence[int] = ()) -> int:
     """Return how many rows have outputs of at most MOST_OUTPUT bytes together, at least one."""
-    return max(1, MOST_OUTPUT // max(1, _output_bytes(client, shape)))
-
-
-def _output_bytes(client: ModelClient, shape: Sequence[int]) -> int:
-    names = client.outputs
-    specs = [spec for spec in client.model.outputs if not names or spec.name in names]
-    return row_bytes(specs, shape)
+    return max(1, MOST_OUTPUT // max(1, row_bytes(served.output_sizes, shape)))
 
 
 def _shortest(client: ModelClient, tensors: Tensors) -> tuple[int, ...]:
-    """Return the shape of a row of the shortest input, which the variable dimensions of the outputs
-    have. Inputs of texts have one length, unless one of them names the tokens to answer."""
-    arrays = [tensors[spec.name] for spec in client.model.inputs if spec.name in tensors]
-    first = 1 if client.model.max_batch_size else 0
-    return min((array.shape[first:] for array in arrays), key=prod, default=())
+    """Return the shape of a row of the shortest input. Inputs of texts have one length, unless one
+    of them names the tokens to answer."""
+    shapes = [tensors[spec.name].shape[1:] for spec in client.model.inputs if spec.name in tensors]
+    return min(shapes, key=prod, default=())
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:

@@ -21,8 +21,6 @@ from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
-    DATATYPES,
-    SIZES,
     check_shape,
     flat_array,
     json_room,
@@ -32,13 +30,14 @@ from serving.bodies.values import (
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import ROW
 from serving.errors import InvalidRequest
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, SEQUENCE_END, preferred
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
 from serving.request import UNNAMED, Request, Target
 from serving.room import SORTED, reserve, tensor_strings
-from serving.triton.tensors import InferReply, Tensor, to_raw
+from serving.sessions import SEQUENCE_END
+from serving.triton.tensors import DATATYPES, SIZES, InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 # the datatypes of outputs that may have classes, as for Triton

@@ -20,19 +20,13 @@ from serving.budget import (
 )
 from serving.codecs import describe
 from serving.errors import InvalidRequest
-from serving.headers import SEQUENCE_PARAMETERS, Sequencing
 from serving.named_value import INT64, quoted
 from serving.room import WRITTEN, Room, reserve, tensor_strings
+from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
-# bytes of an element
-SIZES = {"BOOL": 1}
-SIZES |= {"INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8}
-SIZES |= {"UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8}
-SIZES |= {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
-DATATYPES = {"BYTES", *SIZES}
 
 
 def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed
-from serving.headers import Sequencing
 from serving.model_status.shared_files import Table
 from serving.repository.model_config import (
     ENGINE_REASON,
@@ -22,9 +23,34 @@ from serving.repository.model_config import (
     datatype_name,
     sequence_idle_seconds,
 )
+from serving.sessions import Sequencing
 from serving.triton.gateway import TritonGateway
+from serving.triton.tensors import SIZES
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RowSize:
+    """What one row of a tensor takes: `fixed` bytes, times the length of each of its `free`
+    dimensions, which the model's configuration leaves open."""
+
+    fixed: int
+    free: int
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> "RowSize":
+        fixed = [size for size in spec.shape if size >= 0]
+        return cls(SIZES.get(spec.datatype, 1) * prod(fixed), len(spec.shape) - len(fixed))
+
+
+def row_bytes(sizes: Iterable[RowSize], shape: Sequence[int]) -> int:
+    """Return what one row of several tensors takes. Their free dimensions are as long as the last
+    dimensions of `shape`, which is that of a row of an input."""
+    total = 0
+    for size in sizes:
+        total += size.fixed * prod(shape[-size.free :]) if size.free else size.fixed
+    return total
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,21 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.model.name)
+
+    @cached_property
+    def input_sizes(self) -> tuple[RowSize, ...]:
+        return tuple(map(RowSize.of, self.model.inputs))
+
+    @cached_property
+    def all_outputs(self) -> Mapping[str, RowSize]:
+        return {spec.name: RowSize.of(spec) for spec in self.model.outputs}
+
+    @cached_property
+    def output_sizes(self) -> tuple[RowSize, ...]:
+        """Return the sizes of the outputs that the client asks for."""
+        names = self.client.outputs if self.client else ()
+        sizes = self.all_outputs.items()
+        return tuple(size for name, size in sizes if not names or name in names)
 
     @property
     def public_name(self) -> str:

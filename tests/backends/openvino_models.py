@@ -80,7 +80,6 @@ def every_number() -> bytes:
 
 
 BATCHES = ONNX + ONE + EIGHT
-FIXED = BATCHES + arithmetic_config("FP32 3") + parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES")
 TWO_THREADS = {
     "INFERENCE_NUM_THREADS": "2",
     "PERFORMANCE_HINT": "LATENCY",
@@ -89,7 +88,7 @@ TWO_THREADS = {
 STREAMS = {"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2", "PERFORMANCE_HINT": "throughput"}
 HINTS = {
     "HINT_BF16": "YES",
-    "TARGET_DEVICE": "AUTO",
+    "TARGET_DEVICE": "CPU",
     "COMPILATION_NUM_THREADS": "1",
     "CPU_THREADS_NUM": "3",
 }
@@ -111,17 +110,7 @@ SERVED: dict[str, tuple[bytes, str]] = {
     "scalar": (arithmetic([]), ONNX + ONE),
     "minimal": (arithmetic(["batch", 3]), ONNX + ONE + "max_batch_size: 16\n"),
     "batch_of_one": (arithmetic([1, 3]), BATCHES + MERGED + arithmetic_config("FP32 3")),
-    "reshaped": (
-        arithmetic([1, 3]),
-        ONNX
-        + ONE
-        + "max_batch_size: 0\n"
-        + arithmetic_config("FP32 -1,5")
-        + parameters(RESHAPE_IO_LAYERS="yes"),
-    ),
     "half": (half(), BATCHES + tensors("input", x="FP32 8") + tensors("output", y="FP32 -1")),
-    "fixed_batch": (arithmetic(["N", 3]), FIXED),
-    "padded": (arithmetic(["N", 3]), FIXED + MERGED + parameters(ENABLE_BATCH_PADDING="YES")),
     "converted": (arithmetic(["N", 3]), BATCHES + CONVERTED),
     "two_instances": (
         arithmetic(["N", 3]),
@@ -150,7 +139,8 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
     ),
     "bad_batch": (fixed_inside(), XY, "max_batch_size 0|'y'"),
     "bad_hint": (ROWS, XY + parameters(NUM_STREAMS="many"), "'NUM_STREAMS'"),
-    "bad_device": (ROWS, XY + parameters(TARGET_DEVICE="NPU"), "'NPU'"),
+    "bad_device": (ROWS, XY + parameters(TARGET_DEVICE="NPU"), "'TARGET_DEVICE'.*'NPU'"),
+    "bad_rows": (ROWS, XY + parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES"), "any number of rows"),
     "bad_extension": (
         ROWS,
         XY + parameters(CPU_EXTENSION_PATH="/nowhere.so"),

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -108,7 +107,7 @@ def test_serve_and_merge_lists_of_strings(client: Client) -> None:
 
 def test_apply_the_parameters_of_executor_and_threads(server: Server) -> None:
     expected = (
-        "weighted_shared_0_1: cpu, 3 intra-op threads, inference mode, execution not optimized, "
+        "weighted_twice_0_1: cpu, 3 intra-op threads, inference mode, execution not optimized, "
         "ENABLE_JIT_EXECUTOR=false, ENABLE_JIT_PROFILING=false, ENABLE_TENSOR_FUSER=false"
     )
     assert expected in server.text()
@@ -116,24 +115,6 @@ def test_apply_the_parameters_of_executor_and_threads(server: Server) -> None:
         "weighted_0_0: cpu, 1 intra-op threads, inference mode, execution optimized"
         in server.text()
     )
-
-
-def test_share_the_pages_of_weights_between_instances(client: Client, server: Server) -> None:
-    assert server.text().count("the instances share 1.0 of 1.0 MB of weights") == 2
-    maps = [maps for maps in mapped(server) if "weighted_shared/1/model.pt" in maps]
-    assert len(maps) == 2
-    x = floats(4, 512)
-    shared = infer(client, "weighted_shared", {"x": x})["OUTPUT__0"]
-    np.testing.assert_allclose(
-        shared, infer(client, "weighted", {"INPUT__0": x})["OUTPUT__0"], rtol=1e-5, atol=1e-5
-    )
-
-
-def mapped(server: Server) -> list[str]:
-    return [
-        Path(f"/proc/{child.pid}/maps").read_text()
-        for child in psutil.Process(server.process.pid).children()
-    ]
 
 
 @pytest.mark.parametrize("model", REFUSED)

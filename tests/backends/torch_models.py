@@ -77,8 +77,7 @@ BATCHES = f'platform: "pytorch_libtorch"\nmax_batch_size: 8\n{MERGED}'
 # What TorchScript calls a, b, c and d.
 FOUR = ("BOOL", "FP16", "INT64", "UINT8")
 TEXT = '{} {{ name: "{}" data_type: TYPE_STRING dims: [ 1 ] reshape {{ shape: [ ] }} }}\n'
-SHARING = parameters(
-    ENABLE_WEIGHT_SHARING="true",
+EXECUTOR = parameters(
     INTRA_OP_THREAD_COUNT="3",
     INTER_OP_THREAD_COUNT="2",
     ENABLE_JIT_EXECUTOR="false",
@@ -99,11 +98,11 @@ SERVED: dict[str, tuple[nn.Module, str]] = {
         + tensors("input", INPUT__0="FP32 512")
         + tensors("output", OUTPUT__1="FP32 512", OUTPUT__0="FP32 512"),
     ),
-    "weighted_shared": (
+    "weighted_twice": (
         Weighted(),
         BATCHES
         + "instance_group { count: 2 kind: KIND_CPU }\n"
-        + SHARING
+        + EXECUTOR
         + tensors("input", x="FP32 512")
         + tensors("output", OUTPUT__0="FP32 512"),
     ),
@@ -145,6 +144,14 @@ REFUSED: dict[str, tuple[nn.Module | None, str, str]] = {
         "bad_file/1/model.pt",
     ),
     "bad_config": (Difference(), ALONE, "config.pbtxt"),
+    "bad_sharing": (
+        Difference(),
+        ALONE
+        + parameters(ENABLE_WEIGHT_SHARING="true")
+        + tensors("input", INPUT__0="FP32 -1", INPUT__1="FP32 -1")
+        + tensors("output", OUTPUT__0="FP32 -1"),
+        "parameter 'ENABLE_WEIGHT_SHARING' ('true') is not supported: take one instance",
+    ),
     "bad_names": (
         Difference(),
         ALONE + tensors("input", INPUT__0="FP32 -1", INPUT__2="FP32 -1") + RESULT,

@@ -94,24 +94,18 @@ def test_resize_the_shortest_side_nearly_as_transformers_does(
 @pytest.mark.parametrize(
     "size", [(804, 600), (600, 804), (800, 600), (640, 427), (427, 640), (300, 300)]
 )
-def test_crop_exactly_as_torchvision_or_transformers_does(size: tuple[int, int]) -> None:
-    """torchvision cannot be imported beside a torch for CPUs, so these are the formulas of its
-    Resize and CenterCrop."""
+def test_crop_exactly_as_transformers_does(size: tuple[int, int]) -> None:
     image = photo(size)
-    short, long = min(image.size), max(image.size)
-    sides = (
-        (int(256 * long / short), 256)
-        if image.width > image.height
-        else (256, int(256 * long / short))
-    )
-    left, top = (round((side - 224) / 2.0) for side in sides)
-    wanted = image.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + 224, top + 224))
-    np.testing.assert_array_equal(client_of(exact="true").fit(image), np.asarray(wanted))
     reference = ConvNextImageProcessorPil(
         size={"shortest_edge": 224}, crop_pct=0.875, resample=2, **ONLY_CUT
     )
     theirs = reference(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
-    np.testing.assert_array_equal(client_of(exact="transformers").fit(image), theirs)
+    np.testing.assert_array_equal(client_of(exact="true").fit(image), theirs)
+
+
+def test_name_what_replaces_a_removed_value() -> None:
+    with pytest.raises(InvalidRequest, match=r"'exact': 'transformers' .* write true"):
+        client_of(exact="transformers")
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from clients._boxes import PORTION, Letterbox, nms
-from clients._masks import outlines, runs
+from clients._masks import outlines
 from clients._text.classification import TextRanking
 from clients._text.tokenizer import SHORT, TextTokenizer
 from clients.base import Model, Names, Parameter, TensorSpec
@@ -109,7 +109,6 @@ PNG = encoded(Image.new("RGB", (4, 4)))
 LATE: dict[str, Callable[[Path], Any]] = {
     "boxes": lambda _: nms(BOXES, np.ones(1), np.zeros(1, int), 0.5, 1),
     "outlines": lambda _: outlines(*MASKS),
-    "run lengths": lambda _: runs(*MASKS),
     "an image": lambda _: IMAGE.from_bytes(PNG, Limits()),
     "texts": lambda folder: TextTokenizer(folder / "tokenizer", 0).encode(["a"], 1),
     "windows": lambda folder: TextTokenizer(folder / "tokenizer", 0).windows(["a"], 8, 2, 1),

@@ -126,7 +126,7 @@ def test_refuse_outputs_that_are_not_boxes_with_these_labels(tmp_path: Path) -> 
     with pytest.raises(InvalidRequest, match="'logits'"):
         detector_of(tmp_path, classes=3, scores="sigmoid")
     cuts: list[Any] = [
-        {"resize": "pad", "exact": "transformers"},
+        {"resize": "pad", "exact": "true"},
         {"resize": "shortest"},
         {"resize_to": "9"},
     ]

@@ -1,0 +1,49 @@
+"""The client of an ensemble that takes an encoded image and gives a score for each class."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clients.base import Model, ModelClient, Parameter, Tensors, best, softmax
+from serving.codecs import ENCODED_IMAGE
+from serving.errors import InferenceFailed
+
+
+class Client(ModelClient):
+    """INPUT UINT8 [n, bytes] -> OUTPUT FP32 [n, classes]: `{"classes": [{"label", "class_id",
+    "score"}, …]}`."""
+
+    codec = ENCODED_IMAGE
+    parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1, maximum=1000),)
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.labels = model.file("labels.txt").read_text(encoding="utf-8").splitlines()
+
+    def preprocess(self, instances: Sequence[bytes]) -> Tensors:
+        """Pad with zeros to the longest; decoders ignore them."""
+        longest = max(map(len, instances))
+        rows = [np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in instances]
+        return {"INPUT": np.stack(rows)}
+
+    def postprocess(
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[bytes],
+        parameters: Mapping[str, Any],
+    ) -> list[Any]:
+        logits = outputs["OUTPUT"]
+        if not np.isfinite(logits).all():
+            raise InferenceFailed(f"output 'OUTPUT' of model '{self.model.name}' is not finite")
+        return [self._prediction(row, parameters["top_k"]) for row in softmax(logits)]
+
+    def _prediction(self, scores: Any, count: int) -> dict[str, Any]:
+        ranked = best(scores, count)
+        return {
+            "classes": [
+                {"label": self.labels[index], "class_id": index, "score": score}
+                for index, score in ranked
+            ]
+        }

@@ -1,0 +1,23 @@
+"""A part of an ensemble, on Triton's DALI backend: encoded image UINT8 [n, bytes] -> pixels [n, 3,
+224, 224].
+
+Decode, turn by EXIF, resize. It runs on the processor, on machines with and without a GPU; on a
+GPU, device_id=0 and device="mixed" for the decoder put all of it there.
+"""
+
+from typing import Any
+
+import nvidia.dali as dali
+from nvidia.dali import types
+from nvidia.dali.plugin.triton import autoserialize
+
+SIDE = 224
+
+
+@autoserialize  # type: ignore[untyped-decorator]
+@dali.pipeline_def(batch_size=16, num_threads=2, device_id=None)  # type: ignore[untyped-decorator]
+def pipeline() -> Any:
+    encoded = dali.fn.external_source(device="cpu", name="DALI_INPUT_0")
+    image = dali.fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
+    small = dali.fn.resize(image, resize_x=SIDE, resize_y=SIDE)
+    return dali.fn.transpose(small, perm=[2, 0, 1])
