@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from time import monotonic, thread_time
 from typing import Any, TypeVar
@@ -148,9 +148,9 @@ NEVER = Deadline()
 
 @dataclass(frozen=True)
 class Allowance:
-    """The time that a request may still take: until its deadline, and of one thread's processor
-    time. `processor` is on time.thread_time()'s clock, which is not asked before `earliest` on
-    time.monotonic()'s: it takes the kernel, and cannot have run faster."""
+    """The time that a request may still take: until its deadline, and of processor time.
+    `processor` is on the clock time.thread_time() of its own thread, which is not asked before
+    `earliest` on time.monotonic()'s: it takes the kernel, and cannot have run faster."""
 
     deadline: Deadline = NEVER
     processor: float = math.inf
@@ -191,6 +191,13 @@ def check_time() -> None:
     """Raise TooLate when the time of this thread's request is over. Every loop over a caller's data
     asks it, at least once a second."""
     _ALLOWANCE.get().check()
+
+
+def count_time(seconds: float) -> None:
+    """Count the processor time that other threads have taken for this thread's request."""
+    own = _ALLOWANCE.get()
+    earliest = own.earliest - seconds
+    _ALLOWANCE.set(replace(own, processor=own.processor - seconds, earliest=earliest))
 
 
 def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:
