@@ -66,6 +66,15 @@ class Model:
             raise InvalidRequest(f"model '{self.name}': {err}") from err
 
 
+class TooManyRows(Exception):
+    """Signals that a batch would become more than MOST_ROWS rows. Its first `fitting` instances
+    would not."""
+
+    def __init__(self, fitting: int) -> None:
+        super().__init__(fitting)
+        self.fitting = fitting
+
+
 @dataclass(frozen=True)
 class Parameter(NamedValue):
     """A named value from config.pbtxt or a request. `removed` are pairs of a value that it once had
