@@ -19,7 +19,7 @@ import msgspec
 
 from serving.errors import PayloadTooLarge, TooLate
 from serving.named_value import MOST_NAMES as MOST_NAMES
-from serving.room import SMALL_JSON, Parts, Room, json_objects, json_parts, reserve
+from serving.room import SMALL_JSON, WRITTEN, Parts, Room, json_objects, json_parts, reserve
 
 Item = TypeVar("Item")
 
@@ -39,6 +39,7 @@ MOST_ROWS = 1_000  # that a client makes of one instance: BERT-base needs a minu
 MOST_MADE = 2**22
 MOST_MEMBERS = 10_000  # of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
 MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
+MOST_FIELD = 2**22  # bytes of a field of a form, which becomes text; a file may be larger
 MOST_HEADERS = 16 * 1024  # bytes of a part of a form: as many as nginx allows of two headers
 # JSON of a reply to the largest body: short texts become embeddings of 100 times their length
 OUTPUT_FACTOR = 10
@@ -67,6 +68,12 @@ class Budget:
                 "a stream, send less at a time, or raise SERVE_MAX_BODY_MB (the limit is "
                 f"{OUTPUT_FACTOR} times that)"
             )
+
+    def grow(self, answer: Room, size: int) -> None:
+        """Let an answer that is written piece by piece become `size` bytes. Raise PayloadTooLarge,
+        Overloaded."""
+        self.check_output(size)
+        answer.grow(WRITTEN * size, "the answer")
 
 
 def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a time") -> None:

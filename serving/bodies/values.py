@@ -13,6 +13,7 @@ from serving.budget import (
     MOST_DIMENSIONS,
     MOST_NAMED,
     MOST_STRINGS,
+    Budget,
     check_count,
     check_time,
     in_time,
@@ -20,6 +21,7 @@ from serving.budget import (
 from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.named_value import INT64, quoted
+from serving.room import WRITTEN, Room, reserve, tensor_strings
 from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
@@ -44,6 +46,7 @@ def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
         raise InvalidRequest(f"input '{name}': {problem}")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
+        reserve(tensor_strings(len(values), sum(map(len, values))), "the strings of a tensor")
         return np.array([value.encode() for value in values], dtype=np.object_)
     return _numbers(name, datatype, values, dtype)
 
@@ -143,7 +146,19 @@ WIDTHS = {
 WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
 
 
-def json_length(tensor: Tensor) -> int:
+def json_room(tensors: Sequence[Tensor], budget: Budget) -> Room:
+    """Reserve what it takes to write the tensors as JSON. Raise PayloadTooLarge, Overloaded."""
+    budget.check_output(sum(map(_json_length, tensors)))
+    return reserve(sum(map(_written, tensors)), "the JSON of the answer")
+
+
+def _written(tensor: Tensor) -> int:
+    if tensor.datatype == "BYTES":
+        return tensor_strings(math.prod(tensor.shape), len(tensor.data))
+    return WRITTEN * _json_length(tensor)
+
+
+def _json_length(tensor: Tensor) -> int:
     """Return the most bytes that a tensor's elements take in JSON. Strings may take more: escapes
     are not counted."""
     return (

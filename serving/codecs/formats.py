@@ -22,9 +22,10 @@ WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
 # libjpeg's JPEG_MAX_DIMENSION: to resize a line of 89 million pixels, Pillow takes gigabytes
 LONGEST_SIDE = 65_500
 
-# of a TIFF's tags: how much libtiff unpacks at a time depends on these
+# of a TIFF's tags: how much libtiff unpacks at a time, and by which decoder, depends on these
 PLANES = 284
 SIZE_TAGS = {
+    TiffImagePlugin.COMPRESSION,
     TiffImagePlugin.BITSPERSAMPLE,
     TiffImagePlugin.SAMPLESPERPIXEL,
     TiffImagePlugin.ROWSPERSTRIP,

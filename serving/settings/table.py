@@ -14,7 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from serving.host.machine import Machine, this_machine
+from serving.host.machine import Machine, memory_limit, this_machine
 from serving.named_value import WORDS, Names
 from serving.settings.setting import (
     LOG_LEVELS,
@@ -34,6 +34,7 @@ LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's own
+BODIES = 32  # all requests may take the memory of one largest body, or of one largest image
 BATCH_MEGABYTES = 100  # of all requests that batch transform sends at once
 # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 BATCH_TIMEOUT = 600.0
@@ -543,6 +544,13 @@ class Settings:
     @property
     def max_body_bytes(self) -> int:
         return int(self.max_body_mb * MEGABYTE)
+
+    @property
+    def request_memory(self) -> int:
+        """Return the bytes of memory that all requests in flight may take in gunicorn: a share of
+        the container's, at least as many as BODIES of the largest bodies have."""
+        share = int(self.request_memory_share * memory_limit())
+        return max(BODIES * self.max_body_bytes, share)
 
     @property
     def execution_parameters(self) -> dict[str, int | str]:

@@ -168,6 +168,11 @@ REFUSED: dict[str, tuple[Maker, str]] = {
         lambda: tiff_of_a_huge_tile(18, (273, 4, 1, 8), (278, 4, 1, 16)),
         "the tag 322",
     ),
+    # libjpeg's scans count only if the file says that it holds a JPEG
+    "a TIFF with two compressions": (
+        lambda: tiff([*SMALL[:3], (259, 17, 1, 8), *SMALL[3:]]),
+        "the tag 259",
+    ),
     "a TIFF with two sizes of a strip": (
         lambda: tiff([*SMALL, (278, 3, 1, 8), (278, 3, 1, 16)]),
         "the tag 278",
