@@ -118,7 +118,7 @@ class Settings:
         "SERVE_ORIGINS",
         Names(),
         parser=parse_origins,
-        form="origins such as https://example.com or http://localhost:3000, with , between them",
+        form="origins, separated by commas, such as https://example.com",
         help="whose pages may call the container from a browser, besides the container's own; `*` "
         "and `null` are refused because they would let every page run models",
     )
@@ -135,7 +135,7 @@ class Settings:
         (AUTO,),
         parser=parse_paths,
         formatter=lambda paths: ":".join(map(str, paths)),
-        form="a folder, or several with : between them",
+        form="a folder, or several separated by :",
         help="folders of model folders; all are served. auto: /opt/ml/model if it holds models, "
         "else the built-in model_repository. In multi-model mode the folder of archives, "
         "ID/model; auto: /opt/ml/models",
@@ -149,7 +149,7 @@ class Settings:
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
         Names(),
-        form="names with , between them",
+        form="names, separated by commas",
         help="models to load, plus the models that their ensembles call; none: the default model, "
         "or all models if there is no default",
     )
