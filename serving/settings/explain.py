@@ -13,8 +13,8 @@ MASK = "********"
 PAGE = """# Settings
 
 Environment variables, read once at the start. With a wrong value the container does not start. If a
-row has several variables, the first that is set counts. `./serve --help` prints this table, `./serve
---print-config` each value and its source.
+row has several variables, the first that is set counts. `./serve --help` prints this table,
+`./serve --print-config` each value and its source.
 
 | Variable | Default | Allowed | Meaning |
 |---|---|---|---|
