@@ -55,7 +55,7 @@ from build_engines.weights import sources
 from serving.clients import family
 from serving.host.machine import has_gpu
 from serving.named_value import unknown
-from serving.repository.model_config import AUTO, OPENVINO, PARAMETER
+from serving.repository.model_config import AUTO, OPENVINO, PARAMETER, PRECISION
 
 
 def _yolov5(request: Request, path: Path | None, folder: Path) -> ModelSpec:
@@ -78,9 +78,8 @@ OWN_WEIGHTS: dict[str, Callable[[Request, Path], ModelSpec]] = {
     "yolov4_tiny": yolov4_tiny.export,
 }
 # Clients whose models stay within comparison.py's limits in BF16: on CPUs with AMX, `serve` runs
-# them on OpenVINO.
+# them on OpenVINO. Others compute in FP32 there unless --set names another PRECISION.
 ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
-PRECISION = "INFERENCE_PRECISION_HINT"  # OpenVINO's; others compute in FP32 unless --set names it
 ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by target
     "cpu": onnx_runtime.for_cpu,
     "openvino": onnx_runtime.for_openvino,

@@ -14,7 +14,7 @@ from typing import Any
 from clients.base import TensorSpec
 from serving.budget import check_time
 from serving.errors import InvalidRequest, Overloaded, PayloadTooLarge, SessionNotFound
-from serving.model_status.served_model import ServedModel, row_bytes
+from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import Request
 from serving.room import INPUT, OUTPUT, Room, reserve
@@ -151,10 +151,8 @@ def _call_bytes(served: ServedModel, step: Step) -> int:
     shapes = [tensor.shape for tensor in step.inputs]
     rows = prod(min((shape[:first] for shape in shapes), default=()))
     shape = min((shape[first:] for shape in shapes), key=prod, default=())
-    sizes = served.all_outputs
-    outputs = [sizes[name] for name in step.outputs or sizes]
     inputs = sum(len(tensor.data) for tensor in step.inputs)
-    return INPUT * inputs + OUTPUT * rows * row_bytes(outputs, shape)
+    return INPUT * inputs + OUTPUT * rows * served.output_bytes(step.outputs, shape)
 
 
 class Run:

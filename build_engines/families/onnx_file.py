@@ -120,9 +120,10 @@ def _mixes_rows(load: Callable[[], Runner], spec: ModelSpec) -> bool:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Return whether two arrays are the same, up to rounding."""
+    """Return whether two arrays are the same, up to rounding, which can change a few of the
+    integers that are computed from floats."""
     if a.shape != b.shape or a.dtype.kind != "f":
-        return bool(a.shape == b.shape)
+        return bool(a.shape == b.shape and np.count_nonzero(a != b) <= ALIKE * a.size)
     return np.allclose(a, b, rtol=0, atol=ALIKE * np.abs(b).max(initial=0))
 
 

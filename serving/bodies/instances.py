@@ -31,7 +31,7 @@ from serving.errors import (
 )
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, preferred
 from serving.job import Job, Reply, Step
-from serving.model_status.served_model import ServedModel, row_bytes
+from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
 from serving.room import INPUT, KEPT, OUTPUT, TOKEN, Room, reserve
 from serving.sessions import SEQUENCE_END, Session
@@ -172,11 +172,11 @@ class InstancesJob(Job):
         request = self.request
         deadline = request.deadline
         size = 1 if self.sequence else client.model.max_batch_size or 1
-        size = min(size, _most_rows(self.served))
+        size = min(size, self._most_rows())
         with request.timings.stage("decode"):
             opened = request.decoder.open(client, first, self.items[first : first + size])
         memory = opened.memory
-        tensors_of_images = len(opened.values) * _row_bytes(self.served) if memory else 0
+        tensors_of_images = len(opened.values) * self._row_bytes() if memory else 0
         room = self._room(memory + tensors_of_images, holds)
         try:
             with request.decoder.turn(client.codec.name, opened.is_large, deadline):
@@ -194,13 +194,13 @@ class InstancesJob(Job):
                     instances = instances[: err.fitting]
                     tensors = self._preprocess(instances, first)
                 shape, count = _rows(client, tensors)
-                most = _most_rows(self.served, shape)
+                most = self._most_rows(shape)
                 if count > most and len(instances) > 1:
                     instances = instances[: max(1, most * len(instances) // count)]
                     tensors = self._preprocess(instances, first)
                     shape, count = _rows(client, tensors)
             # the size of the tensors is known by now
-            row = min(_row_bytes(self.served, shape), OUTPUT * MOST_OUTPUT)
+            row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
             kept = TOKEN * prod(shape) * _objects(client, tensors)
             size = memory // KEPT + count * row + kept
             if memory:
@@ -213,6 +213,17 @@ class InstancesJob(Job):
             raise
         end = first + len(instances)
         return Batch(first, end, instances, tensors, list(_parts(client, tensors)), memory, room)
+
+    def _row_bytes(self, shape: Sequence[int] = ()) -> int:
+        """Return what the tensors of one row take, if that of an input has this shape."""
+        outputs = self.served.output_bytes(self.client.outputs, shape)
+        return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
+
+    def _most_rows(self, shape: Sequence[int] = ()) -> int:
+        """Return how many rows have outputs of at most MOST_OUTPUT bytes together, at least
+        one."""
+        row = self.served.output_bytes(self.client.outputs, shape)
+        return max(1, MOST_OUTPUT // max(1, row))
 
     def _room(self, size: int, holds: bool) -> Room:
         """Reserve what a batch takes. Raise PayloadTooLarge, Overloaded, or TooLate."""
@@ -362,17 +373,6 @@ def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
     for first in range(0, max(rows, 1), size):
         which = slice(first, first + size) if is_batched else first
         yield [Tensor.of(name, array[which]) for name, array in inputs]
-
-
-def _row_bytes(served: ServedModel, shape: Sequence[int] = ()) -> int:
-    """Return what the tensors of one row take, if that of an input has this shape."""
-    inputs = row_bytes(served.input_sizes, shape)
-    return INPUT * inputs + OUTPUT * row_bytes(served.output_sizes, shape)
-
-
-def _most_rows(served: ServedModel, shape: Sequence[int] = ()) -> int:
-    """Return how many rows have outputs of at most MOST_OUTPUT bytes together, at least one."""
-    return max(1, MOST_OUTPUT // max(1, row_bytes(served.output_sizes, shape)))
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:

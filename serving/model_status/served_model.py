@@ -3,7 +3,7 @@ kept."""
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,25 +32,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowSize:
-    """What one row of a tensor takes: `fixed` bytes, times the length of each of its `free`
-    dimensions, which the model's configuration leaves open."""
+    """What one row of a tensor takes: the bytes of its `fixed` dimensions, times the lengths of so
+    many `variable` ones."""
 
     fixed: int
-    free: int
+    variable: int
 
     @classmethod
     def of(cls, spec: TensorSpec) -> "RowSize":
-        fixed = [size for size in spec.shape if size >= 0]
+        fixed = [size for size in spec.shape if size != -1]
         return cls(SIZES.get(spec.datatype, 1) * prod(fixed), len(spec.shape) - len(fixed))
 
-
-def row_bytes(sizes: Iterable[RowSize], shape: Sequence[int]) -> int:
-    """Return what one row of several tensors takes. Their free dimensions are as long as the last
-    dimensions of `shape`, which is that of a row of an input."""
-    total = 0
-    for size in sizes:
-        total += size.fixed * prod(shape[-size.free :]) if size.free else size.fixed
-    return total
+    def bytes(self, shape: Sequence[int]) -> int:
+        """Return the bytes, if the variable dimensions are as long as the last ones of `shape`."""
+        return self.fixed * prod(shape[-self.variable :]) if self.variable else self.fixed
 
 
 @dataclass(frozen=True)
@@ -79,19 +74,24 @@ class ServedModel:
         object.__setattr__(self, "name", self.model.name)
 
     @cached_property
-    def input_sizes(self) -> tuple[RowSize, ...]:
+    def _input_sizes(self) -> tuple[RowSize, ...]:
         return tuple(map(RowSize.of, self.model.inputs))
 
     @cached_property
-    def all_outputs(self) -> Mapping[str, RowSize]:
+    def _output_sizes(self) -> dict[str, RowSize]:
         return {spec.name: RowSize.of(spec) for spec in self.model.outputs}
 
-    @cached_property
-    def output_sizes(self) -> tuple[RowSize, ...]:
-        """Return the sizes of the outputs that the client asks for."""
-        names = self.client.outputs if self.client else ()
-        sizes = self.all_outputs.items()
-        return tuple(size for name, size in sizes if not names or name in names)
+    def input_bytes(self, shape: Sequence[int]) -> int:
+        """Return the bytes of one row of all inputs, if that of one of them has this shape."""
+        return sum([size.bytes(shape) for size in self._input_sizes])
+
+    def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:
+        """Return the bytes of one row of the outputs with these names, or of all, if that of an
+        input has this shape."""
+        sizes = self._output_sizes
+        return sum(
+            [size.bytes(shape) for name, size in sizes.items() if not names or name in names]
+        )
 
     @property
     def public_name(self) -> str:
