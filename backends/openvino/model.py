@@ -65,7 +65,10 @@ class TritonPythonModel:
         self.runs = openvino_engine.Runs(
             compiled.model, config["max_batch_size"] * settings.fixed_batch, settings
         )
-        self.check_range = openvino_engine.check_range
+        self.rows, self.check_range = (
+            openvino_engine.rows_of_tables(model),
+            openvino_engine.check_range,
+        )
         self.outputs = [entry["name"] for entry in config["output"]]
         key = same_shapes if config["max_batch_size"] > 0 else alone
         self.batcher = Batcher(self._read, self.runs.run, key)
@@ -87,7 +90,7 @@ class TritonPythonModel:
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
         feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         for name, array in feed.items():
-            self.check_range(name, array)
+            self.check_range(name, array, self.rows.get(name))
         for name in self.scalars & feed.keys():
             feed[name] = feed[name].reshape(()) if feed[name].size == 1 else feed[name]
         wanted = set(request.requested_output_names())
