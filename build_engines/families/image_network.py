@@ -101,7 +101,9 @@ def _vector(network: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
             f"{type(network).__name__} has no pooled output, so it has no single vector for "
             "an image"
         )
-    return (output.pooler_output,)
+    pooled = output.pooler_output
+    # ResNet, RegNet and BiT pool to [batch, channels, 1, 1]
+    return (pooled.flatten(1) if pooled.shape[2:].numel() == 1 else pooled,)
 
 
 HEADS = {

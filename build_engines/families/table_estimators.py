@@ -355,6 +355,11 @@ def _unconvertible(estimator: Any) -> str:
                 f"skl2onnx does not convert FunctionTransformer({name}): train without it and "
                 f"compute {name} yourself, or {table.INSTEAD}"
             )
+        if type(step).__name__ in ("TunedThresholdClassifierCV", "FixedThresholdClassifier"):
+            return (
+                f"skl2onnx ignores the threshold of a {type(step).__name__}: build its estimator_ "
+                f"and compare the probability yourself, or {table.INSTEAD}"
+            )
         if type(step).__name__ == "KNNImputer":
             return (
                 "skl2onnx writes a KNNImputer with operators (opset 18) that older Tritons do not "

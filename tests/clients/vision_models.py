@@ -188,6 +188,11 @@ CLASSIFIERS: dict[str, Made] = {
 ENCODERS: dict[str, Made] = {
     "dinov2": (lambda: hf.Dinov2Model(hf.Dinov2Config(**SMALL)), "Bit", CUT),
     "vit-encoder": (lambda: hf.ViTModel(hf.ViTConfig(**SMALL)), "ViT", {"size": SIDES}),
+    "resnet-encoder": (
+        lambda: hf.ResNetModel(hf.ResNetConfig(**FOLDED)),
+        "ConvNext",
+        {"size": {"shortest_edge": 32}},
+    ),
     "clip": (_clip, "CLIP", CUT),
     "clip-vision": (lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SMALL)), "CLIP", CUT),
     "clip-projected": (

@@ -38,7 +38,7 @@ from sklearn.feature_selection import SelectKBest, VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
@@ -708,6 +708,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
             KIND,
             "compute log1p yourself",
         ),
+        (TunedThresholdClassifierCV(LogisticRegression()), NUMBERS, CODES > 0, "threshold"),
         (LogisticRegression(), NUMBERS, np.char.add(KIND, "\n"), r"'a\\n'"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (DART, NUMBERS, CODES, "booster is dart"),
@@ -736,6 +737,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "network",
         "unknown",
         "function",
+        "threshold",
         "name",
         "operator",
         "dart",

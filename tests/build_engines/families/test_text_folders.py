@@ -190,6 +190,12 @@ def save_convbert(folder: Path) -> None:
     transformers.ConvBertModel(config).save_pretrained(folder)
 
 
+def save_fnet(folder: Path) -> None:
+    """Save a network of Fourier transforms, which torch's tracer does not export."""
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    transformers.FNetModel(transformers.FNetConfig(vocab_size=99, **shape)).save_pretrained(folder)
+
+
 def test_build_the_encoder_of_t5(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
     size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
@@ -223,6 +229,7 @@ TOKENS, WEIGHTED = "token-classification", {"pooling_mode_weightedmean_tokens": 
         ("embedding", architecture(), "", "--task"),
         ("embedding", save_longformer, "", "LongformerModel"),
         ("embedding", save_convbert, "", "padding"),
+        ("embedding", save_fnet, "", "fft.* build the ONNX file"),
         (
             "embedding",
             lambda folder: change(folder / "config.json", vocab_size=999),
