@@ -1,4 +1,4 @@
-"""Find and make the client of a model: the code that turns instances into tensors and outputs into
+"""Find and create a model's client: the code that turns instances into tensors and outputs into
 predictions.
 
 The first of these that exists is the model's client:
@@ -24,17 +24,18 @@ from clients.base import Model, ModelClient
 from serving.errors import ConfigError
 from serving.repository.layout import CLIENT, CLIENTS, own_client
 
-# other names of clients: the tasks of their models
+# task names that callers may use instead of the names of clients
 TASKS = {"image_classification": "resnet", "object_detection": "yolov5", "text": "bert"}
-OWN_PACKAGE = "_model_clients_"  # and a number: the package of a client from a model repository
+# followed by a number: the package of a client from a model repository
+OWN_PACKAGE = "_model_clients_"
 _numbers = count()
 
 
 def make_client(model: Model) -> ModelClient | None:
-    """Make the model's client; return None if it has none. Raise what the client's code raises, or
-    ConfigError."""
+    """Create the model's client. Return None if the model has none. Raise ConfigError, or whatever
+    the client's code raises."""
     named = model.parameters.get("client", "")
-    # imported in a package of its own, so that it can import its neighbours
+    # import it in a package of its own, so that it can import its neighbours
     if file := own_client(model.path, named):
         spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]
@@ -50,14 +51,14 @@ def make_client(model: Model) -> ModelClient | None:
             f"{CLIENTS}/NAME.py beside "
         )
         raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
-    # the name of an archive's folder differs from that of Triton's model
+    # Triton knows a model from an archive by another name than that of its folder
     names = [family_name(named)] if named else [model.name, model.path.name]
     known = [name for name in names if name in families()]
     return family(known[0])(model) if known else None
 
 
 def forget(client: ModelClient) -> None:
-    """Forget the modules of a client that came from a model repository."""
+    """Remove the modules of a client that came from a model repository from sys.modules."""
     package = type(client).__module__.partition(".")[0]
     if package.startswith(OWN_PACKAGE):
         for name in [
@@ -67,8 +68,8 @@ def forget(client: ModelClient) -> None:
 
 
 def source_of(client: ModelClient) -> str:
-    """Return the name of the client if it is one of this project's, else its file: client.py or
-    clients/NAME.py."""
+    """Return the name of one of this project's clients. For a client from a model repository return
+    its file: client.py or clients/NAME.py."""
     package, _, name = type(client).__module__.partition(".")
     if not package.startswith(OWN_PACKAGE):
         return name
@@ -77,8 +78,7 @@ def source_of(client: ModelClient) -> str:
 
 
 def families() -> list[str]:
-    """Return the names of the clients in this project: the modules of clients/, without its
-    base."""
+    """Return the names of this project's clients: the modules of clients/ without base.py."""
     return sorted(
         m.name
         for m in pkgutil.iter_modules(clients.__path__)
@@ -87,35 +87,36 @@ def families() -> list[str]:
 
 
 def family_name(name: str) -> str:
-    """Return the module of this project's client called `name`, which may be a task or have
+    """Return the name of the module for the client `name`, which may be a task or contain
     hyphens."""
     name = name.replace("-", "_")
     return TASKS.get(name, name)
 
 
 def family(name: str) -> type[ModelClient]:
-    """Return the class of one of these clients."""
+    """Return the class of one of this project's clients."""
     client: type[ModelClient] = importlib.import_module(f"clients.{name}").Client
     return client
 
 
 class _Source(SourceFileLoader):
-    """Compile the source each time: another archive's file may have the path, time and size of
-    cached bytecode."""
+    """Compiles the source on every import: cached bytecode could belong to another archive's file
+    with the same path, time and size."""
 
     def path_stats(self, path: str) -> dict[str, object]:
-        """Say that the file has no time, so that Python neither reads nor writes bytecode."""
+        """Raise OSError, so that Python neither reads nor writes cached bytecode."""
         raise OSError(path)
 
 
 class _Finder:
-    """Find the modules of clients from model repositories, without a cache of their folders."""
+    """Finds the modules of clients from model repositories without caching their folders."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Return None for all other modules."""
+        """Return the module's spec, or None if it does not belong to a model repository's
+        client."""
         if path and name.startswith(OWN_PACKAGE):
             return FileFinder(path[0], (_Source, [".py"])).find_spec(name)
         return None
