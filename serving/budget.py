@@ -157,9 +157,9 @@ NEVER = Deadline()
 class Allowance:
     """The time that a request has left: until its deadline, and of processor time.
 
-    `processor` is a time on the time.thread_time() clock of the request's own thread. Reading that clock is a system call, so it
-    is not read before `earliest` (time.monotonic()): processor time cannot pass faster than real
-    time.
+    `processor` is a time on the time.thread_time() clock of the request's own thread. Reading that
+    clock is a system call, so it is not read before `earliest` (time.monotonic()): processor time
+    cannot pass faster than real time.
     """
 
     deadline: Deadline = NEVER
