@@ -2,7 +2,7 @@
 RT-DETR, D-FINE …"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,34 +24,32 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 class Client(ImageClient):
     """Finds objects in an image, best first, in pixels of the image as it was sent:
-    `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`.
+    `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …],
+    "image": {"width", "height"}}`.
 
-    The settings besides those of its input (clients/_input.py):
-
-    | Setting | Default | Meaning |
-    |---|---|---|
-    | `scores` | softmax | softmax: one class for each box, the last class is no object (DETR, YOLOS); sigmoid: the best of all boxes' classes (RT-DETR, Deformable DETR) |
-    | `queries` | 0 | of sigmoid: how many of the best are looked at; 0: as many as there are boxes |
-    | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
-
-    The outputs are `logits` [boxes, classes] and `pred_boxes` [boxes, 4]: centre and sides, as shares of the image.
-    """  # noqa: E501
+    The outputs are `logits` [boxes, classes] and `pred_boxes` [boxes, 4]: centre and sides, as
+    shares of the image.
+    """
 
     answers_in_pixels = True
     settings = (
         *WHOLE,
         Parameter(
-            "scores", "softmax", "what turns logits into scores", choices=("softmax", "sigmoid")
+            "scores",
+            "softmax",
+            "softmax: one class for each box, the last is no object (DETR, YOLOS); sigmoid: the "
+            "best of all boxes' classes (RT-DETR, Deformable DETR)",
+            choices=("softmax", "sigmoid"),
         ),
         Parameter(
             "queries",
             0,
-            "how many of the best scores are looked at; 0: as many as there are boxes",
+            "how many of the best sigmoids are looked at; 0: as many as there are boxes",
             minimum=0,
         ),
         LABELS,
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = (
+    parameters = (
         Parameter(
             "confidence", 0.5, "return only detections with a score above it", minimum=0, maximum=1
         ),

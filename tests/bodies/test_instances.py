@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ class Brightness(ModelClient):
     codec = IMAGE
     example = b""
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         rows = [np.asarray(image)[0, 0, 0] for image in instances]
         return {"x": np.array(rows, np.float32)[:, None], "not an input": np.zeros(1)}
 
@@ -199,10 +199,10 @@ def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
 class Length(ModelClient):
     """A client that sends a text's length to the same model."""
 
-    codec: ClassVar[Codec] = TEXT
+    codec: Codec = TEXT
     example = b""
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         return {"x": np.array([[len(text)] for text in instances], np.float32)}
 
     def postprocess(self, outputs: Tensors, *_: Any) -> list[Any]:
