@@ -15,7 +15,7 @@ from flask import Flask, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.bodies.reading import Body
-from serving.budget import NEVER, Deadline, allow_time, check_time
+from serving.budget import Deadline, allow_any_time, allow_time, check_time
 from serving.front.incoming import Incoming, incoming
 from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
@@ -23,11 +23,11 @@ from serving.front.openapi import openapi_routes, page_routes
 from serving.front.parsing import read_invocation, read_request
 from serving.front.replies import error_reply
 from serving.front.services import Services, services
-from serving.front.streams import stream_reply
+from serving.front.streams import stream_reply, whole
 from serving.headers import TARGET_MODEL
 from serving.job import Job
 from serving.request import PATH, Target
-from serving.room import open_account
+from serving.room import open_account, reserve
 from serving.settings.table import Settings
 
 
@@ -117,15 +117,18 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
                 response = stream_reply(source, job)
             else:
                 response = whole_reply(source, job)
+                if response.is_streamed:  # a large one, which has as long as a stream
+                    allow_time(job.request.stream_deadline, seconds, sent)
     except Exception as err:
         response = error_reply(err)
     response.headers.update(source.reply_headers())
 
     def finish() -> None:
-        """Leave the slot and count the request. A stream ends with its last part. The thread's next
-        request may be one without an account and a time of its own, such as an example."""
+        """Leave the slot and count the request. A reply in pieces ends with the last one. The
+        thread's next request may be one without an account and a time of its own, such as an
+        example."""
         open_account(None)
-        allow_time(NEVER)
+        allow_any_time()
         if source.slot:
             source.slot.leave()
         app.metrics.count(source, response, perf_counter() - started)
@@ -141,7 +144,8 @@ def whole_reply(source: Incoming, job: Job) -> Response:
     """Run the job, and return its reply in one piece. Raise a ServingError."""
     reply = job.answer(services().gateway)
     source.version = reply.version
-    response = Response(reply.content, content_type=reply.content_type, headers=reply.headers)
+    reserve(len(reply.content), "the answer")
+    response = whole(source, reply)
     if job.session:
         response.headers.update(job.session.headers())
     return response

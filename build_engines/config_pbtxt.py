@@ -9,10 +9,17 @@ from tritonclient.grpc import model_config_pb2
 from build_engines.model_spec import ONNX, Engine, ModelSpec
 from build_engines.request import Request
 from clients.base import TensorSpec
-from serving.repository.model_config import AUTO, OPENVINO, PARAMETER, is_map, is_whole, merged
+from serving.repository.model_config import (
+    AUTO,
+    OPENVINO,
+    PARAMETER,
+    PRECISION,
+    is_map,
+    is_whole,
+    merged,
+)
 
 HEADER = "# Written by python -m build_engines.\n"
-PRECISION = "INFERENCE_PRECISION_HINT"  # OpenVINO's; others compute in FP32 unless --set names it
 
 
 def write_configs(

@@ -15,6 +15,7 @@ from deploy.aws import Aws
 from deploy.endpoint import create, delete, require, status, update
 from deploy.errors import DeployError, UsageError, explain
 from deploy.invoke import invoke
+from deploy.options import Common, Delete, Endpoint, Invoke, Options, Push, Scale, options_of
 from deploy.push import ENGINES, push
 from deploy.stack import PROJECT, say
 
@@ -22,7 +23,7 @@ SIMULATED_REGION = "us-east-1"  # if no region is set, and --endpoint-url is
 POLL = 10.0  # seconds
 
 
-def scale(options: argparse.Namespace, aws: Aws) -> None:
+def scale(options: Scale, aws: Aws) -> None:
     """Register the endpoint's variant and its policy, or remove both."""
     require(options, aws)
     if options.remove:
@@ -57,10 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
-        name: str, run: Callable[[argparse.Namespace, Aws], None], text: str
+        name: str, kind: type[Options], run: Callable[[Options, Aws], None], text: str
     ) -> Callable[..., object]:
         added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
+        added.set_defaults(kind=kind, run=run)
         add = added.add_argument
         add(
             "--name",
@@ -84,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
         return add
 
-    add = command("push", push, "push the image to ECR")
+    add = command("push", Push, push, "push the image to ECR")
     add(
         "--local-image",
         default=PROJECT,
@@ -95,7 +96,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tag", help="default: git describe --tags --always --dirty")
     add("--engine", choices=ENGINES, help="default: the first that is installed")
 
-    add = command("create", create, "create the model, the endpoint configuration and the endpoint")
+    add = command(
+        "create", Endpoint, create, "create the model, the endpoint configuration and the endpoint"
+    )
     _container(add)
     add("--role", default=PROJECT, help="execution role: a name or an ARN (default: %(default)s)")
     add(
@@ -105,10 +108,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     _container(
-        command("update", update, "change image, models or settings by a blue/green deployment")
+        command(
+            "update",
+            Endpoint,
+            update,
+            "change image, models or settings by a blue/green deployment",
+        )
     )
 
-    add = command("autoscale", scale, "scale the number of instances with the load")
+    add = command("autoscale", Scale, scale, "scale the number of instances with the load")
     add("--min", type=int, default=1, metavar="N", help="fewest instances (default: 1)")
     add("--max", type=int, default=4, metavar="N", help="most instances (default: 4)")
     add(
@@ -130,7 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="stop scaling and keep the current number of instances",
     )
 
-    add = command("invoke", invoke, "send a file, a text or JSON to the endpoint")
+    add = command("invoke", Invoke, invoke, "send a file, a text or JSON to the endpoint")
     add(
         "file",
         nargs="?",
@@ -161,8 +169,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--stream", action="store_true", help="print the reply's parts as they arrive")
     add("--endpoint-url", metavar="URL", help="URL of the runtime API, for a simulator")
 
-    command("status", status, "print the endpoint's state and what runs on it")
-    add = command("delete", delete, "delete everything that was created, after asking")
+    command("status", Common, status, "print the endpoint's state and what runs on it")
+    add = command("delete", Delete, delete, "delete everything that was created, after asking")
     add("--yes", action="store_true", help="do not ask")
     return parser
 
@@ -203,9 +211,10 @@ def main(
     words: Sequence[str], session: Callable[..., boto3.Session] = boto3.Session, poll: float = POLL
 ) -> int:
     """Run a command; return the exit code: 0, 1 when it failed, 2 when the options are wrong."""
-    options = build_parser().parse_args(words)
+    parsed = build_parser().parse_args(words)
+    options = options_of(parsed.kind, parsed)
     try:
-        options.run(options, _aws(options, session(profile_name=options.profile), poll))
+        parsed.run(options, _aws(options, session(profile_name=options.profile), poll))
     except KeyboardInterrupt:
         say("interrupted; AWS continues what it has begun")
         return 130
@@ -215,15 +224,15 @@ def main(
         return 1
     except (DeployError, ClientError, BotoCoreError) as err:
         say(
-            f"python -m deploy {options.command}: "
+            f"python -m deploy {parsed.command}: "
             f"{err if isinstance(err, DeployError) else explain(err)}"
         )
         return 2 if isinstance(err, UsageError) else 1
     return 0
 
 
-def _aws(options: argparse.Namespace, session: boto3.Session, poll: float) -> Aws:
-    url = getattr(options, "endpoint_url", None)
+def _aws(options: Common, session: boto3.Session, poll: float) -> Aws:
+    url = options.endpoint_url if isinstance(options, Invoke) else None
     region = (
         options.region
         or os.environ.get("AWS_REGION")

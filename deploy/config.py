@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def read(path: str) -> dict[str, Any]:
     return document
 
 
-def request(aws: Aws, config: dict[str, Any], operation: str, parameters: Reply) -> Reply:
+def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
     """Return the request with the file's part of it; raise UsageError, which names the field, if
     AWS has no such."""
     merged: Reply = merge(parameters, config.get(operation, {}))

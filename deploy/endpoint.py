@@ -1,12 +1,13 @@
 """create, update, status and delete: a model, an endpoint configuration and an endpoint."""
 
-import argparse
 import sys
+from dataclasses import replace
 
 from deploy import autoscale, environment
 from deploy.aws import Aws, Reply
 from deploy.config import request
 from deploy.errors import DeployError, UsageError, one_line
+from deploy.options import Common, Delete, Endpoint
 from deploy.specification import endpoint_config, kept, model_name, untagged
 from deploy.specification import model as model_request
 from deploy.stack import KINDS, ensure, is_ours, owned, remove, say, tagged, tags, tags_of
@@ -14,7 +15,7 @@ from deploy.stack import KINDS, ensure, is_ours, owned, remove, say, tagged, tag
 CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
-def create(options: argparse.Namespace, aws: Aws) -> None:
+def create(options: Endpoint, aws: Aws) -> None:
     """Create what is missing. A model and a configuration with the same content are kept."""
     model = model_request(options, aws, {})
     config = endpoint_config(options, aws, {}, model["ModelName"])
@@ -41,7 +42,7 @@ def create(options: argparse.Namespace, aws: Aws) -> None:
     _settle(options, aws, config)
 
 
-def update(options: argparse.Namespace, aws: Aws) -> None:
+def update(options: Endpoint, aws: Aws) -> None:
     """Change what the options and --config name; keep everything else, including the current number
     of instances."""
     endpoint = require(options, aws)
@@ -61,9 +62,8 @@ def update(options: argparse.Namespace, aws: Aws) -> None:
     ):
         if "InitialInstanceCount" in variant and now.get("DesiredInstanceCount"):
             variant["InitialInstanceCount"] = now["DesiredInstanceCount"]
-    options.own_tags = [
-        tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in tags(options)
-    ]
+    own_tags = [tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in tags(options)]
+    options = replace(options, own_tags=own_tags)
     model = model_request(options, aws, old_model)
     changed = untagged(model, "ModelName") != old_model
     config = endpoint_config(options, aws, old_config, model["ModelName"] if changed else name)
@@ -87,7 +87,7 @@ def update(options: argparse.Namespace, aws: Aws) -> None:
                     remove(aws, kind, each)
 
 
-def status(options: argparse.Namespace, aws: Aws) -> None:
+def status(options: Common, aws: Aws) -> None:
     """Print what runs on the endpoint, a line for each fact."""
     endpoint = require(options, aws)
     config = aws.read(
@@ -128,7 +128,7 @@ def status(options: argparse.Namespace, aws: Aws) -> None:
         print(f"{name:<13}  {value}")
 
 
-def delete(options: argparse.Namespace, aws: Aws) -> None:
+def delete(options: Delete, aws: Aws) -> None:
     """Delete the resources with the stack's tags, if confirmed. Keep the image, the files in S3 and
     the logs."""
     resources = [(kind, name) for kind in KINDS for name in owned(options, aws, kind)]
@@ -151,7 +151,7 @@ def delete(options: argparse.Namespace, aws: Aws) -> None:
     aws.report(f"deleted {len(resources)} resources of '{options.name}'")
 
 
-def require(options: argparse.Namespace, aws: Aws) -> Reply:
+def require(options: Common, aws: Aws) -> Reply:
     """Return DescribeEndpoint's reply; raise DeployError unless the stack has an endpoint."""
     endpoint = _describe(options, aws)
     if not endpoint:
@@ -162,7 +162,7 @@ def require(options: argparse.Namespace, aws: Aws) -> Reply:
     return endpoint
 
 
-def require_ours(options: argparse.Namespace, aws: Aws, endpoint: Reply) -> None:
+def require_ours(options: Common, aws: Aws, endpoint: Reply) -> None:
     """Raise DeployError for an endpoint that does not have the stack's tags."""
     if not is_ours(options, aws, endpoint["EndpointArn"]):
         raise DeployError(
@@ -172,11 +172,11 @@ def require_ours(options: argparse.Namespace, aws: Aws, endpoint: Reply) -> None
         )
 
 
-def _describe(options: argparse.Namespace, aws: Aws) -> Reply | None:
+def _describe(options: Common, aws: Aws) -> Reply | None:
     return aws.find("sagemaker", "DescribeEndpoint", EndpointName=options.name)
 
 
-def _settle(options: argparse.Namespace, aws: Aws, config: Reply) -> bool:
+def _settle(options: Endpoint, aws: Aws, config: Reply) -> bool:
     """Wait until the endpoint serves `config`; return whether it does. Raise DeployError if AWS
     rolled back."""
     if options.no_wait or aws.dry_run:

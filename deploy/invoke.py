@@ -1,6 +1,5 @@
 """invoke: sends one request to the endpoint and prints the reply unchanged."""
 
-import argparse
 import codecs
 import mimetypes
 import sys
@@ -8,6 +7,7 @@ import sys
 from deploy.aws import RUNTIME, Aws, Reply
 from deploy.config import request
 from deploy.errors import DeployError, UsageError
+from deploy.options import Invoke
 
 TYPES = {
     ".json": "application/json",
@@ -19,7 +19,7 @@ TYPES = {
 PICTURES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
 
 
-def invoke(options: argparse.Namespace, aws: Aws) -> None:
+def invoke(options: Invoke, aws: Aws) -> None:
     """Send the request that the options describe, and print the reply or write it to --output."""
     body, content_type = _body(options)
     picture = PICTURES.get(options.output.suffix.lower(), "") if options.output else ""
@@ -46,7 +46,7 @@ def invoke(options: argparse.Namespace, aws: Aws) -> None:
         _show(options, reply)
 
 
-def _body(options: argparse.Namespace) -> tuple[bytes, str]:
+def _body(options: Invoke) -> tuple[bytes, str]:
     """Return the body and its content type."""
     if options.text is not None:
         return options.text.encode(), "text/plain"
@@ -63,7 +63,7 @@ def _body(options: argparse.Namespace) -> tuple[bytes, str]:
         raise UsageError(f"{options.file} cannot be read: {err.strerror}") from None
 
 
-def _attributes(options: argparse.Namespace) -> str:
+def _attributes(options: Invoke) -> str:
     """Return model, version and parameters as Custom-Attributes, the header that SageMaker passes
     to the container."""
     for text in options.parameter:
@@ -85,7 +85,7 @@ def _print_stream(reply: Reply) -> None:
             sys.stdout.flush()
 
 
-def _show(options: argparse.Namespace, reply: Reply) -> None:
+def _show(options: Invoke, reply: Reply) -> None:
     body, kind = reply["Body"].read(), reply.get("ContentType", "")
     if not options.output:
         try:

@@ -1,6 +1,5 @@
 """push: pushes the image to ECR, and creates the repository if there is none."""
 
-import argparse
 import base64
 import json
 import shutil
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from deploy.aws import Aws
 from deploy.config import request
 from deploy.errors import DeployError
+from deploy.options import Push
 from deploy.stack import PROJECT, git_version, say
 
 # SageMaker refuses images with an OCI manifest. Docker has no option for that (docs/deploy.md says
@@ -21,7 +21,7 @@ ENGINES: dict[str, list[str]] = {
 }
 
 
-def push(options: argparse.Namespace, aws: Aws) -> None:
+def push(options: Push, aws: Aws) -> None:
     """Log in, tag and push; print the image's URI to stdout."""
     engine = options.engine or next(
         filter(shutil.which, ENGINES), "" if not aws.dry_run else "docker"
@@ -41,7 +41,7 @@ def push(options: argparse.Namespace, aws: Aws) -> None:
     aws.report(uri)
 
 
-def _ensure_repository(options: argparse.Namespace, aws: Aws) -> None:
+def _ensure_repository(options: Push, aws: Aws) -> None:
     name = options.repository
     if aws.find("ecr", "DescribeRepositories", repositoryNames=[name]):
         return

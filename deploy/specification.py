@@ -1,7 +1,6 @@
 """Builds CreateModel's and CreateEndpointConfig's requests: the current state, changed by options
 and --config."""
 
-import argparse
 import hashlib
 import json
 import re
@@ -11,6 +10,7 @@ from deploy import environment
 from deploy.aws import Aws, Reply
 from deploy.config import accepted, request
 from deploy.errors import DeployError, UsageError
+from deploy.options import Endpoint
 from deploy.stack import PROJECT, git_version, say, tagged
 
 VARIANT = {"VariantName": "AllTraffic", "InitialInstanceCount": 1, "InstanceType": "ml.c5.xlarge"}
@@ -25,11 +25,11 @@ DRIVERS = {  # AWS's documentation of ProductionVariant.InferenceAmiVersion
 }
 
 
-def model(options: argparse.Namespace, aws: Aws, base: Reply) -> Reply:
+def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
     """Return CreateModel's request: `base` with what the options and --config change."""
     container: dict[str, Any] = dict(base.get("PrimaryContainer", {}))
     if options.model_data:
-        if getattr(options, "multi_model", None):
+        if options.multi_model:
             raise UsageError("give one of --model-data and --multi-model")
         container = {
             key: value
@@ -37,7 +37,7 @@ def model(options: argparse.Namespace, aws: Aws, base: Reply) -> Reply:
             if not key.startswith(("ModelData", "Mode"))
         }
         container |= _data(options.model_data)
-    elif getattr(options, "multi_model", None):
+    elif options.multi_model:
         container |= {"Mode": "MultiModel", "ModelDataUrl": options.multi_model}
     if options.image or not base:
         container["Image"] = options.image or _default_image(aws)
@@ -54,7 +54,7 @@ def model(options: argparse.Namespace, aws: Aws, base: Reply) -> Reply:
     return model
 
 
-def endpoint_config(options: argparse.Namespace, aws: Aws, base: Reply, model: str) -> Reply:
+def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Reply:
     """Return CreateEndpointConfig's request: `base` with what the options and --config change."""
     first, *others = base.get("ProductionVariants", [VARIANT])
     settings = {
@@ -94,7 +94,7 @@ def model_name(config: Reply) -> str:
         ) from None
 
 
-def _named(options: argparse.Namespace, aws: Aws, kind: str, parameters: Reply) -> Reply:
+def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
     """Return the request with --config's part, with tags, and with a name that is derived from its
     content.
 

@@ -1,6 +1,5 @@
 """A stack: the SageMaker resources that have its two tags."""
 
-import argparse
 import re
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from deploy.aws import Aws, Reply
 from deploy.errors import DeployError
+from deploy.options import Common, Endpoint
 
 PROJECT = "triton-multi-model"
 KINDS = ("Endpoint", "EndpointConfig", "Model")  # in the order in which they are deleted
@@ -32,16 +32,14 @@ def git_version() -> str:
         ) from None
 
 
-def tags(options: argparse.Namespace) -> list[dict[str, str]]:
+def tags(options: Common) -> list[dict[str, str]]:
     """Return the two tags by which this program finds the resources that it created."""
     return [{"Key": "created-by", "Value": PROJECT}, {"Key": "stack", "Value": options.name}]
 
 
-def tagged(options: argparse.Namespace, parameters: Reply) -> Reply:
+def tagged(options: Endpoint, parameters: Reply) -> Reply:
     """Add the stack's tags, and those that the endpoint already has, to the tags of --config."""
-    own = {
-        tag["Key"]: tag for tag in [*getattr(options, "own_tags", ()), *parameters.get("Tags", ())]
-    }
+    own = {tag["Key"]: tag for tag in (*options.own_tags, *parameters.get("Tags", ()))}
     return {**parameters, "Tags": [*own.values(), *tags(options)]}
 
 
@@ -50,12 +48,12 @@ def tags_of(aws: Aws, arn: str) -> list[dict[str, str]]:
     return [tag for tag in tags if not tag["Key"].startswith("aws:")]
 
 
-def is_ours(options: argparse.Namespace, aws: Aws, arn: str) -> bool:
+def is_ours(options: Common, aws: Aws, arn: str) -> bool:
     there = tags_of(aws, arn)
     return all(tag in there for tag in tags(options))
 
 
-def owned(options: argparse.Namespace, aws: Aws, kind: str) -> list[str]:
+def owned(options: Common, aws: Aws, kind: str) -> list[str]:
     """Return the names of the stack's resources of this kind."""
     resources = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
     # without it, every resource's tags would be read

@@ -19,7 +19,7 @@ import msgspec
 
 from serving.errors import PayloadTooLarge, TooLate
 from serving.named_value import MOST_NAMES as MOST_NAMES
-from serving.room import SMALL_JSON, Parts, Room, json_objects, json_parts, reserve
+from serving.room import SMALL_JSON, WRITTEN, Parts, Room, json_objects, json_parts, reserve
 
 Item = TypeVar("Item")
 
@@ -39,6 +39,7 @@ MOST_ROWS = 1_000  # that a client makes of one instance: BERT-base needs a minu
 MOST_MADE = 2**22
 MOST_MEMBERS = 10_000  # of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
 MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
+MOST_FIELD = 2**22  # bytes of a field of a form, which becomes text; a file may be larger
 MOST_HEADERS = 16 * 1024  # bytes of a part of a form: as many as nginx allows of two headers
 # JSON of a reply to the largest body: short texts become embeddings of 100 times their length
 OUTPUT_FACTOR = 10
@@ -67,6 +68,12 @@ class Budget:
                 "a stream, send less at a time, or raise SERVE_MAX_BODY_MB (the limit is "
                 f"{OUTPUT_FACTOR} times that)"
             )
+
+    def grow(self, answer: Room, size: int) -> None:
+        """Let an answer that is written piece by piece become `size` bytes. Raise PayloadTooLarge,
+        Overloaded."""
+        self.check_output(size)
+        answer.grow(WRITTEN * size, "the answer")
 
 
 def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a time") -> None:
@@ -142,16 +149,20 @@ NEVER = Deadline()
 @dataclass(frozen=True)
 class Allowance:
     """The time that a request may still take: until its deadline, and of one thread's processor
-    time. `processor` is on time.thread_time()'s clock."""
+    time. `processor` is on time.thread_time()'s clock, which is not asked before `earliest` on
+    time.monotonic()'s: it takes the kernel, and cannot have run faster."""
 
     deadline: Deadline = NEVER
     processor: float = math.inf
+    earliest: float = math.inf
     thread: int = 0
 
     def check(self) -> None:
         """Raise TooLate when the deadline has passed or the processor time is used up."""
         self.deadline.left()
-        if thread_time() > self.processor and get_ident() == self.thread:
+        if monotonic() < self.earliest or get_ident() != self.thread:
+            return
+        if thread_time() > self.processor:
             raise TooLate(
                 "the request took its share of the processor's time: send less at a time, or "
                 f"raise SERVE_REQUEST_TIMEOUT (the share is a {PROCESSOR_PART}th of it, and a "
@@ -159,22 +170,27 @@ class Allowance:
             )
 
 
-# the request's that this thread works for; copied into the threads that decode for it
-_ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance")
 UNLIMITED = Allowance()
+# the request's that this thread works for; copied into the threads that decode for it
+_ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance", default=UNLIMITED)
 
 
 def allow_time(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> None:
     """Give this thread's request until the deadline, and processor time: a part of `seconds`, and
     more for a body of which many bytes were `sent`."""
-    processor = thread_time() + seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
-    _ALLOWANCE.set(Allowance(deadline, processor, get_ident()))
+    share = seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
+    _ALLOWANCE.set(Allowance(deadline, thread_time() + share, monotonic() + share, get_ident()))
+
+
+def allow_any_time() -> None:
+    """Let this thread work for as long as it takes, for no request."""
+    _ALLOWANCE.set(UNLIMITED)
 
 
 def check_time() -> None:
     """Raise TooLate when the time of this thread's request is over. Every loop over a caller's data
     asks it, at least once a second."""
-    _ALLOWANCE.get(UNLIMITED).check()
+    _ALLOWANCE.get().check()
 
 
 def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:

@@ -22,44 +22,47 @@ TABLE = {
     "invalid_request": Row(
         400,
         0,
-        "the request makes no sense: its shape, a parameter, a tensor, no model or two",
-        "correct the request",
+        "the request has a wrong shape, parameter or tensor, or names no model or two",
+        "correct it as the message says",
         also=(414, 431),
     ),
     "decoding_error": Row(
-        400, 0, "an instance cannot be decoded", "correct it; the text names instance and field"
+        400, 0, "an instance cannot be decoded", "correct it; the message names instance and field"
     ),
     "load_failed": Row(
-        400, 0, "multi-model mode: the archive cannot be loaded", "correct it as the text says"
+        400, 0, "multi-model mode: the archive cannot be loaded", "correct it as the message says"
     ),
     "forbidden": Row(
         403,
         0,
-        "managing models is closed to this caller",
-        "send what `SERVE_MANAGEMENT_SECRET` names",
+        "this caller may not manage models",
+        "send the header that `SERVE_MANAGEMENT_SECRET` names",
     ),
     "origin_refused": Row(
         403,
         0,
-        "a page of another origin sends something else than GET or HEAD; or the container listens "
-        "on a loopback address, and `Host` is not localhost",
+        "a page of another origin sent a request other than GET or HEAD, or `Host` is not "
+        "localhost although the container listens on a loopback address",
         "name the page's origin in `SERVE_ORIGINS`",
     ),
     "not_found": Row(
         404, 0, "there is no such route", "use one of the routes in [calling.md](calling.md)"
     ),
-    "model_not_found": Row(404, 0, "there is no such model", "name one that the text lists"),
+    "model_not_found": Row(404, 0, "there is no such model", "name one that the message lists"),
     "version_not_found": Row(
-        404, 0, "the model has no such version", "name one that the text lists, or none"
+        404, 0, "the model has no such version", "name one that the message lists, or none"
     ),
     "model_not_loaded": Row(
-        404, 0, "multi-model mode: the model is not loaded", "`POST /models`; platforms do so"
+        404, 0, "multi-model mode: the model is not loaded", "`POST /models`, as the platform does"
     ),
     "method_not_allowed": Row(
         405, 0, "the route does not take this method", "use one that `Allow` lists"
     ),
     "not_acceptable": Row(
-        406, 0, "the model cannot give what `Accept` asks for", "ask for JSON, or as the text says"
+        406,
+        0,
+        "the model cannot give what `Accept` asks for",
+        "accept JSON, or a type that the message lists",
     ),
     "model_already_loaded": Row(
         409, 0, "multi-model mode: the model is loaded already", "call it, or unload it first"
@@ -70,33 +73,33 @@ TABLE = {
     "payload_too_large": Row(
         413,
         0,
-        "the body, its unpacked size, its number of parts, its memory or the answer is over a "
-        "limit; or the route or the method takes no body",
-        "send less at a time; [Limits](#limits) has what can be raised",
+        "the body, its unpacked size, its number of parts, its memory or the answer exceeds a "
+        "limit, or the route or method takes no body",
+        "send less at a time, or raise [a limit](#limits) that has a setting",
     ),
     "unsupported_media_type": Row(
         415,
         0,
         "the model does not take this Content-Type, or this Content-Encoding is unknown",
-        "send one that the text lists",
+        "send one that the message lists",
     ),
     "internal_error": Row(
         500,
         0,
         "this program failed, or the disk (`/tmp`, `SERVE_RUN_DIR`) is full",
-        "see the log under the request id",
+        "find the request id in the log",
     ),
     "inference_failed": Row(
         500,
         0,
         "Triton or the model's client failed on a request that looked right",
-        "see the log under the request id",
+        "find the request id in the log",
     ),
     "overloaded": Row(
         503,
         1,
         "too many requests are in flight, in total or for the model, or they take too much memory",
-        "retry; send fewer at once, raise the limit that the text names, or serve on more machines",
+        "retry; send fewer at once, raise the limit that the message names, or add machines",
     ),
     "too_many_connections": Row(
         503,
@@ -118,7 +121,7 @@ TABLE = {
         503,
         300,
         "processes of the model died too often; `Retry-After` says when it is tried again",
-        "find out which request ends the model; the log has how it died",
+        "find the request that ends the model; the log says how it died",
     ),
     "model_failed": Row(
         503,

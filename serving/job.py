@@ -8,15 +8,17 @@ results --Job.reply--> Reply, or each result --Job.line--> a line of a stream
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from clients.base import TensorSpec
 from serving.budget import check_time
 from serving.errors import InvalidRequest, Overloaded, PayloadTooLarge, SessionNotFound
-from serving.headers import Session
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import Request
+from serving.room import INPUT, OUTPUT, Room, reserve
+from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
 from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
@@ -25,7 +27,7 @@ from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
 @dataclass(frozen=True)
 class Step:
     """One call to Triton. If it `is_partial`, the reply is finished together with the next step's.
-    `batch` is what the job keeps of the step until it is finished."""
+    `batch` is what the job keeps of the step until it is finished, with the room for it."""
 
     inputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=dict)
@@ -142,6 +144,17 @@ def admit_step() -> None:
     check_time()
 
 
+def _call_bytes(served: ServedModel, step: Step) -> int:
+    """Return what a call takes: its inputs, and the outputs that the model's configuration lets
+    expect."""
+    first = 1 if served.model.max_batch_size else 0
+    shapes = [tensor.shape for tensor in step.inputs]
+    rows = prod(min((shape[:first] for shape in shapes), default=()))
+    shape = min((shape[first:] for shape in shapes), key=prod, default=())
+    inputs = sum(len(tensor.data) for tensor in step.inputs)
+    return INPUT * inputs + OUTPUT * rows * served.output_bytes(step.outputs, shape)
+
+
 class Run:
     """One run of a job: each step is admitted, prepared, sent, waited for and finished.
 
@@ -153,6 +166,7 @@ class Run:
         self._job = job
         self._gateway = gateway
         self._in_flight: list[Call | Responses] = []  # at most two
+        self._room = Room()  # of a call whose job has not reserved it
 
     def results(self) -> Generator[Any, None, None]:
         """Yield the result of each step, in a stream one for each response. Raise a
@@ -180,6 +194,7 @@ class Run:
             # after an error or an early end; a call in shared memory still runs in Triton (Call)
             for call in self._in_flight:
                 call.close()
+            self._room.shrink()
 
     def cancel(self) -> None:
         """Cancel the job in Triton, because its caller has disconnected. Any thread may call
@@ -195,6 +210,8 @@ class Run:
         admit_step()
         step = job.prepare(before)
         message = job.message(step)
+        if step.batch is None:
+            self._room = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
         with request.timings.stage("triton"):
             if job.is_decoupled:

@@ -29,14 +29,22 @@ NUMBER = 40  # number; most values of large bodies are numbers
 CACHED = 9  # number of so few digits that Python has it already
 DIGIT = 8  # and byte of the text of all numbers
 ELEMENT = 32  # number that simdjson reads: as it keeps it, as 8 bytes, and as the tensor
+ITEM = 120  # instance, beside its value
 PARSED = 3  # byte of a text that simdjson reads
 ESCAPE = 250  # character that a form writes as %41: for a moment it is a string of its own
 FORM = 12  # byte of a form with such characters
+FIELDS = 4  # byte of a form's text: the text, and the pieces that it is cut to
 FILES = 3  # byte of a form with files: the parser's pieces, its files, and our items
 UNPACKED = 2  # byte of a body while it is unpacked
 DEFLATED = 1032  # byte of a packed body; deflate makes no more of one
 INPUT = 3  # byte of an input: the client's array, another while it is made, and Triton's message
 OUTPUT = 4  # byte of an output: gRPC's, protobuf's, the array's, and what the client computes
+TENSOR_STRING = 300  # string of a tensor: in turn two Python objects, with the array's pointers
+TENSOR_BYTE = 14  # and byte of these strings: each may become six of JSON
+SORTED = 40  # number of an output that is asked for as classes
+WRITTEN = 2  # byte of a reply while it is written: the buffer grows, or its pieces are joined
+BASE64 = 4  # character of base64: in turn without line ends, padded, as bytes, and what it holds
+CELLS = 16  # byte of a row of CSV: its text, the csv module's text, and the cells
 KEPT = 2  # decoded images take a half of what decoding them takes; a drawing takes as much again
 
 
@@ -83,7 +91,18 @@ def json_numbers(parts: Parts) -> int:
 def form(data: bytes) -> int:
     """Return what a URL-encoded form takes."""
     escapes = data.count(b"%")
-    return FORM * len(data) + ESCAPE * escapes if escapes else 2 * len(data)
+    escaped = FORM * len(data) + ESCAPE * escapes if escapes else 0
+    return escaped + FIELDS * text(data)
+
+
+def text(data: bytes) -> int:
+    """Return what a text takes that is decoded from UTF-8."""
+    return len(data) if data.isascii() else WIDEST * len(data)
+
+
+def tensor_strings(count: int, length: int) -> int:
+    """Return what the `count` strings of a tensor take, which have `length` bytes together."""
+    return TENSOR_STRING * count + TENSOR_BYTE * length
 
 
 class Account(Protocol):
@@ -109,6 +128,13 @@ class Room:
     @property
     def is_held(self) -> bool:
         return self._size > 0
+
+    def grow(self, size: int, step: str) -> None:
+        """Reserve `size` bytes in all, unless less than SMALL is missing. Raise PayloadTooLarge,
+        Overloaded."""
+        missing = size - self._size
+        if self._account and missing >= SMALL:
+            self._size += self._account.take(missing, step)
 
     def shrink(self, size: int = 0) -> None:
         """Give back all but `size` bytes."""

@@ -82,9 +82,10 @@ def observe(run: Runner, spec: ModelSpec) -> Seen:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Return whether two arrays are the same, up to rounding."""
+    """Return whether two arrays are the same, up to rounding, which can change a few of the
+    integers that are computed from floats."""
     if a.shape != b.shape or a.dtype.kind != "f":
-        return bool(a.shape == b.shape)
+        return bool(a.shape == b.shape and np.count_nonzero(a != b) <= ALIKE * a.size)
     return np.allclose(a, b, rtol=0, atol=ALIKE * np.abs(b).max(initial=0))
 
 

@@ -351,9 +351,10 @@ def _unconvertible(estimator: Any) -> str:
     """Return which part skl2onnx is known not to convert, or ""."""
     for step in _within(estimator):
         if type(step).__name__ == "FunctionTransformer" and step.func is not None:
+            name = getattr(step.func, "__name__", step.func)
             return (
-                "skl2onnx does not convert "
-                f"FunctionTransformer({getattr(step.func, '__name__', step.func)})"
+                f"skl2onnx does not convert FunctionTransformer({name}): train without it and "
+                f"compute {name} yourself, or {table_onnx.INSTEAD}"
             )
         if type(step).__name__ == "KNNImputer":
             return (

@@ -4,6 +4,7 @@ one text."""
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,12 @@ class Fields(TextCodec):
         if self.plain and len(value) == 1:
             return value["text"]
         return dict(value)
+
+    def length(self, opened: Any) -> int:
+        if isinstance(opened, str):
+            return len(opened)
+        texts = (value if isinstance(value, list) else [value] for value in opened.values())
+        return sum(map(len, chain.from_iterable(texts)))
 
     def _check(self, key: str, value: Any) -> None:
         if key in self.lists:

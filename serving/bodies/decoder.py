@@ -18,6 +18,7 @@ from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
 LARGE = 2**24  # bytes to decode: images of 2 megapixels
+LONG = 2**13  # characters to tokenize: 40 ms for hash signs, which take the longest
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,19 @@ class Item:
 @dataclass(frozen=True)
 class Opened:
     """Items that are decoded together, the first `index` of them, the `mistake` in the item behind
-    them, if there is one, and the bytes that they take while they are decoded."""
+    them, if there is one, the bytes that they take while they are decoded, and the characters of
+    their texts."""
 
     index: int
     items: Sequence[Item]
     values: list[Any]
     mistake: DecodingError | None
     memory: int
+    length: int = 0
+
+    @property
+    def is_large(self) -> bool:
+        return self.memory > LARGE or self.length > LONG
 
 
 class Decoder:
@@ -67,7 +74,7 @@ class Decoder:
     images in `threads`.
 
     The bound keeps the interpreter's lock free of a crowd: the other requests wait for their turn.
-    A text does not wait behind images, nor a small image behind large ones.
+    A text does not wait behind images, nor a small image or text behind large ones.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
@@ -79,10 +86,10 @@ class Decoder:
         self._threads = ThreadPoolExecutor(threads, "decode")
 
     @contextmanager
-    def turn(self, kind: str, memory: int, deadline: Deadline) -> Iterator[None]:
-        """Wait for the turn of instances of one `kind` that take `memory` to decode. Raise TooLate
-        if the deadline passes before."""
-        turn = self._turns[kind, memory > LARGE]
+    def turn(self, kind: str, is_large: bool, deadline: Deadline) -> Iterator[None]:
+        """Wait for the turn of instances of one `kind`. Raise TooLate if the deadline passes
+        before."""
+        turn = self._turns[kind, is_large]
         while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
         try:
@@ -115,6 +122,7 @@ class Decoder:
         image may: a small body can hold many large images. `index` is that of the first one."""
         values: list[Any] = []
         memory = 0
+        length = 0
         most = most_memory(self.limits.max_image_pixels)
         limits = replace(self.limits, side=client.side) if client.side else self.limits
         for at, item in enumerate(items):
@@ -123,10 +131,11 @@ class Decoder:
             except DecodingError as err:
                 mistake = item.placed(err, index + at)
                 mistake.__cause__ = err
-                return Opened(index, items, values, mistake, memory)
+                return Opened(index, items, values, mistake, memory, length)
             more = client.codec.memory(value)
             if values and memory + more > most:
                 break
             values.append(value)
             memory += more
-        return Opened(index, items, values, None, memory)
+            length += client.codec.length(value)
+        return Opened(index, items, values, None, memory, length)

@@ -29,16 +29,16 @@ from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody, check_misspelt, filled
 from serving.bodies.schemas import read
-from serving.bodies.values import flat_array, json_length, json_values, request_parameters
+from serving.bodies.values import flat_array, json_room, json_values, request_parameters
 from serving.budget import MOST_INSTANCES, MOST_NAMED, admit_json, check_count
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
-from serving.headers import SEQUENCE_END
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import RESERVED, Request, Target
-from serving.room import json_numbers
+from serving.room import ITEM, json_numbers, reserve
+from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 # of KServe: an object with none of them is an instance
@@ -163,18 +163,18 @@ class FlatJob(Job):
     def line(self, result: InferReply) -> bytes:
         """Return the reply as Triton's generate writes it: a value or a flat list for each output,
         with sorted keys."""
-        self.request.budget.check_output(sum(map(json_length, result.outputs)))
         fields: dict[str, Any] = {}
-        for tensor in result.outputs:
-            values = json_values(tensor)
-            fields[tensor.name] = values[0] if len(values) == 1 else values
-        fields |= {
-            "model_name": self.served.public_name,
-            "model_version": result.version,
-            **result.parameters,
-        }
-        fields |= {"id": self.id} if self.id else {}
-        return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+        with json_room(result.outputs, self.request.budget):
+            for tensor in result.outputs:
+                values = json_values(tensor)
+                fields[tensor.name] = values[0] if len(values) == 1 else values
+            fields |= {
+                "model_name": self.served.public_name,
+                "model_version": result.version,
+                **result.parameters,
+            }
+            fields |= {"id": self.id} if self.id else {}
+            return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
 Shape = Instances | TensorBody | FlatBody
@@ -238,6 +238,7 @@ def _items(values: list[Any], field: str) -> list[Item]:
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
+    reserve(ITEM * len(values), "the instances")
     return [Item(field, value=value) for value in values]
 
 

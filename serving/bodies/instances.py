@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from clients.base import ModelClient, Tensors, TensorSpec
+from clients.base import ModelClient, Tensors
 from serving.bodies.decoder import Item
 from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
-from serving.bodies.values import SIZES
 from serving.budget import read_json
 from serving.codecs import encode_image
 from serving.errors import (
@@ -30,11 +29,12 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, SEQUENCE_END, Session, preferred
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
 from serving.room import INPUT, KEPT, OUTPUT, Room, reserve
+from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
 # clients' own defaults; the last one is that of the SageMaker SDK's DataSerializer
@@ -170,14 +170,14 @@ class InstancesJob(Job):
         request = self.request
         deadline = request.deadline
         size = 1 if self.sequence else client.model.max_batch_size or 1
-        size = min(size, _most_rows(client))
+        size = min(size, self._most_rows())
         with request.timings.stage("decode"):
             opened = request.decoder.open(client, first, self.items[first : first + size])
         memory = opened.memory
-        tensors_of_images = len(opened.values) * _row_bytes(client) if memory else 0
+        tensors_of_images = len(opened.values) * self._row_bytes() if memory else 0
         room = self._room(memory + tensors_of_images, holds)
         try:
-            with request.decoder.turn(client.codec.name, memory, deadline):
+            with request.decoder.turn(client.codec.name, opened.is_large, deadline):
                 with request.timings.stage("decode"):
                     instances = request.decoder.decode(client, opened)
                 # an instance can be several rows: keep those that fit into one call; the others are
@@ -187,19 +187,34 @@ class InstancesJob(Job):
                     fitting = sum(count <= size for count in rows)
                     instances = instances[: max(1, fitting)]
                 tensors = self._preprocess(instances, first)
-                length = _length(client, tensors)
-                most = _most_rows(client, length)
+                shape = _shortest(client, tensors)
+                most = self._most_rows(shape)
                 if len(instances) > most:
                     instances = instances[:most]
                     tensors = self._preprocess(instances, first)
-            if not memory:  # the length of a text is known by now
-                row = min(_row_bytes(client, length), OUTPUT * MOST_OUTPUT)
-                room = self._room(len(instances) * row, holds)
+            # the size of the tensors is known by now
+            row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
+            size = memory // KEPT + len(instances) * row
+            if memory:
+                room.shrink(size)
+                room.grow(size, "a batch of its instances")
+            else:
+                room = self._room(size, holds)
         except BaseException:
             room.shrink()
             raise
-        room.shrink(memory // KEPT + tensors_of_images)
         return Batch(first, instances, tensors, list(_parts(client, tensors)), memory, room)
+
+    def _row_bytes(self, shape: Sequence[int] = ()) -> int:
+        """Return what the tensors of one row take, if that of an input has this shape."""
+        outputs = self.served.output_bytes(self.client.outputs, shape)
+        return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
+
+    def _most_rows(self, shape: Sequence[int] = ()) -> int:
+        """Return how many rows have outputs of at most MOST_OUTPUT bytes together, at least
+        one."""
+        row = self.served.output_bytes(self.client.outputs, shape)
+        return max(1, MOST_OUTPUT // max(1, row))
 
     def _room(self, size: int, holds: bool) -> Room:
         """Reserve what a batch takes. Raise PayloadTooLarge, Overloaded, or TooLate."""
@@ -274,33 +289,35 @@ class InstancesJob(Job):
     def reply(self, results: Iterator[Predictions]) -> Reply:
         """Return the reply, written batch by batch: as Python objects all predictions would take
         several times the memory."""
+        if self.picture:
+            (result,) = results
+            with reserve(result.memory, "the drawing"):
+                drawn = self.client.draw(result.instances[0], result.predictions[0])
+                return Reply(encode_image(drawn, self.picture), self.picture, result.version)
         budget = self.request.budget
         written = bytearray()
         arrays = []
         size = 0
         version = ""
-        for result in results:
-            version = result.version
-            if self.picture:
-                with reserve(result.memory, "the drawing"):
-                    drawn = self.client.draw(result.instances[0], result.predictions[0])
-                    content = encode_image(drawn, self.picture)
-                return Reply(content, self.picture, version)
+        with reserve(0, "the answer") as answer:
+            for result in results:
+                version = result.version
+                piece = b""
+                if self.accept == NPY_TYPE:
+                    arrays.append(predictions_as_array(result.predictions))
+                    size += arrays[-1].nbytes
+                elif self.accept == CSV:
+                    piece = predictions_as_csv(result.predictions)
+                else:
+                    piece = (b"," if written else b"") + as_items(result.predictions)
+                budget.grow(answer, len(written) + len(piece) + size)
+                written += piece
+            if self.accept == CSV:
+                return Reply(bytes(written), CSV, version)
             if self.accept == NPY_TYPE:
-                arrays.append(predictions_as_array(result.predictions))
-                size += arrays[-1].nbytes
-            elif self.accept == CSV:
-                written += predictions_as_csv(result.predictions)
-            else:
-                written += b"," if written else b""
-                written += as_items(result.predictions)
-            budget.check_output(len(written) + size)
-        if self.accept == CSV:
-            return Reply(bytes(written), CSV, version)
-        if self.accept == NPY_TYPE:
-            return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
-        content = document(self.served, bytes(written), version, self.sample_shape)
-        return Reply(content, version=version)
+                return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
+            content = document(self.served, written, version, self.sample_shape)
+            return Reply(content, version=version)
 
     def line(self, result: Predictions) -> bytes:
         about = {"model_name": self.served.public_name, "model_version": result.version}
@@ -319,12 +336,16 @@ def client_parameters(
     return client.read_parameters(values)
 
 
-def document(served: ServedModel, items: bytes, version: str, sample_shape: bool) -> bytes:
-    """Return the reply's JSON around what `as_items` wrote."""
-    if sample_shape:
-        return orjson.dumps({"modelname": served.public_name, "result": orjson.Fragment(items)})
+def document(
+    served: ServedModel, items: bytes | bytearray, version: str, sample_shape: bool
+) -> bytes:
+    """Return the reply's JSON around what `as_items` wrote. orjson would copy that twice."""
     about = {"model_name": served.public_name, "model_version": version}
-    return orjson.dumps({**about, "predictions": orjson.Fragment(b"[%b]" % items)})
+    beginning, end = b',"predictions":[', b"]}"
+    if sample_shape:
+        about = {"modelname": served.public_name}
+        beginning, end = b',"result":', b"}"
+    return b"".join((orjson.dumps(about)[:-1], beginning, items, end))
 
 
 def as_items(predictions: Sequence[Any]) -> bytes:
@@ -345,33 +366,12 @@ def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
         yield [Tensor.of(name, array[which]) for name, array in inputs]
 
 
-def _row_bytes(client: ModelClient, length: int = 1) -> int:
-    """Return what the tensors of one row take. `length` stands for a dimension of -1."""
-    inputs = sum(_bytes(spec, length) for spec in client.model.inputs)
-    return INPUT * inputs + OUTPUT * _output_bytes(client, length)
-
-
-def _most_rows(client: ModelClient, length: int = 1) -> int:
-    """Return how many rows have outputs of at most MOST_OUTPUT bytes together, at least one."""
-    return max(1, MOST_OUTPUT // max(1, _output_bytes(client, length)))
-
-
-def _output_bytes(client: ModelClient, length: int) -> int:
-    names = client.outputs
-    specs = [spec for spec in client.model.outputs if not names or spec.name in names]
-    return sum(_bytes(spec, length) for spec in specs)
-
-
-def _bytes(spec: TensorSpec, length: int) -> int:
-    sizes = (size if size >= 0 else length for size in spec.shape)
-    return SIZES.get(spec.datatype, 1) * prod(sizes)
-
-
-def _length(client: ModelClient, tensors: Tensors) -> int:
-    """Return what a dimension of -1 of an output stands for: the shortest last dimension of the
-    inputs. Inputs of texts have one length, unless one of them names the tokens to answer."""
+def _shortest(client: ModelClient, tensors: Tensors) -> tuple[int, ...]:
+    """Return the shape of a row of the shortest input, which the variable dimensions of the outputs
+    have. Inputs of texts have one length, unless one of them names the tokens to answer."""
     arrays = [tensors[spec.name] for spec in client.model.inputs if spec.name in tensors]
-    return min((array.shape[-1] for array in arrays), default=1)
+    first = 1 if client.model.max_batch_size else 0
+    return min((array.shape[first:] for array in arrays), key=prod, default=())
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:

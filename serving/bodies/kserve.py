@@ -21,23 +21,23 @@ from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
-    DATATYPES,
-    SIZES,
     check_shape,
     flat_array,
-    json_length,
+    json_room,
     json_values,
     request_parameters,
 )
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import ROW
 from serving.errors import InvalidRequest
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, SEQUENCE_END, preferred
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
 from serving.request import UNNAMED, Request, Target
-from serving.triton.tensors import InferReply, Tensor, to_raw
+from serving.room import SORTED, reserve, tensor_strings
+from serving.sessions import SEQUENCE_END
+from serving.triton.tensors import DATATYPES, SIZES, InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 # the datatypes of outputs that may have classes, as for Triton
@@ -160,9 +160,9 @@ class TensorJob(Job):
         header = write_reply(self.served, result, request.budget, self.document.id, binary)
         if not binary:
             return Reply(header, version=result.version)
-        content = b"".join(
-            [header, *(tensor.data for tensor in result.outputs if tensor.name in binary)]
-        )
+        data = [tensor.data for tensor in result.outputs if tensor.name in binary]
+        with reserve(sum(map(len, data)), "the binary data of the answer"):
+            content = b"".join([header, *data])
         if self.body.is_kserve:
             return Reply(
                 content,
@@ -270,24 +270,22 @@ def write_reply(
 ) -> bytes:
     """Return the JSON of a KServe v2 reply. Outputs in `binary` have the size of their data in
     place of the data. Raise PayloadTooLarge before anything is written."""
-    budget.check_output(
-        sum(json_length(tensor) for tensor in reply.outputs if tensor.name not in binary)
-    )
-    outputs: list[dict[str, Any]] = []
-    for tensor in reply.outputs:
-        is_binary = tensor.name in binary
-        data = (
-            {"parameters": {"binary_data_size": len(tensor.data)}}
-            if is_binary
-            else {"data": json_values(tensor)}
-        )
-        outputs.append(
-            {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **data}
-        )
     document: dict[str, Any] = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
-    return orjson.dumps({**document, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
+    outputs: list[dict[str, Any]] = []
+    with json_room([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
+        for tensor in reply.outputs:
+            is_binary = tensor.name in binary
+            data = (
+                {"parameters": {"binary_data_size": len(tensor.data)}}
+                if is_binary
+                else {"data": json_values(tensor)}
+            )
+            outputs.append(
+                {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **data}
+            )
+        return orjson.dumps({**document, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def raw_input(served: ServedModel, data: memoryview) -> Tensor:
@@ -358,6 +356,8 @@ def classified(
     check_count(
         shape[0] * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer"
     )
+    most = SORTED * shape[0] * width + tensor_strings(shape[0] * count, 0)
+    reserve(most, f"sorting output '{tensor.name}'")
     scores = tensor.array().reshape(shape[0], width)
     # a stable sort of the mirrored row has equal scores in the reverse order of their indices
     mirrored = np.argsort(scores[:, ::-1], axis=1, kind="stable")

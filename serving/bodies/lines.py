@@ -39,6 +39,7 @@ from serving.headers import JSON_LINES, JSON_TYPE
 from serving.job import Job, Reply, Run, admit_step
 from serving.model_status.served_model import ServedModel
 from serving.request import PATH, UNNAMED, Request, Target
+from serving.room import reserve
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
@@ -179,6 +180,7 @@ class LinesJob(Job):
         request's time is over, and errors of 503 and above."""
         # not a list: orjson keeps 4 kB for each small result that is held
         written = bytearray()
+        answer = reserve(0, "the answer")
         count = 0
         batch = max(1, self.served.model.max_batch_size)
         # a sequence has one line, as lines are independent
@@ -186,9 +188,9 @@ class LinesJob(Job):
         try:
             for records in groups(self._records, size):
                 lines = self._answer(gateway, records)
+                self.request.budget.grow(answer, len(written) + sum(map(len, lines)))
                 written += b"".join(lines)
                 count += len(lines)
-                self.request.budget.check_output(len(written))
         except (TritonTimeout, TooLate) as err:
             raise TritonTimeout(
                 f"{count} lines were answered in time, and there are more: send fewer at a time "

@@ -21,6 +21,7 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import INT64
 from serving.request import UNNAMED, Request, Target
+from serving.room import INPUT, reserve, tensor_strings
 from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -117,11 +118,13 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     dtype = numpy_dtype(datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
+        reserve(tensor_strings(array.size, array.nbytes), "the strings of the npy file")
         array = _encoded(array) if array.dtype.kind == "U" else array
     elif spec.datatype == "BYTES" or not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise InvalidRequest(
             f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}"
         )
+    reserve(INPUT * array.size * dtype.itemsize, "the array of the npy file")
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
     if (numbers := fitted(array, dtype)) is None:

@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from serving.bodies.values import DATATYPES
 from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, json_turn
 from serving.errors import InvalidRequest
 from serving.headers import JSON_LINES
 from serving.named_value import unknown
 from serving.request import NAME_KEYS, VERSION_KEY, Target
+from serving.triton.tensors import DATATYPES
 
 Type = TypeVar("Type")
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})

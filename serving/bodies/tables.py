@@ -19,14 +19,21 @@ from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, InstancesJob, check_media_type
 from serving.bodies.schemas import BOM
-from serving.budget import MOST_HEADERS, MOST_INSTANCES, MOST_PARTS, check_count, in_time
+from serving.budget import (
+    MOST_FIELD,
+    MOST_HEADERS,
+    MOST_INSTANCES,
+    MOST_PARTS,
+    check_count,
+    in_time,
+)
 from serving.codecs import FORM, ROW, Limits, read_cells
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_TYPE
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, UNNAMED, Request, Target
-from serving.room import FILES, form, reserve
+from serving.room import FILES, ITEM, form, reserve
 
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
 
@@ -63,6 +70,7 @@ class CsvBody:
             check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
         if not items:
             raise InvalidRequest("the body has a header and no row")
+        reserve(ITEM * len(items), "the rows")
         return InstancesJob(served, request, items, self.parameters)
 
     def items(self, client: ModelClient) -> Iterator[CsvItem]:
@@ -241,14 +249,17 @@ def read_form(data: bytes, boundary: str) -> TextOrForm:
     reserve(FILES * len(data), "the form")
     _check_headers(data, boundary)
     parser = MultiPartParser(
-        stream_factory=lambda *_, **__: io.BytesIO(), max_form_parts=MOST_PARTS
+        stream_factory=lambda *_, **__: io.BytesIO(),
+        max_form_parts=MOST_PARTS,
+        max_form_memory_size=MOST_FIELD,
     )
     try:
         separator = boundary.encode("ascii")
         fields, files = parser.parse(io.BytesIO(data), separator, len(data))
     except RequestEntityTooLarge as err:
         raise PayloadTooLarge(
-            f"the form has more than {MOST_PARTS} files and fields: send fewer at a time"
+            f"the form has more than {MOST_PARTS} files and fields, or a field of more than "
+            f"{MOST_FIELD} bytes: send fewer at a time, and a large one as a file"
         ) from err
     except ValueError as err:
         raise InvalidRequest(

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.bodies.values import json_length, json_values
-from serving.budget import Budget
+from serving.bodies.values import json_room, json_values
+from serving.budget import Budget, in_time
 from serving.errors import NotAcceptable
 from serving.headers import CSV, NPY_TYPE
 from serving.job import Reply
 from serving.model_status.served_model import ServedModel
+from serving.room import WRITTEN, reserve, tensor_strings
 from serving.triton.tensors import Array, InferReply, Tensor
 
 KINDS = "biufSU"  # of dtypes that an npy file holds without pickle: booleans, numbers, strings
@@ -63,38 +64,52 @@ def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Bud
         raise NotAcceptable(
             f"model '{served.name}' has {len(result.outputs)} outputs; {JSON_INSTEAD}"
         )
-    return Reply(write_npy(outputs[0].array(), budget), NPY_TYPE, result.version)
+    (output,) = outputs
+    strings = 0
+    if output.datatype == "BYTES":
+        strings = tensor_strings(math.prod(output.shape), len(output.data))
+    with reserve(strings, f"the strings of output '{output.name}'"):
+        return Reply(write_npy(output.array(), budget), NPY_TYPE, result.version)
 
 
 def write_npy(array: Array, budget: Budget) -> bytes:
     """Return the array as an npy file. Strings become bytes, each as wide as the longest. Raise
     PayloadTooLarge."""
+    size = array.nbytes
     if array.dtype == np.object_:
-        budget.check_output(array.size * max(map(len, array.flat), default=0))
-        array = array.astype(np.bytes_)
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
+        size = array.size * max(map(len, array.flat), default=0)
+        budget.check_output(size)
+    with reserve(WRITTEN * size, "the npy file"):
+        if array.dtype == np.object_:
+            array = array.astype(np.bytes_)
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        return buffer.getvalue()
 
 
 def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
     """Return a line for each row, which has the values of all tensors side by side. Raise
     NotAcceptable or PayloadTooLarge."""
-    budget.check_output(sum(map(json_length, tensors)))
     counts = {tensor.shape[0] if tensor.shape else 1 for tensor in tensors}
     if len(counts) != 1:
         raise NotAcceptable(f"the outputs have different numbers of rows; {JSON_INSTEAD}")
-    return _written(np.concatenate(list(map(_table, tensors)), axis=1))
+    written = bytearray()
+    with json_room(tensors, budget):
+        for cells in in_time(zip(*map(_rows, tensors), strict=True)):
+            written += b",".join(filter(None, cells)) + b"\n"
+        return bytes(written)
 
 
-def _table(tensor: Tensor) -> Array:
-    """Return the cells of a tensor, a row for each of its rows."""
-    cells = json_values(tensor)
-    if tensor.datatype != "BYTES":
-        digits = orjson.dumps(cells, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].decode()
-        cells = digits.split(",") if digits else []
-    rows = tensor.shape[0] if tensor.shape else 1
-    return np.array(cells, np.object_).reshape(rows, math.prod(tensor.shape[1:]))
+def _rows(tensor: Tensor) -> Iterator[bytes]:
+    """Yield the cells of each row of a tensor, as CSV."""
+    width = math.prod(tensor.shape[1:])
+    values = json_values(tensor)
+    for row in range(tensor.shape[0] if tensor.shape else 1):
+        cells = values[row * width : (row + 1) * width]
+        if tensor.datatype == "BYTES":
+            yield _written([cells])[:-1]
+        else:
+            yield orjson.dumps(cells, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
 def _cells(value: Any) -> Iterator[Any]:

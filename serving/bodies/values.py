@@ -13,24 +13,20 @@ from serving.budget import (
     MOST_DIMENSIONS,
     MOST_NAMED,
     MOST_STRINGS,
+    Budget,
     check_count,
     check_time,
     in_time,
 )
 from serving.codecs import describe
 from serving.errors import InvalidRequest
-from serving.headers import SEQUENCE_PARAMETERS, Sequencing
 from serving.named_value import INT64, quoted
+from serving.room import WRITTEN, Room, reserve, tensor_strings
+from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
-# bytes of an element
-SIZES = {"BOOL": 1}
-SIZES |= {"INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8}
-SIZES |= {"UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8}
-SIZES |= {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
-DATATYPES = {"BYTES", *SIZES}
 
 
 def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
@@ -50,6 +46,7 @@ def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
         raise InvalidRequest(f"input '{name}': {problem}")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
+        reserve(tensor_strings(len(values), sum(map(len, values))), "the strings of a tensor")
         return np.array([value.encode() for value in values], dtype=np.object_)
     return _numbers(name, datatype, values, dtype)
 
@@ -149,7 +146,19 @@ WIDTHS = {
 WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
 
 
-def json_length(tensor: Tensor) -> int:
+def json_room(tensors: Sequence[Tensor], budget: Budget) -> Room:
+    """Reserve what it takes to write the tensors as JSON. Raise PayloadTooLarge, Overloaded."""
+    budget.check_output(sum(map(_json_length, tensors)))
+    return reserve(sum(map(_written, tensors)), "the JSON of the answer")
+
+
+def _written(tensor: Tensor) -> int:
+    if tensor.datatype == "BYTES":
+        return tensor_strings(math.prod(tensor.shape), len(tensor.data))
+    return WRITTEN * _json_length(tensor)
+
+
+def _json_length(tensor: Tensor) -> int:
     """Return the most bytes that a tensor's elements take in JSON. Strings may take more: escapes
     are not counted."""
     return (

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
+from serving.room import BASE64, CELLS, reserve, text
 
 FORM = "multipart/form-data"
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\v\f")
@@ -65,17 +66,24 @@ class Codec(ABC):
         others."""
         return 0
 
+    def length(self, opened: Any) -> int:
+        """Return the characters of a text; 0 for others."""
+        return 0
 
-def decode_base64(text: str) -> bytes:
+
+def decode_base64(encoded: str) -> bytes:
     """Decode any base64: URL-safe, unpadded, with a `data:…;base64,` prefix or line ends. Raise
     DecodingError."""
-    if text.startswith("data:") and "," in text[:256]:
-        text = text.split(",", 1)[1]
-    compact = text.translate(_URL_SAFE).rstrip("=")
+    room = reserve(BASE64 * len(encoded), "base64")
+    if encoded.startswith("data:") and "," in encoded[:256]:
+        encoded = encoded.split(",", 1)[1]
+    compact = encoded.translate(_URL_SAFE).rstrip("=")
     try:
-        return b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+        data = b64decode(compact + "=" * (-len(compact) % 4), validate=True)
     except ValueError as err:
         raise DecodingError(f"not base64 ({err})") from err
+    room.shrink(len(data))
+    return data
 
 
 def describe(value: Any) -> str:
@@ -101,16 +109,20 @@ class TextCodec(Codec):
     schema: ClassVar[Mapping[str, Any]] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
     def open(self, data: bytes, limits: Limits) -> str:
+        reserve(text(data), "the text")
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as err:
             raise DecodingError(f"the text is not UTF-8 (byte {err.start})") from err
 
     def open_json(self, value: Any, limits: Limits) -> str:
-        text = value.get("text") if isinstance(value, dict) else value
-        if not isinstance(text, str):
+        own = value.get("text") if isinstance(value, dict) else value
+        if not isinstance(own, str):
             raise DecodingError(f"expected {self.expected}, got {describe(value)}")
-        return text
+        return own
+
+    def length(self, opened: Any) -> int:
+        return len(opened)
 
 
 class JsonCodec(Codec):
@@ -157,6 +169,7 @@ def read_cells(row: bytes) -> list[str]:
     """Return the cells of one row of CSV (RFC 4180, UTF-8). Raise DecodingError,
     PayloadTooLarge."""
     check_count(row.count(b","), MOST_CELLS, "cells in one row")
+    reserve(CELLS * len(row), "a row of CSV")
     try:
         rows = csv.reader(StringIO(row.decode("utf-8-sig"), newline=""), strict=True)
         cells = next(rows, [])

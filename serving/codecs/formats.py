@@ -1,12 +1,13 @@
 """The differences between image formats: the memory of their decoders, modes other than RGB, and
 how they are written."""
 
+import struct
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-from PIL import Image, TiffImagePlugin
+from PIL import Image, TiffImagePlugin, TiffTags
 
 from serving.errors import DecodingError
 
@@ -21,18 +22,33 @@ WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
 # libjpeg's JPEG_MAX_DIMENSION: to resize a line of 89 million pixels, Pillow takes gigabytes
 LONGEST_SIDE = 65_500
 
+# of a TIFF's tags: how much libtiff unpacks at a time, and by which decoder, depends on these
+PLANES = 284
+SIZE_TAGS = {
+    TiffImagePlugin.COMPRESSION,
+    TiffImagePlugin.BITSPERSAMPLE,
+    TiffImagePlugin.SAMPLESPERPIXEL,
+    TiffImagePlugin.ROWSPERSTRIP,
+    PLANES,
+    TiffImagePlugin.TILEWIDTH,
+    TiffImagePlugin.TILELENGTH,
+}
+WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
+BIG_TIFF = 43  # its version; it has 64-bit offsets
+
 # strips are read in C: Pillow's own way takes minutes for a million of them
 TiffImagePlugin.READ_LIBTIFF = True
 
 
-def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
+def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:
     """Return the bytes that the decoder of this format holds beside the image that it fills.
-    `scans` are those of its JPEG data. Raise DecodingError for a file that takes too much work or
-    has several frames."""
+    `data` is the file, `scans` are those of its JPEG data. Raise DecodingError for a file that
+    takes too much work or has several frames."""
     pixels = image.width * image.height
     tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         tags = image.tag_v2
+        _check_tags(data, tags)
         side = max(image.size)  # a rotated image has its sides exchanged
         rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
         width = tags.get(TiffImagePlugin.TILEWIDTH)
@@ -62,6 +78,30 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
     return coefficients if scans > 1 else 0
+
+
+def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:
+    """Raise DecodingError if libtiff could read other sizes than Pillow, which skips a tag of an
+    unknown type, and all tags behind a broken one. `data` is a TIFF with one directory."""
+    order = "<" if data.startswith(b"II") else ">"
+    header, number, entry = ("4xL", "H", "HHL4x")
+    if BIG_TIFF in data[2:4]:
+        header, number, entry = ("8xQ", "Q", "HHQ8x")
+    (start,) = struct.unpack_from(order + header, data)
+    (count,) = struct.unpack_from(order + number, data, start)
+    start += struct.calcsize(order + number)
+    entries = data[start : start + count * struct.calcsize(order + entry)]
+    seen = set()
+    for tag, kind, values in struct.iter_unpack(order + entry, entries):
+        if tag not in SIZE_TAGS:
+            continue
+        is_one = values == 1 or tag == TiffImagePlugin.BITSPERSAMPLE
+        if tag in seen or tag not in tags or kind not in WHOLE_NUMBERS or not is_one:
+            raise DecodingError(
+                f"the TIFF image has the tag {tag} twice, or not as one whole number of 16 or 32 "
+                "bits; save it again, or as PNG"
+            )
+        seen.add(tag)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -112,7 +112,7 @@ class Header:
         plain = (kind in JPEG and scans == 1) or (
             kind == "PNG" and not getattr(image, "is_animated", True)
         )
-        self.buffer = 0 if plain else buffers(image, scans, most_pixels)
+        self.buffer = 0 if plain else buffers(image, self.data, scans, most_pixels)
         if self.memory > (most := most_memory(most_pixels)):
             raise DecodingError(
                 f"decoding the {kind} image of {sides} pixels takes {self.memory} bytes, "

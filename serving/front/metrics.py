@@ -67,5 +67,5 @@ class Metrics:
         for stage, spent in source.timings.items():
             self._stages(model, stage).observe(spent)
         self._received.observe(source.content_length or 0)
-        if not response.is_streamed:
-            self._sent.observe(response.calculate_content_length() or 0)
+        if (length := response.content_length) is not None:
+            self._sent.observe(length)

@@ -24,7 +24,7 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
     if source.attributes:
         targets.append(Target.within("the header Custom-Attributes", source.attributes))
     if source.environ.get("QUERY_STRING"):
-        query = source.args
+        query = source.args.to_dict()
         targets.append(Target.within("the query string", query))
     named = body.named
     if isinstance(body, JsonLines):

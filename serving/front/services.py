@@ -12,7 +12,7 @@ from serving.front.admission import Admission
 from serving.front.hang_ups import HangUps
 from serving.front.metrics import Metrics
 from serving.front.monitoring import Monitoring, Shared
-from serving.host.machine import memory_limit, shm_size
+from serving.host.machine import shm_size
 from serving.model_status.registry import Registry
 from serving.model_status.shared_files import TOTAL, Table
 from serving.settings.table import Settings
@@ -22,7 +22,6 @@ from serving.triton.gateway import TritonGateway
 # the rest, and at most MOST_SHARED_MEMORY bytes.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
-BODIES = 32  # all requests may take the memory of one largest body, or of one largest image
 IDLE_SECONDS = 2.0  # a worker in which no request begins or ends for so long is idle
 MUCH = 2**28  # bytes that requests of a busy worker have freed: it returns them at most every 2 s
 
@@ -43,11 +42,9 @@ class Services:
         )
         is_served = settings.run_dir.is_absolute()
         leases = settings.leases_file if is_served else None  # else this app runs without `serve`
-        share = int(settings.request_memory_share * memory_limit())
-        most_bytes = max(BODIES * settings.max_body_bytes, share)
         self.admission = Admission(
             settings.max_concurrency,
-            most_bytes,
+            settings.request_memory,
             settings.several_models,
             settings.most_workers,
             leases,

@@ -1,5 +1,5 @@
-"""Streamed replies: never buffered, and cancelled in Triton when the caller disconnects or
-does not read them."""
+"""Replies that are written as their callers read them: streams, which are never buffered, and
+large replies in one piece. A stream is cancelled in Triton when its caller disconnects."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,19 +10,20 @@ import orjson
 from flask import Response
 
 from serving.budget import check_time
-from serving.errors import InferenceFailed, ServingError
+from serving.errors import InferenceFailed, ServingError, TooLate
 from serving.front.incoming import Incoming
 from serving.front.replies import error_reply
 from serving.front.services import services
 from serving.headers import EVENT_STREAM, JSON_LINES
-from serving.job import Job, Run
+from serving.job import Job, Reply, Run
 from serving.room import reserve
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 CALLER_LEFT = 499  # as in nginx's log: the caller has disconnected, so nobody reads this reply
-PIECE = 2**20  # bytes of an event that are written at a time
+PIECE = 2**20  # bytes of an event, or of a large reply, that are written at a time
+KEPT = 2**21  # bytes of a reply that nginx keeps for a slow reader (nginx.conf)
 # in which the caller must read a piece: else it would hold its slot for as long as it likes
 WRITE_SECONDS = 10.0
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # the first is nginx's
@@ -65,8 +66,34 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     return response
 
 
+def whole(source: Incoming, reply: Reply) -> Response:
+    """Return a reply in one piece. A slow reader of one that nginx does not keep for it holds the
+    slot, and is cut off like one of a stream."""
+    connection = source.environ.get("gunicorn.socket")
+    length = len(reply.content)
+    if connection is None or length <= KEPT:
+        return Response(reply.content, content_type=reply.content_type, headers=dict(reply.headers))
+    connection.settimeout(WRITE_SECONDS)
+    headers = {**reply.headers, "Content-Length": str(length)}
+    return Ending(_all_pieces(reply.content), content_type=reply.content_type, headers=headers)
+
+
+def _all_pieces(content: bytes) -> Iterator[bytes]:
+    """Yield the pieces of a reply until the request's time is over."""
+    try:
+        yield from _pieces(content)
+    except TooLate:
+        log.warning("the reply is cut off, because its caller read it too slowly")
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    for start in range(0, len(content), PIECE):
+        check_time()
+        yield content[start : start + PIECE]
+
+
 class Ending(Response):
-    """A streamed response that is closed once, when its last part is made: its slot must be free
+    """A response in pieces that is closed once, when its last part is made: its slot must be free
     before the caller learns that the stream has ended."""
 
     has_ended = False
@@ -118,9 +145,7 @@ class StreamedReply:
             while self._line is not None:
                 event = self._event % self._line
                 with reserve(2 * len(event), "an event of the stream"):
-                    for start in range(0, len(event), PIECE):
-                        check_time()
-                        yield event[start : start + PIECE]
+                    yield from _pieces(event)
                 self.advance()
         except Exception as err:
             if not self.is_cancelled:

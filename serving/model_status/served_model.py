@@ -3,16 +3,17 @@ kept."""
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed
-from serving.headers import Sequencing
 from serving.model_status.shared_files import Table
 from serving.repository.model_config import (
     ENGINE_REASON,
@@ -22,9 +23,29 @@ from serving.repository.model_config import (
     datatype_name,
     sequence_idle_seconds,
 )
+from serving.sessions import Sequencing
 from serving.triton.gateway import TritonGateway
+from serving.triton.tensors import SIZES
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RowSize:
+    """What one row of a tensor takes: the bytes of its `fixed` dimensions, times the lengths of so
+    many `variable` ones."""
+
+    fixed: int
+    variable: int
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> "RowSize":
+        fixed = [size for size in spec.shape if size != -1]
+        return cls(SIZES.get(spec.datatype, 1) * prod(fixed), len(spec.shape) - len(fixed))
+
+    def bytes(self, shape: Sequence[int]) -> int:
+        """Return the bytes, if the variable dimensions are as long as the last ones of `shape`."""
+        return self.fixed * prod(shape[-self.variable :]) if self.variable else self.fixed
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,26 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.model.name)
+
+    @cached_property
+    def _input_sizes(self) -> tuple[RowSize, ...]:
+        return tuple(map(RowSize.of, self.model.inputs))
+
+    @cached_property
+    def _output_sizes(self) -> dict[str, RowSize]:
+        return {spec.name: RowSize.of(spec) for spec in self.model.outputs}
+
+    def input_bytes(self, shape: Sequence[int]) -> int:
+        """Return the bytes of one row of all inputs, if that of one of them has this shape."""
+        return sum([size.bytes(shape) for size in self._input_sizes])
+
+    def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:
+        """Return the bytes of one row of the outputs with these names, or of all, if that of an
+        input has this shape."""
+        sizes = self._output_sizes
+        return sum(
+            [size.bytes(shape) for name, size in sizes.items() if not names or name in names]
+        )
 
     @property
     def public_name(self) -> str:

@@ -250,7 +250,8 @@ def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
 TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
-MOST_UPLOADS = 64  # of 4 MB or more, which nginx keeps in files: 1.6 GB of bodies of 25 MB
+# of 4 MB or more, which nginx keeps in files, and no more bytes than requests may take in memory
+MOST_UPLOADS = 64
 NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # not on the PATH of every user
 USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
 NGINX_LOG_LEVELS = {
@@ -323,7 +324,9 @@ def nginx_configuration(settings: Settings) -> str:
         "most_requests": min(
             connections // FILES_PER_REQUEST, max(FEWEST_REQUESTS, 4 * settings.max_concurrency)
         ),
-        "most_uploads": MOST_UPLOADS,
+        "most_uploads": min(
+            MOST_UPLOADS, settings.request_memory // max(1, settings.max_body_bytes)
+        ),
         "shutdown_timeout": _milliseconds(max(0.001, 0.9 * settings.stop_timeout)),
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
         "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",

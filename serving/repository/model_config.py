@@ -9,8 +9,7 @@ this: it lacks protobuf.
 
 If OpenVINO cannot run or refuses the model, ONNX Runtime serves, so a repository works on every
 machine. BF16 has 8
-significant bits, so a model gets it only if it says auto or one of the first two lines asks for
-OpenVINO.
+significant bits, so a model gets it only if its config.pbtxt has a cpu_engine or says it itself.
 """
 
 import importlib.util
@@ -54,6 +53,7 @@ PARAMETER = "cpu_engine"  # of config.pbtxt
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
 # Linux's word -> its makers', the faster first
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
+PRECISION, BF16_HINT = "INFERENCE_PRECISION_HINT", "HINT_BF16"  # OpenVINO's parameters
 # ONNX Runtime's parameter -> OpenVINO's
 THREADS = {"intra_op_thread_count": "INFERENCE_NUM_THREADS"}
 # load it without its package, which imports grpc and so takes half a second
@@ -376,7 +376,8 @@ def fitted(
     if settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
         return config, None
     try:
-        choice = choose(engine_of(config), settings.cpu_engine, processor)
+        requested = engine_of(config)
+        choice = choose(requested, settings.cpu_engine, processor)
     except ConfigError as err:
         raise Unreadable(file, str(err)) from err
     if choice:
@@ -389,6 +390,9 @@ def fitted(
                 config.parameters[openvino_name].string_value = config.parameters[
                     onnx_name
                 ].string_value
+        has_precision = PRECISION in config.parameters or BF16_HINT in config.parameters
+        if processor.has_own_backend and not requested and not has_precision:
+            config.parameters[PRECISION].string_value = "f32"
     return config, choice
 
 

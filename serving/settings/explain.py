@@ -12,9 +12,9 @@ PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
 PAGE = """# Settings
 
-Environment variables, read once at the start. A wrong value stops the start; the message names the
-variable. If a row has several variables, the first that is set counts. `./serve --help` prints this
-table, `./serve --print-config` each value and its source.
+Environment variables, read once at the start. With a wrong value the container does not start. If a
+row has several variables, the first that is set counts. `./serve --help` prints this table,
+`./serve --print-config` each value and its source.
 
 | Variable | Default | Allowed | Meaning |
 |---|---|---|---|
@@ -25,14 +25,10 @@ def markdown() -> str:
     """Return docs/settings.md."""
     rows = []
     for row in TABLE:
-        names, default = (
-            ", ".join(f"`{variable}`" for variable in row.variables),
-            row.formatter(row.default),
-        )
-        rows.append(
-            f"| {names} | {f'`{default}`' if default else 'none'} | {row.expected()} | "
-            f"{row.help} |\n"
-        )
+        names = ", ".join(f"`{variable}`" for variable in row.variables)
+        default = f"`{row.formatter(row.default)}`".replace("``", "none")
+        allowed = row.expected().removeprefix("a whole number ").removeprefix("a number ")
+        rows.append(f"| {names} | {default} | {allowed} | {row.help} |\n")
     return PAGE + "".join(rows)
 
 

@@ -14,7 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from serving.host.machine import Machine, this_machine
+from serving.host.machine import Machine, memory_limit, this_machine
 from serving.named_value import WORDS, Names
 from serving.settings.setting import (
     LOG_LEVELS,
@@ -34,6 +34,7 @@ LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's own
+BODIES = 32  # all requests may take the memory of one largest body, or of one largest image
 BATCH_MEGABYTES = 100  # of all requests that batch transform sends at once
 # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 BATCH_TIMEOUT = 600.0
@@ -118,9 +119,9 @@ class Settings:
         "SERVE_ORIGINS",
         Names(),
         parser=parse_origins,
-        form="origins such as https://example.com or http://localhost:3000, with , between them",
-        help="whose pages may call the container from a browser; a page of the container itself "
-        "always may. `*` and `null` cannot be named: they would let every page run models",
+        form="origins, separated by commas, such as https://example.com",
+        help="whose pages may call the container from a browser, besides the container's own; `*` "
+        "and `null` are refused because they would let every page run models",
     )
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
@@ -128,17 +129,17 @@ class Settings:
         form="LOW-HIGH, two ports",
         parser=parse_port_range,
         formatter=lambda ports: "-".join(map(str, ports)),
-        help="the range, ends included, for the public ports of gRPC and Triton's metrics",
+        help="range, ends included, of the public ports of gRPC and Triton's metrics",
     )
     model_repositories: tuple[Path, ...] = _setting(
         "SERVE_MODEL_REPOSITORY",
         (AUTO,),
         parser=parse_paths,
         formatter=lambda paths: ":".join(map(str, paths)),
-        form="a folder, or several with : between them",
-        help="folders with model folders; all of them are served. auto: /opt/ml/model if it "
-        "holds models, else the built-in model_repository. In multi-model mode the "
-        "archives' folder, ID/model; auto: /opt/ml/models",
+        form="a folder, or several separated by :",
+        help="folders of model folders; all are served. auto: /opt/ml/model if it holds models, "
+        "else the built-in model_repository. In multi-model mode the folder of archives, "
+        "ID/model; auto: /opt/ml/models",
     )
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
@@ -149,31 +150,29 @@ class Settings:
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
         Names(),
-        form="names with , between them",
-        help="models to load, with those that their ensembles call; none: the default model "
-        "alone, or else all",
+        form="names, separated by commas",
+        help="models to load, plus the models that their ensembles call; none: the default model, "
+        "or all models if there is no default",
     )
     ping_mode: str = _choice(
         "SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE",
         "auto",
         "ready",
         "live",
-        help="what /ping asks. ready: every model answers its example; live: Triton lives; auto: "
-        "live in multi-model mode, else ready",
+        help="what /ping checks. ready: every model answers its example; live: Triton is live; "
+        "auto: live in multi-model mode, else ready",
     )
     inference_type: str = _choice(
         "SAGEMAKER_TRITON_INFERENCE_TYPE",
         "infer",
         "generate",
         "generate_stream",
-        help="what a flat JSON body of /invocations asks for; the other bodies are served as "
-        "with infer",
+        help="how /invocations answers a flat JSON body",
     )
     model_clients: bool = _setting(
         "SERVE_MODEL_CLIENTS",
         True,
-        help="whether a model repository may bring clients (a model's client.py, or clients/ "
-        "beside the models); false: a model that has one is refused",
+        help="whether model repositories may bring clients; false: a model that has one is refused",
     )
     device: str = _choice(
         "SERVE_DEVICE",
@@ -187,9 +186,9 @@ class Settings:
         "auto",
         "onnxruntime",
         "openvino",
-        help="which engine runs ONNX models on the processor, unless the parameter cpu_engine in "
-        "config.pbtxt says it; auto: OpenVINO on processors with BF16 (AMX, "
-        "AVX512-BF16) if the model allows it, else ONNX Runtime",
+        help="which engine runs ONNX models on the processor, unless cpu_engine in config.pbtxt "
+        "names one; auto: OpenVINO on processors with BF16 (AMX, AVX512-BF16) if the model "
+        "allows it, else ONNX Runtime",
     )
     request_timeout: float = _setting(
         "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
@@ -206,10 +205,10 @@ class Settings:
     namespaces: bool = _setting(
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
         True,
-        help="in multi-model mode; true: Triton knows the parts of an archive as TARGET__PART, "
-        "so several archives may have parts of the same name; false: parts keep their "
-        "names, so a Python model can call another by its name. NVIDIA's image gave "
-        "the variable its name, which says the opposite",
+        help="in multi-model mode. true: Triton knows the parts of an archive as TARGET__PART, so "
+        "several archives may have parts of the same name; false: parts keep their names, so "
+        "a Python model can call another by its name. The variable's name, which is NVIDIA's, "
+        "says the opposite",
     )
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
@@ -226,10 +225,7 @@ class Settings:
         "least 32 times SERVE_MAX_BODY_MB",
     )
     start_timeout: float = _setting(
-        "SERVE_START_TIMEOUT",
-        300.0,
-        within=(1, 86400),
-        help="seconds that a start may take until everything is ready",
+        "SERVE_START_TIMEOUT", 300.0, within=(1, 86400), help="seconds that a start may take"
     )
     stop_timeout: float = _setting(
         "SERVE_STOP_TIMEOUT",
@@ -241,8 +237,7 @@ class Settings:
         "SERVE_HANG_TIMEOUT",
         15.0,
         within=(0, 3600),
-        help="seconds after which a process that hangs is killed and restarted; 0: never, for a "
-        "debugger",
+        help="seconds until a process that hangs is killed and restarted; 0: never, for a debugger",
     )
     max_body_mb: float = _setting(
         "SERVE_MAX_BODY_MB",
@@ -253,29 +248,27 @@ class Settings:
     batch: bool = _setting(
         "SAGEMAKER_BATCH",
         False,
-        help="set by batch transform; SERVE_REQUEST_TIMEOUT is then 600 by default",
+        help="set by batch transform; the default of SERVE_REQUEST_TIMEOUT is then 600",
     )
     batch_payload_mb: int = _setting(
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
         -1,
         within=(-1, 100),
-        help="what /execution-parameters tells batch transform to send at a time, in MB; 0: any, "
-        "in chunks; -1: 6, or as much as SERVE_MAX_BODY_MB and "
-        "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave",
+        help="MB that batch transform may send in a request; 0: any, in chunks; -1: 6, or as much "
+        "as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave",
     )
     batch_concurrency: int = _setting(
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
         0,
         within=(0, 65536),
-        help="how many requests /execution-parameters tells batch transform to send at once; 0: "
-        "two per worker, but with their payload at most 100 MB in all",
+        help="requests that batch transform may send at once; 0: two per worker, but with their "
+        "payload at most 100 MB in all",
     )
     batch_strategy: str = _choice(
         "SAGEMAKER_BATCH_STRATEGY",
         "MULTI_RECORD",
         "SINGLE_RECORD",
-        help="whether /execution-parameters tells batch transform to send many lines in a "
-        "request, or one",
+        help="whether batch transform sends many lines in a request, or one",
     )
     workers: int = _setting(
         "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",
@@ -319,10 +312,9 @@ class Settings:
         "true",
         "false",
         "trusted",
-        help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, "
-        "generate) are reachable on the port; auto: if no variable is set whose name "
-        "begins with SAGEMAKER_; trusted: infer calls go to Triton unchecked, which is "
-        "faster, but a hostile body can stop Triton",
+        help="whether the /v2 routes (KServe v2, generate) are reachable; auto: if no variable is "
+        "set whose name begins with SAGEMAKER_; trusted: infer calls go to Triton unchecked, "
+        "which is faster, but a hostile body can stop Triton",
     )
     page: str = _switch(
         "SERVE_PAGE",
@@ -343,7 +335,7 @@ class Settings:
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
         False,
-        help="the CloudWatch agent, if the image has it, publishes /metrics",
+        help="whether the CloudWatch agent, if the image has it, publishes /metrics",
     )
     cloudwatch_log_group: str = _setting(
         "SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP",
@@ -353,17 +345,17 @@ class Settings:
     cloudwatch_namespace: str = _setting(
         "SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE",
         "/aws/sagemaker/triton",
-        help="CloudWatch's namespace of the metrics",
+        help="CloudWatch's namespace for the metrics",
     )
     run_dir: Path = _setting(  # noqa: RUF009
         "SERVE_RUN_DIR",
         AUTO,
-        help="folder of sockets and temporary files; auto: a new one, removed at the end",
+        help="folder for sockets and temporary files; auto: a new one, removed at the end",
     )
     allow_grpc: bool = _setting(
         "SAGEMAKER_TRITON_ALLOW_GRPC",
         False,
-        help="nginx makes Triton's gRPC public on SERVE_HOST: inference, and read-only queries",
+        help="whether Triton's gRPC is public on SERVE_HOST: inference, and read-only queries",
     )
     grpc_port: int = _setting(
         "SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535), help="public port of Triton's gRPC"
@@ -371,7 +363,7 @@ class Settings:
     allow_metrics: bool = _setting(
         "SAGEMAKER_TRITON_ALLOW_METRICS",
         False,
-        help="nginx makes Triton's own metrics public on SERVE_HOST",
+        help="whether Triton's own metrics are public on SERVE_HOST",
     )
     metrics_port: int = _setting(
         "SAGEMAKER_TRITON_METRICS_PORT",
@@ -397,29 +389,30 @@ class Settings:
         within=(0, 9),
         form="true, false or a level",
         parser=lambda text: int(WORDS.get(text.lower(), str(text))),
-        help="Triton's log of each request",
+        help="whether Triton logs each request",
     )
     log_info: str = _switch(
         "SAGEMAKER_TRITON_LOG_INFO",
         "auto",
         "true",
         "false",
-        help="Triton's log of what it does; auto: as SERVE_LOG_LEVEL says",
+        help="whether Triton logs what it does; auto: as SERVE_LOG_LEVEL says",
     )
     log_warning: str = _switch(
         "SAGEMAKER_TRITON_LOG_WARNING",
         "auto",
         "true",
         "false",
-        help="Triton's log of warnings; auto: as SERVE_LOG_LEVEL says",
+        help="whether Triton logs warnings; auto: as SERVE_LOG_LEVEL says",
     )
-    log_error: bool = _setting("SAGEMAKER_TRITON_LOG_ERROR", True, help="Triton's log of errors")
+    log_error: bool = _setting(
+        "SAGEMAKER_TRITON_LOG_ERROR", True, help="whether Triton logs errors"
+    )
     shm_default_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
         MEGABYTE,
         within=(MEGABYTE, 2**36),
-        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start "
-        "(16777216 in NVIDIA's image)",
+        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start",
     )
     shm_growth_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
@@ -431,7 +424,7 @@ class Settings:
         "SAGEMAKER_TRITON_TENSORFLOW_VERSION",
         2,
         within=(1, 2),
-        help="TensorFlow version of Triton's C++ backend, if Triton has one (up to 25.02)",
+        help="version of Triton's TensorFlow backend, if Triton has one (up to 25.02)",
     )
     model_load_gpu_limit: float = _setting(
         "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
@@ -543,6 +536,13 @@ class Settings:
     @property
     def max_body_bytes(self) -> int:
         return int(self.max_body_mb * MEGABYTE)
+
+    @property
+    def request_memory(self) -> int:
+        """Return the bytes of memory that all requests in flight may take in gunicorn: a share of
+        the container's, at least as many as BODIES of the largest bodies have."""
+        share = int(self.request_memory_share * memory_limit())
+        return max(BODIES * self.max_body_bytes, share)
 
     @property
     def execution_parameters(self) -> dict[str, int | str]:

@@ -90,12 +90,15 @@ class Hostile:
     data: bytes
     model: ServedModel
     encoding: str = ""
+    accept: str = JSON_TYPE
+    generates: bool = False
 
     def ask(self, deadline: Deadline = NEVER, budget: Budget = Budget()) -> Reply:  # noqa: B008
         """Return the reply as to a request; raise a ServingError."""
         with within(deadline):
-            body = read_body(self.content_type, unpacked(self.data, self.encoding, LARGEST))
-            request = Request("id", reply_deadline=deadline, budget=budget)
+            data = unpacked(self.data, self.encoding, LARGEST)
+            body = read_body(self.content_type, data, self.generates)
+            request = Request("id", reply_deadline=deadline, budget=budget, accept=self.accept)
             return body.bind(self.model, request).answer(Echo())
 
 

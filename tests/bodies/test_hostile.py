@@ -17,10 +17,10 @@ from serving.bodies.reading import Body, read_body
 from serving.bodies.tabular import write_npy
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
-from serving.headers import Sequencing
 from serving.job import Reply, Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
+from serving.sessions import Sequencing
 from serving.triton.tensors import InferReply, Tensor
 from tests.bodies.hostile import (
     CLIENT,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies import schemas
-from serving.bodies.decoder import LARGE, Decoder, Item
+from serving.bodies.decoder import LONG, Decoder, Item
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.budget import NEVER, Deadline
@@ -190,7 +190,7 @@ def test_report_the_first_of_several_wrong_instances(echo: Recorder, damaged: se
 
 def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
     decoder = Decoder(Limits())
-    with decoder.turn("image", 0, NEVER), pytest.raises(TooLate):
+    with decoder.turn("image", False, NEVER), pytest.raises(TooLate):
         predict(echo, client_of(1), [item(0)], decoder, Deadline.after(0.05))
     assert echo.batches == []
     assert predict(echo, client_of(1), [item(5)], decoder)[0] == [5.0]
@@ -211,18 +211,28 @@ class Length(ModelClient):
 
 def test_let_a_text_pass_waiting_images(echo: Recorder) -> None:
     decoder = Decoder(Limits())
-    with decoder.turn("image", 0, NEVER):
+    with decoder.turn("image", False, NEVER):
         answer, _ = predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)
     assert answer == [4.0]
 
 
 def test_let_a_small_image_pass_waiting_large_ones(echo: Recorder) -> None:
     decoder = Decoder(Limits())
-    with decoder.turn("image", 2 * LARGE, NEVER):
+    with decoder.turn("image", True, NEVER):
         assert predict(echo, client_of(1), [item(5)], decoder)[0] == [5.0]
         large = item(0, side=2000)
         with pytest.raises(TooLate):
             predict(echo, client_of(1), [large], decoder, Deadline.after(0.05))
+
+
+def test_let_a_small_text_pass_waiting_long_ones(echo: Recorder) -> None:
+    decoder = Decoder(Limits())
+    client = client_of(2, Length)
+    with decoder.turn("text", True, NEVER):
+        assert predict(echo, client, [Item("instances", raw=b"four")], decoder)[0] == [4.0]
+        halves = [Item("instances", raw=b"#" * (LONG // 2 + 1))] * 2
+        with pytest.raises(TooLate):
+            predict(echo, client, halves, decoder, Deadline.after(0.05))
 
 
 class Account:

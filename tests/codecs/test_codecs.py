@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clients._text.task import Fields
 from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, TEXT, Limits, decode_base64
 from serving.errors import DecodingError
 from tests.support.harness import encoded, png_that_claims
@@ -168,3 +169,9 @@ def test_decode_a_large_jpeg_at_a_reduced_size(
 def test_apply_the_orientation_at_a_reduced_size_too(side: int, decoded: tuple[int, int]) -> None:
     data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=turned())
     assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded
+
+
+def test_count_the_characters_of_an_instance_of_several_texts() -> None:
+    codec = Fields("query", lists=("documents",))
+    assert codec.length({"query": "ab", "documents": ["c", "de"]}) == 5
+    assert codec.length("a text") == 6

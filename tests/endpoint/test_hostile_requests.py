@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import psutil
 import pytest
 import requests
 from PIL import Image
 
-from serving.bodies.kserve import BINARY_TYPE
+from serving.bodies.kserve import BINARY_TYPE, HEADER_LENGTH
 from serving.headers import JSON_TYPE
 from serving.host.machine import memory_limit
 from tests.endpoint.hostile_models import make_models
@@ -25,6 +26,7 @@ from tests.support.harness import PATIENCE, Server, encoded, module_server, wait
 pytestmark = pytest.mark.stack
 
 REQUEST_SECONDS = 60 + 2  # the deadline by default, and two seconds more
+NOT_READ = "Socket error processing request"  # what gunicorn logs if a caller does not read
 RAW = f"{BINARY_TYPE};json-header-size=0"
 SMALL = encoded(Image.new("RGB", (32, 32)))
 
@@ -120,32 +122,47 @@ def test_bound_what_a_hostile_request_costs(server: Server, idle: int, name: str
     assert front.call() == 200
 
 
-def test_cut_off_callers_that_read_their_streams_slowly(server: Server) -> None:
+READERS = 6
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", JSON_TYPE])
+def test_cut_off_callers_that_read_their_replies_slowly(server: Server, accept: str) -> None:
     front = Front(server)
     readers: list[socket.socket] = []
+    kept = server.run_dir / "nginx-proxy"
 
     def none_is_left() -> bool:
         for reader in readers:
             reader.recv(1024)
         return server.in_work() == 0
 
+    body = np.full((1, 2_000_000), 0.12345, np.float32).tobytes()  # 16 MB of JSON
+    about = {"name": "x", "datatype": "FP32", "shape": [1, 2_000_000]}
+    document = {"inputs": [about | {"parameters": {"binary_data_size": len(body)}}]}
+    content = json.dumps(document).encode()
     head = (
-        "POST /v2/models/numbers/infer HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
+        f"POST /v2/models/numbers/infer HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n"
+        f"{HEADER_LENGTH}: {len(content)}\r\nContent-Length: {len(content) + len(body)}\r\n\r\n"
     )
-    body = tensors(1_000_000)
-    message = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    before = front.memory()
-    with ExitStack() as callers:
-        for _ in range(6):
-            address = ("127.0.0.1", server.port)
-            caller = callers.enter_context(socket.create_connection(address, timeout=PATIENCE))
+    message = head.encode() + content + body
+    before, cut_off = front.memory(), server.output().count(NOT_READ)
+    with ExitStack() as callers, front.watched():
+        for _ in range(READERS):
+            caller = callers.enter_context(socket.socket())
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+            caller.settimeout(PATIENCE)
+            caller.connect(("127.0.0.1", server.port))
             caller.sendall(message)
             readers.append(caller)
-        wait_until(lambda: server.in_work() == 6, "the streams have begun")
-        with front.watched():
-            wait_until(none_is_left, "all callers are cut off")
+        for reader in readers:
+            assert reader.recv(1024).startswith(b"HTTP/1.1 200 ")
+        wait_until(lambda: server.in_work() == READERS, "all replies are held")
+        files = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
+        wait_until(none_is_left, "all callers are cut off")
+    assert files <= READERS * 2.1 * 2**20
+    assert set(front.statuses) == {200}
     # by the front: nginx would have waited for longer
-    assert "Socket error processing request" in server.output()
+    assert server.output().count(NOT_READ) == cut_off + READERS
     assert front.peak - before <= MEGABYTES * 2**20
 
 

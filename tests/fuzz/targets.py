@@ -27,13 +27,13 @@ from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming
 from serving.front.parsing import read_invocation, read_request
 from serving.front.services import Services
-from serving.headers import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
 from serving.job import Step
 from serving.model_lifecycle.on_post import estimate, triton_name
 from serving.model_status.served_model import ServedModel, describe_model
 from serving.repository.locate_archive import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
 from serving.request import Request, Target
+from serving.sessions import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
 from serving.settings.table import Settings
 from serving.triton.tensors import InferRequest, Tensor
 from tests.bodies.hostile import Echo, Ones

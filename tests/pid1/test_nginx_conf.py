@@ -20,8 +20,8 @@ import pytest
 import requests
 
 from serving.host.machine import Machine
-from serving.pid1.processes import FEWEST_REQUESTS, MOST_UPLOADS, nginx
-from serving.settings.table import Settings
+from serving.pid1.processes import FEWEST_REQUESTS, nginx
+from serving.settings.table import BODIES, Settings
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
 
@@ -407,8 +407,8 @@ def test_refuse_requests_beyond_the_limit(upstream: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
 def test_refuse_large_uploads_beyond_the_limit(upstream: Path, tmp_path: Path, length: str) -> None:
-    few = {f"limit_conn uploads {MOST_UPLOADS};": "limit_conn uploads 2;"}
-    edge = Edge(behind(upstream, tmp_path), few)
+    few = {f"limit_conn uploads {BODIES};": "limit_conn uploads 2;"}
+    edge = Edge(behind(upstream, tmp_path), few, SERVE_REQUEST_MEMORY_SHARE="0")
     head = f"POST /invocations HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode()
     with contextlib.ExitStack() as uploads:
 

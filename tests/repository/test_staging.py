@@ -250,6 +250,24 @@ def test_keep_another_file_name_and_openvino_s_own_threads(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("own", "precision"),
+    [
+        ("", "f32"),
+        (parameter("auto"), ""),
+        (parameter("bf16", "INFERENCE_PRECISION_HINT"), "bf16"),
+        (parameter("YES", "HINT_BF16"), ""),
+    ],
+)
+def test_compute_in_fp32_unless_the_model_itself_allows_bf16(
+    own: str, precision: str, tmp_path: Path
+) -> None:
+    adapted, _ = fit(
+        tmp_path, SAPPHIRE_RAPIDS, parse_config(f"{ONNX} {own}"), SERVE_CPU_ENGINE="openvino"
+    )
+    assert adapted.parameters["INFERENCE_PRECISION_HINT"].string_value == precision
+
+
+@pytest.mark.parametrize(
     "backend", ['backend: "python"', 'platform: "pytorch_libtorch"', 'backend: "openvino"', ""]
 )
 def test_leave_models_of_other_backends_unchanged(backend: str, tmp_path: Path) -> None:

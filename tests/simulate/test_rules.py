@@ -18,7 +18,7 @@ from simulate.container import Container
 from simulate.models import BadArchive
 from simulate.rules import TABLE
 from tests.simulate.simulation import ENOUGH_TO_ANSWER, Simulation, make_tar
-from tests.support.harness import PATIENCE, ROOT, wait_until
+from tests.support.harness import PATIENCE, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -33,11 +33,6 @@ def fails(code: str, call: Callable[[], object]) -> Any:
 def test_break_every_rule_in_a_test() -> None:
     text = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     assert [rule.id for rule in TABLE if f'"{rule.id}"' not in text] == []
-
-
-def test_print_the_table_of_rules_in_the_docs() -> None:
-    rows = [f"| `{rule.id}` | {str(rule).removesuffix(f' ({rule.source})')} |" for rule in TABLE]
-    assert "\n".join(rows) in (ROOT / "docs/simulate.md").read_text()
 
 
 def test_fail_the_endpoint_if_the_container_is_never_healthy() -> None:

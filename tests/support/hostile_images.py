@@ -81,7 +81,8 @@ SMALL = [
 ]
 
 
-def tiff_of_a_huge_tile() -> bytes:
+def tiff_of_a_huge_tile(kind: int = 4, *more: tuple[int, int, int, int]) -> bytes:
+    """Return a TIFF whose tile has sizes of this type, and `more` tags behind them."""
     tile = zlib.compress(bytes(2**26))
     tags = [
         (256, 4, 1, 16),
@@ -91,8 +92,9 @@ def tiff_of_a_huge_tile() -> bytes:
         (262, 3, 1, 1),
         (277, 3, 1, 1),
     ]
-    tile_tags = [(322, 4, 1, 2**13), (323, 4, 1, 2**13), (324, 4, 1, 134), (325, 4, 1, len(tile))]
-    return tiff(tags + tile_tags, tile)
+    start = 134 + 12 * len(more)
+    tile_tags = [(322, kind, 1, 2**13), (323, kind, 1, 2**13), *more]
+    return tiff([*tags, *tile_tags, (324, 4, 1, start), (325, 4, 1, len(tile))], tile)
 
 
 def tiff_of_many_strips() -> bytes:
@@ -157,6 +159,24 @@ REFUSED: dict[str, tuple[Maker, str]] = {
         "metadata",
     ),
     "a TIFF of one tile of 64 MB": (tiff_of_a_huge_tile, "268436480"),
+    # Pillow takes the second sizes, libtiff the first ones, which were not counted
+    "a TIFF with two sizes of a tile": (
+        lambda: tiff_of_a_huge_tile(17, (322, 4, 1, 16), (323, 4, 1, 16)),
+        "the tag 322",
+    ),
+    "a TIFF whose tiles Pillow does not see": (
+        lambda: tiff_of_a_huge_tile(18, (273, 4, 1, 8), (278, 4, 1, 16)),
+        "the tag 322",
+    ),
+    # libjpeg's scans count only if the file says that it holds a JPEG
+    "a TIFF with two compressions": (
+        lambda: tiff([*SMALL[:3], (259, 17, 1, 8), *SMALL[3:]]),
+        "the tag 259",
+    ),
+    "a TIFF with two sizes of a strip": (
+        lambda: tiff([*SMALL, (278, 3, 1, 8), (278, 3, 1, 16)]),
+        "the tag 278",
+    ),
 }
 
 LARGEST: dict[str, Maker] = {
@@ -177,6 +197,9 @@ LARGEST: dict[str, Maker] = {
     ),
     "one strip": lambda: encoded(
         Image.new("RGB", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate", strip_size=2**26
+    ),
+    "a BigTIFF": lambda: encoded(
+        Image.new("RGB", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate", big_tiff=True
     ),
     "a turned JPEG": lambda: encoded(Image.new("RGB", (SIDE, SIDE)), "JPEG", exif=turned()),
     "a progressive JPEG": lambda: encoded(

@@ -378,6 +378,11 @@ def test_refuse_two_outputs_that_could_both_be_scores(tmp_path: Path) -> None:
             False,
         ),
         (
+            "int64[time, 2] x) => (int64[time, 2] y) { zero = Constant <value = int64 {0}> "
+            "() y = CumSum (x, zero)",
+            False,
+        ),
+        (
             "float[a, 4] x) => (float[b, 4] y) { two = Constant <value = int64[2] {2, 1}> "
             "() y = Tile (x, two)",
             False,

@@ -707,7 +707,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
             make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()),
             np.exp(NUMBERS),
             KIND,
-            "log1p",
+            "compute log1p yourself",
         ),
         (LogisticRegression(), NUMBERS, np.char.add(KIND, "\n"), r"'a\\n'"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),

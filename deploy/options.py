@@ -1,0 +1,83 @@
+"""The options of each command, as argparse has read and checked them. They don't change."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """The options of every command. `name` is the stack's, `config` has --config's parts of
+    requests by operation."""
+
+    name: str
+    region: str | None = None
+    profile: str | None = None
+    dry_run: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push(Common):
+    local_image: str
+    repository: str
+    tag: str | None = None
+    engine: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint(Common):
+    """What `create` and `update` set; None keeps what is there, or takes the default. `own_tags`
+    are those that the endpoint has beside the stack's."""
+
+    image: str | None = None
+    model_data: str | None = None
+    multi_model: str | None = None
+    env: Sequence[str] = ()
+    role: str = ""
+    instance_type: str | None = None
+    instances: int | None = None
+    inference_ami: str | None = None
+    no_wait: bool = False
+    own_tags: Sequence[Mapping[str, str]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Common):
+    min: int
+    max: int
+    invocations: float
+    concurrency: float | None = None
+    remove: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invoke(Common):
+    file: Path | None = None
+    text: str | None = None
+    json: str | None = None
+    model: str | None = None
+    version: str | None = None
+    parameter: Sequence[str] = ()
+    target_model: str | None = None
+    content_type: str | None = None
+    accept: str | None = None
+    output: Path | None = None
+    stream: bool = False
+    endpoint_url: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delete(Common):
+    yes: bool = False
+
+
+Options = TypeVar("Options", bound=Common)
+
+
+def options_of(kind: type[Options], parsed: argparse.Namespace) -> Options:
+    """Return the parsed options that this kind has."""
+    values = vars(parsed)
+    return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
