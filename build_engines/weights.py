@@ -20,7 +20,7 @@ from build_engines.recipes import Recipe
 from build_engines.request import Request
 
 # Kinds of weights. OWN: those of a recipe, which the project or a package has.
-OWN = "own"
+OWN = "nothing"
 ONNX_FILE = "an ONNX file"
 TORCHSCRIPT_FILE = "a TorchScript file"
 CHECKPOINT = "a folder as save_pretrained writes it"

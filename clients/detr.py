@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from clients._boxes import detections_of
 from clients._drawing import draw
 from clients._image import ImageClient
 from clients._input import WHOLE, check_whole
-from clients._labels import LABELS, label_of, labels_mismatch, labels_of
+from clients._labels import LABELS, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
 from serving.budget import MOST_DETECTIONS
 from serving.errors import InferenceFailed, InvalidRequest
@@ -19,7 +20,6 @@ from serving.errors import InferenceFailed, InvalidRequest
 # transformers' names of the outputs
 LOGITS = "logits"
 BOXES = "pred_boxes"
-CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class Client(ImageClient):
@@ -117,14 +117,8 @@ class Client(ImageClient):
         sides = np.array([*size, *size], np.float32)
         shares = np.concatenate((centres - half, centres + half), 1)
         corners = np.clip(shares * sides, 0, sides)
-        detections = zip(
-            classes[kept].tolist(),
-            scores[kept].tolist(),
-            corners.astype(np.float64).round(2).tolist(),
-            strict=True,
-        )
         return {
-            "detections": [self._detection(*detection) for detection in detections],
+            "detections": detections_of(self.labels, classes[kept], scores[kept], corners),
             "image": {"width": size[0], "height": size[1]},
         }
 
@@ -141,15 +135,6 @@ class Client(ImageClient):
         shares = softmax(logits)[:, :-1]
         best = np.argsort(-shares.max(1), kind="stable")
         return best, shares[best].argmax(1), shares[best].max(1)
-
-    def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
-        label = label_of(self.labels, class_id)
-        return {
-            "label": label,
-            "class_id": class_id,
-            "score": score,
-            "box": dict(zip(CORNERS, corners, strict=True)),
-        }
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """Return the image with a box and a label for each detection."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._boxes import Letterbox, nms
+from clients._boxes import Letterbox, detections_of, nms
 from clients._drawing import draw
 from clients._heads import (
     AUTO,
@@ -19,7 +19,6 @@ from clients._heads import (
     DETECTION,
     FINAL,
     ROWS,
-    Candidates,
     Head,
     candidates,
     head_of,
@@ -27,7 +26,7 @@ from clients._heads import (
     without_batch,
 )
 from clients._input import EXAMPLE
-from clients._labels import LABELS, label_of, labels_mismatch, labels_of
+from clients._labels import LABELS, labels_mismatch, labels_of
 from clients._masks import outlines
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
 from serving.budget import MOST_DETECTIONS
@@ -246,7 +245,8 @@ class Client(ModelClient):
         else:
             best = nms(kept.boxes, kept.scores, kept.classes, parameters["iou"], limit)
             kept = kept.take(best)
-        detections = self._detections(kept, fit)
+        corners = fit.to_image(kept.boxes)
+        detections = detections_of(self.labels, kept.classes, kept.scores, corners)
         if prototypes is not None and parameters["masks"] == "polygons":
             masks = outlines(kept.boxes, kept.extras[:, : head.masks], prototypes, fit)
             detections = [
@@ -274,21 +274,6 @@ class Client(ModelClient):
                 "end-to-end head, or the labels are not its own; for YOLOv5's table of one "
                 "class set the parameter 'layout' to yolov5"
             )
-
-    def _detections(self, kept: Candidates, fit: Letterbox) -> list[dict[str, Any]]:
-        corners = fit.to_image(kept.boxes).astype(np.float64).round(2)
-        classes = kept.classes.tolist()
-        scores = kept.scores.tolist()
-        return list(map(self._detection, classes, scores, corners.tolist()))
-
-    def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
-        box = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
-        return {
-            "label": label_of(self.labels, class_id),
-            "class_id": class_id,
-            "score": score,
-            "box": box,
-        }
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """Return the image with its masks, a box and a label for each detection, and its

@@ -1,37 +1,36 @@
 """The families of models that can be built. Each module with a FAMILY is one; the others are what
 they export with."""
 
+from collections.abc import Sequence
+
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import (
     detr,
     image_classification,
     image_embedding,
-    image_folder,
     object_detection,
     semantic_segmentation,
     table,
     tensors,
     text,
 )
-from build_engines.families.family import Family
+from build_engines.families.family import Family, Head
+from build_engines.families.text_folder import TO_TENSORS
 from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, TENSORS, Weights
 from clients import FACES
 from serving.clients import families as client_names
 
-# the first that recognises weights takes them
-FAMILIES: tuple[Family, ...] = tuple(
-    module.FAMILY
-    for module in (
-        table,
-        image_classification,
-        semantic_segmentation,
-        detr,
-        image_embedding,
-        object_detection,
-        text,
-        tensors,
-    )
+# the first that takes weights builds them
+FAMILIES = (
+    table.FAMILY,
+    image_classification.FAMILY,
+    semantic_segmentation.FAMILY,
+    detr.FAMILY,
+    image_embedding.FAMILY,
+    object_detection.FAMILY,
+    text.FAMILY,
+    tensors.FAMILY,
 )
 
 
@@ -61,6 +60,8 @@ def find_family(request: Request, weights: Weights) -> Family:
             "object-detection): where its code is, export the network, torch.onnx.export(network, "
             "example, 'model.onnx'), and build that"
         )
+    if named and named.head and weights.kind == CHECKPOINT and not named.head.fits(weights):
+        raise _other_network(weights, [named.head])
     if named:
         return named
     for family in FAMILIES:
@@ -70,15 +71,35 @@ def find_family(request: Request, weights: Weights) -> Family:
 
 
 def _unknown(weights: Weights) -> BuildError:
-    if weights.kind != CHECKPOINT:
-        return UsageError(f"{weights.path} is {weights.kind}: name its --client")
+    """Return why no family takes a folder."""
     if weights.is_image:
-        heads = [family.head for family in FAMILIES if family.head]
-        ends = [end for head in heads for end in head.architectures]
-        return image_folder.refused(weights, None, ", ".join(f"…{end}" for end in ends))
+        return _other_network(weights, [family.head for family in FAMILIES if family.head])
     kind = weights.config.get("model_type") or "no model_type in config.json"
     return UsageError(
         f"{weights.path} ({kind}) has neither a tokenizer's files nor preprocessor_config.json, so "
         "it is not known what it takes: save its tokenizer or image processor there too "
         "(save_pretrained), or export it to ONNX, of which any file is taken"
+    )
+
+
+def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
+    """Return that a folder's network has none of these heads, and what to do with it."""
+    if not weights.is_image:
+        return BuildError(
+            f"{weights.path} has no preprocessor_config.json: it does not say how images are "
+            "prepared"
+        )
+    name = weights.architecture or str(weights.config.get("model_type", "network of no name"))
+    other = next((family for family in FAMILIES if family.takes(weights)), None)
+    remedy = TO_TENSORS
+    if not weights.architecture:
+        remedy = 'add "architectures" to it: ["ViTForImageClassification"]'
+    elif other:
+        remedy = f"without --client it becomes a model of the client {other.client}"
+    elif "ForMaskedImageModeling" in name:
+        remedy = "its encoder can be exported to ONNX and built without --client"
+    ends = [f"…{end}" for head in heads for end in head.architectures]
+    return BuildError(
+        f"{weights.path} holds a {name} by its config.json, and this builds networks named "
+        f"{', '.join(ends)}; {remedy}"
     )

@@ -1,7 +1,7 @@
 """What the build knows about one family of models, in one object."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from build_engines.errors import UsageError
 from build_engines.measures import Measure, Samples
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.weights import Weights
+from build_engines.weights import OWN, Weights
 from clients.base import ModelClient
 
 Arrays = Sequence[NDArray[Any]]
@@ -65,9 +65,10 @@ def no_tokenizer(request: Request, _folder: Path) -> dict[str, str]:
 class Family:
     """A family of models. Without a `client` they take tensors.
 
-    `exports` has, for each kind of weights and each recipe with weights of its own, the function
-    that writes 1/model.onnx (or 1/model.pt) with its labels and example. Weights for which no
-    client is named are taken by the first of FAMILIES whose `head` fits, or that `recognises` them.
+    `exports` has, for each kind of weights, the function that writes 1/model.onnx (or 1/model.pt)
+    with its labels and example; `own_weights` has those of the recipes whose weights the project or
+    a package brings. Weights for which no client is named are taken by the first of FAMILIES whose
+    `head` fits, or that `recognises` them.
 
     `write_files` writes what a file of the user's own needs beside it, and returns settings.
     `example` is the model of the repository that has an example for such a file; `classifies`: its
@@ -81,6 +82,7 @@ class Family:
 
     client: str
     exports: Mapping[str, "Export"]
+    own_weights: Mapping[str, "Export"] = field(default_factory=dict)
     recognises: Callable[[Weights], bool] = lambda _: False
     head: Head | None = None
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
@@ -100,14 +102,17 @@ class Family:
     def export(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
         """Fill the folder with the fp32 model and its other files. Raise UsageError if the family
         does not take this kind of weights."""
-        key = weights.kind if weights.kind in self.exports else request.model
-        if key not in self.exports:
+        write = self.exports.get(weights.kind)
+        if weights.kind == OWN:
+            write = self.own_weights.get(request.model)
+        if write is None:
             whose = f"the client {self.client}" if self.client else "a model without a client"
-            kinds = ", ".join(kind for kind in self.exports if " " in kind)
-            given = f"{request.weights} is {weights.kind}" if request.weights else "none"
-            raise UsageError(f"--weights: {given}; {whose} is built from {kinds}")
+            raise UsageError(
+                f"--weights '{request.weights}' is {weights.kind}; {whose} is built from "
+                f"{', '.join(self.exports)}"
+            )
         (folder / "1").mkdir(parents=True, exist_ok=True)
-        return self.exports[key](self, weights, request, folder)
+        return write(self, weights, request, folder)
 
 
 Export = Callable[[Family, Weights, Request, Path], ModelSpec]

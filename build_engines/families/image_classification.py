@@ -7,7 +7,8 @@ from build_engines.measures import CLASSES, IMAGES
 
 FAMILY = Family(
     client="image_classification",
-    exports={**EXPORTS, "resnet": bundled.export, "efficientnet": efficientnet.export},
+    exports=EXPORTS,
+    own_weights={"resnet": bundled.export, "efficientnet": efficientnet.export},
     head=Head(("ForImageClassification",), "AutoModelForImageClassification"),
     example="efficientnet",
     classifies=True,

@@ -14,9 +14,8 @@ from typing import Any
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import onnx_file, torchscript
-from build_engines.families.family import Export, Family, Head
+from build_engines.families.family import Export, Family
 from build_engines.families.onnx_file import with_tensors
-from build_engines.families.text_folder import TO_TENSORS
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
@@ -27,17 +26,10 @@ from clients._labels import DEFAULT_LABELS
 MAX_BATCH_SIZE = 32
 EXAMPLE = REPOSITORY / "efficientnet/example.jpg"
 IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
-OTHERS = {
-    "ForMaskedImageModeling": "its encoder can be exported to ONNX and built without --client"
-}
 
 
 def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write the model folder's files. Raise BuildError if the checkpoint is of another network, or
-    not complete."""
-    head = family.head
-    if head is None or not head.fits(weights):
-        raise refused(weights, head)
+    """Write the model folder's files. Raise BuildError if the checkpoint is not complete."""
     if request.size:
         raise BuildError("--size is not for a folder of transformers: its files say the size")
     from build_engines.families import image_network  # needs torch
@@ -46,7 +38,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     activation = activation_of(weights.config) if family.classifies else "softmax"
     settings |= {"activation": activation} if activation != "softmax" else {}
     has_labels = False
-    if head.labelled:
+    if family.head and family.head.labelled:
         has_labels = write_labels(
             folder / DEFAULT_LABELS, labels_of(weights.config), request.labels
         )
@@ -64,26 +56,6 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         shorter, longer = map(int, asked["resize_to"].split(","))
         model_spec = replace(model_spec, max_batch_size=1, lengths=(1, shorter, longer))
     return with_tensors(request, folder, model_spec)
-
-
-def refused(weights: Weights, head: Head | None, known: str = "") -> BuildError:
-    """Return why a folder is not a network with this head, or with none of those `known`."""
-    name = weights.architecture
-    if not name:
-        remedy = 'add "architectures" to it: ["ViTForImageClassification"]'
-        name = str(weights.config.get("model_type", "network of no name"))
-    elif not weights.is_image:
-        return BuildError(
-            f"{weights.path} has no preprocessor_config.json: it does not say how images are "
-            "prepared"
-        )
-    else:
-        remedy = next((text for end, text in OTHERS.items() if end in name), TO_TENSORS)
-    ends = known or ", ".join(f"…{end}" for end in (head.architectures if head else ()))
-    return BuildError(
-        f"{weights.path} holds a {name} by its config.json, and this builds networks named "
-        f"{ends}; {remedy}"
-    )
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:

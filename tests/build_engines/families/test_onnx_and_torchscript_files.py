@@ -150,6 +150,7 @@ def test_the_example_is_a_photo_unless_the_network_takes_grey(
         ({"client": "resnet", "settings": {"mean": "x"}}, "'mean'"),
         ({"client": "resnet", "settings": {"means": "1"}}, "'mean'"),
         ({"settings": {"means": "1"}}, "--client"),
+        ({"settings": {"TARGET_DEVICE": "GPU"}}, "this backend runs on the processor"),
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
         ({"client": "nobody"}, "nobody"),
         ({"client": "bert"}, "tokenizer"),
