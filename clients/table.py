@@ -85,6 +85,7 @@ class Client(ModelClient):
         if not self.columns and set(self.widths) == {1}:
             self.columns = tuple(spec.name for spec in model.inputs)
         self._check_columns()
+        self.known_names = frozenset(self.columns)
         self.missing = self._missing()
         inputs = zip(model.inputs, self.widths, strict=True)
         datatypes = [spec.datatype for spec, width in inputs for _ in range(width)]
@@ -141,6 +142,7 @@ class Client(ModelClient):
         """Return the columns if the cells name some. pandas numbers columns without names 0, 1, 2
         …: three or more such cells are a header too, and so are as many different words as a model
         of nameless numbers has columns."""
+        cells = [self._column(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):
             return cells
         is_numbered = list(cells) == list(map(str, range(len(cells))))
@@ -149,7 +151,7 @@ class Client(ModelClient):
         if any(map(is_number, cells)):
             return None
         if self.columns:
-            return cells if set(cells) & set(self.columns) else None
+            return cells if self.known_names & set(cells) else None
         words = (
             len(set(cells) - {"", "True", "False", "true", "false"})
             == len(cells)
@@ -206,7 +208,8 @@ class Client(ModelClient):
             raise DecodingError(
                 "this model's columns have no names: send a list of cells", instance=number
             )
-        if unknown := instance.keys() - set(self.columns):
+        instance = self._by_column(instance, number)
+        if unknown := instance.keys() - self.known_names:
             reason = (
                 f"there is no column {_listed(sorted(unknown))}; the columns are "
                 f"{_listed(self.columns)}"
@@ -217,6 +220,20 @@ class Client(ModelClient):
         if absent := [name for name in self.columns if name not in instance]:
             raise DecodingError(f"the row has no {_listed(absent)}", instance=number)
         return [instance[name] for name in self.columns]
+
+    def _by_column(self, instance: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+        if self.known_names.issuperset(instance):
+            return instance
+        named = {self._column(name): cell for name, cell in instance.items()}
+        if len(named) < len(instance):
+            raise DecodingError("the row names a column twice", instance=number)
+        return named
+
+    def _column(self, name: str) -> str:
+        """Return the column that a caller names: LightGBM keeps 'mean radius' as 'mean_radius'."""
+        stored = name.replace(" ", "_")
+        is_stored = name not in self.known_names and stored in self.known_names
+        return stored if is_stored else name
 
     def postprocess(
         self,

@@ -99,13 +99,13 @@ TABLE = {
         503,
         1,
         "too many requests are in flight, in total or for the model, or they take too much memory",
-        "retry; send fewer at once, raise the limit that the message names, or add machines",
+        "retry; send fewer at once, or raise the limit that the message names",
     ),
     "too_many_connections": Row(
         503,
         1,
         "nginx holds too many requests, uploads included",
-        "retry; send fewer at once, or raise `SERVE_MAX_CONCURRENCY`, which raises this limit too",
+        "retry; send fewer at once, or raise `SERVE_MAX_CONCURRENCY`",
     ),
     "queue_full": Row(
         503,

@@ -355,7 +355,7 @@ class Settings:
     allow_grpc: bool = _setting(
         "SAGEMAKER_TRITON_ALLOW_GRPC",
         False,
-        help="whether Triton's gRPC is public on SERVE_HOST: inference, and read-only queries",
+        help="whether Triton's gRPC (inference and read-only queries) is public on SERVE_HOST",
     )
     grpc_port: int = _setting(
         "SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535), help="public port of Triton's gRPC"

@@ -4,6 +4,7 @@ that are refused."""
 from pathlib import Path
 from typing import Any
 
+import lightgbm
 import numpy as np
 import orjson
 import pandas as pd
@@ -118,6 +119,22 @@ def test_recognise_a_header_of_numbers_as_pandas_writes_it(tmp_path: Path) -> No
     assert client_of(FLOATS).header(["0", "1"]) is None
     named = client_of(wide, folder=written(tmp_path, columns="2\n1\n0\n"))
     assert named.header(cells) == cells
+
+
+def test_accept_blanks_in_names_that_lightgbm_stores_as_underscores(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"mean radius": [1.0, 2.0], "a_b": [3.0, 4.0]})
+    model = lightgbm.LGBMRegressor(verbose=-1).fit(rows, [0, 1])
+    stored = model.booster_.feature_name()
+    assert stored == ["mean_radius", "a_b"]
+    client = client_of(folder=written(tmp_path, columns="\n".join(stored)))
+    assert client.header(["a_b", "mean radius"]) == ["a_b", "mean_radius"]
+    assert client.header(["mean radius", "mean_radius"]) == ["mean_radius", "mean_radius"]
+    for name in ("mean radius", "mean_radius"):
+        assert client.prepare([{"a_b": 3, name: 1}], {})["X"].tolist() == [[1, 3]]
+    with pytest.raises(DecodingError, match="twice"):
+        client.prepare([{"a_b": 3, "mean radius": 1, "mean_radius": 1}], {})
+    with pytest.raises(DecodingError, match="'a b c'"):
+        client.prepare([{"a b c": 3, "mean radius": 1}], {})
 
 
 def test_name_each_column_that_takes_empty_cells() -> None:
