@@ -114,5 +114,6 @@ def test_refuse_another_structure_with_the_export_command(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("size", [300, 31])
 def test_refuse_a_size_that_the_stride_does_not_divide(size: int, tmp_path: Path) -> None:
+    (tmp_path / "best.pt").touch()
     with pytest.raises(UsageError):
         export(FAMILY, Weights(tmp_path / "best.pt"), Request("pets", size=size), tmp_path)
