@@ -8,12 +8,9 @@ from typing import Any
 
 import torch
 from instance import default_threads, given_parameters, parse_bool, read, refuse  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+from naming import REMOVED  # type: ignore[import-not-found]
 
 ALLOWED = "true, false, 1, 0"
-REMOVED = {  # parameters of NVIDIA's backend that this one had -> what replaces them
-    "ENABLE_WEIGHT_SHARING": "take one instance with more threads (INTRA_OP_THREAD_COUNT), which "
-    "has the weights once"
-}
 SWITCHES = {  # TorchScript executor options; PyTorch's defaults apply unless config.pbtxt sets them
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",

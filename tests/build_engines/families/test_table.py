@@ -58,7 +58,8 @@ from sklearn.tree import DecisionTreeRegressor
 from build_engines.__main__ import main
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import table, table_estimators, table_trees
-from build_engines.model_folder import StoredModel
+from build_engines.stored_model import StoredModel
+from build_engines.weights import Weights
 from clients.base import TensorSpec
 from serving.errors import DecodingError
 from tests.build_engines import models, trained
@@ -253,7 +254,7 @@ def dumped(tmp_path: Path, model: Any) -> Path:
 def answered(stored: StoredModel, rows: list[Any]) -> list[Any]:
     client = stored.client()
     assert client
-    tensors = client.preprocess(rows)
+    tensors = client.prepare(rows, {})
     session = onnxruntime.InferenceSession(stored.file)
     names = [output.name for output in session.get_outputs()]
     outputs = {
@@ -862,7 +863,7 @@ def test_read_a_model_saved_under_numpy_2(tmp_path: Path) -> None:
     file.write_bytes(buffer.getvalue().replace(b"cnumpy.core.", b"cnumpy._core."))
     predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
     assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
-    assert table.read(file, True).random_state.get_state()[1].tolist() == random
+    assert table.read(Weights(file), True).random_state.get_state()[1].tolist() == random
     Watch.seen.pop()
     # nothing of NumPy is replaced while it is read
     assert Watch.seen == [getattr(NUMPY, BITS)]
