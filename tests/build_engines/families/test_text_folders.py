@@ -397,6 +397,18 @@ def test_keep_the_scores_of_texts_that_the_file_computes(function: str, tmp_path
         assert scores == pytest.approx([each["score"] for each in wanted], abs=1e-4)
 
 
+def test_refuse_a_softmax_for_a_task_that_needs_logits(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "token-classification", num_labels=3)
+    file = file_with_scores(checkpoint, tmp_path / "whole", "Softmax")
+    options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
+    with pytest.raises(BuildError, match="softmax"):
+        build(
+            Request(
+                "own", **options, task="token-classification", repository=tmp_path / "repository"
+            )
+        )
+
+
 @pytest.mark.parametrize("family", ["MPNet", "XLMRobertaXL", "Xmod", "IBert", "Luke", "Esm"])
 def test_shorten_texts_if_positions_start_after_the_padding(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
