@@ -341,7 +341,7 @@ def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
     assert ours.predict(TEXTS[:1]) == wanted.predict(TEXTS[:1])
     with pytest.raises(UsageError, match="--tokenizer"):
         build(Request("own", **options))
-    with pytest.raises(UsageError, match="--client bert"):
+    with pytest.raises(UsageError, match="--client text"):
         build(Request("own", **(options | {"client": ""}), tokenizer=checkpoint))
 
 
