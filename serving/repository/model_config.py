@@ -45,9 +45,8 @@ PLAN_REMEDIES = (
 LARGEST_CONFIG = 2**20  # bytes of config.pbtxt: 1.5 MB take 5 s to parse; ours have about 2 kB
 PACKAGES = "EXECUTION_ENV_PATH"
 MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folder
-MOST_UNPACKED = (
-    16 * 2**30
-)  # bytes of packages: a conda environment with torch and CUDA has about 8 GB
+# unpacked bytes of packages: a conda environment with torch and CUDA has about 8 GB
+MOST_UNPACKED = 16 * 2**30
 # if the model's folder contains a file of this name, it is started instead of the backend's stub
 STUB = "triton_python_backend_stub"
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
@@ -288,7 +287,7 @@ def _links_of_archive(path: Path) -> dict[str, str]:
     links = {}
     with tarfile.open(path) as archive:
         while member := archive.next():
-            archive.members.clear()  # tarfile would keep all of them
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
             links[member.name.removeprefix("./")] = member.linkname
             if len(links) > MOST_ENTRIES:
                 raise ConfigError("", f"it has more than {MOST_ENTRIES} files")
