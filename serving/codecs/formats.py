@@ -16,6 +16,8 @@ WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of
 # of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a pass
 # over all
 SCANS = 16
+START_OF_SCAN = b"\xff\xda"
+SCAN_COMPONENTS = 4  # bytes behind it is the number of components in the scan
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
 STRIP_PIXELS = 2**20  # converted at a time, because a pixel takes up to 16 bytes on its way
 WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
@@ -77,7 +79,15 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
         return memory + coefficients if scans else memory
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
-    return coefficients if scans > 1 else 0
+    return coefficients if scans else 0
+
+
+def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
+    """Return whether the only scan of a JPEG has all its pixels: libjpeg keeps the coefficients of
+    any other one whole. `data` is the file."""
+    at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
+    components = getattr(image, "layers", 0)
+    return "progressive" not in image.info and data[at : at + 1] == bytes([components])
 
 
 def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:
