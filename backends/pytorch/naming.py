@@ -13,7 +13,7 @@ from typing import Any
 
 Config = dict[str, Any]
 
-PARAMETERS = (  # of config.pbtxt, read by torch_settings.py
+PARAMETERS = (  # the parameters in config.pbtxt, which torch_settings.py reads
     "DISABLE_CUDNN",
     "DISABLE_OPTIMIZED_EXECUTION",
     "ENABLE_CACHE_CLEANING",
@@ -28,8 +28,8 @@ DATATYPES = ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
 
 
 def input_positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
-    """Return {input: position of its argument}. Raise ValueError if the inputs do not match
-    forward()'s arguments."""
+    """Return {input: position of its argument}. Raise ValueError if the inputs do not match the
+    arguments of forward()."""
     if set(names) <= set(arguments):
         positions = {name: arguments.index(name) for name in names}
     else:
@@ -49,7 +49,7 @@ def output_positions(names: Sequence[str]) -> dict[str, int]:
 
 
 def _by_index(names: Sequence[str]) -> dict[str, int]:
-    """Return {name: its index}, which is empty unless every name has an index."""
+    """Return {name: its index}, or {} unless every name has an index."""
     texts = {name: name.partition("__")[2] for name in names}
     return (
         {name: int(text) for name, text in texts.items()}
@@ -59,15 +59,15 @@ def _by_index(names: Sequence[str]) -> dict[str, int]:
 
 
 def input_names(config: Config) -> list[str]:
-    """Return the names of config.pbtxt's inputs and of the control tensors of its sequence
+    """Return the names of the inputs in config.pbtxt, and of the control tensors of its sequence
     batching."""
     controls = config.get("sequence_batching", {}).get("control_input", [])
     return [entry["name"] for entry in (*config["input"], *controls)]
 
 
 def check(config: Config) -> None:
-    """Raise ValueError if config.pbtxt has no inputs or outputs, or one of a type that PyTorch does
-    not have."""
+    """Raise ValueError if config.pbtxt has no inputs or no outputs, or if one has a type that
+    PyTorch does not support."""
     for side in ("input", "output"):
         if not config[side]:
             raise ValueError(
