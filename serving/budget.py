@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from time import monotonic, thread_time
 from typing import Any, TypeVar
@@ -155,11 +155,11 @@ NEVER = Deadline()
 
 @dataclass(frozen=True)
 class Allowance:
-    """The time that a request has left: until its deadline, and processor time of one thread.
+    """The time that a request has left: until its deadline, and of processor time.
 
-    `processor` is a time on time.thread_time()'s clock. Reading that clock is a system call, so it
-    is not read before `earliest` (time.monotonic()): processor time cannot pass faster than real
-    time.
+    `processor` is a time on the time.thread_time() clock of the request's own thread. Reading that
+    clock is a system call, so it is not read before `earliest` (time.monotonic()): processor time
+    cannot pass faster than real time.
     """
 
     deadline: Deadline = NEVER
@@ -201,6 +201,13 @@ def check_time() -> None:
     """Raise TooLate when this thread's request has no time left. Every loop over a caller's data
     calls this at least once a second."""
     _ALLOWANCE.get().check()
+
+
+def count_time(seconds: float) -> None:
+    """Count the processor time that other threads have taken for this thread's request."""
+    own = _ALLOWANCE.get()
+    earliest = own.earliest - seconds
+    _ALLOWANCE.set(replace(own, processor=own.processor - seconds, earliest=earliest))
 
 
 def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:

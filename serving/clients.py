@@ -24,8 +24,6 @@ from clients.base import Model, ModelClient
 from serving.errors import ConfigError
 from serving.repository.layout import CLIENT, CLIENTS, own_client
 
-# task names that callers may use instead of the names of clients
-TASKS = {"image_classification": "resnet", "object_detection": "yolov5", "text": "bert"}
 # followed by a number: the package of a client from a model repository
 OWN_PACKAGE = "_model_clients_"
 _numbers = count()
@@ -45,15 +43,15 @@ def make_client(model: Model) -> ModelClient | None:
         if not (isinstance(client, type) and issubclass(client, ModelClient)):
             raise ConfigError(file, "defines no class Client(ModelClient)")
         return client(model)
-    if named and family_name(named) not in families():
+    ours = (*families(), *clients.FACES)
+    if named and family_name(named) not in ours:
         expected = (
-            f"the clients are {', '.join([*families(), *TASKS])}; one of your own is "
-            f"{CLIENTS}/NAME.py beside "
+            f"the clients are {', '.join(ours)}; one of your own is {CLIENTS}/NAME.py beside "
         )
         raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
     # Triton knows a model from an archive by another name than that of its folder
     names = [family_name(named)] if named else [model.name, model.path.name]
-    known = [name for name in names if name in families()]
+    known = [name for name in names if name in ours]
     return family(known[0])(model) if known else None
 
 
@@ -78,19 +76,16 @@ def source_of(client: ModelClient) -> str:
 
 
 def families() -> list[str]:
-    """Return the names of this project's clients: the modules of clients/ without base.py."""
-    return sorted(
-        m.name
-        for m in pkgutil.iter_modules(clients.__path__)
-        if m.name != "base" and m.name[0] != "_"
-    )
+    """Return the names of this project's clients, one for each task: the modules of clients/
+    without base.py and the other names of clients."""
+    others = {"base", *clients.FACES}
+    modules = (module.name for module in pkgutil.iter_modules(clients.__path__))
+    return sorted(name for name in modules if name not in others and name[0] != "_")
 
 
 def family_name(name: str) -> str:
-    """Return the name of the module for the client `name`, which may be a task or contain
-    hyphens."""
-    name = name.replace("-", "_")
-    return TASKS.get(name, name)
+    """Return the module of this project's client called `name`, which may have hyphens."""
+    return name.replace("-", "_")
 
 
 def family(name: str) -> type[ModelClient]:

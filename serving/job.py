@@ -7,7 +7,7 @@ results --Job.reply--> Reply, or each result --Job.line--> a line of a stream
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -180,6 +180,8 @@ class Run:
         job = self._job
         parts: list[InferReply] = []  # the replies to the partial steps before this one
         try:
+            call: Call | Responses | None
+            reply: InferReply | None
             step, call = self._begin(None)
             while True:
                 ahead = self._ahead(step)
@@ -192,6 +194,8 @@ class Run:
                     return
                 if not step.is_partial:
                     parts.clear()
+                # the next step may wait for memory, so nothing of this one is kept meanwhile
+                step, call, reply = replace(step, inputs=()), None, None
                 step, call = ahead or self._begin(step)
         except InvalidRequest as err:
             job.raise_if_session_ended(err)

@@ -45,6 +45,7 @@ SORTED = 40  # number of an output that is asked for as classes
 WRITTEN = 2  # byte of a reply while it is written: the buffer grows, or its pieces are joined
 BASE64 = 4  # character of base64: in turn without line ends, padded, as bytes, and what it holds
 CELLS = 16  # byte of a row of CSV: its text, the csv module's text, and the cells
+TOKEN = 200  # token of a window of a text, whose place in the text is kept
 KEPT = 2  # decoded images take a half of what decoding them takes; a drawing takes as much again
 
 

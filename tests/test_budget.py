@@ -10,10 +10,12 @@ from serving import budget
 from serving.budget import (
     MOST_JSON_PARTS,
     NEVER,
+    PROCESSOR_PART,
     Budget,
     Deadline,
     check_count,
     check_time,
+    count_time,
     in_time,
     read_json,
 )
@@ -65,6 +67,15 @@ def test_give_decoding_threads_the_deadline_of_their_request() -> None:
         with within(NEVER, seconds=0.0):
             pool.submit(copy_context().run, check_time).result()
         pool.submit(check_time).result()
+
+
+def test_count_the_processor_time_of_other_threads() -> None:
+    with within(NEVER, seconds=PROCESSOR_PART * 1000.0):
+        count_time(500.0)
+        check_time()
+        count_time(500.0)
+        with pytest.raises(TooLate, match="SERVE_REQUEST_TIMEOUT"):
+            check_time()
 
 
 def test_allow_answers_of_ten_times_the_largest_body() -> None:

@@ -67,6 +67,7 @@ class TritonPythonModel:
             model, settings, args["model_name"], args["model_version"]
         )
         self.runs = openvino_engine.Runs(compiled.model)
+        self.rows = openvino_engine.rows_of_tables(model)
         self.check_range = openvino_engine.check_range
         self.outputs = [entry["name"] for entry in config["output"]]
         key = same_shapes if config["max_batch_size"] > 0 else alone
@@ -89,7 +90,7 @@ class TritonPythonModel:
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
         feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         for name, array in feed.items():
-            self.check_range(name, array)
+            self.check_range(name, array, self.rows.get(name))
         for name in self.scalars & feed.keys():
             feed[name] = feed[name].reshape(()) if feed[name].size == 1 else feed[name]
         wanted = set(request.requested_output_names())

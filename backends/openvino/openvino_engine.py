@@ -39,6 +39,8 @@ DEVICE = "CPU"
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # numpy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")
+# OpenVINO's operators whose output has the values of their first input
+SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
 
 
@@ -269,9 +271,39 @@ class Runs:
         return {name: results[index_of(name, self.compiled.outputs)] for name in names}
 
 
-def check_range(name: str, array: Any) -> None:
-    """Raise InvalidInput for integers that do not fit into the 32 bits in which OpenVINO
-    computes."""
+def rows_of_tables(model: Any) -> dict[str, int]:
+    """Return the number of rows of the table for each input whose values are indices into one.
+    Beyond the last row OpenVINO reads zeros."""
+    rows: dict[str, int] = {}
+    for port in model.inputs:
+        sizes = _table_sizes(port)
+        rows |= dict.fromkeys(port.names, min(sizes)) if sizes else {}
+    return rows
+
+
+def _table_sizes(values: Any) -> list[int]:
+    """Return the row counts, as far as they are known, of the tables that `values` index."""
+    sizes = []
+    for target in values.get_target_inputs():
+        node, index = target.get_node(), target.get_index()
+        if node.get_type_name() in SAME_VALUES and index == 0:
+            sizes += _table_sizes(node.output(0))
+        elif node.get_type_name() == "Gather" and index == 1:
+            axis = node.input_value(2).get_node()
+            shape = node.input_value(0).get_partial_shape()
+            if axis.get_type_name() == "Constant" and shape.is_static:
+                sizes.append(shape.get_shape()[int(axis.get_data().item())])
+    return sizes
+
+
+def check_range(name: str, array: Any, rows: int | None) -> None:
+    """Raise InvalidInput for integers that do not fit into the 32 bits in which OpenVINO computes,
+    and for indices outside a table with `rows` rows. An index of -1 means the last row."""
+    if rows is not None and array.size and not -rows <= array.min() <= array.max() < rows:
+        wrong = array.max() if array.max() >= rows else array.min()
+        raise InvalidInput(
+            f"input '{name}' has the index {wrong}, and its table in the model has {rows} rows"
+        )
     if (
         array.dtype.str[1:] in WIDE
         and array.size

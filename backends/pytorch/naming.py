@@ -24,6 +24,10 @@ PARAMETERS = (  # the parameters in config.pbtxt, which torch_settings.py reads
     "INTER_OP_THREAD_COUNT",
     "INTRA_OP_THREAD_COUNT",
 )
+REMOVED = {  # parameters of NVIDIA's backend that this one had -> what replaces them
+    "ENABLE_WEIGHT_SHARING": "take one instance with more threads (INTRA_OP_THREAD_COUNT), which "
+    "has the weights once"
+}
 DATATYPES = ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING")
 
 

@@ -8,12 +8,9 @@ from typing import Any
 
 import torch
 from instance import default_threads, given_parameters, parse_bool, read, refuse  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+from naming import REMOVED  # type: ignore[import-not-found]
 
 ALLOWED = "true, false, 1, 0"
-REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
-    "ENABLE_WEIGHT_SHARING": "take one instance with more threads (INTRA_OP_THREAD_COUNT), which "
-    "has the weights once"
-}
 # options of TorchScript's executor, which have PyTorch's defaults unless config.pbtxt sets them
 SWITCHES = {
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",

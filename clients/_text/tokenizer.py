@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from clients.base import Tensors, check_time
+from clients.base import Tensors, TooManyRows, check_time
 from serving.budget import MOST_ROWS
 from serving.errors import ConfigError, DecodingError
 
@@ -277,7 +277,8 @@ class TextTokenizer:
         each text's first if not `every`.
 
         Besides the inputs: `encodings` [rows], `owners` [rows], the number of each row's text,
-        `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too long.
+        `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too long,
+        TooManyRows.
         """
         encodings: list[Encoding] = []
         owners = []
@@ -291,6 +292,8 @@ class TextTokenizer:
                 raise DecodingError(str(err), instance=index) from err
             counts.append(self._count_of_windows(cut, stride, not isinstance(text, str)))
             used = cut if every else cut[:1]
+            if index and len(encodings) + len(used) > MOST_ROWS:
+                raise TooManyRows(index)
             truncated.append(len(cut) > len(used))
             encodings += used
             owners += [index] * len(used)

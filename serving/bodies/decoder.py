@@ -2,16 +2,17 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from time import thread_time
 from typing import Any
 
 from clients.base import ModelClient
-from serving.budget import Deadline
+from serving.budget import Deadline, count_time
 from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
@@ -108,9 +109,11 @@ class Decoder:
         large = [value for value in opened.values if codec.memory(value) > 0]
         if len(large) > 1:
             # the context has the request's time (budget.check_time)
-            futures = [self._threads.submit(copy_context().run, load) for load in loads]
+            futures = [self._threads.submit(copy_context().run, _timed, load) for load in loads]
             wait(futures)  # even after an error, because the others take memory until they end
-            instances = [future.result() for future in futures]
+            decoded = [future.result() for future in futures]
+            instances = [instance for instance, _ in decoded]
+            count_time(sum(seconds for _, seconds in decoded))
         else:
             instances = [load() for load in loads]
         if opened.mistake:
@@ -139,3 +142,9 @@ class Decoder:
             memory += more
             length += client.codec.length(value)
         return Opened(index, items, values, None, memory, length)
+
+
+def _timed(load: Callable[[], Any]) -> tuple[Any, float]:
+    """Return the instance, and the seconds of processor time that it took."""
+    began = thread_time()
+    return load(), thread_time() - began

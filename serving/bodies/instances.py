@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from clients.base import ModelClient, Tensors
+from clients.base import ModelClient, Tensors, TooManyRows
 from serving.bodies.decoder import Item
 from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
 from serving.budget import read_json
@@ -33,7 +33,7 @@ from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
-from serving.room import INPUT, KEPT, OUTPUT, Room, reserve
+from serving.room import INPUT, KEPT, OUTPUT, TOKEN, Room, reserve
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
@@ -100,23 +100,25 @@ class Predictions:
     memory: int = 0  # that drawing on them takes
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
-    """Instances that are answered together: the index of the first one, the tensors that they
-    became, and the inputs of the calls that are still to be made; the memory that decoding them
-    took, and the room of the batch until it is finished."""
+    """Instances that are answered together: the index of the first one and of the first one behind
+    them, the tensors that they became, and the inputs of the calls that are still to be made; the
+    memory that decoding them took, and the room of the batch until it is finished."""
 
     first: int
+    end: int
     instances: Sequence[Any]
     tensors: Tensors
     calls: list[list[Tensor]]
     memory: int
     room: Room
 
-    @property
-    def end(self) -> int:
-        """Return the index of the first instance behind the batch."""
-        return self.first + len(self.instances)
+    def clear(self) -> None:
+        """Forget what takes memory. The next batch may wait for room."""
+        self.instances = ()
+        self.tensors = {}
+        self.room.shrink()
 
 
 class InstancesJob(Job):
@@ -186,24 +188,31 @@ class InstancesJob(Job):
                     rows = accumulate(map(client.rows, instances))
                     fitting = sum(count <= size for count in rows)
                     instances = instances[: max(1, fitting)]
-                tensors = self._preprocess(instances, first)
-                shape = _shortest(client, tensors)
-                most = self._most_rows(shape)
-                if len(instances) > most:
-                    instances = instances[:most]
+                try:
                     tensors = self._preprocess(instances, first)
+                except TooManyRows as err:
+                    instances = instances[: err.fitting]
+                    tensors = self._preprocess(instances, first)
+                shape, count = _rows(client, tensors)
+                most = self._most_rows(shape)
+                if count > most and len(instances) > 1:
+                    instances = instances[: max(1, most * len(instances) // count)]
+                    tensors = self._preprocess(instances, first)
+                    shape, count = _rows(client, tensors)
             # the size of the tensors is known by now
             row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
-            size = memory // KEPT + len(instances) * row
+            kept = TOKEN * prod(shape) * _objects(client, tensors)
+            size = memory // KEPT + count * row + kept
             if memory:
                 room.shrink(size)
                 room.grow(size, "a batch of its instances")
             else:
-                room = self._room(size, holds)
+                room = self._room(size, holds or kept > 0)
         except BaseException:
             room.shrink()
             raise
-        return Batch(first, instances, tensors, list(_parts(client, tensors)), memory, room)
+        end = first + len(instances)
+        return Batch(first, end, instances, tensors, list(_parts(client, tensors)), memory, room)
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
         """Return what the tensors of one row take, if that of an input has this shape."""
@@ -233,7 +242,7 @@ class InstancesJob(Job):
             # the client counts within its batch, the caller within the request
             except DecodingError as err:
                 raise err.at(first + (err.instance or 0)) from err
-            except ServingError:
+            except (ServingError, TooManyRows):
                 raise
             except Exception as err:
                 raise self._failed("preprocess", err) from err
@@ -261,7 +270,7 @@ class InstancesJob(Job):
         version = replies[-1].version
         if self.picture:
             return Predictions(batch.first, version, predictions, batch.instances, batch.memory)
-        batch.room.shrink()
+        batch.clear()
         return Predictions(batch.first, version, predictions)
 
     def _failed(self, step: str, error: Exception) -> InferenceFailed:
@@ -366,12 +375,19 @@ def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
         yield [Tensor.of(name, array[which]) for name, array in inputs]
 
 
-def _shortest(client: ModelClient, tensors: Tensors) -> tuple[int, ...]:
-    """Return the shape of a row of the shortest input, which the variable dimensions of the outputs
-    have. Inputs of texts have one length, unless one of them names the tokens to answer."""
-    arrays = [tensors[spec.name] for spec in client.model.inputs if spec.name in tensors]
-    first = 1 if client.model.max_batch_size else 0
-    return min((array.shape[first:] for array in arrays), key=prod, default=())
+def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
+    """Return the shape of a row of the shortest input, and how many rows there are. Inputs of texts
+    have one length, unless one of them names the tokens to answer."""
+    shapes = [tensors[spec.name].shape for spec in client.model.inputs if spec.name in tensors]
+    shortest = min((shape[1:] for shape in shapes), key=prod, default=())
+    return shortest, max((shape[0] for shape in shapes), default=1)
+
+
+def _objects(client: ModelClient, tensors: Tensors) -> int:
+    """Return how many objects the client keeps beside the inputs: one for each window of a text."""
+    inputs = {spec.name for spec in client.model.inputs}
+    kept = (array for name, array in tensors.items() if name not in inputs)
+    return sum(array.size for array in kept if array.dtype == np.object_)
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:

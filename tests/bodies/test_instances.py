@@ -1,29 +1,32 @@
 """Instances become batches, bounded in number and in pixels, and predictions in the same order."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from time import thread_time
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
-from clients.base import Model, ModelClient, Tensors, TensorSpec
+from clients.base import Model, ModelClient, Tensors, TensorSpec, TooManyRows
 from serving.bodies import schemas
 from serving.bodies.decoder import LONG, Decoder, Item
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
-from serving.budget import NEVER, Deadline
+from serving.budget import MOST_ROWS, NEVER, PROCESSOR_PART, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.errors import DecodingError, InvalidRequest, Overloaded, TooLate
 from serving.job import Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
-from serving.room import open_account
+from serving.room import INPUT, OUTPUT, TOKEN, open_account
 from serving.triton.tensors import InferRequest
 from tests.bodies.hostile import Echo
+from tests.support.deadlines import within
 from tests.support.harness import PATIENCE, encoded
 
 pytestmark = pytest.mark.unit
@@ -35,7 +38,7 @@ class Brightness(ModelClient):
     codec = IMAGE
     example = b""
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         rows = [np.asarray(image)[0, 0, 0] for image in instances]
         return {"x": np.array(rows, np.float32)[:, None], "not an input": np.zeros(1)}
 
@@ -188,6 +191,25 @@ def test_report_the_first_of_several_wrong_instances(echo: Recorder, damaged: se
     assert echo.batches == []
 
 
+def test_count_the_time_of_decoding_threads(echo: Recorder) -> None:
+    taken = []
+
+    class Slow(ImageCodec):
+        def load(self, opened: Any) -> Any:
+            began = thread_time()
+            while thread_time() - began < 0.1:
+                pass
+            taken.append(opened)
+            return super().load(opened)
+
+    class Client(Brightness):
+        codec = Slow()
+
+    with within(NEVER, seconds=PROCESSOR_PART * 0.4), pytest.raises(TooLate, match="processor"):
+        predict(echo, client_of(4, Client), [item(n) for n in range(16)], Decoder(Limits(), 1, 2))
+    assert len(taken) == 4
+
+
 def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
     decoder = Decoder(Limits())
     with decoder.turn("image", False, NEVER), pytest.raises(TooLate):
@@ -199,10 +221,10 @@ def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
 class Length(ModelClient):
     """A client that sends a text's length to the same model."""
 
-    codec: ClassVar[Codec] = TEXT
+    codec: Codec = TEXT
     example = b""
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         return {"x": np.array([[len(text)] for text in instances], np.float32)}
 
     def postprocess(self, outputs: Tensors, *_: Any) -> list[Any]:
@@ -278,6 +300,54 @@ def test_send_a_batch_ahead_only_if_both_fit_into_memory(
     account = accounts(200)
     assert predict(echo, client_of(1), items)[0] == [0.0, 1.0, 2.0]
     assert (account.taken, account.peak) == (0, 156)
+
+
+def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -> None:
+    made: list[weakref.ref[Any]] = []
+    alive = []
+
+    class Remembering(Brightness):
+        def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+            tensors = super().prepare(instances, parameters)
+            made.extend(map(weakref.ref, (*instances, tensors["x"])))
+            return tensors
+
+    class Looking(Account):
+        def take(self, size: int, step: str) -> int:
+            if size and not self.taken:
+                alive.append([reference() for reference in made])
+            return super().take(size, step)
+
+    open_account(Looking(200))
+    try:
+        predict(echo, client_of(1, Remembering), [item(n) for n in range(3)])
+    finally:
+        open_account(None)
+    assert alive == [[], [None] * 2, [None] * 4]
+
+
+class Windows(Brightness):
+    """A client that makes 400 rows of each instance, and keeps an object for each."""
+
+    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+        most = MOST_ROWS // 400
+        if len(instances) > most:
+            raise TooManyRows(most)
+        rows = 400 * len(instances)
+        return {"x": np.zeros((rows, 100), np.float32), "kept": np.empty(rows, np.object_)}
+
+    def postprocess(self, outputs: Tensors, *_: Any) -> list[Any]:
+        return [0.0] * (len(outputs["x"]) // 400)
+
+
+def test_bound_the_rows_of_a_batch_and_reserve_all_of_them(
+    echo: Recorder, accounts: Callable[[int], Account]
+) -> None:
+    account = accounts(2**30)
+    assert predict(echo, client_of(8, Windows), [item(n) for n in range(5)])[0] == [0.0] * 5
+    assert sum(echo.batches) == 2000
+    assert account.taken == 0
+    assert account.peak >= 2 * 400 * (100 * TOKEN + 4 * (INPUT + OUTPUT))
 
 
 def test_wait_for_room_no_longer_than_the_caller(

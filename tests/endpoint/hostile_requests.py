@@ -17,10 +17,10 @@ import numpy as np
 import requests
 from PIL import Image
 
-from serving.headers import JSON_LINES, JSON_TYPE
+from serving.headers import CSV, JSON_LINES, JSON_TYPE, NPY_TYPE
 from tests.bodies.hostile import CASES
 from tests.bodies.hostile import Hostile as Case
-from tests.support.harness import encoded
+from tests.support.harness import encoded, npy
 from tests.support.hostile_images import png
 
 PROCESSOR_SECONDS = 10.0  # of the front for a row, the model's own run apart
@@ -275,6 +275,35 @@ ROOM: dict[str, Hostile] = {
     # 3.4 GB for 8 texts, 4.8 GB for 64; gRPC's threads receive 62 MB for each text
     "whole logits of 64 texts": Hostile(
         "masks", repeated("[MASK] " + text("a ", 1_000), 64), SLOW, seconds=2 * PROCESSOR_SECONDS
+    ),
+    # 1.4 GB
+    "windows that share most of their tokens": Hostile(
+        "entities", repeated("#" * 8_000, 32, stride=500), SLOW
+    ),
+    # 4.3 GB: each request that waited for memory kept the images that it had answered
+    "images that wait for memory": Hostile(
+        "resnet",
+        repeated({"b64": b64encode(png(2, 3 * 1_400, side=1_400)).decode()}, 600),
+        (200, 503, 504),
+        callers=20,
+        seconds=20 * PROCESSOR_SECONDS,
+    ),
+    # 1.6 GB
+    "numbers as CSV": Hostile(
+        "numbers",
+        lambda: npy(np.zeros((1, 15_000_000), np.uint8)),
+        (200, 413),
+        NPY_TYPE,
+        headers={"Accept": CSV},
+    ),
+    # 1.9 GB
+    "numbers as JSON for eight callers": Hostile(
+        "numbers",
+        lambda: npy(np.full((1, 12_500_000), 0.1, np.float16)),
+        (200, 413, 503),
+        NPY_TYPE,
+        callers=8,
+        seconds=2 * PROCESSOR_SECONDS,
     ),
     # 1.8 GB
     "a form of one long text": Hostile(

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.onnx_file import parse_inputs
-from build_engines.model_folder import StoredModel
+from build_engines.families.torchscript import parse_inputs
+from build_engines.onnx_files import DATATYPES
 from build_engines.runners import runner_of
-from build_engines.weights.onnx_files import DATATYPES
+from build_engines.stored_model import StoredModel
 from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
 from tests.build_engines.models import (
@@ -150,6 +150,7 @@ def test_the_example_is_a_photo_unless_the_network_takes_grey(
         ({"client": "resnet", "settings": {"mean": "x"}}, "'mean'"),
         ({"client": "resnet", "settings": {"means": "1"}}, "'mean'"),
         ({"settings": {"means": "1"}}, "--client"),
+        ({"settings": {"TARGET_DEVICE": "GPU"}}, "this backend runs on the processor"),
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
         ({"client": "nobody"}, "nobody"),
         ({"client": "bert"}, "tokenizer"),
@@ -224,20 +225,6 @@ def test_a_detector_with_a_fixed_batch_is_to_be_exported_again(tmp_path: Path) -
         build_own(tmp_path, file, client="yolov5")
 
 
-@pytest.mark.parametrize("shape", [(3549, 6), (84, 8400)])
-@pytest.mark.parametrize(("largest", "is_built"), [(1.0, False), (8.0, False), (60000.0, True)])
-def test_refuse_boxes_not_in_pixels(
-    shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path
-) -> None:
-    values = np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)
-    file = save_constants(tmp_path / "net.onnx", {"output0": values})
-    if is_built:
-        assert build_own(tmp_path, file, client="yolov5").client()
-    else:
-        with pytest.raises(BuildError, match="pixels"):
-            build_own(tmp_path, file, client="yolov5")
-
-
 def test_read_the_keypoints_of_a_pose_file(tmp_path: Path) -> None:
     file = save_ports(tmp_path / "net.onnx", {"output0": (56, 8400)}, "{0: 'person'}")
     model = onnx.load(file)
@@ -274,7 +261,7 @@ def test_take_a_detector_s_size_from_its_file_or_the_flag(
     )
     client = stored.client()
     assert client
-    (images,) = client.preprocess([picture().resize((800, 800))]).values()
+    (images,) = client.prepare([picture().resize((800, 800))], {}).values()
     assert images.shape[-2:] == (side, side)
 
 
@@ -298,7 +285,7 @@ def picture() -> Image.Image:
 def scores_of(stored: StoredModel) -> dict[int, float]:
     client = stored.client()
     assert client
-    inputs = client.preprocess([picture()])
+    inputs = client.prepare([picture()], {})
     (prediction,) = client.postprocess(
         runner_of(stored)(inputs), inputs, [picture()], client.read_parameters({})
     )
@@ -317,7 +304,7 @@ def test_keep_the_scores_of_the_file(
     client = stored.client()
     assert client
     network = session(save_classifier(tmp_path / "logits.onnx"))
-    logits = torch.from_numpy(network.run(["logits"], client.preprocess([picture()]))[0][0])
+    logits = torch.from_numpy(network.run(["logits"], client.prepare([picture()], {}))[0][0])
     wanted = getattr(torch, function)(logits, **({"dim": 0} if function == "softmax" else {}))
     assert scores_of(stored) == pytest.approx(dict(enumerate(wanted.tolist())), abs=1e-6)
 
@@ -458,8 +445,7 @@ class Summed(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("last", "activation"),
-    [(torch.nn.Softmax(1), "none"), (torch.nn.Sigmoid(), "none"), (torch.nn.Identity(), None)],
+    ("last", "activation"), [(torch.nn.Softmax(1), "none"), (torch.nn.Identity(), None)]
 )
 def test_keep_the_scores_of_torchscript(
     last: torch.nn.Module, activation: str | None, tmp_path: Path
