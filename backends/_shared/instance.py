@@ -106,6 +106,6 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
             quota, period = " ".join((root / name).read_text() for name in names).split()
         except (OSError, ValueError):
             continue
-        if quota.isdigit():  # it is neither "max" nor "-1"
+        if quota.isdigit():  # not "max" or "-1"
             return int(quota) / int(period)
     return math.inf

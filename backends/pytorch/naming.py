@@ -24,7 +24,7 @@ PARAMETERS = (  # the parameters in config.pbtxt, which torch_settings.py reads
     "INTER_OP_THREAD_COUNT",
     "INTRA_OP_THREAD_COUNT",
 )
-REMOVED = {  # parameters of NVIDIA's backend that this one had -> what replaces them
+REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
     "ENABLE_WEIGHT_SHARING": "take one instance with more threads (INTRA_OP_THREAD_COUNT), which "
     "has the weights once"
 }

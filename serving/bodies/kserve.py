@@ -42,8 +42,7 @@ from serving.triton.tensors import DATATYPES, SIZES, InferReply, Tensor, to_raw
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 # datatypes of outputs that can be answered with classes, as in Triton
 SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
-# keys of bodies without tensors
-OTHER_BODIES = ("instances", "payload")  # keys of bodies that are no tensors
+OTHER_BODIES = ("instances", "payload")  # keys of bodies without tensors
 LONGEST_KEY = 40  # how many characters of an unknown key difflib compares
 MOST_OTHERS = 100  # how many unknown keys are compared with every field, which takes time
 # KServe's header with the length of the JSON header
