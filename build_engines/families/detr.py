@@ -39,6 +39,7 @@ FAMILY = Family(
     exports=EXPORTS,
     head=HEAD,
     example="efficientnet",
+    from_logits=lambda _: True,
     samples=IMAGES,
     measure=lambda _: DETECTIONS,
 )

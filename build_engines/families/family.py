@@ -72,7 +72,9 @@ class Family:
 
     `write_files` writes what a file of the user's own needs beside it, and returns settings.
     `example` is the model of the repository that has an example for such a file; `classifies`: its
-    scores are Triton's classes.
+    scores are Triton's classes; `from_logits`: with these settings its client computes scores from
+    logits, whatever the file does; `boxes_in_pixels`: its client takes boxes in pixels of the
+    input.
 
     `samples` and `measure` are for comparing an engine with fp32 (None: on tensors). `static_int8`:
     INT8 is that of calibrated convolutions; `fp32_head`: the last of them stay in fp32.
@@ -88,6 +90,8 @@ class Family:
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
     example: str = ""
     classifies: bool = False
+    from_logits: Callable[[Mapping[str, str]], bool] = lambda _: False
+    boxes_in_pixels: bool = False
     samples: Samples | None = None
     measure: Callable[[ModelClient], Measure] | None = None
     static_int8: bool = False

@@ -33,6 +33,7 @@ FAMILY = Family(
     },
     own_weights={"yolov5": bundled.export, "yolov4_tiny": yolov4_tiny.export},
     example="yolov4_tiny",
+    boxes_in_pixels=True,
     samples=IMAGES,
     measure=lambda _: DETECTIONS,
     static_int8=True,

@@ -10,6 +10,7 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
 from build_engines.families.own_file import (
     Seen,
+    check_boxes,
     copy_example,
     described,
     observe,
@@ -42,7 +43,9 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         )
     opened = _opened(file)
     whole = with_tensors_of(request, graph, opened, spec)
-    seen = observe(opened, whole) if opened and whole.max_batch_size else Seen()
+    is_run = whole.max_batch_size or family.boxes_in_pixels
+    seen = observe(family, opened, whole) if opened and is_run else Seen()
+    check_boxes(family, seen)
     if seen.mixes_rows:
         if request.max_batch_size > 0:
             raise UsageError(
@@ -52,7 +55,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         whole = with_tensors_of(replace(request, max_batch_size=0), graph, opened, spec)
     spec = with_size(request, whole, onnx_files.size_of(graph))
     copy_example(family, folder, spec)
-    return _with_scores(request, folder, graph, spec)
+    return _with_scores(family, request, folder, graph, spec)
 
 
 def _opened(file: Path) -> OnnxFile | None:
@@ -63,11 +66,15 @@ def _opened(file: Path) -> OnnxFile | None:
         return None
 
 
-def _with_scores(request: Request, folder: Path, graph: Any, spec: ModelSpec) -> ModelSpec:
+def _with_scores(
+    family: Family, request: Request, folder: Path, graph: Any, spec: ModelSpec
+) -> ModelSpec:
     """Return the ModelSpec with the output that its client reads first, and with `activation` none
-    if the file makes scores of its logits itself."""
+    if the file makes scores of its logits itself. Raise BuildError if it does so and the client
+    computes scores of them again."""
     settings = {**spec.settings, **request.settings}
-    if "activation" not in settings_of(spec.client):
+    from_logits = family.from_logits(settings)
+    if not from_logits and "activation" not in settings_of(spec.client):
         return spec
     named = {**settings, "client": spec.client}
     model = Model("own", folder, spec.inputs, spec.outputs, spec.max_batch_size, named)
@@ -79,6 +86,11 @@ def _with_scores(request: Request, folder: Path, graph: Any, spec: ModelSpec) ->
     spec = replace(spec, outputs=tuple(sorted(spec.outputs, key=lambda each: each.name != name)))
     if "activation" in settings or not onnx_files.makes_scores(graph, name):
         return spec
+    if from_logits:
+        raise BuildError(
+            f"the file's output '{name}' is that of a softmax or a sigmoid, and its client "
+            "computes scores from logits: export the network without that last operator"
+        )
     return replace(spec, settings={**spec.settings, "activation": "none"})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from build_engines.errors import UsageError
+from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
@@ -23,7 +23,10 @@ from serving.clients import family as client_class
 MAX_BATCH_SIZE = 8
 ROWS = 3  # random rows that run together
 LENGTHS = (32, 1024)  # their free sizes
+SIDE = 640  # of random images for a detector: YOLO's own
 ALIKE = 0.01  # how near they must answer alone
+FEW_BOXES = 1000  # may be only those of the objects that were found
+LEAST_PIXELS = 32.0  # one box of a random image is at least so large or so far from the corner
 GREY = "resnet"  # the model of the repository whose example is grey
 
 
@@ -56,17 +59,19 @@ def described(
 class Seen:
     """What a run on random rows shows. `mixes_rows`: they get other answers together than alone, so
     the first dimension is not a batch, although it varies, but time, for example. `are_shares`:
-    each row of the first output has no number below 0, and the sum 1, as behind a softmax."""
+    each row of the first output has no number below 0, and the sum 1, as behind a softmax.
+    `largest`: the largest number of the first output; 0 if that has few boxes."""
 
     mixes_rows: bool = False
     are_shares: bool = False
+    largest: float = 0.0
 
 
-def observe(run: Runner, spec: ModelSpec) -> Seen:
+def observe(family: Family, run: Runner, spec: ModelSpec) -> Seen:
     """Run random rows together and, if they are a batch, alone. Return nothing seen if the model
     does not run on them."""
     model = Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {})
-    for length in LENGTHS:
+    for length in (SIDE,) if family.boxes_in_pixels else LENGTHS:
         with suppress(Exception):  # ONNX Runtime's and torch's have no common base class
             feed = example_feed(model, ROWS, length)
             together = run(feed)
@@ -77,8 +82,21 @@ def observe(run: Runner, spec: ModelSpec) -> Seen:
                 _alike(each, np.concatenate([row[name] for row in alone]))
                 for name, each in together.items()
             )
-            return Seen(mixes, _are_shares(next(iter(together.values()))))
+            first = next(iter(together.values()))
+            largest = np.abs(first).max() if max(first.shape[-2:]) > FEW_BOXES else 0.0
+            return Seen(mixes, _are_shares(first), float(largest))
     return Seen()
+
+
+def check_boxes(family: Family, seen: Seen) -> None:
+    """Raise BuildError if the boxes of random images are not in pixels: YOLOX's are offsets in the
+    cells of a grid. A file that did not run is accepted."""
+    if family.boxes_in_pixels and 0 < seen.largest < LEAST_PIXELS:
+        raise BuildError(
+            f"the boxes are not in pixels (at most {seen.largest:.1f}), as YOLOX's and normalized "
+            "ones are: build the file without --client, and decode them in a client of your own "
+            "(docs/clients.md)"
+        )
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -29,6 +29,13 @@ from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weights
 
 BATCH_SIZE = 32
+# tasks that compute scores from logits, without the setting `activation`
+FROM_LOGITS = (
+    "fill-mask",
+    "question-answering",
+    "token-classification",
+    "zero-shot-classification",
+)
 LABELS = "labels.txt"
 NOTE = (
     "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half "
@@ -107,6 +114,7 @@ FAMILY = Family(
     recognises=lambda weights: not weights.is_image and is_text(weights),
     write_files=write_tokenizer,
     samples=SENTENCES,
+    from_logits=lambda settings: settings.get("task") in FROM_LOGITS,
     measure=lambda client: OF_TASKS[str(client.options["task"])],
     any_cpu_engine=True,
 )

@@ -14,6 +14,7 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
 from build_engines.families.own_file import (
     MAX_BATCH_SIZE,
+    check_boxes,
     copy_example,
     described,
     observe,
@@ -43,13 +44,14 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         max_batch_size=batch,
         platform=TORCHSCRIPT,
     )
-    seen = observe(partial(_outputs, module), spec)
+    seen = observe(family, partial(_outputs, module), spec)
     if batch and seen.mixes_rows:
         raise BuildError(
             f"{path}: rows that run together answer as none does alone, so the first "
             "dimension is no batch: build it with --max-batch-size 0, and with all "
             "dimensions in --input"
         )
+    check_boxes(family, seen)
     spec = with_size(request, spec)
     copy_example(family, folder, spec)
     if family.classifies and seen.are_shares and "activation" not in request.settings:

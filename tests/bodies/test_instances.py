@@ -329,7 +329,7 @@ def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -
 class Windows(Brightness):
     """A client that makes 400 rows of each instance, and keeps an object for each."""
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         most = MOST_ROWS // 400
         if len(instances) > most:
             raise TooManyRows(most)

@@ -225,6 +225,20 @@ def test_a_detector_with_a_fixed_batch_is_to_be_exported_again(tmp_path: Path) -
         build_own(tmp_path, file, client="yolov5")
 
 
+@pytest.mark.parametrize("shape", [(3549, 6), (84, 8400)])
+@pytest.mark.parametrize(("largest", "is_built"), [(1.0, False), (8.0, False), (60000.0, True)])
+def test_refuse_boxes_not_in_pixels(
+    shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path
+) -> None:
+    values = np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)
+    file = save_constants(tmp_path / "net.onnx", {"output0": values})
+    if is_built:
+        assert build_own(tmp_path, file, client="yolov5").client()
+    else:
+        with pytest.raises(BuildError, match="pixels"):
+            build_own(tmp_path, file, client="yolov5")
+
+
 def test_read_the_keypoints_of_a_pose_file(tmp_path: Path) -> None:
     file = save_ports(tmp_path / "net.onnx", {"output0": (56, 8400)}, "{0: 'person'}")
     model = onnx.load(file)

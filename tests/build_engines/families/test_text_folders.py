@@ -341,7 +341,7 @@ def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
     assert ours.predict(TEXTS[:1]) == wanted.predict(TEXTS[:1])
     with pytest.raises(UsageError, match="--tokenizer"):
         build(Request("own", **options))
-    with pytest.raises(UsageError, match="--client bert"):
+    with pytest.raises(UsageError, match="--client text"):
         build(Request("own", **(options | {"client": ""}), tokenizer=checkpoint))
 
 
@@ -395,6 +395,18 @@ def test_keep_the_scores_of_texts_that_the_file_computes(function: str, tmp_path
         ]
         scores = [each["score"] for each in prediction["classes"]]
         assert scores == pytest.approx([each["score"] for each in wanted], abs=1e-4)
+
+
+def test_refuse_a_softmax_for_a_task_that_needs_logits(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "token-classification", num_labels=3)
+    file = file_with_scores(checkpoint, tmp_path / "whole", "Softmax")
+    options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
+    with pytest.raises(BuildError, match="softmax"):
+        build(
+            Request(
+                "own", **options, task="token-classification", repository=tmp_path / "repository"
+            )
+        )
 
 
 @pytest.mark.parametrize("family", ["MPNet", "XLMRobertaXL", "Xmod", "IBert", "Luke", "Esm"])
