@@ -45,15 +45,15 @@ TENSOR_STRING = 300
 TENSOR_BYTE = 14  # and per byte of these strings: each may become six bytes of JSON
 SORTED = 40  # per number of an output that is requested as classes
 WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
-BASE64 = 4  # character of base64: in turn without line ends, padded, as bytes, and what it holds
-CELLS = 16  # byte of a row of CSV: its text, the csv module's text, and the cells
-TOKEN = 200  # token of a window of a text, whose place in the text is kept
-KEPT = 2  # decoded images take a half of what decoding them takes; a drawing takes as much again
+BASE64 = 4  # per character of base64: in turn without line breaks, padded, as bytes, and decoded
+CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
+TOKEN = 200  # per token of a window of a text, whose position in the text is kept
+# decoded images take this fraction of the memory for decoding them; a drawing takes as much again
+KEPT = 2
 
 
 class Parts(NamedTuple):
-    """The number of characters and of values in a JSON text. Characters within strings are counted
-    like those outside."""
+    """Counts of what a JSON text contains. Characters within strings count too."""
 
     length: int
     objects: int
@@ -113,7 +113,7 @@ def tensor_strings(count: int, length: int) -> int:
 
 
 class Account(Protocol):
-    """A request's slot."""
+    """The account of a request, which is its slot."""
 
     def take(self, size: int, step: str) -> int: ...
 

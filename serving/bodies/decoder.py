@@ -18,7 +18,7 @@ from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
-LARGE = 2**24  # bytes to decode: those of a large image take 2 megapixels or more
+LARGE = 2**24  # bytes to decode: an image of 2 megapixels takes as many
 LONG = 2**13  # characters to tokenize: 40 ms for hash signs, the slowest text
 
 
@@ -104,12 +104,13 @@ class Decoder:
             partial(item.load, codec, value, opened.index + at)
             for at, (item, value) in enumerate(zip(opened.items, opened.values, strict=False))
         ]
-        # images; other kinds take no memory worth counting
+        # images; other kinds take hardly any memory
         large = [value for value in opened.values if codec.memory(value) > 0]
         if len(large) > 1:
-            # the context has the request's time (budget.check_time)
+            # the context contains the request's time limits (budget.check_time)
             futures = [self._threads.submit(copy_context().run, _timed, load) for load in loads]
-            wait(futures)  # even after an error, because the others take memory until they end
+            # even after an error, because the other threads take memory until they end
+            wait(futures)
             decoded = [future.result() for future in futures]
             instances = [instance for instance, _ in decoded]
             count_time(sum(seconds for _, seconds in decoded))
@@ -145,6 +146,6 @@ class Decoder:
 
 
 def _timed(load: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the instance, and the seconds of processor time that it took."""
+    """Load an instance. Return it, and the processor time in seconds that this took."""
     began = thread_time()
     return load(), thread_time() - began

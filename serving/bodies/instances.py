@@ -98,14 +98,17 @@ class Predictions:
     version: str
     predictions: list[Any]
     instances: Sequence[Any] = ()
-    memory: int = 0  # that drawing on them takes
+    memory: int = 0  # bytes that drawing on the instances takes
 
 
 @dataclass
 class Batch:
-    """Instances that are answered together: the index of the first one and of the first one behind
-    them, the tensors that they became, and the inputs of the calls that are still to be made; the
-    memory that decoding them took, and the room of the batch until it is finished."""
+    """Instances that are answered together.
+
+    `first` is the index of the first instance, `end` that of the first one after the batch. `calls`
+    are the inputs of the calls that are still to be made. `memory` is how many bytes decoding the
+    instances took. `room` holds the memory of the batch until it is finished.
+    """
 
     first: int
     end: int
@@ -116,7 +119,7 @@ class Batch:
     room: Room
 
     def clear(self) -> None:
-        """Forget what takes memory. The next batch may wait for room."""
+        """Free what takes memory, because the next batch may have to wait for memory."""
         self.instances = ()
         self.tensors = {}
         self.room.shrink()
@@ -133,7 +136,8 @@ class InstancesJob(Job):
         parameters: Mapping[str, Any],
         sample_shape: bool = False,
     ) -> None:
-        """Raise InvalidRequest or NotAcceptable."""
+        """Raise InvalidRequest if a parameter is wrong, and NotAcceptable if an image is requested
+        for several instances."""
         super().__init__(served, request, parameters)
         self.client = served.client or served.require_client()
         self.items = items
@@ -167,9 +171,9 @@ class InstancesJob(Job):
         return Step(inputs, flags, self.client.outputs, batch, is_partial, is_last)
 
     def _next_batch(self, first: int, holds: bool = False) -> Batch:
-        """Decode and preprocess as many instances as a call takes and fit into memory together. In
-        a session this is one instance. A request that `holds` the room of another batch does not
-        wait for more: all could wait for each other."""
+        """Decode and preprocess as many instances as fit into one call and into memory together. In
+        a session this is one instance. If the request `holds` the memory of another batch, do not
+        wait for more memory, because requests could then wait for each other forever."""
         client = self.client
         request = self.request
         deadline = request.deadline
@@ -184,8 +188,8 @@ class InstancesJob(Job):
             with request.decoder.turn(client.codec.name, opened.is_large, deadline):
                 with request.timings.stage("decode"):
                     instances = request.decoder.decode(client, opened)
-                # an instance can be several rows: keep those that fit into one call; the others are
-                # decoded again for the next batch
+                # an instance can have several rows: keep the instances that fit into one call; the
+                # others are decoded again for the next batch
                 if len(instances) > 1:
                     rows = accumulate(map(client.rows, instances))
                     fitting = sum(count <= size for count in rows)
@@ -217,7 +221,8 @@ class InstancesJob(Job):
         return Batch(first, end, instances, tensors, list(_parts(client, tensors)), memory, room)
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
-        """Return what the tensors of one row take, if that of an input has this shape."""
+        """Return how many bytes the tensors of one row take, if the row of an input has this
+        shape."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 
@@ -379,15 +384,16 @@ def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
-    """Return the shape of a row of the shortest input, and how many rows there are. Inputs of texts
-    have one length, unless one of them names the tokens to answer."""
+    """Return the shape of a row of the shortest input, and the number of rows. The inputs of a text
+    have the same length, except one that lists the tokens to answer."""
     shapes = [tensors[spec.name].shape for spec in client.model.inputs if spec.name in tensors]
     shortest = min((shape[1:] for shape in shapes), key=prod, default=())
     return shortest, max((shape[0] for shape in shapes), default=1)
 
 
 def _objects(client: ModelClient, tensors: Tensors) -> int:
-    """Return how many objects the client keeps beside the inputs: one for each window of a text."""
+    """Return how many objects the client keeps besides the inputs: one for each window of a
+    text."""
     inputs = {spec.name for spec in client.model.inputs}
     kept = (array for name, array in tensors.items() if name not in inputs)
     return sum(array.size for array in kept if array.dtype == np.object_)

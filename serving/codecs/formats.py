@@ -14,8 +14,8 @@ from serving.errors import DecodingError
 PIXEL = 4  # bytes of a pixel in Pillow's largest modes, which include RGB
 # bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB image
 WEBP_BUFFERS = 16
-# of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a pass
-# over all
+# Maximum number of scans in a JPEG with all the pixels that are allowed. libjpeg's progressive
+# files have 10. Each scan is a pass over all pixels.
 SCANS = 16
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
 # pixels that are converted at a time, because each takes up to 16 bytes meanwhile
@@ -131,7 +131,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     """Return a 16-bit grey image with 8 bits. A transparent level becomes white."""
     levels = np.asarray(image)
-    bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12
+    bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12 bits
     grey = (levels >> (bits - 8)).astype(np.uint8)
     # Pillow inverts only such images of 8 bits
     if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
