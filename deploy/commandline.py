@@ -20,7 +20,7 @@ from deploy.push import ENGINES, push
 from deploy.stack import PROJECT, say
 
 SIMULATED_REGION = "us-east-1"  # used with --endpoint-url if no region is set
-POLL = 10.0  # seconds
+POLL = 10.0  # seconds between two checks of an endpoint
 
 
 def scale(options: Scale, aws: Aws) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 try:
     from instance import default_threads, given_parameters, read, refuse  # type: ignore[import-not-found]  # in Triton's stub, beside this file
-except ModuleNotFoundError:  # build_engines takes the options from here
+except ModuleNotFoundError:  # outside Triton's stub, for build_engines
     from backends._shared.instance import default_threads, given_parameters, read, refuse
 
 HINTS = {hint.lower(): hint for hint in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}

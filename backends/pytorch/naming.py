@@ -2,10 +2,11 @@
 
 The rules are those of NVIDIA's backend (triton-inference-server/pytorch_backend, src/libtorch.cc):
 
-- when all inputs have names of arguments of forward(), they are those arguments;
-- else, when all names have the form NAME__INDEX, the index decides (INPUT__0, OUTPUT__0);
-- else the order in config.pbtxt decides;
-- a forward() that takes one dictionary of tensors gets one with the inputs' names as keys.
+- If the names of all inputs are names of arguments of forward(), they are those arguments.
+- Otherwise, if all names have the form NAME__INDEX, the index decides (INPUT__0, OUTPUT__0).
+- Otherwise the order in config.pbtxt decides.
+- A forward() whose only argument is a dictionary of tensors gets one whose keys are the inputs'
+  names.
 """
 
 from collections.abc import Sequence

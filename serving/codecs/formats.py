@@ -118,7 +118,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         )
     result = Image.new("RGB", image.size)
     rows = max(1, STRIP_PIXELS // image.width)
-    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    tags = getattr(image, "tag_v2", {})  # only a TIFF has tags
     for top in range(0, image.height, rows):
         bottom = min(top + rows, image.height)
         strip = image.crop((0, top, image.width, bottom))
