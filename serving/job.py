@@ -172,7 +172,7 @@ class Run:
         self.is_cancelled = False
         self._job = job
         self._gateway = gateway
-        self._in_flight: list[Call | Responses] = []  # at most two
+        self._in_flight: list[Call | Responses] = []  # at most two calls
         self._room = Room()  # for calls whose memory the job has not reserved itself
 
     def results(self) -> Generator[Any, None, None]:
@@ -194,7 +194,7 @@ class Run:
                     return
                 if not step.is_partial:
                     parts.clear()
-                # the next step may wait for memory, so nothing of this one is kept meanwhile
+                # release what this step holds, because the next one may have to wait for memory
                 step, call, reply = replace(step, inputs=()), None, None
                 step, call = ahead or self._begin(step)
         except InvalidRequest as err:

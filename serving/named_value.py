@@ -119,7 +119,7 @@ WORDS = {
 
 
 def _parse_bool(value: Any) -> bool:
-    if not isinstance(value, bool | str):  # 0 and 1 are numbers in JSON
+    if not isinstance(value, bool | str):  # in JSON, 0 and 1 are numbers, not booleans
         raise ValueError(value)
     return WORDS[str(value).strip().lower()]
 

@@ -4,7 +4,7 @@
     X-Amzn-SageMaker-Session-Id: ID           -> the next step; Triton refuses an unknown sequence
     the same and sequence_end=true            -> Triton gets sequence_end
 
-No state is kept here: Triton knows its sequences, so any worker can take any request.
+The workers keep no state: Triton knows its sequences, so any worker can answer any request.
 """
 
 import secrets

@@ -44,7 +44,7 @@ from serving.triton.tensors import InferReply, Tensor, to_raw
 
 # the keys of a KServe tensor: an object with none of them is an instance
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
-LONGEST_NUMBER = 10  # digits of a length
+LONGEST_NUMBER = 10  # digits of the length of a JSON header
 MOST_KEYS = 32  # of a document of tensors, and of each tensor: KServe defines 4 and 5
 # Bytes of JSON from which simdjson is faster, because it creates no Python object for each number.
 LARGE = 2 * 1024

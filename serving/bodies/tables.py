@@ -149,7 +149,7 @@ def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 TEXT = "text/plain"
 URL_ENCODED = "application/x-www-form-urlencoded"  # a form; also curl's default for any body
-MOST_FIELDS = 32  # of a URL-encoded form
+MOST_FIELDS = 32  # fields in a URL-encoded form
 FIRST_KEY = re.compile(rb"(\w{1,64})=")
 
 

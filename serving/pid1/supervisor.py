@@ -26,8 +26,9 @@ DEATHS_ALLOWED = 5  # of one process within WINDOW
 WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
-POLL_INTERVAL = 0.1  # while waiting for a process or for readiness
-IDLE_INTERVAL = 1.0  # otherwise
+# seconds between two rounds of the loop while a process or readiness is awaited
+POLL_INTERVAL = 0.1
+IDLE_INTERVAL = 1.0  # seconds between two rounds otherwise
 REPORT_INTERVAL = 5.0  # between two lines in the log about why the start is not ready yet
 # A shorter time limit before the first readiness: no request is in flight, and tritonserver ignores
 # the signal while it is loading models.

@@ -39,8 +39,8 @@ OWN_FILES = 64
 # body; in gunicorn fewer
 FILES_PER_REQUEST = 3
 FEWEST_FILES = 128  # tritonserver needs more than this to start with a model
-MOST_FILES = 65536  # unless more are needed
-BACKLOG = 1024  # as in nginx.conf
+MOST_FILES = 65536  # the limit of open files, unless more are needed
+BACKLOG = 1024  # of connections that wait to be accepted, as in nginx.conf
 SHARED_MEMORY = Path("/dev/shm")
 
 
