@@ -23,7 +23,7 @@ from build_engines.request import REPOSITORY, Request
 from build_engines.runners import Runner, example_feed, onnx_runner
 from build_engines.weights import onnx_files
 from clients.base import Model, Tensors, TensorSpec
-from serving.clients import families, family, make_client
+from serving.clients import TASKS, families, family, make_client
 from serving.errors import ConfigError, InvalidRequest
 from serving.triton.tensors import numpy_dtype
 
@@ -237,9 +237,9 @@ def client_of(request: Request) -> str:
     one."""
     client = request.client or (request.recipe.client if request.recipe else "")
     if client and client not in families():
+        names = ", ".join([*families(), *TASKS])
         raise UsageError(
-            f"--client {client}: the clients are {', '.join(families())}; without one the "
-            "model takes tensors"
+            f"--client {client}: the clients are {names}; without one the model takes tensors"
         )
     return client
 
