@@ -5,12 +5,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from serving.preparation.check import failures
 from serving.settings.table import Settings
-from tests.backends.onnx_models import ONE, PLATFORM, identity, write_model, xy
+from tests.backends.onnx_models import IR_VERSION, ONE, OPSET, PLATFORM, identity, write_model, xy
 from tests.support.harness import Server, wait_until
 
 pytestmark = pytest.mark.stack
@@ -34,6 +36,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder / "words", STRINGS, CONFIG)
     write_model(folder / "bare", STRINGS, PLATFORM + ONE)
+    write_model(folder / "lstm", quantized_lstm(), PLATFORM + ONE)
     (folder / "calls/1").mkdir(parents=True)
     (folder / "calls/config.pbtxt").write_text(ENSEMBLE)
     return folder
@@ -45,6 +48,27 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     running = Server(run_dir, repository, SERVE_RELOAD="true", **OPENVINO).wait_ready()
     yield running
     assert running.stop() == 0
+
+
+def quantized_lstm() -> bytes:
+    """Make a network of one node that ONNX Runtime's quantizer writes."""
+    names = ["x", "w", "r", "", "", "", "", "", "scale", "zero", "scale", "zero"]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", names, ["y"], domain="com.microsoft", hidden_size=1
+    )
+    weights = np.ones((1, 1, 4), np.uint8)
+    constants = {"w": weights, "r": weights}
+    constants |= {"scale": np.ones(1, np.float32), "zero": np.zeros(1, np.uint8)}
+    graph = helper.make_graph(
+        [node],
+        "lstm",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 1, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 1, 1, 1])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    domains = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=domains, ir_version=IR_VERSION)
+    return bytes(proto.SerializeToString())
 
 
 def engine(server: Server, name: str) -> tuple[str, bool]:
@@ -65,6 +89,18 @@ def test_onnx_runtime_serves_what_openvino_refuses(server: Server, name: str) ->
         assert engine(server, name) == ("onnxruntime", True)
         process = "manager" if name == "words" else "serve"  # `bare` is completed before the start
         assert server.says(f"{name}: ONNX Runtime, because OpenVINO refuses it", process=process)
+
+
+def test_onnx_runtime_serves_what_openvino_computes_differently(
+    server: Server, repository: Path
+) -> None:
+    x = np.array([[[0.5]], [[-1.0]]], np.float32)
+    tensor = {"name": "x", "shape": [2, 1, 1], "datatype": "FP32", "data": x.flatten().tolist()}
+    reply = server.post("/v2/models/lstm/infer", json={"inputs": [tensor]})
+    network = onnxruntime.InferenceSession(repository / "lstm/1/model.onnx")
+    (wanted,) = network.run(None, {"x": x})
+    assert reply.json()["outputs"][0]["data"] == pytest.approx(wanted.flatten().tolist())
+    assert engine(server, "lstm") == ("onnxruntime", True)
 
 
 def test_a_new_tritonserver_begins_with_onnx_runtime(server: Server) -> None:
