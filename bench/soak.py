@@ -40,7 +40,7 @@ class Steady(Threads):
         self._numbers = itertools.count()
 
     def run(self, seconds: float) -> float:
-        """Run for some seconds, and return the number of answers per second."""
+        """Run for `seconds`, and return the number of answers per second."""
         with self:
             self._stop.wait(seconds)
         return sum(self.verdicts.values()) / seconds

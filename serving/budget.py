@@ -75,7 +75,7 @@ class Budget:
             )
 
     def grow(self, answer: Room, size: int) -> None:
-        """Reserve memory for an answer that is written piece by piece and has now `size` bytes.
+        """Reserve memory for an answer that is written piece by piece and now has `size` bytes.
         Raise PayloadTooLarge or Overloaded."""
         self.check_output(size)
         answer.grow(WRITTEN * size, "the answer")

@@ -27,7 +27,8 @@ KEPT = 2**21  # bytes of a reply that nginx buffers for a slow reader (nginx.con
 # The caller must read each piece within this time, or it could hold its slot for as long as it
 # likes.
 WRITE_SECONDS = 10.0
-HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # nginx reads the first
+# the first tells nginx not to buffer the reply
+HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 # For each media type of a stream: the format of a response, and that of an error.
 FORMATS = {
     EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"),

@@ -30,8 +30,8 @@ BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1
 IDLE_INTERVAL = 1.0  # seconds between two rounds otherwise
 REPORT_INTERVAL = 5.0  # between two lines in the log about why the start is not ready yet
-# A shorter time limit before the first readiness: no request is in flight, and tritonserver ignores
-# the signal while it is loading models.
+# Seconds that a stop may take before the first readiness: no request is in flight, and tritonserver
+# ignores the signal while it is loading models.
 STOP_BEFORE_READY = 3.0
 
 

@@ -123,8 +123,8 @@ def read_merged(model: Path, file: Path) -> Any:
 
 
 def is_whole(config: Any) -> bool:
-    """Return whether the configuration lists tensors. If so it replaces config.pbtxt, as in Triton;
-    otherwise it overrides fields."""
+    """Return whether the configuration lists tensors. If so, it replaces config.pbtxt, as in
+    Triton; otherwise it overrides some of its fields."""
     return bool(config.input or config.output)
 
 
