@@ -17,6 +17,8 @@ WEBP_BUFFERS = 16
 # Maximum number of scans in a JPEG with all the pixels that are allowed. libjpeg's progressive
 # files have 10. Each scan is a pass over all pixels.
 SCANS = 16
+START_OF_SCAN = b"\xff\xda"
+SCAN_COMPONENTS = 4  # bytes behind it is the number of components in the scan
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
 # pixels that are converted at a time, because each takes up to 16 bytes meanwhile
 STRIP_PIXELS = 2**20
@@ -80,7 +82,15 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
         return memory + coefficients if scans else memory
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
-    return coefficients if scans > 1 else 0
+    return coefficients if scans else 0
+
+
+def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
+    """Return whether the only scan of a JPEG has all its pixels: libjpeg keeps the coefficients of
+    any other one whole. `data` is the file."""
+    at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
+    components = getattr(image, "layers", 0)
+    return "progressive" not in image.info and data[at : at + 1] == bytes([components])
 
 
 def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:

@@ -14,7 +14,14 @@ from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from serving.budget import check_time
 from serving.codecs.base import FORM, Codec, Limits, decode_base64, describe
-from serving.codecs.formats import LONGEST_SIDE, PIXEL, buffers, to_rgb
+from serving.codecs.formats import (
+    LONGEST_SIDE,
+    PIXEL,
+    START_OF_SCAN,
+    buffers,
+    is_in_one_scan,
+    to_rgb,
+)
 from serving.errors import DecodingError
 
 # Pillow's other formats start programs or decode on open. Pillow opens MPO files as JPEG.
@@ -22,7 +29,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 JPEG = ("JPEG", "MPO")
 # the image and the RGB image made from it, or the image and its rotated copy
 BYTES_PER_PIXEL = 2 * PIXEL
-START_OF_SCAN = 0xDAFF  # the bytes FF DA
+PAIR = int.from_bytes(START_OF_SCAN, "little")
 # a photo's header has tens of parts; Pillow takes microseconds for each
 HEADER_PARTS = 800
 HEADER_BYTES = 8 * 2**20
@@ -111,8 +118,8 @@ class Header:
             for first in (0, 1):
                 count = (len(self.data) - first) // 2
                 pairs = np.frombuffer(self.data, "<u2", count, first)
-                scans += int(np.count_nonzero(pairs == START_OF_SCAN))
-        plain = (kind in JPEG and scans == 1) or (
+                scans += int(np.count_nonzero(pairs == PAIR))
+        plain = (kind in JPEG and scans == 1 and is_in_one_scan(image, self.data)) or (
             kind == "PNG" and not getattr(image, "is_animated", True)
         )
         self.buffer = 0 if plain else buffers(image, self.data, scans, most_pixels)

@@ -16,6 +16,8 @@ from serving.front.monitoring import MULTIPROCESS
 from serving.front.services import Services
 
 logger_class = JsonLogger
+# gunicorn would answer X-Forwarded headers that contradict each other with HTML; we read none
+secure_scheme_headers: dict[str, str] = {}
 RESERVED = 64 * 1024  # bytes of each file of metrics: enough for about ten models
 
 

@@ -29,7 +29,7 @@ from serving.errors import ConfigError
 from serving.host.machine import processor_features
 from serving.host.tritonserver import PYTHON, is_nvidia_image
 from serving.repository.layout import CONFIG, PLATFORMS, config_file, own_client
-from serving.repository.paths import real_path
+from serving.repository.paths import MOST_ENTRIES, real_path
 from serving.settings.table import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
@@ -45,6 +45,8 @@ PLAN_REMEDIES = (
 LARGEST_CONFIG = 2**20  # bytes of config.pbtxt: 1.5 MB take 5 s to parse; ours have about 2 kB
 PACKAGES = "EXECUTION_ENV_PATH"
 MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folder
+# unpacked bytes of packages: a conda environment with torch and CUDA has about 8 GB
+MOST_UNPACKED = 16 * 2**30
 # if the model's folder contains a file of this name, it is started instead of the backend's stub
 STUB = "triton_python_backend_stub"
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
@@ -268,8 +270,7 @@ def mistake_of_packages(model: Path, config: Any) -> str:
                 for file in files
             }
         else:
-            with tarfile.open(path) as archive:
-                links = {member.name.removeprefix("./"): member.linkname for member in archive}
+            links = _links_of_archive(path)
         mistake = _mistake(links, own_stub=(model / STUB).is_file())
     except ConfigError as err:
         mistake = str(err)
@@ -278,6 +279,22 @@ def mistake_of_packages(model: Path, config: Any) -> str:
     except (OSError, EOFError) as err:
         mistake = f"it cannot be read: {getattr(err, 'strerror', None) or err}"
     return f"{PACKAGES} '{setting}': {mistake}" if mistake else ""
+
+
+def _links_of_archive(path: Path) -> dict[str, str]:
+    """Return the targets of links in a tar archive by the names of its files, and "" for other
+    files. Raise ConfigError for more files or bytes than packages have."""
+    links = {}
+    with tarfile.open(path) as archive:
+        while member := archive.next():
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
+            links[member.name.removeprefix("./")] = member.linkname
+            if len(links) > MOST_ENTRIES:
+                raise ConfigError("", f"it has more than {MOST_ENTRIES} files")
+            # checked before tarfile unpacks the file to find the next one
+            if member.offset_data + member.size > MOST_UNPACKED:
+                raise ConfigError("", f"it unpacks to more than {MOST_UNPACKED // 2**30} GB")
+    return links
 
 
 def packages_of(model: Path, config: Any) -> Path:

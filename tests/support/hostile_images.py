@@ -3,6 +3,7 @@
 import struct
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 from PIL import Image
 
@@ -115,6 +116,22 @@ def ico() -> bytes:
     return b"\0\0\1\0\1\0" + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(inside), 22) + inside
 
 
+def jpeg_of_one_scan(**options: Any) -> bytes:
+    """Return a JPEG that is cut off behind its first scan."""
+    whole = encoded(Image.new("RGB", (SIDE, SIDE)), "JPEG", subsampling=0, **options)
+    first = whole.index(b"\xff\xda")
+    second = whole.find(b"\xff\xda", first + 2)
+    return whole[: second if second > 0 else None] + b"\xff\xd9"
+
+
+def jpeg_of_one_component() -> bytes:
+    """Return a JPEG whose only scan has one of its three components."""
+    whole = jpeg_of_one_scan()
+    scan = whole.index(b"\xff\xda")
+    header = b"\xff\xda\0\x08\1" + whole[scan + 5 : scan + 7] + b"\0\x3f\0"
+    return whole[:scan] + header + bytes(1000) + b"\xff\xd9"
+
+
 REFUSED: dict[str, tuple[Maker, str]] = {
     "a picture inside an ICO": (ico, "known format"),
     "PostScript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "known format"),
@@ -126,6 +143,12 @@ REFUSED: dict[str, tuple[Maker, str]] = {
         "180000000",
     ),
     "a progressive JPEG with a thousand scans": (lambda: jpeg_of_scans(1000), "1010"),
+    # libjpeg keeps the coefficients of all pixels of these
+    "a progressive JPEG of one scan": (
+        lambda: jpeg_of_one_scan(progressive=True),
+        "90000000 bytes",
+    ),
+    "a JPEG with a scan of one component": (jpeg_of_one_component, "90000000 bytes"),
     "a JPEG of comments": (lambda: jpeg_with(b"\xff\xfe\0\2" * 100_000), "metadata"),
     "a JPEG of small EXIF parts": (
         lambda: jpeg_with(b"\xff\xe1\0\x09Exif\0\0X" * 100_000),

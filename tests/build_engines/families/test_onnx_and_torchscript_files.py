@@ -152,7 +152,7 @@ def test_the_example_is_a_photo_unless_the_network_takes_grey(
         ({"settings": {"means": "1"}}, "--client"),
         ({"settings": {"TARGET_DEVICE": "GPU"}}, "this backend runs on the processor"),
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
-        ({"client": "nobody"}, "nobody"),
+        ({"client": "nobody"}, "nobody.* image_classification"),
         ({"client": "bert"}, "tokenizer"),
         ({"client": "resnet", "size": 320}, "--size 320"),
         ({"size": 320}, "--size 320"),
