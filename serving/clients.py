@@ -4,7 +4,7 @@ predictions.
 The first of these that exists is the model's client:
 
     REPOSITORY/MODEL/client.py      the model's own
-    REPOSITORY/clients/NAME.py      one that several models of a repository share
+    REPOSITORY/clients/NAME.py      one shared by models of the repository
     clients/NAME.py                 one of this project's
 
 NAME is what config.pbtxt's parameter `client` says, else the model's name. Each of these modules

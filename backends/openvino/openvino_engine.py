@@ -39,7 +39,7 @@ DEVICE = "CPU"
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # numpy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")
-# OpenVINO's operators whose output has the values of their first input
+# OpenVINO's operators whose output has the same values as their first input
 SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
 

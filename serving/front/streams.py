@@ -75,7 +75,7 @@ def whole(source: Incoming, reply: Reply) -> Response:
     length = len(reply.content)
     if connection is None or length <= KEPT:
         return Response(reply.content, content_type=reply.content_type, headers=dict(reply.headers))
-    # nginx takes the next piece once it has passed on all that it keeps
+    # nginx reads the next piece only after it has passed on everything that it has buffered
     connection.settimeout(WRITE_SECONDS * (1 + KEPT // PIECE))
     headers = {**reply.headers, "Content-Length": str(length)}
     return Ending(_all_pieces(reply.content), content_type=reply.content_type, headers=headers)
