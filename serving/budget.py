@@ -181,7 +181,8 @@ class Allowance:
 
 
 UNLIMITED = Allowance()
-# of the request that this thread works for; copied into the threads that decode its images
+# the time limits of the request that this thread works for; copied into the threads that decode its
+# images
 _ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance", default=UNLIMITED)
 
 

@@ -35,7 +35,7 @@ DATATYPES |= {"boolean": "TYPE_BOOL", "f16": "TYPE_FP16", "f32": "TYPE_FP32", "f
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
 CONVERTED = {*DATATYPES, "bf16"}  # datatypes between which the compiled model converts
 DEVICE = "CPU"
-# in OpenVINO's errors that are caused by the request
+# matches OpenVINO's errors that are caused by the request
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # numpy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")

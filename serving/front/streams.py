@@ -115,7 +115,7 @@ class StreamedReply:
     """The body of a streamed reply. `cancel` may be called from any thread. An error before the
     first response is raised; a later one becomes the last event."""
 
-    version = ""  # of the model that gave the first response
+    version = ""  # the model version that gave the first response
 
     def __init__(
         self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]

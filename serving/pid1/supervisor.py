@@ -22,7 +22,7 @@ from serving.host.processes import describe_exit
 from serving.pid1.system import STOP_SIGNALS, PermanentFailure, Process, System
 from serving.settings.table import Settings
 
-DEATHS_ALLOWED = 5  # of one process within WINDOW
+DEATHS_ALLOWED = 5  # deaths of one process within WINDOW seconds
 WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0

@@ -40,7 +40,7 @@ OWN_FILES = 64
 FILES_PER_REQUEST = 3
 FEWEST_FILES = 128  # tritonserver needs more than this to start with a model
 MOST_FILES = 65536  # the limit of open files, unless more are needed
-BACKLOG = 1024  # of connections that wait to be accepted, as in nginx.conf
+BACKLOG = 1024  # connections that wait to be accepted, as in nginx.conf
 SHARED_MEMORY = Path("/dev/shm")
 
 
