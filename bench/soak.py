@@ -20,7 +20,7 @@ from tests.support.archives import Loader, Usage, make_archive, usage
 from tests.support.harness import Server
 from tests.support.load import Threads
 
-SHARE = 0.7  # of the maximum rate
+SHARE = 0.7  # the load, as a share of the maximum rate
 ARCHIVES = 8
 LOADED = 4  # archives that are called
 CALLERS = 4
@@ -40,7 +40,7 @@ class Steady(Threads):
         self._numbers = itertools.count()
 
     def run(self, seconds: float) -> float:
-        """Run for some seconds, and return the number of answers per second."""
+        """Run for `seconds`, and return the number of answers per second."""
         with self:
             self._stop.wait(seconds)
         return sum(self.verdicts.values()) / seconds

@@ -16,7 +16,7 @@ ABSENT_CODES = {
     "ResourceNotFoundException",
     "ImageNotFoundException",
 }
-ADVICE = (  # by a pattern in the error's code
+ADVICE = (  # what to do, by a pattern in the error's code
     (r"AccessDenied", POLICY),
     (
         r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|UnrecognizedClient",

@@ -15,7 +15,7 @@ from deploy.stack import PROJECT, git_version, say, tagged
 
 VARIANT = {"VariantName": "AllTraffic", "InitialInstanceCount": 1, "InstanceType": "ml.c5.xlarge"}
 GPU_TYPE = re.compile(r"ml\.[gp]\d")
-NEEDED_DRIVER = 580  # of the NVIDIA driver, for the gpu image
+NEEDED_DRIVER = 580  # version of the NVIDIA driver that the gpu image needs
 # the driver of each host image, from AWS's documentation of ProductionVariant.InferenceAmiVersion
 DRIVERS = {
     None: 470,

@@ -75,7 +75,7 @@ class Budget:
             )
 
     def grow(self, answer: Room, size: int) -> None:
-        """Reserve memory for an answer that is written piece by piece and has now `size` bytes.
+        """Reserve memory for an answer that is written piece by piece and now has `size` bytes.
         Raise PayloadTooLarge or Overloaded."""
         self.check_output(size)
         answer.grow(WRITTEN * size, "the answer")
@@ -181,7 +181,8 @@ class Allowance:
 
 
 UNLIMITED = Allowance()
-# of the request that this thread works for; copied into the threads that decode its images
+# the time limits of the request that this thread works for; copied into the threads that decode its
+# images
 _ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance", default=UNLIMITED)
 
 

@@ -4,7 +4,7 @@ predictions.
 The first of these that exists is the model's client:
 
     REPOSITORY/MODEL/client.py      the model's own
-    REPOSITORY/clients/NAME.py      one that several models of a repository share
+    REPOSITORY/clients/NAME.py      one shared by models of the repository
     clients/NAME.py                 one of this project's
 
 NAME is what config.pbtxt's parameter `client` says, else the model's name. Each of these modules
@@ -49,7 +49,7 @@ def make_client(model: Model) -> ModelClient | None:
             f"the clients are {', '.join(ours)}; one of your own is {CLIENTS}/NAME.py beside "
         )
         raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
-    # Triton knows a model from an archive by another name than that of its folder
+    # Triton's name for a model from an archive differs from the name of the model's folder
     names = [family_name(named)] if named else [model.name, model.path.name]
     known = [name for name in names if name in ours]
     return family(known[0])(model) if known else None

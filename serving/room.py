@@ -120,7 +120,7 @@ class Account(Protocol):
     def give_back(self, size: int) -> None: ...
 
 
-# of the request that this thread works for
+# the account of the request that this thread works for
 _ACCOUNT: ContextVar[Account | None] = ContextVar("account", default=None)
 
 

@@ -39,11 +39,11 @@ DEVICE = "CPU"
 # ONNX operators that OpenVINO computes differently from ONNX Runtime, which defines them: an LSTM's
 # scores were off by 0.5 of 17
 UNLIKE = (b"DynamicQuantizeLSTM",)
-# in OpenVINO's errors that are caused by the request
+# matches OpenVINO's errors that are caused by the request
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # numpy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")
-# OpenVINO's operators whose output has the values of their first input
+# OpenVINO's operators whose output has the same values as their first input
 SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
 

@@ -45,7 +45,7 @@ from serving.triton.tensors import InferReply, Tensor, to_raw
 # the keys of a KServe tensor: an object with none of them is an instance
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
 LONGEST_NUMBER = 10  # digits of the length of a JSON header
-MOST_KEYS = 32  # of a document of tensors, and of each tensor: KServe defines 4 and 5
+MOST_KEYS = 32  # keys of a document of tensors, and of each tensor: KServe defines 4 and 5
 # Bytes of JSON from which simdjson is faster, because it creates no Python object for each number.
 LARGE = 2 * 1024
 # keys of a flat object that are options of the request, not fields of its instance
@@ -126,7 +126,7 @@ class FlatJob(Job):
             raise InvalidRequest(text)
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the only call. Each input is a value or a list, and becomes one row, as in
+        """Return the job's only step. Each input is a value or a list, and becomes one row, as in
         Triton's generate."""
         model = self.served.model
         session = self.session

@@ -163,6 +163,8 @@ class InstancesJob(Job):
         if batch is None:
             batch = self._next_batch(0)
         elif not batch.calls:
+            if self.is_decoupled:
+                batch.clear()
             batch = self._next_batch(batch.end, batch.room.is_held)
         inputs = batch.calls.pop(0)
         is_partial = bool(batch.calls)
@@ -277,7 +279,8 @@ class InstancesJob(Job):
         version = replies[-1].version
         if self.picture:
             return Predictions(batch.first, version, predictions, batch.instances, batch.memory)
-        batch.clear()
+        if not self.is_decoupled:  # else more responses may follow
+            batch.clear()
         return Predictions(batch.first, version, predictions)
 
     def _failed(self, step: str, error: Exception) -> InferenceFailed:

@@ -105,7 +105,7 @@ class TensorJob(Job):
                 raise InvalidRequest(f"{problem}: classification takes {kinds}")
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the only call."""
+        """Return the job's only step."""
         forwarded = {
             name: value for name, value in self.parameters.items() if name != "binary_data_output"
         }

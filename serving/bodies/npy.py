@@ -47,7 +47,7 @@ class NpyJob(Job):
         self.data = data
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the only call."""
+        """Return the job's only step."""
         model = self.served.model
         if len(model.inputs) != 1:
             names = ", ".join(spec.name for spec in model.inputs)

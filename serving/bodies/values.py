@@ -102,8 +102,8 @@ def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidReque
 
 
 def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
-    """Return the values without their nesting, and their types. Each pass removes one level of
-    lists, until there are values that are not lists."""
+    """Return the values without their nesting, and their types. While all values are lists, each
+    pass removes one level. Lists among other values are then flattened recursively."""
     for depth in range(MOST_DIMENSIONS):
         check_time()
         types = set(map(type, values))

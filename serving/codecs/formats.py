@@ -18,7 +18,7 @@ WEBP_BUFFERS = 16
 # files have 10. Each scan is a pass over all pixels.
 SCANS = 16
 START_OF_SCAN = b"\xff\xda"
-SCAN_COMPONENTS = 4  # bytes behind it is the number of components in the scan
+SCAN_COMPONENTS = 4  # bytes from START_OF_SCAN to the number of components in the scan
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
 # pixels that are converted at a time, because each takes up to 16 bytes meanwhile
 STRIP_PIXELS = 2**20
@@ -73,7 +73,7 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-    # the coefficients that libjpeg keeps if there is more than one scan
+    # the coefficients that libjpeg keeps, unless the only scan has all pixels
     coefficients = 2 * len(image.getbands()) * pixels
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
@@ -86,8 +86,8 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
 
 
 def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
-    """Return whether the only scan of a JPEG has all its pixels: libjpeg keeps the coefficients of
-    any other one whole. `data` is the file."""
+    """Return whether a JPEG has a single scan with all of its pixels; otherwise libjpeg keeps all
+    coefficients. `data` is the file."""
     at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
     components = getattr(image, "layers", 0)
     return "progressive" not in image.info and data[at : at + 1] == bytes([components])

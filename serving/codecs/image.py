@@ -30,7 +30,7 @@ JPEG = ("JPEG", "MPO")
 # the image and the RGB image made from it, or the image and its rotated copy
 BYTES_PER_PIXEL = 2 * PIXEL
 PAIR = int.from_bytes(START_OF_SCAN, "little")
-# a photo's header has tens of parts; Pillow takes microseconds for each
+# reads of a header: a photo's header has tens of parts, and Pillow takes microseconds for each
 HEADER_PARTS = 800
 HEADER_BYTES = 8 * 2**20
 # Minimum size of a read after the header: blocks of a GIF have up to 256 bytes, and chunks of a PNG

@@ -89,7 +89,7 @@ class Slot:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._size = 0
-        self._column = -1  # of the model's counter; -1 if the request holds no model
+        self._column = -1  # the column of the model's counter; -1 if the request holds no model
         self._kept = 0  # the bytes counted for the model: those of the body
 
     def take(self, size: int, step: str) -> int:

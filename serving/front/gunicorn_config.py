@@ -16,7 +16,8 @@ from serving.front.monitoring import MULTIPROCESS
 from serving.front.services import Services
 
 logger_class = JsonLogger
-# gunicorn would answer X-Forwarded headers that contradict each other with HTML; we read none
+# gunicorn would answer contradictory X-Forwarded headers with HTML, although nothing here reads
+# them
 secure_scheme_headers: dict[str, str] = {}
 RESERVED = 64 * 1024  # bytes of each file of metrics: enough for about ten models
 

@@ -23,7 +23,8 @@ SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
 # when nginx forwarded the request, in seconds since 1970; nginx overwrites a caller's value
 FORWARDED = "X-Request-Start"
 MEGABYTE = 2**20
-# bytes of Custom-Attributes: nginx allows as much in one line, but joins several lines
+# maximum bytes of Custom-Attributes: nginx's limit for one header line, but several lines are
+# joined
 LONGEST_ATTRIBUTES = 8 * 1024
 
 

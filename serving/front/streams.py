@@ -27,7 +27,8 @@ KEPT = 2**21  # bytes of a reply that nginx buffers for a slow reader (nginx.con
 # The caller must read each piece within this time, or it could hold its slot for as long as it
 # likes.
 WRITE_SECONDS = 10.0
-HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # nginx reads the first
+# the first tells nginx not to buffer the reply
+HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 # For each media type of a stream: the format of a response, and that of an error.
 FORMATS = {
     EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"),
@@ -74,7 +75,7 @@ def whole(source: Incoming, reply: Reply) -> Response:
     length = len(reply.content)
     if connection is None or length <= KEPT:
         return Response(reply.content, content_type=reply.content_type, headers=dict(reply.headers))
-    # nginx takes the next piece once it has passed on all that it keeps
+    # nginx reads the next piece only after it has passed on everything that it has buffered
     connection.settimeout(WRITE_SECONDS * (1 + KEPT // PIECE))
     headers = {**reply.headers, "Content-Length": str(length)}
     return Ending(_all_pieces(reply.content), content_type=reply.content_type, headers=headers)
@@ -114,7 +115,7 @@ class StreamedReply:
     """The body of a streamed reply. `cancel` may be called from any thread. An error before the
     first response is raised; a later one becomes the last event."""
 
-    version = ""  # of the model that gave the first response
+    version = ""  # the model version that gave the first response
 
     def __init__(
         self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]

@@ -61,7 +61,7 @@ def processor_features(root: Path = ROOT) -> frozenset[str]:
         contextlib.suppress(OSError),
         (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file,
     ):
-        for line in file:  # of the first processor; the others are the same
+        for line in file:  # until the first processor's line; the others are the same
             name, _, words = line.partition(":")
             if name.strip() in ("flags", "Features"):  # on x86 and on arm64
                 return frozenset(words.split())

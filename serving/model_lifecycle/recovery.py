@@ -26,7 +26,7 @@ from serving.model_status.table import Entry
 from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)
-# between two checks of all processes, each of which takes 20 ms with 1,000 models
+# seconds between two checks of all processes, each of which takes 20 ms with 1,000 models
 LOOK_SECONDS = 2.0
 WINDOW = 60.0
 # within WINDOW seconds: callers retry, so a request that kills its model may arrive several times

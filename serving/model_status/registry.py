@@ -104,7 +104,8 @@ class Registry:
         return self._served[self._ready(self.table.look(), name).key]
 
     def _ready(self, models: Models, name: str) -> Entry:
-        """Return the entry of a model that is ready. Raise the reason if it is not."""
+        """Return the entry of a model that is ready. Raise the error that says why it is not
+        ready."""
         if entry := models.ready.get(name):
             return entry
         if (entry := models.by_target.get(name)) and (error := models.error(entry)):

@@ -86,7 +86,8 @@ class Leases:
         )
 
     def add(self, row: int, column: int, requests: int, size: int) -> None:
-        """Add to the number of requests and to the bytes of their bodies."""
+        """Add `requests` and `size`, the bytes of their bodies, to the counter in this row and
+        column."""
         index = row * WIDTH + column
         self._requests[index] += requests
         self._bytes[index] += size

@@ -122,7 +122,7 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
     # JSON is a subset of YAML
     scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")
     configuration = json.loads(AGENT_TEMPLATE.read_text(encoding="utf-8"))
-    # otherwise the agent asks the instance's metadata service
+    # otherwise the agent asks the machine for it
     if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
         configuration["agent"]["region"] = region
     prometheus = configuration["logs"]["metrics_collected"]["prometheus"]

@@ -22,7 +22,7 @@ from serving.host.processes import describe_exit
 from serving.pid1.system import STOP_SIGNALS, PermanentFailure, Process, System
 from serving.settings.table import Settings
 
-DEATHS_ALLOWED = 5  # of one process within WINDOW
+DEATHS_ALLOWED = 5  # deaths of one process within WINDOW seconds
 WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
@@ -30,8 +30,8 @@ BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1
 IDLE_INTERVAL = 1.0  # seconds between two rounds otherwise
 REPORT_INTERVAL = 5.0  # between two lines in the log about why the start is not ready yet
-# A shorter time limit before the first readiness: no request is in flight, and tritonserver ignores
-# the signal while it is loading models.
+# Seconds that a stop may take before the first readiness: no request is in flight, and tritonserver
+# ignores the signal while it is loading models.
 STOP_BEFORE_READY = 3.0
 
 

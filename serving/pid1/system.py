@@ -38,9 +38,9 @@ OWN_FILES = 64
 # open files for each request: in nginx the caller's connection, the one to gunicorn, and a large
 # body; in gunicorn fewer
 FILES_PER_REQUEST = 3
-FEWEST_FILES = 128  # tritonserver needs more than this to start with a model
+FEWEST_FILES = 128  # with fewer, tritonserver does not start with a model
 MOST_FILES = 65536  # the limit of open files, unless more are needed
-BACKLOG = 1024  # of connections that wait to be accepted, as in nginx.conf
+BACKLOG = 1024  # connections that wait to be accepted, as in nginx.conf
 SHARED_MEMORY = Path("/dev/shm")
 
 

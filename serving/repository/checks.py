@@ -22,8 +22,8 @@ PER_INSTANCE = 32 * 1024 * 1024
 # 102 MB takes 2 to 4 times its size.
 PER_BYTE_OF_FILES = 2
 SHARING = "pytorch"  # the backend whose instances share one copy of the weights
-MOST_INSTANCES = 256  # of one model: more than the processors of any machine
-MOST_THREADS = 1024  # of one instance
+MOST_INSTANCES = 256  # instances of one model: more than the processors of any machine
+MOST_THREADS = 1024  # threads of one instance
 MOST_ROWS = 2**20  # max_batch_size: a sequence batcher allocates a slot for each row
 MOST_LEVELS = 1000  # priority levels: Triton allocates a queue for each
 MOST_ELEMENTS = 2**31 - 1  # elements in a row of a tensor: a gRPC message has at most 2 GB

@@ -45,7 +45,7 @@ PLAN_REMEDIES = (
 LARGEST_CONFIG = 2**20  # bytes of config.pbtxt: 1.5 MB take 5 s to parse; ours have about 2 kB
 PACKAGES = "EXECUTION_ENV_PATH"
 MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folder
-# unpacked bytes of packages: a conda environment with torch and CUDA has about 8 GB
+# maximum size of unpacked packages in bytes: a conda environment with torch and CUDA has about 8 GB
 MOST_UNPACKED = 16 * 2**30
 # if the model's folder contains a file of this name, it is started instead of the backend's stub
 STUB = "triton_python_backend_stub"
@@ -125,8 +125,8 @@ def read_merged(model: Path, file: Path) -> Any:
 
 
 def is_whole(config: Any) -> bool:
-    """Return whether the configuration lists tensors. If so it replaces config.pbtxt, as in Triton;
-    otherwise it overrides fields."""
+    """Return whether the configuration lists tensors. If so, it replaces config.pbtxt, as in
+    Triton; otherwise it overrides some of its fields."""
     return bool(config.input or config.output)
 
 
@@ -282,8 +282,8 @@ def mistake_of_packages(model: Path, config: Any) -> str:
 
 
 def _links_of_archive(path: Path) -> dict[str, str]:
-    """Return the targets of links in a tar archive by the names of its files, and "" for other
-    files. Raise ConfigError for more files or bytes than packages have."""
+    """Return the files in a tar archive as {name: the target of a link, or ""}. Raise ConfigError
+    if it has more files or bytes than any packages have."""
     links = {}
     with tarfile.open(path) as archive:
         while member := archive.next():
@@ -291,7 +291,7 @@ def _links_of_archive(path: Path) -> dict[str, str]:
             links[member.name.removeprefix("./")] = member.linkname
             if len(links) > MOST_ENTRIES:
                 raise ConfigError("", f"it has more than {MOST_ENTRIES} files")
-            # checked before tarfile unpacks the file to find the next one
+            # check this before tarfile unpacks the file to find the next one
             if member.offset_data + member.size > MOST_UNPACKED:
                 raise ConfigError("", f"it unpacks to more than {MOST_UNPACKED // 2**30} GB")
     return links

@@ -32,7 +32,7 @@ def format_value(value: Any) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Setting(NamedValue):
     """A value that is read from environment variables: the first of `variables` that is set and not
-    empty. The first one is the name that docs and messages use."""
+    empty. The first one is the main name, which --print-config shows."""
 
     variables: tuple[str, ...]
     formatter: Callable[[Any], str] = format_value  # the inverse of the parser

@@ -119,8 +119,8 @@ OUT_OF_MEMORY = re.compile(
 # removed from messages.
 PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
 
-# Seconds in which a stub should have connected. If it is killed earlier, its load never ends, and
-# only a restart of tritonserver helps (model_lifecycle/manager.py). Remove when
+# Seconds that a stub gets to connect. If it is killed earlier, its load never ends, and only a
+# restart of tritonserver helps (model_lifecycle/manager.py). Remove when
 # tests/model_lifecycle/test_broken_off_loads.py passes.
 STUB_SECONDS = 3.0
 
