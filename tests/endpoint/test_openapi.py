@@ -198,7 +198,7 @@ def test_describe_the_items_of_every_array(described: Any) -> None:
     assert arrays and not [array for array in arrays if "items" not in array]
     instances = {
         "image_classification": ({"b64": "eA=="}, "eA=="),
-        "bert": ("a text", 5),
+        "text": ("a text", 5),
         "table": ([1, "a"], "1,a"),
     }
     for name, (right, wrong) in instances.items():
