@@ -19,7 +19,7 @@ import msgspec
 
 from serving.errors import PayloadTooLarge, TooLate
 from serving.named_value import MOST_NAMES as MOST_NAMES
-from serving.room import SMALL_JSON, WRITTEN, Parts, Room, json_objects, json_parts, reserve
+from serving.room import SHORT, SMALL_JSON, WRITTEN, Parts, Room, json_objects, json_parts, reserve
 
 Item = TypeVar("Item")
 
@@ -96,7 +96,7 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
     """Reserve what a JSON text takes until the request ends. Raise PayloadTooLarge if it would
     become too many objects, or too much for one request; Overloaded."""
     if len(data) <= SMALL_JSON:
-        return Room()
+        return reserve(SHORT * len(data), "the JSON of the body")
     parts = json_parts(data)
     check_count(
         parts.objects + parts.lists + parts.strings,
@@ -107,6 +107,7 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
     return reserve(takes(parts), "the JSON of the body")
 
 
+LONG_JSON = 2**18  # bytes of a text whose reading takes a millisecond or more
 # a large text is read while no other is: meanwhile no other thread of the worker runs
 _READING = threading.Lock()
 
@@ -114,7 +115,8 @@ _READING = threading.Lock()
 @contextmanager
 def json_turn(data: bytes) -> Iterator[None]:
     """Admit a JSON text, and wait for its turn to be read if it is large."""
-    if not admit_json(data).is_held:
+    admit_json(data)
+    if len(data) <= LONG_JSON:
         yield
         return
     with _READING:
