@@ -1,8 +1,8 @@
-"""The Flask app, and the path of a request from its bytes to its reply: `infer`.
+"""The Flask app, and `infer`, which turns the bytes of a request into its reply.
 
 bytes --read--> body --body.bind(served, request)--> Job --Job.answer--> Reply --> Response
-Registry.use finds the ServedModel that the request names, and keeps it loaded until the slot is
-left.
+Registry.use finds the ServedModel that the request names, and keeps it loaded until the request
+leaves its slot.
 
 The other routes are blueprints in serving/front/.
 """
@@ -32,8 +32,8 @@ from serving.settings.table import Settings
 
 
 def create_app(settings: Settings, shared_memory: str = "") -> Flask:
-    """Return the WSGI application. Its files in /dev/shm have names that begin with
-    `shared_memory`. It opens no connection before its first request."""
+    """Return the WSGI application. The names of its files in /dev/shm begin with `shared_memory`.
+    It opens no connection before its first request."""
     app = Flask(__name__, static_folder=None)
     app.request_class = Incoming
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
@@ -61,7 +61,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
 
 
 def ping() -> Response:
-    """Answer 200 with an empty body when everything works, else 503 with the stage."""
+    """Answer 200 with an empty body if everything works, else 503 with the reason."""
     monitoring = services().monitoring
     if services().settings.ping_mode == "live":
         monitoring.check_live()
@@ -71,28 +71,29 @@ def ping() -> Response:
 
 
 def metrics() -> Response:
-    """Return Prometheus' text: our metrics, then Triton's."""
+    """Return the metrics in Prometheus' text format: ours, then Triton's."""
     return Response(services().scraped.get(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def invocations() -> Response:
-    """Answer a request for the model that it names.
+    """Answer an inference request for the model that it names.
 
-    The model's parameters are in the body's `parameters`, or in the query string, as `?top_k=3`;
-    the body's win."""
+    The parameters of the model's client are read from the body's `parameters` and from the query
+    string, such as `?top_k=3`. The body takes precedence.
+    """
     return infer(
         read_invocation, Target("the header Target-Model", incoming().header(TARGET_MODEL) or None)
     )
 
 
 def invoke(name: str) -> Response:
-    """Answer a request for the model that the path names."""
+    """Answer an inference request for the model in the path."""
     return infer(read_invocation, Target(PATH, name))
 
 
 def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> Response:
     """Answer a request for the model that the `route` and the rest of the request agree on. `read`
-    makes its body, `stream` is the type of the stream that the route asks for."""
+    parses the body; `stream` is the media type of the stream if the route asks for one."""
     source = incoming()
     app = services()
     started = perf_counter()
@@ -111,22 +112,22 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
         ) as served:
             source.model = served.name
             job = body.bind(served, request)
-            if job.request.stream:  # the body may ask for one, too
-                # the deadline of a stream is later than the one above
+            if job.request.stream:  # the body may have asked for a stream, too
+                # a stream has a later deadline than the one set above
                 allow_time(job.request.deadline, seconds, sent)
                 response = stream_reply(source, job)
             else:
                 response = whole_reply(source, job)
-                if response.is_streamed:  # a large one, which has as long as a stream
+                if response.is_streamed:  # a large reply, which may take as long as a stream
                     allow_time(job.request.stream_deadline, seconds, sent)
     except Exception as err:
         response = error_reply(err)
     response.headers.update(source.reply_headers())
 
     def finish() -> None:
-        """Leave the slot and count the request. A reply in pieces ends with the last one. The
-        thread's next request may be one without an account and a time of its own, such as an
-        example."""
+        """Leave the slot and count the request. For a streamed reply this is called after the last
+        piece. Remove the thread's account and time limits, because its next request may have none,
+        such as the request for an example."""
         open_account(None)
         allow_any_time()
         if source.slot:
@@ -141,7 +142,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
 
 
 def whole_reply(source: Incoming, job: Job) -> Response:
-    """Run the job, and return its reply in one piece. Raise a ServingError."""
+    """Run the job and return its reply in one piece. Raise a ServingError."""
     reply = job.answer(services().gateway)
     source.version = reply.version
     reserve(len(reply.content), "the answer")

@@ -6,6 +6,6 @@ from predictor import create_app
 from serving.settings.table import SECRETS, Settings
 
 settings = Settings.from_env(os.environ)
-for name in SECRETS:  # a model's client.py and what it starts need none
+for name in SECRETS:  # neither a model's client.py nor the programs that it starts need them
     os.environ.pop(name, None)
 app = create_app(settings, settings.shared_memory_file.read_text(encoding="utf-8"))

@@ -1,1 +1,1 @@
-"""Triton's python-based backends for machines without NVIDIA's image, and their installation."""
+"""Triton's Python-based backends for machines without NVIDIA's image, and their installation."""

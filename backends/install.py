@@ -3,10 +3,10 @@
     python -m backends.install [DEST]
 
 DEST/python is Triton's own Python backend with the stub for the running Python. DEST/NAME is a copy
-of each folder here that has a model.py, together with _shared, because a backend sees only its own
-folder. These are copies because Triton refuses links out of the backend's directory. Folders in
-DEST that are not ours are kept, and so is a folder that is up to date. A new folder is built in a
-temporary place and renamed, so that an interrupted run leaves no incomplete backend.
+of each folder here that contains a model.py, with the files of _shared added, because a backend
+sees only its own folder. They are copies because Triton refuses links that leave the backend's
+directory. Folders in DEST that belong to others or are up to date are kept. A new folder is built
+in a temporary folder and then renamed, so that an interrupted run leaves no incomplete backend.
 """
 
 import argparse
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 def install(destination: Path, python: str = tritonserver.PYTHON) -> list[str]:
     """Bring `destination` up to date for this version of Python. Return the names of the backends
-    that it wrote.
+    that were written.
 
-    Raise FileNotFoundError if the package or its stub for this Python is missing, OSError if the
-    folder cannot be written.
+    Raise FileNotFoundError if the package, or its stub for this Python, is missing, and OSError if
+    the folder cannot be written.
     """
     backends = {"python": python_backend(python), **own_backends()}
     destination.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def install(destination: Path, python: str = tritonserver.PYTHON) -> list[str]:
 
 
 def python_backend(python: str) -> dict[str, Path]:
-    """Return {file name: source} of Triton's Python backend, from the installed package."""
+    """Return {file name: source} for Triton's Python backend, from the installed package."""
     package = tritonserver.package()
     folder = package / "backends" / "python"
     files = {name: folder / name for name in (LIBRARY, UTILITIES)}
@@ -73,13 +73,13 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def own_backends(folder: Path = OURS) -> dict[str, dict[str, Path]]:
-    """Return {backend: its files} for every folder here with a model.py."""
+    """Return {backend: its files} for every folder here that contains a model.py."""
     models, shared = sorted(folder.glob("*/model.py")), _files(folder / SHARED)
     return {model.parent.name: shared | _files(model.parent) for model in models}
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return {path relative to `folder`: path} of its files, without bytecode."""
+    """Return {path relative to `folder`: path} for its files, without bytecode."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): p for p in paths if "__pycache__" not in p.parts}
 
@@ -109,7 +109,7 @@ def _replace(folder: Path, files: Mapping[str, Path]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Return 0, or 1 after logging what failed."""
+    """Run the command line. Return 0, or 1 after logging the failure."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(
         prog="python -m backends.install", description="Installs the backends."

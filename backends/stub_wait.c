@@ -1,13 +1,14 @@
-/* Triton's Python backend calls a stub dead when it shows no life for a second: the request that waits fails, and the
- * next one is put into the same queue. But the stub may only have been paused (docker pause, a frozen machine, memory
- * that is swapped in). Its late answer then becomes that of the next request, and so on: everybody gets the answer of
- * somebody else. With this library, preloaded into tritonserver, the backend waits for as long as the stub lives.
+/* Triton's Python backend considers a stub dead if it gives no sign of life for a second: the waiting request fails,
+ * and the next one is put into the same queue. But the stub may only have been paused (docker pause, a frozen
+ * machine, memory being swapped in). Its late answer is then given to the next request, and so on, so that every
+ * caller gets the answer to another request. With this library, preloaded into tritonserver, the backend waits as
+ * long as the stub lives.
  *
- * The stub's Python ignores all variables of the environment (PyConfig_InitIsolatedConfig), so it would write bytecode
- * beside the code of a model, into its author's folder. With this library it obeys PYTHONDONTWRITEBYTECODE.
+ * The stub's Python ignores all environment variables (PyConfig_InitIsolatedConfig), so it would write bytecode next
+ * to the code of a model, into its author's folder. With this library it obeys PYTHONDONTWRITEBYTECODE.
  *
- * The backend waits by sem_timedwait on a semaphore in a file of /dev/shm whose name is on the stub's command line
- * (python_backend: message_queue.h, stub_launcher.cc). Like bind.c this needs no header.
+ * The backend waits with sem_timedwait for a semaphore in a file in /dev/shm whose name is on the stub's command line
+ * (python_backend: message_queue.h, stub_launcher.cc). This file needs no headers.
  */
 
 struct time { long seconds, nanoseconds; };
@@ -51,7 +52,7 @@ static int is_python_backend(const void *caller)
     return dladdr(caller, &found) && found.file && strstr(found.file, "/libtriton_python.so");
 }
 
-/* The name of the file in /dev/shm that is mapped at this address. */
+/* Find the name of the file in /dev/shm that is mapped at this address. Return whether there is one. */
 static int find_region(const void *address, char *name)
 {
     void *maps = fopen("/proc/self/maps", "r");
@@ -67,7 +68,7 @@ static int find_region(const void *address, char *name)
     return found;
 }
 
-/* How many bytes of /proc/PID/FILE were read, with a null behind them. */
+/* Read /proc/PID/FILE into `text`, followed by a null byte. Return the number of bytes read. */
 static unsigned long read_file(const char *pid, const char *file, char *text, unsigned long size)
 {
     char path[NAME + 32];
@@ -103,7 +104,7 @@ static int has_argument(const char *pid, const char *argument)
     return 0;
 }
 
-/* Whether a child lives that has the semaphore's region; 0 also where /proc does not tell. */
+/* Return whether a living child uses the semaphore's region; 0 also if /proc cannot be read. */
 static int stub_lives(const void *semaphore)
 {
     struct entry *each;

@@ -1,5 +1,4 @@
-"""Compares this project's speed with a minimal front, the network alone, Triton itself and two
-similar servers.
+"""Compare the speed with a minimal front, the network alone, Triton itself and two other servers.
 
 python -m bench --out docs/benchmarks.md    measures everything (about 20 minutes)
 python -m bench --servers ours bare --scenarios text --seconds 2
@@ -63,8 +62,8 @@ def main() -> int:
 def measure(
     scenario: Scenario, servers: Iterable[Server], rounds: int, seconds: int
 ) -> dict[str, list[Round]]:
-    """Run the rounds of all servers that support the scenario, in turns. Raise NotStarted if an
-    answer is wrong."""
+    """Run the rounds of all servers that support the scenario, in turns. Raise NotStarted if a
+    server's answer is wrong."""
     takes = [server for server in servers if scenario.is_tensor or server.form != "triton"]
     takes = [server for server in takes if not scenario.is_tensor or server.form != "base64"]
     model = KINDS[scenario.model](ROOT / "model_repository" / scenario.model)
@@ -81,7 +80,7 @@ def measure(
     done: dict[str, list[Round]] = {server.name: [] for server in takes}
     if sessions:
         done["limit"] = []
-    for number in range(rounds + 1):  # the first one warms up
+    for number in range(rounds + 1):  # the first round is for warming up
         for server in takes:
             done[server.name].append(load(server, scenario, seconds if number else 1))
         if sessions:
@@ -91,8 +90,8 @@ def measure(
 
 
 def gist(answer: Any) -> Any:
-    """Return the part that all answers must share: the best label, or the first three numbers of an
-    embedding."""
+    """Return the part of an answer that must be the same everywhere: the best label, or the first
+    three numbers of an embedding."""
     if isinstance(answer, list):
         return gist(answer[0]) if answer else None
     if not isinstance(answer, dict):
@@ -105,7 +104,7 @@ def gist(answer: Any) -> Any:
 
 
 def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) -> str:
-    """Return the page: a table for each scenario, with medians and the ratio to this project in the
+    """Return the page: a table for each scenario with medians, and the ratio to this project in the
     same round."""
     cpu = next(
         line
@@ -136,8 +135,8 @@ def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) 
 
 
 def row(name: str, results: list[Round], ours: list[Round]) -> str:
-    """Return a server's row. "front" is nginx's and gunicorn's processor time per answer, "all" of
-    all of them."""
+    """Return a server's row. "front" is the processor time of nginx and gunicorn per answer, "all"
+    is that of all processes."""
     if errors := sum(each.errors for each in results):
         return _row(name, f"{errors} answers were not 200", *[""] * (len(COLUMNS) - 2))
     ratios = sorted(theirs.rate / own.rate for theirs, own in zip(results, ours, strict=True))

@@ -1,8 +1,8 @@
-"""The yardstick: the smallest Flask front over the same tritonserver, on gunicorn, with one kept
+"""The baseline: a minimal Flask front for the same tritonserver, on gunicorn, with one persistent
 channel per worker.
 
-It trusts its callers, has no limits, versions, errors or metrics, and serves the four models of the
-scenarios.
+It trusts its callers, has no limits, versions, error handling or metrics, and serves only the four
+models of the scenarios.
 """
 
 import os
@@ -28,7 +28,7 @@ app = Flask(__name__)
 
 @cache
 def channel() -> InferenceServerClient:
-    """Return this worker's channel, which is made after the fork, at the first call."""
+    """Return this worker's channel, which is created at the first call, after the fork."""
     return InferenceServerClient(os.environ["BENCH_TRITON"])
 
 

@@ -1,4 +1,4 @@
-"""Load on an HTTP server by wrk, and on a network in this process; a closed loop with a fixed
+"""Puts load on an HTTP server with wrk, or on a network in this process: a closed loop with a fixed
 number of callers."""
 
 import json
@@ -33,8 +33,8 @@ end
 
 @dataclass(frozen=True)
 class Round:
-    """Answers per second, latencies in milliseconds, answers other than 200, and the processor time
-    of one answer in milliseconds by program."""
+    """The results of one round: answers per second, latencies in milliseconds, the number of
+    answers other than 200, and the processor time per answer in milliseconds by program."""
 
     rate: float
     p50: float
@@ -44,7 +44,7 @@ class Round:
 
 
 def ask(server: Server, scenario: Scenario) -> bytes:
-    """Return one answer."""
+    """Send one request, and return the body of the answer."""
     path, headers, body = server.request(scenario)
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", body, headers)
     with urllib.request.urlopen(request, timeout=60) as reply:
@@ -53,7 +53,7 @@ def ask(server: Server, scenario: Scenario) -> bytes:
 
 
 def load(server: Server, scenario: Scenario, seconds: int) -> Round:
-    """Run one round on a server."""
+    """Run one round against a server."""
     path, headers, body = server.request(scenario)
     with tempfile.TemporaryDirectory(prefix="wrk-") as name:
         script, file = Path(name) / "request.lua", Path(name) / "body"

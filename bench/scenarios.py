@@ -1,4 +1,4 @@
-"""The eight scenarios: a model, a body, and how many callers send it."""
+"""The eight scenarios: each is a model, a body, and the number of callers that send it."""
 
 import json
 from base64 import b64encode
@@ -12,15 +12,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PHOTO = ROOT / "model_repository" / "efficientnet" / "example.jpg"
 SHORT = "A man is eating food."  # 8 tokens
 LONG = " ".join(["food"] * 126)  # 128 tokens with [CLS] and [SEP]
-# as many floats as an image of 224x224 has
+# as many floats as an image of 224x224 pixels
 ROW = np.random.default_rng(0).random(150_528, dtype=np.float32)
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`plain` is the body for the bare server, the peers and the limit. For tensors `body` and
-    `media_type` are KServe's; for everything else they are the same as `plain`."""
+    """One scenario. `plain` is the body for the bare server, the peers and the limit. For tensors,
+    `body` and `media_type` are those of KServe's protocol; otherwise `body` is the same as
+    `plain`."""
 
     name: str
     model: str
@@ -34,7 +35,7 @@ class Scenario:
         return self.model == "mean"
 
     def as_base64(self) -> bytes:
-        """Return the body for the peers."""
+        """Return the body for the peers, which accept base64."""
         return json.dumps({"body": b64encode(self.plain).decode()}).encode()
 
 

@@ -1,4 +1,4 @@
-"""Starts the compared servers, each with its own processes and port, and makes the requests to
+"""Starts the servers to compare, each with its own processes and port, and creates the requests for
 each."""
 
 import os
@@ -22,7 +22,7 @@ from serving.host import tritonserver
 from simulate.ports import PortPicker
 
 CACHE = ROOT / ".cache" / "bench"
-PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel gives to clients
+PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel uses for clients
 START_SECONDS, STOP_SECONDS = 240, 40
 MEAN = """platform: "onnxruntime_onnx"
 max_batch_size: 8
@@ -33,14 +33,15 @@ instance_group { count: 1 kind: KIND_CPU }
 
 
 class NotStarted(Exception):
-    """A server that did not become ready, and why."""
+    """Raised if a server does not become ready. The message says why."""
 
 
 @dataclass
 class Server:
-    """A running server. `form` says what its requests look like: ours, plain, base64 or triton.
+    """A running server. `form` is the format of its requests: ours, plain, base64 or triton.
 
-    `grpc` is the port of the tritonserver behind ours."""
+    `grpc` is the port of the tritonserver behind our server.
+    """
 
     name: str
     form: str
@@ -69,8 +70,8 @@ class Server:
         return f"/{scenario.model}", {"Content-Type": "application/octet-stream"}, scenario.plain
 
     def processor_seconds(self) -> dict[str, float]:
-        """Return the seconds of processor time so far, by program: nginx, gunicorn, tritonserver,
-        model, other."""
+        """Return the processor time used so far in seconds, by program: nginx, gunicorn,
+        tritonserver, model, other."""
         used: dict[str, float] = {}
         for process in self._all():
             try:
@@ -88,7 +89,7 @@ class Server:
         return used
 
     def memory(self) -> int:
-        """Return the bytes of memory, with shared memory counted in proportion (PSS)."""
+        """Return the memory in bytes, with shared memory counted proportionally (PSS)."""
         return sum(process.memory_full_info().pss for process in self._all())
 
     def _all(self) -> list[psutil.Process]:
@@ -98,8 +99,8 @@ class Server:
 
 
 def make_repository(folder: Path) -> Path:
-    """Make a repository of the scenarios' bundled models and of `mean`, which computes the mean of
-    a row of floats."""
+    """Create a repository with the scenarios' bundled models and with `mean`, which computes the
+    mean of a row of floats."""
     for name in ("efficientnet", "yolov4_tiny", "bert"):
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
     version = folder / "mean" / "1"
@@ -119,8 +120,8 @@ def make_repository(folder: Path) -> Path:
 
 @contextmanager
 def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
-    """Yield the named servers when they are ready. `before` is another checkout of this project;
-    its server is "before"."""
+    """Yield the named servers once they are ready. `before` is another checkout of this project,
+    whose server is called "before"."""
     with ExitStack() as stack:
         folder = Path(
             stack.enter_context(
@@ -154,7 +155,7 @@ def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
         "PORT": str(http),
         "SERVE_HOST": "127.0.0.1",
         "SERVE_MODEL_REPOSITORY": str(repository),
-        "SERVE_CPU_ENGINE": "onnxruntime",  # as every other server here
+        "SERVE_CPU_ENGINE": "onnxruntime",  # like every other server here
         "SAGEMAKER_TRITON_ALLOW_GRPC": "true",
         "SAGEMAKER_TRITON_GRPC_PORT": str(grpc),
     }
@@ -167,7 +168,7 @@ def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 
 @contextmanager
 def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    """Start gunicorn like this project, over the tritonserver of a separate `serve`."""
+    """Start gunicorn as this project does, in front of the tritonserver of a separate `serve`."""
     with _ours(f"{name}'s triton", root, repository, scratch) as triton:
         [port] = PORTS.pick(1)
         variables = {
@@ -199,7 +200,7 @@ def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 
 @contextmanager
 def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    """Start Triton's own HTTP endpoint, with `mean` alone."""
+    """Start Triton's own HTTP endpoint, with only the model `mean`."""
     [port] = PORTS.pick(1)
     command = [
         str(tritonserver.binary()),
@@ -249,8 +250,8 @@ def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 
 
 def environment(peer: str) -> Path:
-    """Return the Python of a peer's own environment, which is made from its lock file at the first
-    call."""
+    """Return the Python of a peer's own environment, which is created from its lock file at the
+    first call."""
     folder, lock = CACHE / peer, ROOT / "bench" / "peers" / f"{peer}.lock"
     python, installed = folder / "bin" / "python", folder / "installed"
     if not installed.is_file() or installed.read_bytes() != lock.read_bytes():

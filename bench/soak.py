@@ -1,7 +1,7 @@
-"""Measure whether memory or descriptors grow under an even load (docs/reliability.md).
+"""Measure whether memory or descriptors grow under a constant load (docs/reliability.md).
 
-`python -m bench.soak --minutes 60` calls archives at 70 % of the highest rate that this machine
-reaches, and loads or unloads one more archive each minute.
+`python -m bench.soak --minutes 60` calls archives at 70 % of the maximum rate of this machine, and
+loads or unloads one more archive each minute.
 """
 
 import argparse
@@ -20,17 +20,17 @@ from tests.support.archives import Loader, Usage, make_archive, usage
 from tests.support.harness import Server
 from tests.support.load import Threads
 
-SHARE = 0.7  # of the highest rate
+SHARE = 0.7  # of the maximum rate
 ARCHIVES = 8
 LOADED = 4  # archives that are called
 CALLERS = 4
-WARM = 0.1  # share of the time at the beginning that the slopes leave out
+WARM = 0.1  # the share of the time at the beginning that the slopes leave out
 SAMPLE_SECONDS = 5.0
 MEGABYTE = 2**20
 
 
 class Steady(Threads):
-    """Callers that send `rate` requests a second together, or as many as they can if it is 0."""
+    """Callers that send `rate` requests a second in total, or as many as they can if it is 0."""
 
     callers = CALLERS
 
@@ -40,7 +40,7 @@ class Steady(Threads):
         self._numbers = itertools.count()
 
     def run(self, seconds: float) -> float:
-        """Return the answers per second."""
+        """Run for some seconds, and return the number of answers per second."""
         with self:
             self._stop.wait(seconds)
         return sum(self.verdicts.values()) / seconds
@@ -83,7 +83,8 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
 def measure(
     server: Server, loader: Loader, load: threading.Thread
 ) -> Iterator[tuple[float, Usage]]:
-    """Load or unload one uncalled archive each minute. Yield minutes and usage while unloaded."""
+    """Load or unload one archive that is not called every minute. Yield the minutes passed and the
+    usage while it is unloaded."""
     begun, changes = time.monotonic(), 0
     while load.is_alive():
         load.join(SAMPLE_SECONDS)

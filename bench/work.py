@@ -1,5 +1,5 @@
-"""Computes a scenario's answers without any code of this project: the work of the limit, of the
-bare server and of the peers, and an independent check of this project's answers."""
+"""Computes the answers of a scenario without any code of this project. This is the work of the
+limit, of the bare server and of the peers, and an independent check of this project's answers."""
 
 import json
 from pathlib import Path
@@ -11,30 +11,30 @@ import onnxruntime
 import tokenizers
 
 Array = np.ndarray[Any, Any]
-CONFIDENCE, OVERLAP = 0.40, 0.45  # of YOLOv4-tiny's publisher
+CONFIDENCE, OVERLAP = 0.40, 0.45  # thresholds of the publisher of YOLOv4-tiny
 
 
 class Model:
-    """A body -> tensors -> a prediction. `threads`: how many threads one run of the network may
-    take."""
+    """Turns a body into tensors, and outputs into a prediction. `threads` is how many threads one
+    run of the network may use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def session(self, threads: int) -> onnxruntime.InferenceSession:
-        """Return the network's session, with the options that this project's ONNX Runtime backend
-        sets."""
+        """Create the network's session, with the same options as this project's ONNX Runtime
+        backend."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return onnxruntime.InferenceSession(str(next(self.folder.glob("*/model.onnx"))), options)
 
     def prepare(self, body: bytes) -> dict[str, Array]:
-        """Return the network's inputs, with a batch dimension of 1."""
+        """Return the network's inputs for a body, with a batch dimension of 1."""
         raise NotImplementedError
 
     def finish(self, outputs: dict[str, Array]) -> Any:
-        """Return one JSON-able prediction."""
+        """Return one prediction that can be written as JSON."""
         raise NotImplementedError
 
     def labels(self) -> list[str]:
@@ -47,8 +47,8 @@ def _photo(body: bytes) -> Array:
 
 
 class Photo(Model):
-    """EfficientNet-Lite0: a centre crop of 0.875 of the short side, bicubic to 224, as bytes; the
-    top class."""
+    """EfficientNet-Lite0: a centre crop of 0.875 of the short side, resized to 224 with bicubic
+    interpolation, as bytes. Predicts the top class."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         image = _photo(body)
@@ -68,7 +68,8 @@ class Photo(Model):
 
 
 class Boxes(Model):
-    """YOLOv4-tiny: a letterbox of 416, NMS by OpenCV; the labels and scores, the best first."""
+    """YOLOv4-tiny: letterboxed to 416, with OpenCV's NMS. Predicts labels and scores, best
+    first."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         image = _photo(body)
@@ -96,7 +97,7 @@ class Boxes(Model):
 
 
 class Sentence(Model):
-    """all-MiniLM-L6-v2: the embedding, of length 1."""
+    """all-MiniLM-L6-v2. Predicts the embedding, normalized to length 1."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -119,7 +120,7 @@ class Sentence(Model):
 
 
 class Floats(Model):
-    """The mean of a row of floats, which comes as KServe's JSON or as raw bytes."""
+    """The mean of a row of floats, which is sent as KServe's JSON or as raw bytes."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         row = (
@@ -142,6 +143,6 @@ KINDS: dict[str, type[Model]] = {
 
 
 def predict(model: Model, session: onnxruntime.InferenceSession, body: bytes) -> Any:
-    """Return the prediction for a body, in process."""
+    """Return the prediction for a body, computed in this process."""
     names = [output.name for output in session.get_outputs()]
     return model.finish(dict(zip(names, session.run(names, model.prepare(body)), strict=True)))

@@ -179,7 +179,7 @@ def _list(_: argparse.Namespace) -> int:
 
 def _verify(parsed: argparse.Namespace) -> int:
     from build_engines.comparison import verify
-    from build_engines.model_folder import open_model
+    from build_engines.stored_model import open_model
 
     stored = open_model(parsed.model, parsed.repository)
     scores = verify(stored, parsed.reference, parsed.samples, parsed.count)
@@ -190,7 +190,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 def _archive(parsed: argparse.Namespace) -> int:
     from build_engines.archive import archive
-    from build_engines.model_folder import digest
+    from build_engines.build_record import digest
 
     for path in archive(parsed.model, parsed.repository, parsed.out, parsed.copies):
         print(f"{path} {path.stat().st_size / 1e6:.1f} MB SHA-256 {digest(path)}")

@@ -14,8 +14,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from build_engines.config_pbtxt import HEADER, render
 from build_engines.errors import BuildError
-from build_engines.model_folder import HEADER, open_model, render
+from build_engines.stored_model import open_model
+from clients import FACES
 from serving.clients import families
 from serving.repository.layout import versions
 from serving.repository.model_config import parse_config, shared_clients
@@ -106,7 +108,7 @@ def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False
         config.name = names[name]
     for step in config.ensemble_scheduling.step:
         step.model_name = names.get(step.model_name, step.model_name)
-    if "client" not in config.parameters and (shares or name in families()):
+    if "client" not in config.parameters and (shares or name in (*families(), *FACES)):
         config.parameters["client"].string_value = name
     comments = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return comments + render(config).removeprefix(HEADER)

@@ -20,8 +20,12 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "efficientnet": Recipe("EfficientNet-Lite0, 1000 classes of ImageNet, 224×224", "resnet"),
-    "yolov4_tiny": Recipe("YOLOv4-tiny, 80 classes of COCO, 416×416, output as YOLOv5's", "yolov5"),
+    "efficientnet": Recipe(
+        "EfficientNet-Lite0, 1000 classes of ImageNet, 224×224", "image_classification"
+    ),
+    "yolov4_tiny": Recipe(
+        "YOLOv4-tiny, 80 classes of COCO, 416×416, output as YOLOv5's", "object_detection"
+    ),
     "resnet": Recipe(
         "ResNet-18 at a quarter of its width; reads handwritten digits, 64×64", "resnet"
     ),

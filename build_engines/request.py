@@ -13,12 +13,10 @@ from build_engines.recipes import RECIPES, Recipe
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 PRECISIONS = ("fp32", "fp16", "int8")
 TARGETS = ("cpu", "openvino", "gpu", "tensorrt")
-NETWORK, ENGINE, CLIENT, SERVING = (
-    "the network",
-    "the engine",
-    "the client",
-    "how Triton serves it (config.pbtxt)",
-)
+NETWORK = "the network"
+ENGINE = "the engine"
+CLIENT = "the client"
+SERVING = "how Triton serves it (config.pbtxt)"
 
 
 def option(group: str, default: Any, about: str, **words: Any) -> Any:
@@ -97,9 +95,8 @@ class Request:
     client: str = option(
         CLIENT,
         "",
-        "for your own model: image-classification (resnet), image-embedding, "
-        "semantic-segmentation, object-detection (yolov5), detr, text (bert), table; "
-        "default: none, it takes tensors",
+        "for your own model: image-classification, image-embedding, semantic-segmentation, "
+        "object-detection, detr, text, table; default: none, it takes tensors",
     )
     task: str = option(
         CLIENT, "", "for texts, if config.json does not decide: one of those in docs/models.md"
@@ -157,3 +154,8 @@ class Request:
     def recipe(self) -> Recipe | None:
         """Return None for a model of the user's own."""
         return RECIPES.get(self.model)
+
+    @property
+    def named_client(self) -> str:
+        """Return the client of the flag, else that of the recipe, "" if neither names one."""
+        return self.client or (self.recipe.client if self.recipe else "")

@@ -17,7 +17,8 @@ from backends.onnxruntime import onnx_session
 from backends.openvino.openvino_settings import OpenvinoSettings
 from build_engines.engines.trtexec import run_plan
 from build_engines.errors import BuildError, first_line
-from build_engines.model_folder import ONNX, PLAN, StoredModel, full_shape
+from build_engines.model_spec import ONNX, PLAN, full_shape
+from build_engines.stored_model import StoredModel
 from clients._input import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
 from serving.repository.model_config import OPENVINO, engine_of
@@ -27,21 +28,23 @@ Runner = Callable[[Tensors], Tensors]
 LEVELS = {"b": 2, "u": 256}  # of a Boolean, of a pixel
 
 
-def onnx_runner(path: Path) -> Runner:
-    """Run an ONNX file by ONNX Runtime on the CPU. Raise BuildError if it cannot be loaded."""
-    try:
-        session = onnx_session.load(path, onnx_session.SessionSettings.from_config({}))
-    except (ValueError, FileNotFoundError) as err:
-        raise BuildError(first_line(err)) from err
-    inputs = {node.name for node in session.get_inputs()}
-    names, run_options = [node.name for node in session.get_outputs()], onnx_session.run_options()
-    return lambda feed: dict(
-        zip(
-            names,
-            session.run(names, {k: v for k, v in feed.items() if k in inputs}, run_options),
-            strict=True,
-        )
-    )
+class OnnxFile:
+    """An ONNX file in ONNX Runtime on the CPU; a Runner."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise BuildError if the file cannot be loaded."""
+        try:
+            self.session = onnx_session.load(path, onnx_session.SessionSettings.from_config({}))
+        except (ValueError, FileNotFoundError) as err:
+            raise BuildError(first_line(err)) from err
+        self.inputs = {node.name for node in self.session.get_inputs()}
+        # of each output, with a text where a dimension varies
+        self.outputs = {node.name: node.shape for node in self.session.get_outputs()}
+
+    def __call__(self, feed: Tensors) -> Tensors:
+        taken = {name: array for name, array in feed.items() if name in self.inputs}
+        arrays = self.session.run([*self.outputs], taken, onnx_session.run_options())
+        return dict(zip(self.outputs, arrays, strict=True))
 
 
 def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
@@ -89,7 +92,7 @@ def _infer_by_openvino(
 
 
 RUNNERS: dict[str, Callable[[Path], Runner]] = {
-    ONNX: onnx_runner,
+    ONNX: OnnxFile,
     PLAN: lambda path: partial(run_plan, path),
 }
 

@@ -1,4 +1,27 @@
-"""One client per model family. The `client` parameter of config.pbtxt names the module.
+"""The clients: what is needed around Triton, one module for each task. The `client` parameter of
+config.pbtxt names the module.
 
-Each module defines `Client`, a subclass of `clients.base.ModelClient`.
+A client of your own imports what it needs from here, and this much is stable (docs/clients.md):
+
+    from clients import TEXT, DecodingError, ModelClient, Parameter
 """
+
+from clients.base import Model as Model
+from clients.base import ModelClient as ModelClient
+from clients.base import Names as Names
+from clients.base import Parameter as Parameter
+from clients.base import Tensors as Tensors
+from clients.base import TensorSpec as TensorSpec
+from clients.base import check_time as check_time
+from serving.codecs import ENCODED_IMAGE as ENCODED_IMAGE
+from serving.codecs import IMAGE as IMAGE
+from serving.codecs import JSON as JSON
+from serving.codecs import ROW as ROW
+from serving.codecs import TEXT as TEXT
+from serving.errors import DecodingError as DecodingError
+from serving.errors import InferenceFailed as InferenceFailed
+from serving.errors import InvalidRequest as InvalidRequest
+from serving.errors import NotAcceptable as NotAcceptable
+
+# the names that people look for -> the client of the task
+FACES = {"bert": "text", "resnet": "image_classification", "yolov5": "object_detection"}

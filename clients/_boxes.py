@@ -3,6 +3,7 @@
 Boxes are arrays [n,4] of xmin, ymin, xmax, ymax in pixels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,30 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from clients._labels import label_of
 from clients.base import check_time
 
 Floats = NDArray[np.floating[Any]]
 GREY = 114  # the colour of YOLOv5's padding
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
 PORTION = 1_024  # boxes that are compared together: `nms` often needs no more of them
+
+
+def detections_of(
+    labels: Sequence[str], classes: NDArray[Any], scores: NDArray[Any], corners: Floats
+) -> list[dict[str, Any]]:
+    """Return n detections as callers get them, of class ids [n], scores [n] and boxes [n,4] in
+    pixels of the image."""
+    boxes = corners.astype(np.float64).round(2).tolist()
+    return [
+        {
+            "label": label_of(labels, class_id),
+            "class_id": class_id,
+            "score": score,
+            "box": dict(zip(CORNERS, box, strict=True)),
+        }
+        for class_id, score, box in zip(classes.tolist(), scores.tolist(), boxes, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

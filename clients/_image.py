@@ -1,7 +1,7 @@
 """Clients of one image: it is resized, cut and normalized by the settings of clients/_input.py."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,8 @@ class ImageClient(ModelClient):
 
     codec = IMAGE
     # of the image as it was sent: it is decoded at its full size
-    answers_in_pixels: ClassVar[bool] = False
-    settings: ClassVar[tuple[Parameter, ...]] = SETTINGS
+    answers_in_pixels = False
+    settings: tuple[Parameter, ...] = SETTINGS
 
     def __init__(self, model: Model) -> None:
         """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
@@ -45,7 +45,7 @@ class ImageClient(ModelClient):
         cuts = {"shortest": self._shortest, "stretch": self._stretch}
         self.resize = cuts.get(options["resize"]) or whole(self.frame, options)
 
-    def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
+    def prepare(self, instances: Sequence[Image.Image], parameters: Mapping[str, Any]) -> Tensors:
         """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for
         keep_ratio."""
         pixels = [self.fit(image) for image in instances]

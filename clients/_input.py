@@ -1,24 +1,8 @@
-"""Read how one image becomes a network's input: from the input's shape and datatype, and from these settings, which
-`parameters` in config.pbtxt set.
-
-| Setting | Default | Meaning |
-|---|---|---|
-| `size` | from the input's shape | height and width of the network's input, "224" or "224,320"; not for keep_ratio |
-| `layout` | from the input's shape | nchw or nhwc; auto: the dimension of 1 or 3 is the channels |
-| `channel_order` | rgb | rgb or bgr; an input with one channel gets the image in grey |
-| `resize` | shortest; of segmenters and detectors stretch | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest; keep_ratio: each image keeps its proportions, for an input of variable height and width that takes one image at a time |
-| `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
-| `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch; for keep_ratio "800,1333" is the shorter side, and the most that the longer one may be, in which case the shorter one is less |
-| `size_divisor` | 1 | for keep_ratio: both sides are cut down to multiples of it |
-| `exact` | false | true: each pixel is what transformers' image processors make of the image; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
-| `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
-| `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow |
-| `scale` | 1/255 | factor for the pixels (0 to 255), applied before mean and std |
-| `mean` | 0.485,0.456,0.406 | subtracted per channel, in the input's channel order; one value for all channels is allowed |
-| `std` | 0.229,0.224,0.225 | divides each channel; like mean |
+"""Reads how one image becomes a network's input: from the input's shape and datatype, and from
+SETTINGS, which `parameters` in config.pbtxt set (docs/clients.md has their table).
 
 The network gets `(pixel · scale - mean) / std`, or the pixels themselves when its input is UINT8.
-"""  # noqa: E501
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

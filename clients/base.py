@@ -2,7 +2,7 @@
 threads share it. A loop that a caller can make long asks `check_time`, which ends the request when
 its time is over.
 
-bytes --codec--> instance --preprocess--> tensors --Triton--> outputs --postprocess--> prediction
+bytes --codec--> instance --prepare--> tensors --Triton--> outputs --postprocess--> prediction
       DecodingError       InvalidRequest          InferenceFailed …             (JSON)
 """
 
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,23 +96,24 @@ class Parameter(NamedValue):
 
 
 class ModelClient(ABC):
-    """What one family of models needs around Triton. The attributes are its data."""
+    """What one task needs around Triton. The attributes are its data: a class sets those that all
+    its models share, `__init__` those of one model."""
 
     # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
-    codec: ClassVar[Codec]
+    codec: Codec
     # The keys that a JSON object may have, else it is 400. None: those that the codec reads (JSON:
     # all).
-    keys: ClassVar[tuple[str, ...] | None] = None
+    keys: tuple[str, ...] | None = None
     # one instance as a caller would post it, asked at each start; a file `example.*` replaces it
     example: bytes
-    # What differs between two models of the family: read from config.pbtxt's `parameters`.
-    settings: ClassVar[tuple[Parameter, ...]] = ()
+    # What differs between two models of the task: read from config.pbtxt's `parameters`.
+    settings: tuple[Parameter, ...] = ()
     # What a caller may set per request; config.pbtxt's `parameters` may change the defaults.
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
-    # Of each object:
+    parameters: tuple[Parameter, ...] = ()
     # images may be decoded smaller, with sides of at least this many pixels; 0: only at full size
     side: int = 0
-    columns: tuple[str, ...] = ()  # the names of a row's cells, in their order, if they have names
+    # the names of a row's cells, in their order, if they have names
+    columns: tuple[str, ...] = ()
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
     # the output that is the prediction, for a reply of one array; "" if the model has only one
@@ -160,15 +161,11 @@ class ModelClient(ABC):
         }
 
     @abstractmethod
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        """Return {tensor name: array of n rows} for n decoded instances, row i made from instance
-        i. Only the model's inputs are sent to Triton; `postprocess` gets all arrays."""
-
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Make a request's tensors. Override it instead of preprocess if they depend on
-        `parameters`, or if an instance makes several rows (`rows`): then postprocess must find in
-        `inputs` which instance a row belongs to."""
-        return self.preprocess(instances)
+        """Return {tensor name: array of n rows} for n decoded instances, row i made from instance
+        i. Only the model's inputs are sent to Triton; `postprocess` gets all arrays. If an instance
+        makes several rows (`rows`), postprocess must find in them which instance a row belongs
+        to."""
 
     def rows(self, instance: Any) -> int:
         """Return about how many rows `prepare` makes of the instance, which bounds the instances in
@@ -184,7 +181,7 @@ class ModelClient(ABC):
         parameters: Mapping[str, Any],
     ) -> list[Any]:
         """Return n predictions, which JSON can write, for Triton's outputs of those n instances, in
-        the same order. `inputs` is what preprocess returned, `parameters` what read_parameters
+        the same order. `inputs` is what prepare returned, `parameters` what read_parameters
         returned."""
 
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:

@@ -2,16 +2,17 @@
 RT-DETR, D-FINE …"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from clients._boxes import detections_of
 from clients._drawing import draw
 from clients._image import ImageClient
 from clients._input import WHOLE, check_whole
-from clients._labels import LABELS, label_of, labels_mismatch, labels_of
+from clients._labels import LABELS, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
 from serving.budget import MOST_DETECTIONS
 from serving.errors import InferenceFailed, InvalidRequest
@@ -19,39 +20,36 @@ from serving.errors import InferenceFailed, InvalidRequest
 # transformers' names of the outputs
 LOGITS = "logits"
 BOXES = "pred_boxes"
-CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class Client(ImageClient):
     """Finds objects in an image, best first, in pixels of the image as it was sent:
-    `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`.
+    `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …],
+    "image": {"width", "height"}}`.
 
-    The settings besides those of its input (clients/_input.py):
-
-    | Setting | Default | Meaning |
-    |---|---|---|
-    | `scores` | softmax | softmax: one class for each box, the last class is no object (DETR, YOLOS); sigmoid: the best of all boxes' classes (RT-DETR, Deformable DETR) |
-    | `queries` | 0 | of sigmoid: how many of the best are looked at; 0: as many as there are boxes |
-    | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
-
-    The outputs are `logits` [boxes, classes] and `pred_boxes` [boxes, 4]: centre and sides, as shares of the image.
-    """  # noqa: E501
+    The outputs are `logits` [boxes, classes] and `pred_boxes` [boxes, 4]: centre and sides, as
+    shares of the image.
+    """
 
     answers_in_pixels = True
     settings = (
         *WHOLE,
         Parameter(
-            "scores", "softmax", "what turns logits into scores", choices=("softmax", "sigmoid")
+            "scores",
+            "softmax",
+            "softmax: one class for each box, the last is no object (DETR, YOLOS); sigmoid: the "
+            "best of all boxes' classes (RT-DETR, Deformable DETR)",
+            choices=("softmax", "sigmoid"),
         ),
         Parameter(
             "queries",
             0,
-            "how many of the best scores are looked at; 0: as many as there are boxes",
+            "how many of the best sigmoids are looked at; 0: as many as there are boxes",
             minimum=0,
         ),
         LABELS,
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = (
+    parameters = (
         Parameter(
             "confidence", 0.5, "return only detections with a score above it", minimum=0, maximum=1
         ),
@@ -119,14 +117,8 @@ class Client(ImageClient):
         sides = np.array([*size, *size], np.float32)
         shares = np.concatenate((centres - half, centres + half), 1)
         corners = np.clip(shares * sides, 0, sides)
-        detections = zip(
-            classes[kept].tolist(),
-            scores[kept].tolist(),
-            corners.astype(np.float64).round(2).tolist(),
-            strict=True,
-        )
         return {
-            "detections": [self._detection(*detection) for detection in detections],
+            "detections": detections_of(self.labels, classes[kept], scores[kept], corners),
             "image": {"width": size[0], "height": size[1]},
         }
 
@@ -143,15 +135,6 @@ class Client(ImageClient):
         shares = softmax(logits)[:, :-1]
         best = np.argsort(-shares.max(1), kind="stable")
         return best, shares[best].argmax(1), shares[best].max(1)
-
-    def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
-        label = label_of(self.labels, class_id)
-        return {
-            "label": label,
-            "class_id": class_id,
-            "score": score,
-            "box": dict(zip(CORNERS, corners, strict=True)),
-        }
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """Return the image with a box and a label for each detection."""

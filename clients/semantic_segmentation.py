@@ -5,7 +5,7 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import cv2
 import numpy as np
@@ -26,23 +26,16 @@ MOST_CLASSES = 256  # that a pixel of a grey PNG can say
 
 class Client(ImageClient):
     """Finds the class of each pixel, and the share of the image that each class has, largest first:
-    `{"segments": [{"label", "class_id", "share"}, …], "map": {"b64": "…", "width", "height"}, "image": {"width", "height"}}`.
-    The map is a grey PNG of class ids, as large as the image but at most 2,097,152 pixels.
-
-    The settings besides those of its input (clients/_input.py):
-
-    | Setting | Default | Meaning |
-    |---|---|---|
-    | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
+    `{"segments": [{"label", "class_id", "share"}, …], "map": {"b64": "…", "width", "height"},
+    "image": {"width", "height"}}`. The map is a grey PNG of class ids, as large as the image but at
+    most 2,097,152 pixels.
 
     The client uses the model's first output, [classes, height, width], and enlarges it bilinearly.
-    """  # noqa: E501
+    """
 
     answers_in_pixels = True
     settings = (*WHOLE, LABELS)
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("map", "png", "how the map is returned", choices=("png", "none")),
-    )
+    parameters = (Parameter("map", "png", "how the map is returned", choices=("png", "none")),)
 
     def __init__(self, model: Model) -> None:
         """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit

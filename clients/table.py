@@ -160,7 +160,7 @@ class Client(ModelClient):
         has_strings = any(spec.datatype == "BYTES" for spec in self.model.inputs)
         return () if words and not has_strings else None
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return each input [n, its columns]. Raise DecodingError that names the row and the
         column."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]

@@ -1,4 +1,4 @@
-"""python -m deploy COMMAND; python -m deploy --help lists them."""
+"""Run `python -m deploy COMMAND`; `python -m deploy --help` lists the commands."""
 
 import sys
 

@@ -17,8 +17,8 @@ def variant(name: str) -> Reply:
 
 
 def policy(name: str, metric: str, value: float) -> Reply:
-    """Return PutScalingPolicy's parameters. The name is the same for each metric, so a new one
-    replaces the old."""
+    """Return the parameters of PutScalingPolicy. The policy's name does not depend on the metric,
+    so a new policy replaces the old one."""
     tracked = {
         "TargetValue": value,
         "PredefinedMetricSpecification": {"PredefinedMetricType": metric},
@@ -33,13 +33,14 @@ def policy(name: str, metric: str, value: float) -> Reply:
 
 
 def targets(aws: Aws, name: str) -> list[Any]:
-    """Return the variant's scalable target in a list; an empty list if it is not scaled."""
+    """Return the variant's scalable target in a list, or an empty list if the variant is not
+    scaled."""
     query = {"ServiceNamespace": "sagemaker", "ResourceIds": [variant(name)["ResourceId"]]}
     return aws.list(SERVICE, "DescribeScalableTargets", "ScalableTargets", **query)
 
 
 def remove(aws: Aws, name: str) -> bool:
-    """Remove the variant's policies and its target; return whether there was one."""
+    """Remove the variant's policies and its scalable target. Return whether there was a target."""
     scalable = targets(aws, name)
     for each in aws.list(SERVICE, "DescribeScalingPolicies", "ScalingPolicies", **variant(name)):
         aws.remove(SERVICE, "DeleteScalingPolicy", **variant(name), PolicyName=each["PolicyName"])

@@ -1,4 +1,5 @@
-"""The calls to AWS: those that read, and those that write, which a dry run prints instead."""
+"""Makes the calls to AWS, both those that read and those that write. A dry run prints the latter
+instead."""
 
 import json
 from collections.abc import Mapping
@@ -20,11 +21,11 @@ WAIT = 7200.0  # seconds; AWS itself gives up on an endpoint sooner
 
 
 class Aws:
-    """AWS's operations by service and name, as botocore's models spell them ("sagemaker",
+    """Calls AWS's operations by service and name, as botocore's models spell them ("sagemaker",
     "CreateModel").
 
-    `runtime_url` replaces the runtime API's URL (a simulator). `poll` is the number of seconds
-    between two looks at an endpoint that is changing.
+    `runtime_url` replaces the URL of the runtime API, for a simulator. `poll` is the number of
+    seconds between two checks of an endpoint that is changing.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Aws:
         self._clients: dict[str, Any] = {}
 
     def read(self, service: str, operation: str, **parameters: Any) -> Reply:
-        """Make a call that changes nothing; raise botocore's errors."""
+        """Make a call that changes nothing. Raise botocore's errors."""
         reply: Reply = getattr(self._client(service), xform_name(operation))(**parameters)
         return reply
 
     def find(self, service: str, operation: str, **parameters: Any) -> Reply | None:
-        """Return the reply, or None when the resource does not exist."""
+        """Return the reply, or None if the resource does not exist."""
         try:
             return self.read(service, operation, **parameters)
         except ClientError as err:
@@ -55,7 +56,7 @@ class Aws:
             raise
 
     def list(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
-        """Return all items of a paginated listing; each page holds its items under `key`."""
+        """Return all items of a paginated listing, whose pages contain the items under `key`."""
         pages = self._client(service).get_paginator(xform_name(operation)).paginate(**parameters)
         return [item for page in pages for item in page.get(key, ())]
 
@@ -69,7 +70,7 @@ class Aws:
         return {}
 
     def remove(self, service: str, operation: str, **parameters: Any) -> None:
-        """Make a call that deletes something; it is not an error if that is gone already."""
+        """Make a call that deletes something. Ignore the error that it no longer exists."""
         try:
             self.write(service, operation, parameters)
         except ClientError as err:
@@ -77,13 +78,13 @@ class Aws:
                 raise
 
     def report(self, text: str) -> None:
-        """Print a result to stdout, where a dry run prints its calls alone."""
+        """Print a result to stdout. A dry run prints only its calls there."""
         if not self.dry_run:
             print(text, flush=True)
 
     def wait(self, waiter: str, endpoint: str) -> None:
-        """Wait with one of botocore's waiters; a dry run does not. Raise DeployError when AWS gives
-        up."""
+        """Wait with one of botocore's waiters, except in a dry run. Raise DeployError when AWS
+        gives up."""
         if self.dry_run:
             return
         config = {"Delay": self._poll, "MaxAttempts": int(WAIT / max(self._poll, 1))}
@@ -100,8 +101,8 @@ class Aws:
             ) from None
 
     def check(self, service: str, operation: str, parameters: Reply) -> None:
-        """Raise UsageError, which names the fields, unless botocore's model of the operation
-        accepts `parameters`."""
+        """Raise UsageError with the wrong fields if botocore's model of the operation does not
+        accept `parameters`."""
         report = ParamValidator().validate(parameters, self.input_shape(service, operation))
         if report.has_errors():
             raise UsageError(f"{operation}: {one_line(report.generate_report())}")
@@ -118,8 +119,8 @@ class Aws:
         return self._clients[service]
 
     def _connect(self, service: str, url: str | None) -> Any:
-        """Calls to `url` are not signed if there are no credentials. A runtime call is never sent
-        twice."""
+        """Create a client. If there are no credentials, calls to `url` are not signed. A call to
+        the runtime API is never retried."""
         unsigned = (
             {"signature_version": UNSIGNED}
             if url and self._session.get_credentials() is None
@@ -138,8 +139,8 @@ class Aws:
 
 
 def printable(value: Any) -> Any:
-    """Return JSON-able parameters: bodies as their size, secrets in a container's environment
-    masked."""
+    """Convert parameters to JSON. Bodies are replaced by their size, and secrets in a container's
+    environment are masked."""
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, Mapping):

@@ -19,12 +19,12 @@ from deploy.options import Common, Delete, Endpoint, Invoke, Options, Push, Scal
 from deploy.push import ENGINES, push
 from deploy.stack import PROJECT, say
 
-SIMULATED_REGION = "us-east-1"  # if no region is set, and --endpoint-url is
-POLL = 10.0  # seconds
+SIMULATED_REGION = "us-east-1"  # used with --endpoint-url if no region is set
+POLL = 10.0  # seconds between two checks of an endpoint
 
 
 def scale(options: Scale, aws: Aws) -> None:
-    """Register the endpoint's variant and its policy, or remove both."""
+    """Register the endpoint's variant and its scaling policy, or remove both."""
     require(options, aws)
     if options.remove:
         aws.report(
@@ -51,7 +51,7 @@ def scale(options: Scale, aws: Aws) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy", description="Run the image on Amazon SageMaker."
     )
@@ -199,7 +199,8 @@ def _container(add: Callable[..., object]) -> None:
 
 
 def name_of(text: str) -> str:
-    """Return the stack's name; 46 characters leave room for the suffixes within SageMaker's 63."""
+    """Check the name of a stack. 46 characters leave room for suffixes within SageMaker's limit of
+    63."""
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,45}", text) or len(text) > 46:
         raise argparse.ArgumentTypeError(
             f"'{text}' must be at most 46 letters and digits, with - only between them"
@@ -210,7 +211,7 @@ def name_of(text: str) -> str:
 def main(
     words: Sequence[str], session: Callable[..., boto3.Session] = boto3.Session, poll: float = POLL
 ) -> int:
-    """Run a command; return the exit code: 0, 1 when it failed, 2 when the options are wrong."""
+    """Run a command. Return the exit code: 0, 1 if it failed, 2 if the options are wrong."""
     parsed = build_parser().parse_args(words)
     options = options_of(parsed.kind, parsed)
     try:
@@ -219,7 +220,7 @@ def main(
         say("interrupted; AWS continues what it has begun")
         return 130
     except BrokenPipeError:
-        # or Python's flush at exit would fail again
+        # otherwise Python's flush at exit would fail, too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (DeployError, ClientError, BotoCoreError) as err:

@@ -1,4 +1,5 @@
-"""--config FILE: parts of AWS's requests by operation, merged into those that a command sends."""
+"""--config FILE: parts of AWS's requests by operation, which are merged into the requests that a
+command sends."""
 
 import argparse
 import json
@@ -35,7 +36,7 @@ MAX_BYTES, MAX_DEPTH = 65_536, 16
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML without aliases: a few of them nested in each other make a small file endless."""
+    """YAML without aliases: a few nested ones could expand a small file without limit."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -44,8 +45,8 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the file's requests by operation. Raise ArgumentTypeError for a file that does not
-    hold such."""
+    """Return the requests in a file by operation. Raise ArgumentTypeError if it does not contain
+    any."""
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_BYTES:
@@ -74,19 +75,19 @@ def read(path: str) -> dict[str, Any]:
 
 
 def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
-    """Return the request with the file's part of it; raise UsageError, which names the field, if
-    AWS has no such."""
+    """Return the request merged with its part of the file. Raise UsageError with the field that AWS
+    does not accept."""
     merged: Reply = merge(parameters, config.get(operation, {}))
     aws.check(SERVICES[operation], operation, merged)
     return merged
 
 
 def merge(base: Any, patch: Any, depth: int = 0) -> Any:
-    """Return `base` changed by `patch`: objects by key (null removes one), lists of objects by
-    position.
+    """Return `base` changed by `patch`: objects are merged by key (null removes a key), and lists
+    of objects by position.
 
-    Anything else in `patch` replaces what `base` has. This is JSON Merge Patch (RFC 7396) but for
-    lists of objects.
+    Any other value in `patch` replaces the one in `base`. Except for lists of objects, this is JSON
+    Merge Patch (RFC 7396).
     """
     if depth > MAX_DEPTH:
         raise UsageError(f"--config: more than {MAX_DEPTH} levels in each other")
@@ -115,8 +116,8 @@ def _of_objects(value: Any) -> bool:
 
 
 def accepted(shape: Any, described: Any) -> Any:
-    """Return what a Create operation (`shape`) accepts of a Describe operation's reply, without
-    empty parts."""
+    """Return the fields of a Describe operation's reply that the Create operation with this `shape`
+    accepts, without empty values."""
     if shape.type_name == "structure":
         known = {
             key: value

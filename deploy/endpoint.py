@@ -1,4 +1,5 @@
-"""create, update, status and delete: a model, an endpoint configuration and an endpoint."""
+"""create, update, status and delete: the commands for an endpoint with its configuration and its
+model."""
 
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
 def create(options: Endpoint, aws: Aws) -> None:
-    """Create what is missing. A model and a configuration with the same content are kept."""
+    """Create what is missing. Keep a model and a configuration that have the same content."""
     model = model_request(options, aws, {})
     config = endpoint_config(options, aws, {}, model["ModelName"])
     current = _describe(options, aws)
@@ -43,8 +44,8 @@ def create(options: Endpoint, aws: Aws) -> None:
 
 
 def update(options: Endpoint, aws: Aws) -> None:
-    """Change what the options and --config name; keep everything else, including the current number
-    of instances."""
+    """Change what the options and --config specify. Keep everything else, including the current
+    number of instances."""
     endpoint = require(options, aws)
     if endpoint["EndpointStatus"] in (*CHANGING, "Failed"):
         raise DeployError(
@@ -88,7 +89,7 @@ def update(options: Endpoint, aws: Aws) -> None:
 
 
 def status(options: Common, aws: Aws) -> None:
-    """Print what runs on the endpoint, a line for each fact."""
+    """Print what runs on the endpoint, one fact a line."""
     endpoint = require(options, aws)
     config = aws.read(
         "sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"]
@@ -129,8 +130,8 @@ def status(options: Common, aws: Aws) -> None:
 
 
 def delete(options: Delete, aws: Aws) -> None:
-    """Delete the resources with the stack's tags, if confirmed. Keep the image, the files in S3 and
-    the logs."""
+    """Delete the resources with the stack's tags, after confirmation. Keep the image, the files in
+    S3 and the logs."""
     resources = [(kind, name) for kind in KINDS for name in owned(options, aws, kind)]
     if not resources:
         say(f"nothing in {aws.region} has the tags of '{options.name}': there is nothing to delete")
@@ -152,7 +153,7 @@ def delete(options: Delete, aws: Aws) -> None:
 
 
 def require(options: Common, aws: Aws) -> Reply:
-    """Return DescribeEndpoint's reply; raise DeployError unless the stack has an endpoint."""
+    """Return DescribeEndpoint's reply. Raise DeployError if the stack has no endpoint."""
     endpoint = _describe(options, aws)
     if not endpoint:
         raise DeployError(
@@ -163,7 +164,7 @@ def require(options: Common, aws: Aws) -> Reply:
 
 
 def require_ours(options: Common, aws: Aws, endpoint: Reply) -> None:
-    """Raise DeployError for an endpoint that does not have the stack's tags."""
+    """Raise DeployError if the endpoint does not have the stack's tags."""
     if not is_ours(options, aws, endpoint["EndpointArn"]):
         raise DeployError(
             f"the endpoint '{options.name}' in {aws.region} does not have the tags "
@@ -177,7 +178,7 @@ def _describe(options: Common, aws: Aws) -> Reply | None:
 
 
 def _settle(options: Endpoint, aws: Aws, config: Reply) -> bool:
-    """Wait until the endpoint serves `config`; return whether it does. Raise DeployError if AWS
+    """Wait until the endpoint serves `config`. Return whether it does. Raise DeployError if AWS
     rolled back."""
     if options.no_wait or aws.dry_run:
         return aws.dry_run

@@ -1,4 +1,4 @@
-"""The container's environment variables, checked against the container's settings."""
+"""The container's environment variables, validated against the container's settings."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ SECRET_SETTINGS = {variable for row in TABLE if row.secret for variable in row.v
 
 
 def parse(pairs: Sequence[str]) -> dict[str, str]:
-    """Return the variables of KEY=VALUE pairs; raise UsageError for another text."""
+    """Parse KEY=VALUE pairs. Raise UsageError for any other text."""
     for text in pairs:
         if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", text):
             raise UsageError(f"--env takes KEY=VALUE, got '{text.partition('=')[0]}'")
@@ -37,7 +37,7 @@ def check(environment: Mapping[str, str], multi_model: bool) -> list[str]:
 
 
 def masked(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with a mask in place of each value that may be a secret."""
+    """Return the environment with each value that may be a secret masked."""
     return {name: MASK if _is_secret(name) else value for name, value in environment.items()}
 
 

@@ -1,4 +1,4 @@
-"""Errors, each in one line that says what was wrong and what to do."""
+"""Errors in one line that says what was wrong and what to do."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ABSENT_CODES = {
     "ResourceNotFoundException",
     "ImageNotFoundException",
 }
-ADVICE = (  # by what the error's code contains
+ADVICE = (  # by a pattern in the error's code
     (r"AccessDenied", POLICY),
     (
         r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|UnrecognizedClient",
@@ -33,11 +33,11 @@ WITHOUT_LOGIN = (aws.NoCredentialsError, aws.PartialCredentialsError, aws.SSOErr
 
 
 class DeployError(Exception):
-    """A command failed; the text says why and what to do. Exit code 1."""
+    """Raised if a command fails. The message says why and what to do. The exit code is 1."""
 
 
 class UsageError(DeployError):
-    """The options or the --config file are wrong. Exit code 2."""
+    """Raised if the options or the --config file are wrong. The exit code is 2."""
 
 
 def is_absent(error: aws.ClientError) -> bool:
@@ -49,7 +49,7 @@ def is_absent(error: aws.ClientError) -> bool:
 
 
 def explain(error: Exception) -> str:
-    """Return boto3's error in one line: what AWS says, and what to do."""
+    """Describe an error of boto3 in one line: what AWS says, and what to do."""
     if isinstance(error, aws.ClientError):
         return _explain_reply(error)
     return f"{one_line(str(error))}{f' ({LOGIN})' if isinstance(error, WITHOUT_LOGIN) else ''}"
@@ -67,7 +67,8 @@ def _message(error: aws.ClientError) -> str:
 def _explain_reply(error: aws.ClientError) -> str:
     code = error.response["Error"]["Code"]
     if code == "ModelError":
-        reply: dict[str, Any] = dict(error.response)  # has fields that boto3's types do not know
+        # convert it to a dict, because it has fields that are missing in boto3's types
+        reply: dict[str, Any] = dict(error.response)
         return _container_error(
             reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error)
         )
@@ -76,7 +77,8 @@ def _explain_reply(error: aws.ClientError) -> str:
 
 
 def _container_error(status: Any, text: str) -> str:
-    """Return the container's own error in one line; its errors are JSON with `error` and `code`."""
+    """Describe an error of the container in one line. The container's errors are JSON with `error`
+    and `code`."""
     try:
         document = json.loads(text)
         text = f"{document['error']} ({document['code']})"

@@ -64,8 +64,8 @@ def _body(options: Invoke) -> tuple[bytes, str]:
 
 
 def _attributes(options: Invoke) -> str:
-    """Return model, version and parameters as Custom-Attributes, the header that SageMaker passes
-    to the container."""
+    """Return the model, its version and its parameters as Custom-Attributes, the header that
+    SageMaker passes to the container."""
     for text in options.parameter:
         if "=" not in text or ";" in text:
             raise UsageError(f"--parameter takes NAME=VALUE without a semicolon, got '{text}'")
@@ -76,8 +76,8 @@ def _attributes(options: Invoke) -> str:
 
 
 def _print_stream(reply: Reply) -> None:
-    """Print the parts of the reply as they arrive; raise DeployError if the container breaks
-    off."""
+    """Print the parts of the reply as they arrive. Raise DeployError if the container breaks the
+    stream off."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for event in reply["Body"]:
         if "PayloadPart" in event:

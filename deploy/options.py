@@ -1,4 +1,4 @@
-"""The options of each command, as argparse has read and checked them. They don't change."""
+"""The options of each command, parsed and checked by argparse. They are immutable."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """The options of every command. `name` is the stack's, `config` has --config's parts of
-    requests by operation."""
+    """The options of every command. `name` is that of the stack; `config` has the parts of requests
+    from --config, by operation."""
 
     name: str
     region: str | None = None
@@ -29,8 +29,8 @@ class Push(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(Common):
-    """What `create` and `update` set; None keeps what is there, or takes the default. `own_tags`
-    are those that the endpoint has beside the stack's."""
+    """The options of `create` and `update`. None keeps the current value, or selects the default.
+    `own_tags` are the endpoint's tags other than the stack's."""
 
     image: str | None = None
     model_data: str | None = None
@@ -78,6 +78,6 @@ Options = TypeVar("Options", bound=Common)
 
 
 def options_of(kind: type[Options], parsed: argparse.Namespace) -> Options:
-    """Return the parsed options that this kind has."""
+    """Return the parsed options that `kind` has fields for."""
     values = vars(parsed)
     return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})

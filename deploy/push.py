@@ -1,4 +1,4 @@
-"""push: pushes the image to ECR, and creates the repository if there is none."""
+"""push: pushes the image to ECR, and creates the repository if it does not exist."""
 
 import base64
 import json
@@ -12,8 +12,8 @@ from deploy.errors import DeployError
 from deploy.options import Push
 from deploy.stack import PROJECT, git_version, say
 
-# SageMaker refuses images with an OCI manifest. Docker has no option for that (docs/deploy.md says
-# how to build).
+# Options for pushing. SageMaker refuses images with an OCI manifest, and `docker push` has no
+# option to avoid it (docs/deploy.md says how to build).
 ENGINES: dict[str, list[str]] = {
     "docker": [],
     "podman": ["--format", "v2s2"],
@@ -22,7 +22,7 @@ ENGINES: dict[str, list[str]] = {
 
 
 def push(options: Push, aws: Aws) -> None:
-    """Log in, tag and push; print the image's URI to stdout."""
+    """Log in, tag and push. Print the image's URI to stdout."""
     engine = options.engine or next(
         filter(shutil.which, ENGINES), "" if not aws.dry_run else "docker"
     )
@@ -58,8 +58,8 @@ def _ensure_repository(options: Push, aws: Aws) -> None:
 
 
 def _run(aws: Aws, command: Sequence[str], secret: str = "") -> None:
-    """Run the command with the secret on standard input; a dry run prints it. Raise DeployError if
-    it fails."""
+    """Run a command with `secret` on its standard input; in a dry run print it instead. Raise
+    DeployError if it fails."""
     if aws.dry_run:
         print(json.dumps({"command": command}, indent=2), flush=True)
     elif code := subprocess.run(command, input=secret, text=True).returncode:
@@ -69,7 +69,7 @@ def _run(aws: Aws, command: Sequence[str], secret: str = "") -> None:
 
 
 def _warn_of_oci(aws: Aws, repository: str, tag: str) -> None:
-    """Warn of an OCI manifest, which CreateModel refuses."""
+    """Warn if the image has an OCI manifest, which CreateModel refuses."""
     images = aws.find(
         "ecr", "DescribeImages", repositoryName=repository, imageIds=[{"imageTag": tag}]
     )

@@ -1,5 +1,5 @@
-"""Builds CreateModel's and CreateEndpointConfig's requests: the current state, changed by options
-and --config."""
+"""Builds the requests of CreateModel and CreateEndpointConfig: the current state, changed by the
+options and --config."""
 
 import hashlib
 import json
@@ -15,8 +15,9 @@ from deploy.stack import PROJECT, git_version, say, tagged
 
 VARIANT = {"VariantName": "AllTraffic", "InitialInstanceCount": 1, "InstanceType": "ml.c5.xlarge"}
 GPU_TYPE = re.compile(r"ml\.[gp]\d")
-NEEDED_DRIVER = 580  # of the gpu image
-DRIVERS = {  # AWS's documentation of ProductionVariant.InferenceAmiVersion
+NEEDED_DRIVER = 580  # of the NVIDIA driver, for the gpu image
+# the driver of each host image, from AWS's documentation of ProductionVariant.InferenceAmiVersion
+DRIVERS = {
     None: 470,
     "al2-ami-sagemaker-inference-gpu-2": 535,
     "al2-ami-sagemaker-inference-gpu-2-1": 535,
@@ -26,7 +27,7 @@ DRIVERS = {  # AWS's documentation of ProductionVariant.InferenceAmiVersion
 
 
 def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
-    """Return CreateModel's request: `base` with what the options and --config change."""
+    """Return CreateModel's request: `base`, changed by the options and --config."""
     container: dict[str, Any] = dict(base.get("PrimaryContainer", {}))
     if options.model_data:
         if options.multi_model:
@@ -55,7 +56,7 @@ def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
 
 
 def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Reply:
-    """Return CreateEndpointConfig's request: `base` with what the options and --config change."""
+    """Return CreateEndpointConfig's request: `base`, changed by the options and --config."""
     first, *others = base.get("ProductionVariants", [VARIANT])
     settings = {
         "InstanceType": options.instance_type,
@@ -76,11 +77,12 @@ def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Rep
 
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
-    """Return the request that would create a described resource again, without its name and
+    """Return the request that would create a described resource again, without its name and its
     tags."""
     parameters: Reply = accepted(aws.input_shape("sagemaker", operation), described)
     container = parameters.get("PrimaryContainer", {})
-    if "ModelDataUrl" in container:  # AWS describes an archive in two fields, and takes one of them
+    # AWS describes an archive in two fields, but accepts only one of them
+    if "ModelDataUrl" in container:
         container.pop("ModelDataSource", None)
     return untagged(parameters, f"{operation.removeprefix('Create')}Name")
 
@@ -95,10 +97,10 @@ def model_name(config: Reply) -> str:
 
 
 def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
-    """Return the request with --config's part, with tags, and with a name that is derived from its
-    content.
+    """Return the request merged with --config, with tags, and with a name derived from its content.
 
-    So a command that failed halfway can be repeated: it keeps the resources that it created before.
+    This makes it possible to repeat a command that failed halfway: it keeps the resources that it
+    has created.
     """
     content = request(aws, options.config, f"Create{kind}", {**parameters, f"{kind}Name": "name"})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
@@ -110,8 +112,8 @@ def untagged(parameters: Reply, name: str) -> Reply:
 
 
 def _data(url: str) -> dict[str, Any]:
-    """Return the fields of a ContainerDefinition for an archive or, if `url` ends with /, for
-    unpacked files."""
+    """Return the fields of a ContainerDefinition for an archive, or for unpacked files if `url`
+    ends with /."""
     if url.endswith(".tar.gz"):
         return {"ModelDataUrl": url}
     if not url.endswith("/"):
@@ -145,7 +147,7 @@ def _role_arn(aws: Aws, role: str) -> str:
 
 
 def _warn_of_driver(variant: Reply) -> None:
-    """Warn of a GPU instance whose host has an NVIDIA driver that is too old for the gpu image."""
+    """Warn if the host of a GPU instance has an NVIDIA driver that is too old for the gpu image."""
     pools = [pool.get("InstanceType", "") for pool in variant.get("InstancePools", ())]
     types = [each for each in (variant.get("InstanceType", ""), *pools) if GPU_TYPE.match(each)]
     ami = variant.get("InferenceAmiVersion")

@@ -1,4 +1,4 @@
-"""A stack: the SageMaker resources that have its two tags."""
+"""A stack: the SageMaker resources with this program's two tags."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from deploy.errors import DeployError
 from deploy.options import Common, Endpoint
 
 PROJECT = "triton-multi-model"
-KINDS = ("Endpoint", "EndpointConfig", "Model")  # in the order in which they are deleted
+KINDS = ("Endpoint", "EndpointConfig", "Model")  # in the order of deletion
 
 
 def say(text: str) -> None:
@@ -19,7 +19,8 @@ def say(text: str) -> None:
 
 
 def git_version() -> str:
-    """Return the checkout's version by git describe; raise DeployError if git cannot tell."""
+    """Return the checkout's version according to git describe. Raise DeployError if there is
+    none."""
     command = ["git", "describe", "--tags", "--always", "--dirty"]
     folder = Path(__file__).parent
     try:
@@ -33,12 +34,12 @@ def git_version() -> str:
 
 
 def tags(options: Common) -> list[dict[str, str]]:
-    """Return the two tags by which this program finds the resources that it created."""
+    """Return the two tags with which this program marks the resources that it creates."""
     return [{"Key": "created-by", "Value": PROJECT}, {"Key": "stack", "Value": options.name}]
 
 
 def tagged(options: Endpoint, parameters: Reply) -> Reply:
-    """Add the stack's tags, and those that the endpoint already has, to the tags of --config."""
+    """Add the stack's tags, and the tags that the endpoint already has, to those in --config."""
     own = {tag["Key"]: tag for tag in (*options.own_tags, *parameters.get("Tags", ()))}
     return {**parameters, "Tags": [*own.values(), *tags(options)]}
 
@@ -56,7 +57,7 @@ def is_ours(options: Common, aws: Aws, arn: str) -> bool:
 def owned(options: Common, aws: Aws, kind: str) -> list[str]:
     """Return the names of the stack's resources of this kind."""
     resources = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
-    # without it, every resource's tags would be read
+    # check the names first, to avoid reading the tags of every resource
     ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")
     mine = [each for each in resources if ours.fullmatch(each[f"{kind}Name"])]
     return [each[f"{kind}Name"] for each in mine if is_ours(options, aws, each[f"{kind}Arn"])]

@@ -1,7 +1,7 @@
 """Releases: python scripts/release.py 1.2.3, or make release VERSION=1.2.3.
 
-Writes the version into serving/__init__.py, and the version and date into the changelog, commits
-both and tags the commit v1.2.3. Pushes nothing.
+Writes the version to serving/__init__.py, and the version and the date to the changelog, commits
+both and tags the commit v1.2.3. Does not push.
 """
 
 import re
@@ -16,12 +16,12 @@ UNRELEASED = "## [Unreleased]\n"
 
 
 class ReleaseError(Exception):
-    """The version cannot be released. The message says what to do first."""
+    """Raised if the version cannot be released. The message says what to do first."""
 
 
 def release(version: str, root: Path) -> str:
-    """Commit and tag, and return the tag. Raise ReleaseError, before anything is changed, if check
-    does."""
+    """Commit and tag the release, and return the tag. Raise ReleaseError before anything is changed
+    if `check` does."""
     source, changes = (
         (root / SOURCE).read_text(encoding="utf-8"),
         (root / CHANGES).read_text(encoding="utf-8"),
@@ -68,7 +68,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line. Return the exit code."""
     try:
         tag = release(arguments[0] if arguments else "", Path.cwd())
     except ReleaseError as err:

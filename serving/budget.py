@@ -1,8 +1,8 @@
-"""What one request may take, decided before work is done for it: the limits, with their reasons,
-and its Deadline.
+"""The limits on what one request may use, checked before the work is done, and the request's
+Deadline.
 
-Limits without a setting are far beyond what callers send. docs/security.md has the table of all of
-them.
+Limits without a setting are far above what callers send. docs/security.md has a table of all
+limits.
 """
 
 import math
@@ -23,44 +23,49 @@ from serving.room import SHORT, SMALL_JSON, WRITTEN, Parts, Room, json_objects, 
 
 Item = TypeVar("Item")
 
-# lists, objects and strings of a document: 60 to 120 bytes each as Python objects
+# lists, objects and strings in a JSON text: each takes 60 to 120 bytes as a Python object
 MOST_JSON_PARTS = 2_000_000
-# of a body that is not JSON lines: no model answers as many within a minute
+# instances in a body other than JSON lines: no model answers that many within a minute
 MOST_INSTANCES = 100_000
-MOST_STRINGS = 1_000_000  # of a tensor: four bytes each in a body, about 60 as a Python object
-MOST_CELLS = 100_000  # of a row of CSV: a cell is a Python string of about 50 bytes
-# keys, inputs, outputs or parameters of a tensor request: models have at most a few hundred
+# strings in a tensor: each takes at least 4 bytes in the body and about 60 as a Python object
+MOST_STRINGS = 1_000_000
+MOST_CELLS = 100_000  # cells in a row of CSV: each becomes a Python string of about 50 bytes
+# keys, inputs, outputs or parameters in a tensor request: models have at most a few hundred
 MOST_NAMED = 2_048
-MOST_DETECTIONS = 1_000  # of an image: end-to-end networks give 300, COCO counts 100
-MOST_DIMENSIONS = 32  # of numpy 1, and of Triton's Python backend
-MOST_ROWS = 1_000  # that a client makes of one instance: BERT-base needs a minute for them
-# characters of an instance: of all documents of a query, or of the query, or a template with its
-# label, once for each; hash signs, which take the longest, are read at 200,000 a second
+MOST_DETECTIONS = 1_000  # detections in an image: end-to-end networks return 300, COCO counts 100
+MOST_DIMENSIONS = 32  # dimensions of a tensor: numpy 1 and Triton's Python backend support no more
+# rows that a client makes from one instance: BERT-base needs a minute for that many
+MOST_ROWS = 1_000
+# Characters that a client makes from one instance: the documents of a query, the query repeated for
+# each document, or the template repeated for each label. The slowest text, hash signs, is tokenized
+# at 200,000 characters a second.
 MOST_MADE = 2**22
-MOST_MEMBERS = 10_000  # of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
-MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
-MOST_FIELD = 2**22  # bytes of a field of a form, which becomes text; a file may be larger
-MOST_HEADERS = 16 * 1024  # bytes of a part of a form: as many as nginx allows of two headers
-# JSON of a reply to the largest body: short texts become embeddings of 100 times their length
+MOST_MEMBERS = 10_000  # members of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
+MOST_PARTS = 1_000  # files and fields in a form: werkzeug's default
+MOST_FIELD = 2**22  # bytes of one form field, which is decoded to text; a file may be larger
+# bytes of headers in one part of a form: what nginx allows for two headers
+MOST_HEADERS = 16 * 1024
+# The JSON of a reply may be this many times the largest body: short texts become embeddings that
+# are 100 times as long.
 OUTPUT_FACTOR = 10
-LOOK_EACH = 1_000  # items between two looks at the deadline
-# A request may take one of so many parts of its time from the front's processor, 8 s by default,
-# and another second for each so many bytes of its body as it was sent: 200,000 short JSON lines,
-# which are 5 MB, take 8 s.
+LOOK_EACH = 1_000  # items between two checks of the deadline
+# A request may use this fraction of its timeout as processor time of the front (8 s by default),
+# plus one second for each PROCESSOR_BYTES of its body as sent: 200,000 short JSON lines (5 MB) take
+# 8 s.
 PROCESSOR_PART = 8
 PROCESSOR_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The limit that a setting changes: the bytes of a body, and of what it unpacks to
-    (SERVE_MAX_BODY_MB)."""
+    """The limit that SERVE_MAX_BODY_MB sets: the size of a body in bytes, both as sent and
+    unpacked."""
 
     body_bytes: int = 25 * 2**20
 
     def check_output(self, size: int) -> None:
-        """Raise PayloadTooLarge if the JSON of a reply in one piece is longer than `OUTPUT_FACTOR`
-        bodies."""
+        """Raise PayloadTooLarge if a reply in one piece has more than OUTPUT_FACTOR * `body_bytes`
+        bytes of JSON."""
         most = OUTPUT_FACTOR * self.body_bytes
         if size > most:
             raise PayloadTooLarge(
@@ -70,21 +75,21 @@ class Budget:
             )
 
     def grow(self, answer: Room, size: int) -> None:
-        """Let an answer that is written piece by piece become `size` bytes. Raise PayloadTooLarge,
-        Overloaded."""
+        """Reserve memory for an answer that is written piece by piece and has now `size` bytes.
+        Raise PayloadTooLarge or Overloaded."""
         self.check_output(size)
         answer.grow(WRITTEN * size, "the answer")
 
 
 def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a time") -> None:
-    """Raise PayloadTooLarge if there are more."""
+    """Raise PayloadTooLarge if `count` is greater than `most`."""
     if count > most:
         raise PayloadTooLarge(f"{count} {unit}, and at most {most} can be in one request: {remedy}")
 
 
 def read_json(data: bytes) -> Any:
-    """Return the value of a JSON text. Raise ValueError, or PayloadTooLarge before the text is
-    read."""
+    """Parse a JSON text. Raise ValueError if it is invalid, or PayloadTooLarge before it is
+    parsed."""
     try:
         with json_turn(data):
             return msgspec.json.decode(data)
@@ -93,8 +98,9 @@ def read_json(data: bytes) -> Any:
 
 
 def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Room:
-    """Reserve what a JSON text takes until the request ends. Raise PayloadTooLarge if it would
-    become too many objects, or too much for one request; Overloaded."""
+    """Reserve, until the request ends, the memory that a JSON text takes once it is parsed. Raise
+    PayloadTooLarge if it has too many parts or exceeds one request's share, and Overloaded if other
+    requests hold the memory."""
     if len(data) <= SMALL_JSON:
         return reserve(SHORT * len(data), "the JSON of the body")
     parts = json_parts(data)
@@ -107,14 +113,15 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
     return reserve(takes(parts), "the JSON of the body")
 
 
-LONG_JSON = 2**18  # bytes of a text whose reading takes a millisecond or more
-# a large text is read while no other is: meanwhile no other thread of the worker runs
+LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
+# Such texts are parsed one at a time, because parsing holds the GIL: the worker's other threads
+# would wait for all of them.
 _READING = threading.Lock()
 
 
 @contextmanager
 def json_turn(data: bytes) -> Iterator[None]:
-    """Admit a JSON text, and wait for its turn to be read if it is large."""
+    """Reserve memory for a JSON text and, if it is long, wait for its turn to be parsed."""
     admit_json(data)
     if len(data) <= LONG_JSON:
         yield
@@ -150,9 +157,12 @@ NEVER = Deadline()
 
 @dataclass(frozen=True)
 class Allowance:
-    """The time that a request may still take: until its deadline, and of processor time.
-    `processor` is on the clock time.thread_time() of its own thread, which is not asked before
-    `earliest` on time.monotonic()'s: it takes the kernel, and cannot have run faster."""
+    """The time that a request has left: until its deadline, and of processor time.
+
+    `processor` is a time on the time.thread_time() clock of the request's own thread. Reading that
+    clock is a system call, so it is not read before `earliest` (time.monotonic()): processor time
+    cannot pass faster than real time.
+    """
 
     deadline: Deadline = NEVER
     processor: float = math.inf
@@ -173,25 +183,25 @@ class Allowance:
 
 
 UNLIMITED = Allowance()
-# the request's that this thread works for; copied into the threads that decode for it
+# of the request that this thread works for; copied into the threads that decode its images
 _ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance", default=UNLIMITED)
 
 
 def allow_time(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> None:
-    """Give this thread's request until the deadline, and processor time: a part of `seconds`, and
-    more for a body of which many bytes were `sent`."""
+    """Set the limits of this thread's request: its deadline, and its processor time, which is a
+    share of `seconds` plus an amount for the bytes that were `sent`."""
     share = seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
     _ALLOWANCE.set(Allowance(deadline, thread_time() + share, monotonic() + share, get_ident()))
 
 
 def allow_any_time() -> None:
-    """Let this thread work for as long as it takes, for no request."""
+    """Remove the time limits of this thread, which no longer works for a request."""
     _ALLOWANCE.set(UNLIMITED)
 
 
 def check_time() -> None:
-    """Raise TooLate when the time of this thread's request is over. Every loop over a caller's data
-    asks it, at least once a second."""
+    """Raise TooLate when this thread's request has no time left. Every loop over a caller's data
+    calls this at least once a second."""
     _ALLOWANCE.get().check()
 
 
@@ -203,8 +213,8 @@ def count_time(seconds: float) -> None:
 
 
 def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:
-    """Yield the items. Raise TooLate when the request's time is over, which is looked at once for
-    `each` items."""
+    """Yield the items. Check the request's time before every `each` items, and raise TooLate when
+    none is left."""
     for number, item in enumerate(items):
         if number % each == 0:
             check_time()

@@ -1,4 +1,4 @@
-"""Find and make the client of a model: the code that turns instances into tensors and outputs into
+"""Find and create a model's client: the code that turns instances into tensors and outputs into
 predictions.
 
 The first of these that exists is the model's client:
@@ -24,17 +24,16 @@ from clients.base import Model, ModelClient
 from serving.errors import ConfigError
 from serving.repository.layout import CLIENT, CLIENTS, own_client
 
-# other names of clients: the tasks of their models
-TASKS = {"image_classification": "resnet", "object_detection": "yolov5", "text": "bert"}
-OWN_PACKAGE = "_model_clients_"  # and a number: the package of a client from a model repository
+# followed by a number: the package of a client from a model repository
+OWN_PACKAGE = "_model_clients_"
 _numbers = count()
 
 
 def make_client(model: Model) -> ModelClient | None:
-    """Make the model's client; return None if it has none. Raise what the client's code raises, or
-    ConfigError."""
+    """Create the model's client. Return None if the model has none. Raise ConfigError, or whatever
+    the client's code raises."""
     named = model.parameters.get("client", "")
-    # imported in a package of its own, so that it can import its neighbours
+    # import it in a package of its own, so that it can import its neighbours
     if file := own_client(model.path, named):
         spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]
@@ -44,20 +43,20 @@ def make_client(model: Model) -> ModelClient | None:
         if not (isinstance(client, type) and issubclass(client, ModelClient)):
             raise ConfigError(file, "defines no class Client(ModelClient)")
         return client(model)
-    if named and family_name(named) not in families():
+    ours = (*families(), *clients.FACES)
+    if named and family_name(named) not in ours:
         expected = (
-            f"the clients are {', '.join([*families(), *TASKS])}; one of your own is "
-            f"{CLIENTS}/NAME.py beside "
+            f"the clients are {', '.join(ours)}; one of your own is {CLIENTS}/NAME.py beside "
         )
         raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
-    # the name of an archive's folder differs from that of Triton's model
+    # Triton knows a model from an archive by another name than that of its folder
     names = [family_name(named)] if named else [model.name, model.path.name]
-    known = [name for name in names if name in families()]
+    known = [name for name in names if name in ours]
     return family(known[0])(model) if known else None
 
 
 def forget(client: ModelClient) -> None:
-    """Forget the modules of a client that came from a model repository."""
+    """Remove the modules of a client that came from a model repository from sys.modules."""
     package = type(client).__module__.partition(".")[0]
     if package.startswith(OWN_PACKAGE):
         for name in [
@@ -67,8 +66,8 @@ def forget(client: ModelClient) -> None:
 
 
 def source_of(client: ModelClient) -> str:
-    """Return the name of the client if it is one of this project's, else its file: client.py or
-    clients/NAME.py."""
+    """Return the name of one of this project's clients. For a client from a model repository return
+    its file: client.py or clients/NAME.py."""
     package, _, name = type(client).__module__.partition(".")
     if not package.startswith(OWN_PACKAGE):
         return name
@@ -77,45 +76,42 @@ def source_of(client: ModelClient) -> str:
 
 
 def families() -> list[str]:
-    """Return the names of the clients in this project: the modules of clients/, without its
-    base."""
-    return sorted(
-        m.name
-        for m in pkgutil.iter_modules(clients.__path__)
-        if m.name != "base" and m.name[0] != "_"
-    )
+    """Return the names of this project's clients, one for each task: the modules of clients/
+    without base.py and the other names of clients."""
+    others = {"base", *clients.FACES}
+    modules = (module.name for module in pkgutil.iter_modules(clients.__path__))
+    return sorted(name for name in modules if name not in others and name[0] != "_")
 
 
 def family_name(name: str) -> str:
-    """Return the module of this project's client called `name`, which may be a task or have
-    hyphens."""
-    name = name.replace("-", "_")
-    return TASKS.get(name, name)
+    """Return the module of this project's client called `name`, which may have hyphens."""
+    return name.replace("-", "_")
 
 
 def family(name: str) -> type[ModelClient]:
-    """Return the class of one of these clients."""
+    """Return the class of one of this project's clients."""
     client: type[ModelClient] = importlib.import_module(f"clients.{name}").Client
     return client
 
 
 class _Source(SourceFileLoader):
-    """Compile the source each time: another archive's file may have the path, time and size of
-    cached bytecode."""
+    """Compiles the source on every import: cached bytecode could belong to another archive's file
+    with the same path, time and size."""
 
     def path_stats(self, path: str) -> dict[str, object]:
-        """Say that the file has no time, so that Python neither reads nor writes bytecode."""
+        """Raise OSError, so that Python neither reads nor writes cached bytecode."""
         raise OSError(path)
 
 
 class _Finder:
-    """Find the modules of clients from model repositories, without a cache of their folders."""
+    """Finds the modules of clients from model repositories without caching their folders."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Return None for all other modules."""
+        """Return the module's spec, or None if it does not belong to a model repository's
+        client."""
         if path and name.startswith(OWN_PACKAGE):
             return FileFinder(path[0], (_Source, [".py"])).find_spec(name)
         return None

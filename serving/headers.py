@@ -1,4 +1,4 @@
-"""SageMaker's header names, and what Accept asks for."""
+"""The names of SageMaker's headers, and the media types that Accept asks for."""
 
 import re
 from functools import lru_cache
@@ -7,29 +7,30 @@ from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 JSON_TYPE = "application/json"
-# types of other replies
+# other types of replies in one piece
 CSV, NPY_TYPE, PICTURES = "text/csv", "application/x-npy", ("image/jpeg", "image/png")
-# the types of streamed replies
+# types of streamed replies
 EVENT_STREAM, JSON_LINES = "text/event-stream", "application/jsonlines"
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
-NEW_SESSION = "NEW_SESSION"  # a value of SESSION_ID
+NEW_SESSION = "NEW_SESSION"  # the value of SESSION_ID that starts a session
 
 
 @lru_cache(maxsize=256)
 def preferred(accept: str, *others: str) -> str:
-    """Return which of application/json and these types a header Accept prefers; JSON if it has no
+    """Return which of application/json and `others` the header Accept prefers: JSON if it has no
     preference."""
-    bare = re.sub(r";\s*(?!q\s*=)[^,;]*", "", accept)  # ours have no parameters but a charset
+    # ignore parameters of media types: ours have none but a charset
+    bare = re.sub(r";\s*(?!q\s*=)[^,;]*", "", accept)
     return parse_accept_header(bare, MIMEAccept).best_match([JSON_TYPE, *others], default=JSON_TYPE)
 
 
 @lru_cache(maxsize=256)
 def streamed_type(accept: str) -> str:
-    """Return the type of the stream that Accept asks for, "" if it prefers a reply in one piece or
-    does not care."""
+    """Return the media type of the stream that Accept asks for, or "" if it prefers a reply in one
+    piece or has no preference."""
     best = preferred(accept, CSV, *PICTURES, NPY_TYPE, EVENT_STREAM, JSON_LINES)
     return best if best in (EVENT_STREAM, JSON_LINES) else ""

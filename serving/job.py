@@ -1,4 +1,4 @@
-"""The Job that a kind of body makes of a request, and the one loop that runs every job.
+"""The Job that each kind of body creates from a request, and the loop that runs every job.
 
 body.bind(served, request) -> Job
 Run.results: prepare -> Step --send--> Triton --wait--> replies --finish--> result, step by step
@@ -26,8 +26,9 @@ from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """One call to Triton. If it `is_partial`, the reply is finished together with the next step's.
-    `batch` is what the job keeps of the step until it is finished, with the room for it."""
+    """One call to Triton. If `is_partial`, its reply is kept and finished together with the next
+    step's. `batch` is the job's data for the step, including its reserved memory, and is kept until
+    the step is finished."""
 
     inputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=dict)
@@ -39,7 +40,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply in one piece: the content, its type, the version that answered, further headers."""
+    """A reply in one piece: its content and media type, the model version that answered, and
+    further headers."""
 
     content: bytes
     content_type: str = "application/json"
@@ -48,12 +50,12 @@ class Reply:
 
 
 class Job:
-    """One request to one model: each kind of body has its own subclass. A job is run once.
+    """One request to one model; each kind of body has its own subclass. A job runs only once.
 
-    `session` is the session that the request is a step of. The objects `flags` of the body may say
-    `sequence_end`. If the job `is_decoupled`, Triton may give any number of responses to a step,
-    also for a reply in one piece. If it `is_pipelined`, a step can be prepared before the one
-    before it is answered.
+    `session` is the session that the request belongs to. `flags` are the objects of the body that
+    may have the key `sequence_end`. If the job `is_decoupled`, Triton may send any number of
+    responses to a step, even if the reply is in one piece. If it `is_pipelined`, a step can be
+    prepared before the previous one is answered.
     """
 
     is_pipelined = False
@@ -68,16 +70,17 @@ class Job:
             self.session = Session.of(served.sequencing, request.session, sources)
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the step after `before`, or the first step. Raise a ServingError."""
+        """Return the step that follows `before`, or the first step if that is None. Raise a
+        ServingError."""
         raise NotImplementedError
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Any:
-        """Return the step's result; the result has a `version`. `replies` are those of the partial
-        steps before it, then its own. Raise a ServingError."""
+        """Return the step's result, which has a `version`. `replies` are those of the partial steps
+        before this one, followed by its own. Raise a ServingError."""
         return replies[-1]
 
     def reply(self, results: Iterator[Any]) -> Reply:
-        """Return the answer in one piece, made of the results of all steps."""
+        """Return the reply in one piece, made from the results of all steps."""
         raise NotImplementedError
 
     def line(self, result: Any) -> bytes:
@@ -85,16 +88,20 @@ class Job:
         raise NotImplementedError
 
     def answer(self, gateway: TritonGateway) -> Reply:
-        """Return the answer in one piece. Raise a ServingError. Nobody can cancel this run: if the
-        caller disconnects, it goes on to its end or its deadline."""
+        """Run the job and return its reply in one piece. Raise a ServingError. This run cannot be
+        cancelled: if the caller disconnects, it continues until it is done or its deadline
+        passes."""
         with closing(Run(self, gateway).results()) as results:
             return self.reply(results)
 
     def message(self, step: Step) -> InferRequest:
-        """Return the call to Triton. Raise InvalidRequest for a tensor that the model does not
-        have, because Triton would cut its name at a NUL character, and name all of them in its
-        answer, of which gRPC cannot carry 10,000; and for a step of no rows, which Triton never
-        answers (quirks.py)."""
+        """Return the request to send to Triton.
+
+        Raise InvalidRequest for tensors that the model does not have. Triton would cut their names
+        at a NUL character, and would list all of them in its error, which for 10,000 names is too
+        long for gRPC. Raise InvalidRequest for a step without rows too: Triton never answers one
+        (quirks.py).
+        """
         served = self.served
         inputs = [tensor.name for tensor in step.inputs]
         if len(set(inputs)) < len(inputs):
@@ -139,14 +146,14 @@ def _check_rows(inputs: Sequence[Tensor]) -> None:
 
 
 def admit_step() -> None:
-    """Let a step, or a group of lines, begin. Everything that a job does is admitted here before it
-    is begun. Raise TooLate if the request's time is over."""
+    """Check that a step, or a group of lines, may begin. Every step of a job calls this first.
+    Raise TooLate if the request has no time left."""
     check_time()
 
 
 def _call_bytes(served: ServedModel, step: Step) -> int:
-    """Return what a call takes: its inputs, and the outputs that the model's configuration lets
-    expect."""
+    """Return how many bytes of memory a call takes: its inputs, and the outputs to be expected from
+    the model's configuration."""
     first = 1 if served.model.max_batch_size else 0
     shapes = [tensor.shape for tensor in step.inputs]
     rows = prod(min((shape[:first] for shape in shapes), default=()))
@@ -156,7 +163,7 @@ def _call_bytes(served: ServedModel, step: Step) -> int:
 
 
 class Run:
-    """One run of a job: each step is admitted, prepared, sent, waited for and finished.
+    """One run of a job, which admits, prepares, sends, awaits and finishes each step.
 
     While Triton works on a step of a pipelined job, the next step is prepared and sent.
     """
@@ -165,12 +172,11 @@ class Run:
         self.is_cancelled = False
         self._job = job
         self._gateway = gateway
-        self._in_flight: list[Call | Responses] = []  # at most two
-        self._room = Room()  # of a call whose job has not reserved it
+        self._in_flight: list[Call | Responses] = []  # at most two calls
+        self._room = Room()  # for calls whose memory the job has not reserved itself
 
     def results(self) -> Generator[Any, None, None]:
-        """Yield the result of each step, in a stream one for each response. Raise a
-        ServingError."""
+        """Yield the result of each step or, in a stream, of each response. Raise a ServingError."""
         job = self._job
         parts: list[InferReply] = []  # the replies to the partial steps before this one
         try:
@@ -188,27 +194,28 @@ class Run:
                     return
                 if not step.is_partial:
                     parts.clear()
-                # the next step may wait for memory, so nothing of this one is kept meanwhile
+                # release what this step holds, because the next one may have to wait for memory
                 step, call, reply = replace(step, inputs=()), None, None
                 step, call = ahead or self._begin(step)
         except InvalidRequest as err:
             job.raise_if_session_ended(err)
             raise
         finally:
-            # after an error or an early end; a call in shared memory still runs in Triton (Call)
+            # After an error or an early end. Triton still finishes a call whose inputs are in
+            # shared memory (Call).
             for call in self._in_flight:
                 call.close()
             self._room.shrink()
 
     def cancel(self) -> None:
-        """Cancel the job in Triton, because its caller has disconnected. Any thread may call
-        this."""
+        """Cancel the job in Triton because its caller has disconnected. Safe to call from any
+        thread."""
         self.is_cancelled = True
         for call in tuple(self._in_flight):
             call.cancel()
 
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
-        """Prepare and send the step after `before`."""
+        """Prepare the step that follows `before`, and send it."""
         job = self._job
         request = self._job.request
         admit_step()
@@ -223,15 +230,17 @@ class Run:
             else:
                 call = self._gateway.infer(message, request.deadline)  # not sent yet
                 self._in_flight.append(call)
-                if job.is_pipelined and not is_only:  # _wait sends an only call, which is cheaper
+                # for a job's only call, let _wait send it, which is cheaper
+                if job.is_pipelined and not is_only:
                     call.send()
-        if self.is_cancelled:  # while this step was prepared: cancel() could not see its call
+        # cancelled while this step was prepared, so cancel() did not see its call
+        if self.is_cancelled:
             self.cancel()
         return step, self._in_flight[-1]
 
     def _ahead(self, step: Step) -> tuple[Step, Call | Responses] | None:
-        """Prepare and send the step after `step` before that is answered. Return None if there is
-        no memory for both, too: then it begins later."""
+        """Prepare and send the step that follows `step`, before that one is answered. Return None
+        if there is no memory for both: the next step then begins later."""
         if step.is_last or not self._job.is_pipelined:
             return None
         try:
@@ -240,7 +249,7 @@ class Run:
             return None
 
     def _wait(self, call: Call | Responses) -> Iterator[InferReply]:
-        """Yield the replies to a call when they come."""
+        """Yield the replies to a call as they arrive."""
         replies = iter(call)
         while True:
             with self._job.request.timings.stage("triton"):

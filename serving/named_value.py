@@ -1,5 +1,5 @@
-"""NamedValue: a value with a name, a default, and bounds or choices: a setting, or a parameter of a
-client."""
+"""NamedValue: a value with a name, a default, and bounds or choices, such as a setting or a
+client's parameter."""
 
 import contextlib
 import math
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_NAMES = 1_000  # in one value, such as classes to keep: ImageNet has as many
+MOST_NAMES = 1_000  # in one value, such as the classes to keep: ImageNet has 1,000
 INT64 = range(-(2**63), 2**63)
-ALIKE = 0.75  # difflib's ratio: names that are less alike are not typing mistakes
+ALIKE = 0.75  # difflib's ratio: a name that is less similar is not taken for a typing mistake
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return the known name that was probably meant, "" if none is similar."""
-    import difflib  # takes time, and few names are wrong
+    """Return the known name that was probably meant, or "" if none is similar."""
+    import difflib  # imported here because it is slow to import and rarely needed
 
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=ALIKE)), "")
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """Return the message for a name that is not a known one: "unknown `kind` 'name'", and which
-    there are."""
+    """Return the error message for an unknown name, with the most similar name and all known
+    ones."""
     name, names = name[:100], sorted(choices)
     meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
     known = ", ".join(names) or "none"
@@ -35,8 +35,8 @@ _QUOTED.maxstring = _QUOTED.maxother = 100
 
 
 def quoted(value: Any) -> str:
-    """Return a caller's value for an error message, cut if it is long, has many items or is nested
-    deeply."""
+    """Return a caller's value for an error message, shortened if it is long, has many items or is
+    deeply nested."""
     return _QUOTED.repr(value)
 
 
@@ -48,11 +48,12 @@ class Names(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class NamedValue:
-    """Describes a value, which is read by `parser`, or by the type of the default, then checked.
+    """Describes a value. `parser` reads it, or else the parser for the type of the default; then it
+    is checked.
 
-    Types: bool, int, float, str, Path, tuple (of numbers, written "0.5,0.5,0.5" or as a JSON list)
-    and Names (of strings, written "cat,dog" or as a JSON list, where whole numbers count as
-    strings). `form` describes the text.
+    The types are bool, int, float, str, Path, tuple (numbers, written "0.5,0.5,0.5" or as a JSON
+    list) and Names (strings, written "cat,dog" or as a JSON list, in which whole numbers count as
+    strings). `form` describes the text in error messages.
     """
 
     name: str
@@ -65,7 +66,7 @@ class NamedValue:
     form: str = ""
 
     def parse(self, value: Any) -> Any:
-        """Return the checked value. Raise ValueError that says what is allowed."""
+        """Return the parsed value. Raise ValueError with what is allowed."""
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
@@ -81,7 +82,7 @@ class NamedValue:
         raise ValueError(f"{quoted(value)} is not {self.expected()}")
 
     def expected(self) -> str:
-        """Return what a value must be, in words."""
+        """Describe in words what a value must be."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = self.form or _TYPES[type(self.default)][1]
@@ -94,7 +95,7 @@ class NamedValue:
         return f"{words} at most {high}" if high else words
 
     def schema(self) -> dict[str, Any]:
-        """Return what a value must be, as JSON Schema."""
+        """Return the JSON Schema of a value."""
         bounds = {
             "minimum": self.minimum,
             "maximum": self.maximum,
@@ -118,7 +119,7 @@ WORDS = {
 
 
 def _parse_bool(value: Any) -> bool:
-    if not isinstance(value, bool | str):  # 0 and 1 are numbers in JSON
+    if not isinstance(value, bool | str):  # in JSON, 0 and 1 are numbers, not booleans
         raise ValueError(value)
     return WORDS[str(value).strip().lower()]
 
@@ -126,7 +127,7 @@ def _parse_bool(value: Any) -> bool:
 def _parse_int(value: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(value)
-    if (number := int(value)) not in INT64:  # no library takes a longer one
+    if (number := int(value)) not in INT64:  # no library accepts a larger one
         raise ValueError(value)
     return number
 
@@ -153,8 +154,8 @@ def _parse_names(value: Any) -> Names:
 
 
 def _split(value: Any) -> list[Any]:
-    """Return the parts of a text with commas, or those of a list. Raise ValueError if there are
-    too many."""
+    """Split a text at its commas, or return the items of a list. Raise ValueError if there are too
+    many."""
     parts = value
     if isinstance(value, str) and value.count(",") < MOST_NAMES:
         parts = [part.strip() for part in value.split(",")]
@@ -163,8 +164,8 @@ def _split(value: Any) -> list[Any]:
     return list(parts)
 
 
-# For each type of default: how to read a value, its name in messages, and its type in JSON Schema
-# (of a list's item).
+# For each type of default: the parser, the type's name in messages, and its type in JSON Schema
+# (for a list, that of an item).
 _TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
     bool: (_parse_bool, "true or false", "boolean"),
     int: (_parse_int, "a whole number", "integer"),

@@ -1,4 +1,4 @@
-"""A request, made once in the front and passed on whole."""
+"""The request that the front makes from what it received and passes on whole."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ NAME_KEYS = ("model_name", "modelname")
 VERSION_KEY = "model_version"
 RESERVED = {*NAME_KEYS, VERSION_KEY}
 STAGES = ("decode", "preprocess", "triton", "postprocess")
-PATH = "the path"  # as the source of a Target: names elsewhere in the request do not count
+PATH = "the path"  # as the source of a Target: names elsewhere in the request are then ignored
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model and the version that one part of a request names; None if it names none."""
+    """The model and version that one part of a request names, None where it names none."""
 
     source: str
     name: str | None = None
@@ -26,26 +26,27 @@ class Target:
 
     @classmethod
     def within(cls, source: str, values: Mapping[str, str]) -> "Target":
-        """Return the model that these values name. Raise InvalidRequest if two of NAME_KEYS
+        """Return the target that `values` name. Raise InvalidRequest if two of NAME_KEYS
         disagree."""
         names = [cls(f"{source}, '{key}',", values[key]) for key in NAME_KEYS if values.get(key)]
         return cls(source, _agreed("name", names), values.get(VERSION_KEY) or None)
 
     @classmethod
     def agreed(cls, targets: Sequence["Target"], source: str) -> "Target":
-        """Return the one name and version that all targets agree on. `source` says whether the
-        path named the model. Raise InvalidRequest if two disagree."""
+        """Return the name and version that all targets agree on, as a target of `source`. Raise
+        InvalidRequest if two targets disagree."""
         return cls(source, _agreed("name", targets), _agreed("version", targets))
 
     def without(self, other: "Target") -> "Target":
-        """Return what this target says and `other` does not say."""
+        """Return the parts of this target that `other` leaves open."""
         name = None if other.name else self.name
         version = None if other.version else self.version
         return Target(self.source, name, version)
 
 
 def _agreed(field: str, targets: Iterable[Target]) -> str | None:
-    """Return the field of the first target that has it. Raise InvalidRequest if two disagree."""
+    """Return the value of `field` in the first target that has one. Raise InvalidRequest if two
+    targets disagree."""
     agreed: str | None = None
     source = ""
     for target in targets:
@@ -70,16 +71,19 @@ class Timings(dict[str, float]):
     """The seconds that a request has spent in each stage."""
 
     def stage(self, name: str) -> "Stage":
-        """Add the time of the `with` block to one of STAGES."""
+        """Return a context that adds the time spent in its `with` block to the stage `name`, one of
+        STAGES."""
         return Stage(self, name)
 
     def header(self) -> str:
-        """Return the header Server-Timing (W3C), in milliseconds; "" when no stage was entered."""
+        """Return the value of the header Server-Timing (W3C), in milliseconds, or "" if no stage
+        was entered."""
         return ", ".join(f"{name};dur={1000 * self[name]:.3f}" for name in STAGES if name in self)
 
 
 class Stage:
-    """The context of Timings.stage. A class, because a generator makes it several times slower."""
+    """The context that Timings.stage returns. It is a class because a generator-based context would
+    be several times slower."""
 
     __slots__ = ("_name", "_started", "_timings")
 
@@ -97,21 +101,22 @@ class Stage:
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks."""
+    """One request of a caller, without its body."""
 
     id: str
     target: Target = UNNAMED
-    attributes: Mapping[str, str] = field(default_factory=dict)  # the pairs of Custom-Attributes
+    # the key-value pairs of Custom-Attributes
+    attributes: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)  # the query string
-    session: str = ""  # the header Session-Id as it came
+    session: str = ""  # the header Session-Id as received
     accept: str = ""  # the header Accept
-    # the media type of the stream that the caller asks for; "" for a reply in one piece
+    # the media type of the requested stream; "" for a reply in one piece
     stream: str = ""
-    reply_deadline: Deadline = NEVER  # when the caller of a reply in one piece stops waiting
-    stream_deadline: Deadline = NEVER  # when the caller of a stream stops waiting
+    reply_deadline: Deadline = NEVER  # for a reply in one piece
+    stream_deadline: Deadline = NEVER  # for a stream
     budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
-    traceparent: str = ""  # the header of a sampled trace
+    traceparent: str = ""  # the traceparent header, if the trace is sampled
     decoder: Decoder = field(default_factory=lambda: Decoder(Limits()))  # shared by all requests
 
     @property

@@ -22,36 +22,39 @@ SMALL_JSON = 1024  # bytes of a text whose parts are not counted
 # The table: bytes that a step takes for each …
 SHORT = 80  # byte of a small JSON text
 OBJECT = 200  # object of JSON that msgspec reads
-LIST = 90  # list
-STRING = 60  # string, beside its characters
-WIDEST = 7  # character, if one of the text is not ASCII: 4, and the text without its escapes
-KEY = 60  # key and its value
-NUMBER = 40  # number; most values of large bodies are numbers
-CACHED = 9  # number of so few digits that Python has it already
-DIGIT = 8  # and byte of the text of all numbers
-ELEMENT = 32  # number that simdjson reads: as it keeps it, as 8 bytes, and as the tensor
-ITEM = 120  # instance, beside its value
-PARSED = 3  # byte of a text that simdjson reads
-ESCAPE = 250  # character that a form writes as %41: for a moment it is a string of its own
-FORM = 12  # byte of a form with such characters
-FIELDS = 4  # byte of a form's text: the text, and the pieces that it is cut to
-FILES = 3  # byte of a form with files: the parser's pieces, its files, and our items
-UNPACKED = 2  # byte of a body while it is unpacked
-DEFLATED = 1032  # byte of a packed body; deflate makes no more of one
-INPUT = 3  # byte of an input: the client's array, another while it is made, and Triton's message
-OUTPUT = 4  # byte of an output: gRPC's, protobuf's, the array's, and what the client computes
-TENSOR_STRING = 300  # string of a tensor: in turn two Python objects, with the array's pointers
-TENSOR_BYTE = 14  # and byte of these strings: each may become six of JSON
-SORTED = 40  # number of an output that is asked for as classes
-WRITTEN = 2  # byte of a reply while it is written: the buffer grows, or its pieces are joined
-BASE64 = 4  # character of base64: in turn without line ends, padded, as bytes, and what it holds
-CELLS = 16  # byte of a row of CSV: its text, the csv module's text, and the cells
-TOKEN = 200  # token of a window of a text, whose place in the text is kept
-KEPT = 2  # decoded images take a half of what decoding them takes; a drawing takes as much again
+LIST = 90  # per list
+STRING = 60  # per string, besides its characters
+WIDEST = 7  # per character of a text that is not ASCII: 4 bytes, and the text without its escapes
+KEY = 60  # per key with its value
+NUMBER = 40  # per number; most values in large bodies are numbers
+CACHED = 9  # per number, if they have few digits, because Python caches small integers …
+DIGIT = 8  # … and per byte of the text with the numbers
+ELEMENT = 32  # per number that simdjson parses: its own form, 8 bytes, and the tensor
+ITEM = 120  # per instance, besides its value
+PARSED = 3  # per byte of a text that simdjson parses
+ESCAPE = 250  # per character that a form escapes, such as %41: each is briefly a string of its own
+FORM = 12  # per byte of a form with escaped characters
+FIELDS = 4  # per byte of a form's text: the text, and the pieces into which it is split
+FILES = 3  # per byte of a form with files: the parser's pieces, its files, and our items
+UNPACKED = 2  # per byte of a body while it is decompressed
+DEFLATED = 1032  # per byte of a compressed body: deflate's maximum ratio
+INPUT = 3  # per byte of an input: the client's array, a copy while it is made, and Triton's message
+# per byte of an output: gRPC's, protobuf's and numpy's copies, and what the client computes
+OUTPUT = 4
+# per string of a tensor: two Python objects, one after the other, and the array's pointer
+TENSOR_STRING = 300
+TENSOR_BYTE = 14  # and per byte of these strings: each may become six bytes of JSON
+SORTED = 40  # per number of an output that is requested as classes
+WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
+BASE64 = 4  # per character of base64: in turn without line breaks, padded, as bytes, and decoded
+CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
+TOKEN = 200  # per token of a window of a text, whose position in the text is kept
+# decoded images take this fraction of the memory for decoding them; a drawing takes as much again
+KEPT = 2
 
 
 class Parts(NamedTuple):
-    """What a JSON text consists of. Characters within strings count too."""
+    """Counts of what a JSON text contains. Characters within strings count too."""
 
     length: int
     objects: int
@@ -63,13 +66,14 @@ class Parts(NamedTuple):
 
 
 def json_parts(data: bytes) -> Parts:
-    """Count the parts of a JSON text, without reading it."""
+    """Count the parts of a JSON text without parsing it."""
     counts = dict.fromkeys((b"{", b"[", b'"', b":", b","), 0)
     for start in range(0, len(data), PIECE):
         piece = data[start : start + PIECE]
-        values = np.frombuffer(piece, np.uint8)  # compared in half of the time of bytes.count
+        values = np.frombuffer(piece, np.uint8)  # comparing takes half the time of bytes.count
         for character in counts:
-            if character in piece:  # looked for several times faster than counted; base64 has none
+            # searching is several times faster than counting, and base64 contains none
+            if character in piece:
                 counts[character] += int(np.count_nonzero(values == ord(character)))
     objects, lists, quotes, keys, commas = counts.values()
     is_ascii = data.isascii() and b"\\" not in data
@@ -77,7 +81,7 @@ def json_parts(data: bytes) -> Parts:
 
 
 def json_objects(parts: Parts) -> int:
-    """Return what a JSON text takes that msgspec reads."""
+    """Return how many bytes a JSON text takes when msgspec parses it."""
     number = min(NUMBER * parts.commas, CACHED * parts.commas + DIGIT * parts.length)
     values = OBJECT * parts.objects + LIST * parts.lists + STRING * parts.strings
     characters = parts.length if parts.is_ascii else WIDEST * parts.length
@@ -85,30 +89,32 @@ def json_objects(parts: Parts) -> int:
 
 
 def json_numbers(parts: Parts) -> int:
-    """Return what a JSON text takes that simdjson reads, and that becomes tensors."""
+    """Return how many bytes a JSON text takes when simdjson parses it and it is converted to
+    tensors."""
     values = LIST * parts.lists + STRING * parts.strings + ELEMENT * parts.commas
     return PARSED * parts.length + values
 
 
 def form(data: bytes) -> int:
-    """Return what a URL-encoded form takes."""
+    """Return how many bytes a URL-encoded form takes."""
     escapes = data.count(b"%")
     escaped = FORM * len(data) + ESCAPE * escapes if escapes else 0
     return escaped + FIELDS * text(data)
 
 
 def text(data: bytes) -> int:
-    """Return what a text takes that is decoded from UTF-8."""
+    """Return how many bytes a text takes when it is decoded from UTF-8."""
     return len(data) if data.isascii() else WIDEST * len(data)
 
 
 def tensor_strings(count: int, length: int) -> int:
-    """Return what the `count` strings of a tensor take, which have `length` bytes together."""
+    """Return how many bytes `count` strings of a tensor take, which have `length` bytes in
+    total."""
     return TENSOR_STRING * count + TENSOR_BYTE * length
 
 
 class Account(Protocol):
-    """A request's slot."""
+    """The account of a request, which is its slot."""
 
     size: int  # bytes that it has taken
 
@@ -161,13 +167,13 @@ class Room:
 
 
 def open_account(account: Account | None) -> None:
-    """Make this the account of the request that this thread works for; None: nothing is counted."""
+    """Set the account of the request that this thread works for. None turns counting off."""
     _ACCOUNT.set(account)
 
 
 def reserve(size: int, step: str) -> Room:
-    """Reserve `size` bytes for a step. Raise PayloadTooLarge if the request would take more than
-    one may, Overloaded if others have taken the memory."""
+    """Reserve `size` bytes for a step. Raise PayloadTooLarge if the request would exceed one
+    request's share, and Overloaded if other requests hold the memory."""
     account = _ACCOUNT.get()
     if account is None:
         return Room()

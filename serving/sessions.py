@@ -4,7 +4,7 @@
     X-Amzn-SageMaker-Session-Id: ID           -> the next step; Triton refuses an unknown sequence
     the same and sequence_end=true            -> Triton gets sequence_end
 
-No state is kept here: Triton knows its sequences, so any worker can take any request.
+The workers keep no state: Triton knows its sequences, so any worker can answer any request.
 """
 
 import secrets
@@ -19,11 +19,11 @@ from serving.named_value import INT64, quoted
 
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 SEQUENCE_PARAMETERS = {SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END}
-LONGEST_ID = 19  # digits of 2**63
-LONGEST_NAME = 128  # bytes of an id that is a string (correlation_id.h)
+LONGEST_ID = 19  # digits of 2**63, the longest number
+LONGEST_NAME = 128  # bytes of an id that is a string (Triton's correlation_id.h)
 WORDS = {"true": True, "1": True, "false": False, "0": False}
-# The numbers that are ids, by the datatype of CORRID in config.pbtxt. Triton takes no id as an
-# unsigned parameter of gRPC, so none is above INT64.
+# The numbers that are valid ids, by the datatype of CORRID in config.pbtxt. Triton does not accept
+# an id as an unsigned gRPC parameter, so none exceeds INT64.
 NUMBERS = {
     "UINT64": range(2**63),
     "INT64": INT64,
@@ -35,16 +35,16 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Sequencing:
-    """A model's sequences: the datatypes that must hold their ids, and the seconds after which an
-    idle one ends.
+    """Describes a model's sequences: the datatypes that must be able to hold their ids, and how
+    many seconds a sequence may be idle before Triton ends it.
 
-    An ensemble has the datatypes of all its parts. Without a datatype, an id is any number or
-    string. An id that a datatype does not hold never reaches Triton (quirks.py).
+    An ensemble has the datatypes of all its parts. If there are none, an id is any number or
+    string. An id that does not fit a datatype is never sent to Triton (quirks.py).
     """
 
     id_types: frozenset[str]
     idle_seconds: float
-    numbers: range = field(init=False)  # the numbers that are ids
+    numbers: range = field(init=False)  # the numbers that are valid ids
 
     def __post_init__(self) -> None:
         ranges = [INT64, *(NUMBERS[id_type] for id_type in self.id_types)]
@@ -54,12 +54,12 @@ class Sequencing:
 
     @property
     def has_names(self) -> bool:
-        """Return whether strings are ids."""
+        """Return whether ids may be strings."""
         return self.id_types <= {"BYTES"}
 
     def new_id(self) -> str:
-        """Return a new id, as hard to guess as its datatype allows, and never 0, which means no
-        sequence."""
+        """Return a new id, as hard to guess as its datatype allows. It is never 0, which to Triton
+        means no sequence."""
         if self.id_types == {"BYTES"}:
             return secrets.token_hex(LONGEST_NAME // 2)
         if self.has_names:
@@ -67,8 +67,8 @@ class Sequencing:
         return str(1 + secrets.randbelow(max(1, self.numbers.stop - 1)))
 
     def read_text(self, text: str) -> int | str:
-        """Return the id in a header. Raise SessionNotFound if this model cannot have made it, and
-        InvalidRequest if Triton does not take it."""
+        """Parse the id in a header. Raise SessionNotFound if new_id cannot have made it, and
+        InvalidRequest if Triton does not accept it."""
         if self.has_names:
             check_id(text)
             if not self._fills(text):
@@ -80,12 +80,12 @@ class Sequencing:
         return int(text)
 
     def _fills(self, sequence_id: str) -> bool:
-        """Return whether a string fills the memory that Triton has for it: the model would read
-        what lies behind a shorter one (quirks.py)."""
+        """Return whether an id fills the buffer in which Triton keeps it. After a shorter one the
+        model would read leftover memory (quirks.py)."""
         return not self.id_types or len(sequence_id.encode()) == LONGEST_NAME
 
     def read(self, name: str, value: object) -> bool | int | str:
-        """Return the value of one of SEQUENCE_PARAMETERS as Triton takes it. Raise
+        """Return the value of one of SEQUENCE_PARAMETERS in the type that Triton expects. Raise
         InvalidRequest."""
         if name != SEQUENCE_ID:
             return read_flag(name, value)
@@ -106,8 +106,7 @@ class Sequencing:
 
 
 def read_flag(name: str, value: object) -> bool:
-    """Return a flag of a sequence: true or false, 1 or 0, or one of these words. Raise
-    InvalidRequest."""
+    """Parse a flag of a sequence: a bool, 1, 0 or one of WORDS. Raise InvalidRequest."""
     word = str(value).lower() if isinstance(value, bool | int | str) else ""
     if word not in WORDS:
         raise InvalidRequest(f"'{name}' must be true or false; got {quoted(value)}")
@@ -115,7 +114,8 @@ def read_flag(name: str, value: object) -> bool:
 
 
 def check_id(sequence_id: str) -> None:
-    """Raise InvalidRequest if the id is longer than Triton takes, or would be cut."""
+    """Raise InvalidRequest if the id is too long for Triton, or contains a NUL character, at which
+    Triton would cut it."""
     if (length := len(sequence_id.encode())) > LONGEST_NAME:
         raise InvalidRequest(
             f"the session's id has {length} bytes, at most {LONGEST_NAME} are allowed"
@@ -129,7 +129,7 @@ def check_id(sequence_id: str) -> None:
 
 @dataclass(frozen=True)
 class Session:
-    """One request's part of a session: it `starts` the session, `ends` it, both or neither."""
+    """One request's part in a session: it `starts` the session, `ends` it, does both or neither."""
 
     sequencing: Sequencing
     id: str
@@ -140,15 +140,14 @@ class Session:
     def of(
         cls, sequencing: Sequencing, header: str, maps: Iterable[Mapping[str, object]]
     ) -> "Session | None":
-        """Return the session that the header names, None without a header.
-        `maps` are the objects that may have the key `sequence_end`. Raise SessionNotFound or
-        InvalidRequest."""
+        """Return the session that the header names, or None without a header. `maps` are the
+        objects that may contain the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
         ends = [
             read_flag(SEQUENCE_END, fields[SEQUENCE_END])
             for fields in maps
             if SEQUENCE_END in fields
         ]
-        # callers may send the reply's header back unchanged, with Expires
+        # callers may send the reply's header back unchanged, including Expires
         name = header.partition(";")[0].strip()
         if not name:
             return None
@@ -160,8 +159,8 @@ class Session:
     def parameters(
         self, first: bool = True, last: bool = True
     ) -> dict[str, bool | int | float | str]:
-        """Return Triton's parameters. `first` and `last` say whether a step is the request's first
-        or last."""
+        """Return the sequence parameters for Triton. `first` and `last` say whether this is the
+        request's first or last step."""
         return {
             SEQUENCE_ID: self.sequencing.read_text(self.id),
             SEQUENCE_START: self.starts and first,
@@ -169,7 +168,8 @@ class Session:
         }
 
     def headers(self) -> dict[str, str]:
-        """Return the reply's headers. Expires is cut to whole seconds, so it is never too late."""
+        """Return the headers of the reply. Expires is rounded down to whole seconds, so it is never
+        too late."""
         expires = datetime.now(UTC) + timedelta(seconds=self.sequencing.idle_seconds)
         begun = (
             {SESSION_ID: f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"} if self.starts else {}

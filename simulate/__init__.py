@@ -1,1 +1,2 @@
-"""SageMaker on your desk: the platform around a container, on one machine. See docs/simulate.md."""
+"""A simulator of SageMaker: the platform around one container, on one machine. See
+docs/simulate.md."""

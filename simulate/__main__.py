@@ -120,8 +120,8 @@ def limit(text: str) -> tuple[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code: 0; 1 after a failure, 2 for wrong arguments, 3 with --strict if a rule
-    was broken."""
+    """Run the command line. Return the exit code: 0, 1 after a failure, 2 for wrong arguments, or 3
+    if --strict is given and a rule was broken."""
     options = parser().parse_args(arguments)
     journal = Journal(with_limits(dict(options.limit)), partial(print, flush=True))
     try:
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
-    """Run until a signal, or until the endpoint fails. Raise CannotStart, BadArchive."""
+    """Run until a signal, or until the endpoint fails. Raise CannotStart or BadArchive."""
     model = options.model_data
     if model and not model.is_dir():
         unpack(model, folder / "data")  # as the platform does

@@ -26,11 +26,11 @@ from simulate.endpoint import VARIANT, Call, Endpoint
 from simulate.errors import PlatformError, ValidationError
 from simulate.service_model import ASYNC, INVOKE, STREAM, passed_on
 
-TICK = 0.05  # seconds until a server notices a stop
+TICK = 0.05  # seconds until a server notices that it should stop
 
 
 class Api:
-    """The routes; `queue` gets the asynchronous calls."""
+    """The routes of the API. `queue` receives the asynchronous calls."""
 
     def __init__(self, endpoint: Endpoint, queue: Queue) -> None:
         self._endpoint, self._queue, self._journal = endpoint, queue, endpoint.journal
@@ -82,7 +82,7 @@ class Api:
         )
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
-        """Return the request's members and its body; raise ValidationError."""
+        """Return the request's members and its body. Raise ValidationError."""
         body, most = request.get_data(), self._rules["body"].limit
         if len(body) > most:
             self._journal.complain("body", f"a request of {len(body)} bytes")
@@ -135,7 +135,7 @@ class Api:
         return Call(name, body, passed_on(members), deadline, rule, target, session)
 
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers of the API's reply, built from the container's headers."""
+        """Convert the headers of the container's reply to those of the API's reply."""
         attributes, session = reply.get(ATTRIBUTES, ""), reply.get(SESSION_ID, "")
         if len(attributes) > self._rules["attributes"].limit or not (
             attributes.isascii() and attributes.isprintable()
@@ -159,7 +159,7 @@ class Api:
         }
 
     def _parts(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
-        """Yield the reply as event-stream messages; an error becomes the last message, an
+        """Yield the reply as messages of an event stream. An error becomes the last message, an
         exception."""
         yield b""
         try:
@@ -181,7 +181,7 @@ class Api:
 
 
 def _with_request_id(response: Response) -> Response:
-    """Name the call as AWS does: SDKs show the id, and `ResponseMetadata` has it."""
+    """Add a request id, as AWS does: SDKs show it, and boto3 returns it in `ResponseMetadata`."""
     response.headers["x-amzn-RequestId"] = str(uuid.uuid4())
     return response
 
@@ -198,18 +198,19 @@ def _error(status: int, code: str, document: Mapping[str, Any]) -> Response:
 
 
 class _Handler(WSGIRequestHandler):
-    disable_nagle_algorithm = True  # or a reply's body waits until its headers are acknowledged
+    # otherwise the body of a reply waits until its headers are acknowledged
+    disable_nagle_algorithm = True
     timeout = 600
 
     def log(self, type: str, message: str, *args: object) -> None:
-        """Logs nothing: the journal says what matters."""
+        """Log nothing, because the journal reports what matters."""
 
 
 class Server:
-    """Serves the API in its own threads."""
+    """Serves the API in threads of its own."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
-        """Raise OSError when it cannot listen there."""
+        """Raise OSError if the server cannot listen on the port."""
         with socket.create_server((host, port), backlog=256) as listener:
             self._server: BaseWSGIServer = make_server(
                 host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()

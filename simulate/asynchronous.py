@@ -1,4 +1,4 @@
-"""InvokeEndpointAsync: queued calls that read their input from S3 and write their output there."""
+"""InvokeEndpointAsync: queued calls that read their input from S3 and write their output to S3."""
 
 import re
 import time
@@ -15,14 +15,15 @@ from simulate.errors import ModelError, PlatformError, ValidationError
 from simulate.models import find
 from simulate.service_model import passed_on
 
-OUTPUT = "s3://simulate/async"  # where results go: S3OutputPath of the endpoint's configuration
+# where results are written: S3OutputPath in the endpoint's configuration
+OUTPUT = "s3://simulate/async"
 INVOCATION_SECONDS, QUEUE_SECONDS = 900, 21600  # the API's defaults
-CALLS_AT_ONCE = 4  # AWS does not publish its number
+CALLS_AT_ONCE = 4  # AWS does not publish this number
 LOCATION = re.compile(r"s3://([^/]+)/(.+)")
 
 
 class Queue:
-    """The queue of asynchronous calls. `s3` is the folder that stands for S3."""
+    """The queue of asynchronous calls. The folder `s3` stands in for S3."""
 
     def __init__(self, endpoint: Endpoint, s3: Path) -> None:
         self._endpoint, self._s3 = endpoint, s3
@@ -30,8 +31,8 @@ class Queue:
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="async")
 
     def put(self, name: str, members: Mapping[str, str], body: bytes) -> tuple[str, str, str]:
-        """Queue a call. Return its id and where its output or its failure will be. Raise
-        ValidationError."""
+        """Queue a call. Return its id, and the locations of its output and of its failure, one of
+        which will be written. Raise ValidationError."""
         location, most = members.get("InputLocation", ""), self._rules["async-inline"].limit
         if bool(location) == bool(body):
             raise ValidationError("Provide exactly one of Body and InputLocation")
@@ -55,7 +56,7 @@ class Queue:
         return identifier, output, failure
 
     def close(self) -> None:
-        """Drop the calls that still wait."""
+        """Drop the calls that are still waiting."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _work(
@@ -105,7 +106,7 @@ class Queue:
 
 
 def write_object(root: Path, location: str, data: bytes) -> None:
-    """Write an object atomically, so that nobody reads an incomplete one."""
+    """Write an object atomically, so that readers never see an incomplete one."""
     path = root / _key(location)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, data)

@@ -1,9 +1,9 @@
-"""One container: how it is started, its output, its answers to /ping, calls to it, its stop.
+"""One container: its start, its output, health checks, calls to it, and its stop.
 
-A checkout's `serve` runs as a plain process, an image with docker or podman. A plain process has
-this machine's network, and variables that point to a copy of /opt/ml/model. An image runs read-only
-and, as root, without a network: the simulator connects inside it. Without root its port is
-published on 127.0.0.1.
+A checkout's `serve` runs as a plain process, an image with docker or podman. A plain process uses
+this machine's network, and its variables point to a copy of /opt/ml/model. An image runs read-only.
+If the simulator runs as root, the container has no network, and the simulator connects from within
+its network namespace. Otherwise the container's port is published on 127.0.0.1.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ from serving.host.processes import used_by
 from simulate.ports import PortPicker
 from simulate.rules import Journal
 
-PORT, SAFE_PORTS = 8080, "23000-23999"  # as seen on the platform
+PORT, SAFE_PORTS = 8080, "23000-23999"  # as observed on the platform
 MODEL, MODELS = "/opt/ml/model", "/opt/ml/models"
 START_SECONDS = 60.0
 CLONE_NEWNET = 0x40000000  # linux/sched.h
-# Fewer rights than on the platform, so that what works here works there.
+# Fewer privileges than on the platform, so that what works here also works there.
 RIGHTS = [
     "--read-only",
     "--tmpfs",
@@ -49,9 +49,9 @@ RIGHTS = [
 ]
 RIGHTS += ["--pids-limit", "4096", "--no-healthcheck"]
 PAUSE = 0.1
-NEVER_WELL_SECONDS = 5.0  # to stop a container that never answered /ping with 200
+NEVER_WELL_SECONDS = 5.0  # time limit for stopping a container that never answered /ping with 200
 REFUSED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
-# What a container logs when it breaks a rule of the platform.
+# What a container logs when it breaks one of the platform's rules.
 SYMPTOMS = {
     "model-read-only": re.compile(r"Read-only file system|EROFS"),
     "network": re.compile(
@@ -61,14 +61,14 @@ SYMPTOMS = {
 
 
 class CannotStart(Exception):
-    """The program, the image or the engine is missing; the message says what to do."""
+    """Raised if the program, the image or the engine is missing. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start. `folder` is an empty folder for this container's files. `model` becomes
-    /opt/ml/model, `models` becomes /opt/ml/models; both are read-only for the container. `image` ""
-    runs `program` as a plain process."""
+    """What to start. `folder` is an empty folder for the container's files. `model` becomes
+    /opt/ml/model, and `models` becomes /opt/ml/models; the container can only read them. If `image`
+    is "", `program` runs as a plain process."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -81,7 +81,8 @@ class Launch:
 
 
 class Process:
-    """A started container. `pid` is its first process, `models` where it finds Launch.models."""
+    """A started container. `pid` is that of its first process; `models` is the path at which it
+    sees Launch.models."""
 
     connection: type[HTTPConnection] = HTTPConnection
     models = MODELS
@@ -106,12 +107,12 @@ class Process:
         return self._process.poll()
 
     def changed_files(self) -> list[str]:
-        """Return the files that the container changed in /opt/ml/model."""
+        """Return the files in /opt/ml/model that the container changed."""
         return []
 
 
 class Plain(Process):
-    """A running program, in its own process group."""
+    """A program that runs as a plain process, in its own process group."""
 
     def __init__(self, launch: Launch) -> None:
         if not os.access(launch.program, os.X_OK):
@@ -148,7 +149,8 @@ class Plain(Process):
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the group and the processes that left it, as far as their parents still run."""
+        """Kill the process group, and descendants that left the group if their parents are still
+        running."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -159,7 +161,8 @@ class Plain(Process):
         self._picker.close()
 
     def changed_files(self) -> list[str]:
-        """Return the files that it changed in its copy of /opt/ml/model, where root can write."""
+        """Return the files that the program changed in its copy of /opt/ml/model, where root can
+        write."""
         now = stamps(self._copy)
         return sorted(
             name for name in {*now, *self._files} if now.get(name) != self._files.get(name)
@@ -167,8 +170,8 @@ class Plain(Process):
 
 
 class Image(Process):
-    """A running image. The engine's process runs as long as it, and passes on its output and its
-    exit code."""
+    """A running image. The engine's process lives as long as the container, and passes on its
+    output and its exit code."""
 
     def __init__(self, launch: Launch) -> None:
         self._engine, self._name = launch.engine, f"sim-{os.getpid()}-{launch.folder.name}"
@@ -212,7 +215,7 @@ class Image(Process):
 
 
 def image_command(launch: Launch, name: str, port: int) -> list[str]:
-    """Return the engine's command line; `port` 0 gives the container no network."""
+    """Return the engine's command line. If `port` is 0, the container has no network."""
     network = ["-p", f"127.0.0.1:{port}:{PORT}"] if port else ["--network", "none"]
     memory = ["--memory", str(launch.memory), "--memory-swap", str(launch.memory)]
     mounts = [(launch.model, MODEL), (launch.models, MODELS)]
@@ -234,7 +237,7 @@ def image_command(launch: Launch, name: str, port: int) -> list[str]:
 
 
 def find_engine() -> str:
-    """Return podman or docker, whichever is installed; raise CannotStart."""
+    """Return podman or docker, whichever is installed. Raise CannotStart if neither is."""
     for name in ("podman", "docker"):
         if shutil.which(name):
             return name
@@ -247,8 +250,8 @@ def platform_variables(port: int) -> dict[str, str]:
 
 
 def connection_in(pid: int) -> type[HTTPConnection]:
-    """Return connections in the network of that process: a socket belongs to the network in which
-    it is created."""
+    """Return a class of connections in the network of process `pid`: a socket belongs to the
+    network namespace in which it is created."""
 
     def enter(network: int) -> None:
         if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
@@ -273,7 +276,7 @@ def connection_in(pid: int) -> type[HTTPConnection]:
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return {file: (size, time of its last change in nanoseconds)}."""
+    """Return {file: (size, modification time in nanoseconds)}."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {
         str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
@@ -282,10 +285,10 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 class Container:
-    """Starts at once and makes `launch.folder`; `end` removes it.
+    """A container that starts immediately. It creates `launch.folder`, and `end` removes that.
 
-    `well`: /ping has answered 200 at least once. `killed`: the simulator killed it as the kernel
-    would. `refused`: the number of connections that it did not accept.
+    `well` says that /ping has answered 200 at least once, `killed` that the simulator killed the
+    container as the kernel would. `refused` is the number of connections that it did not accept.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
@@ -309,10 +312,10 @@ class Container:
         headers: Mapping[str, str],
         deadline: float,
     ) -> urllib3.BaseHTTPResponse:
-        """Return a reply with its body still unread.
+        """Send a request and return the reply, whose body has not been read yet.
 
         Raise one of REFUSED if nothing listens, ReadTimeoutError after `deadline`
-        (time.monotonic()), or ProtocolError if the connection breaks off.
+        (time.monotonic()), or ProtocolError if the connection breaks.
         """
         timeout = urllib3.Timeout(
             connect=self.rules["listening"].limit, read=max(0.001, deadline - time.monotonic())
@@ -326,7 +329,7 @@ class Container:
         return self._pool.urlopen(method, path, body=body, headers=headers, timeout=timeout, **how)
 
     def ping(self) -> str:
-        """Return what is wrong with the reply, or "". Complain of a reply that breaks another
+        """Return what is wrong with the reply to /ping, or "". Complain if the reply breaks another
         rule."""
         limit = self.rules["ping-time"].limit
         try:
@@ -349,7 +352,7 @@ class Container:
         )
 
     def check_ports(self) -> None:
-        """Complain of open ports that the platform may use itself."""
+        """Complain about open ports that the platform may use itself."""
         low, high = (int(port) for port in SAFE_PORTS.split("-"))
         allowed, ports = {PORT, self.process.port, *range(low, high + 1)}, set()
         first = psutil.Process(self.process.pid)
@@ -366,8 +369,8 @@ class Container:
             )
 
     def check_refusals(self) -> None:
-        """Complain of refused connections, unless the container was killed. Called late: a dying
-        one refuses too."""
+        """Complain about refused connections, unless the container was killed. Called some time
+        after the refusal, because a dying container refuses connections too."""
         if self.refused and not self.killed:
             self.journal.complain(
                 "listening", f"the container did not accept {self.refused} connections"
@@ -375,18 +378,18 @@ class Container:
             self.refused = 0
 
     def memory(self) -> int:
-        """Return the bytes of memory that its processes use."""
+        """Return the bytes of memory that the container's processes use."""
         return used_by(self.process.pid)
 
     def kill(self) -> None:
-        """Kill it as the kernel does when memory is short."""
+        """Kill the container as the kernel does when memory is short."""
         self.killed = True
         self.process.kill()
 
     def end(self) -> None:
-        """Stop it by SIGTERM, then SIGKILL, and remove its files. A container that was never well
-        may not handle SIGTERM yet, which process 1 then ignores, so the rule `stop` does not hold
-        for it."""
+        """Stop the container with SIGTERM, then SIGKILL, and remove its files. The rule `stop` does
+        not apply to a container that was never healthy: it may not have installed a SIGTERM handler
+        yet, and process 1 ignores a signal that it does not handle."""
         limit = (
             self.rules["stop"].limit
             if self.well
@@ -404,7 +407,8 @@ class Container:
         self._reader.join(timeout=5)
         for name in self.process.changed_files():
             self.journal.complain("model-read-only", f"the container wrote {name} in /opt/ml/model")
-        for path, _, _ in os.walk(self.folder):  # or only root could remove a read-only folder
+        # otherwise only root could remove a read-only folder
+        for path, _, _ in os.walk(self.folder):
             with contextlib.suppress(FileNotFoundError):
                 Path(path).chmod(0o755)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -419,7 +423,7 @@ class Container:
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
-    """Yield the body as it arrives; raise ReadTimeoutError if it has not ended at `deadline`."""
+    """Yield the body as it arrives. Raise ReadTimeoutError if it has not ended at `deadline`."""
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:

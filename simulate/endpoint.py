@@ -1,5 +1,5 @@
-"""The endpoint: starts a container, checks its health, starts it again when it dies, and sends it
-the calls."""
+"""The endpoint: starts a container, checks its health, restarts it when it dies, and sends calls to
+it."""
 
 import threading
 import time
@@ -25,16 +25,17 @@ from simulate.models import NO_ROOM, NOT_FOUND, Models
 from simulate.rules import Journal
 
 TICK = 0.2  # seconds between two checks of the container
-PAUSE = 1.0  # seconds before a container starts again
+PAUSE = 1.0  # seconds before a container is restarted
 VARIANT = "AllTraffic"
-ATTEMPTS = 3  # the container may lose a model, or have no room for it, and be asked again
+# how often a call is sent: the container may have lost the model, or lack memory for it
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Call:
     """A call to the endpoint. `headers` are those that the API passes on. The caller gets a reply
-    before `deadline` (time.monotonic()), which comes from the rule `rule`. `target` and `session`
-    are "" if there is none."""
+    before `deadline` (time.monotonic()), which follows from the rule `rule`. `target` and `session`
+    are "" if the call has none."""
 
     endpoint: str
     body: bytes | IO[bytes]
@@ -46,11 +47,11 @@ class Call:
 
 
 class Endpoint:
-    """`launch.folder` is for the files of all its containers, one after the
-    other. `store` is the folder that stands for S3 of a multi-model endpoint. Safe to share between
-    threads.
+    """A simulated endpoint. Safe to share between threads.
 
-    `settled` is set as soon as a container is in service, or `failure` says why none ever was.
+    `launch.folder` is for the files of all its containers, which run one after another. For a
+    multi-model endpoint, the folder `store` stands in for S3. `settled` is set once a container is
+    in service, or once `failure` says why none ever was.
     """
 
     def __init__(self, launch: Launch, store: Path | None, journal: Journal) -> None:
@@ -70,24 +71,24 @@ class Endpoint:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the container; return when it has ended."""
+        """Stop the container and wait until it has ended."""
         self._stopping.set()
         self._thread.join()
 
     def check_created(self, name: str) -> None:
-        """Raise ValidationError, as the platform does until an endpoint is in service."""
+        """Raise ValidationError until the endpoint is in service, as the platform does."""
         if self.failure or not self.settled.is_set():
             raise ValidationError(f"Endpoint {name} of account {ACCOUNT} not found.")
 
     def invoke(self, call: Call, most: float) -> tuple[Mapping[str, str], bytes]:
-        """Return headers and body of the reply, which has at most `most` bytes. Raise
+        """Return the headers and the body of the reply, which may have at most `most` bytes. Raise
         PlatformError."""
         with self.exchange(call) as reply:
             return reply.headers, self._read(reply, call, most)
 
     @contextmanager
     def exchange(self, call: Call) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Yield the container's successful reply, to be read inside the context; raise
+        """Yield the container's successful reply, to be read inside the context. Raise
         PlatformError."""
         if call.session not in ("", NEW_SESSION, *self._sessions):
             raise ValidationError(f"Session {call.session} does not exist or has expired")
@@ -104,8 +105,8 @@ class Endpoint:
             yield reply
 
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
-        """Load the model if need be, also again if the container has lost it. Evict others if there
-        is no room."""
+        """Send a call and return the reply. First load the model if necessary, or again if the
+        container has lost it. Evict other models if there is no memory."""
         for _ in range(ATTEMPTS if self._models else 1):
             with ExitStack() as own:
                 path = "/invocations"
@@ -139,7 +140,7 @@ class Endpoint:
 
     @contextmanager
     def _translated(self, call: Call) -> Iterator[None]:
-        """Raise PlatformError for urllib3's errors, and note what the container did."""
+        """Translate urllib3's errors to PlatformErrors, and record what the container did."""
         try:
             yield
         except REFUSED as err:
@@ -173,7 +174,7 @@ class Endpoint:
             self.settled.set()
 
     def _live(self) -> None:
-        """Run one container from its start to its end."""
+        """Run one container from start to end."""
         begun = time.monotonic()
         self._container = container = self._begin()
         try:
@@ -205,8 +206,8 @@ class Endpoint:
         return container
 
     def _await_healthy(self, container: Container, deadline: float) -> bool:
-        """Return whether /ping answers 200 before the deadline. A container that ends earlier fails
-        the endpoint at once; the platform would start it again until the deadline."""
+        """Return whether /ping answers 200 before the deadline. If the container ends earlier, fail
+        immediately, although the platform would restart it until the deadline."""
         wrong = "nothing listens on the port"
         while not self._stopping.is_set():
             if (code := container.exit_code()) is not None:
@@ -228,7 +229,7 @@ class Endpoint:
         return False
 
     def _watch(self, container: Container) -> None:
-        """Check the container until it dies, fails too many pings, or has to stop."""
+        """Watch the container until it dies, fails too many pings, or has to stop."""
         interval, most = self._rules["ping-interval"].limit, self._rules["ping-status"].limit
         failed_pings, asked, memory = 0, time.monotonic(), self.launch.memory
         while not self._stopping.wait(TICK) and failed_pings < most:
@@ -246,7 +247,7 @@ class Endpoint:
                 asked = time.monotonic()
                 failed_pings = failed_pings + 1 if (wrong := container.ping()) else 0
                 self._stopping.wait(TICK if wrong else 0)
-                # or its end is reported
+                # if the container has ended, that is reported instead
                 if wrong and not container.killed and container.exit_code() is None:
                     self.journal.complain("ping-status", f"/ping: {wrong}")
         if failed_pings >= most:

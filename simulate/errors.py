@@ -1,9 +1,9 @@
-"""The errors of the sagemaker-runtime API, in the form that botocore reads (rest-json)."""
+"""The errors of the sagemaker-runtime API, in the format that botocore parses (rest-json)."""
 
 from functools import partial
 from typing import Any
 
-ACCOUNT, REGION = "123456789012", "us-east-1"  # made up, for messages and ARNs
+ACCOUNT, REGION = "123456789012", "us-east-1"  # fictitious, for messages and ARNs
 CONTAINER = "primary"  # the platform's name for an endpoint's only container
 TOO_LATE = (
     f"Your invocation timed out while waiting for a response from container {CONTAINER}. "
@@ -13,7 +13,8 @@ TOO_LATE = (
 
 
 class PlatformError(Exception):
-    """An error of the platform itself; `status` and `code` come from botocore's service model."""
+    """An error of the platform itself. `status` and `code` are those in botocore's service
+    model."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -33,7 +34,7 @@ ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")
 
 
 class ModelError(PlatformError):
-    """The container's failed reply; `original_status` is 0 when it did not reply in time."""
+    """The container's failed reply. `original_status` is 0 if it did not reply in time."""
 
     def __init__(self, endpoint: str, original_status: int, original: bytes | str) -> None:
         text = original if isinstance(original, str) else original.decode("utf-8", "replace")

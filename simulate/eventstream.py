@@ -1,8 +1,8 @@
-"""Messages of `application/vnd.amazon.eventstream`, the encoding of AWS's response streams.
+"""Encodes messages in `application/vnd.amazon.eventstream`, the format of AWS's response streams.
 
-A message: total length, headers' length, CRC-32 of these two, headers, payload, CRC-32 of
-everything before. Numbers are big-endian. Source: Amazon Transcribe developer guide, 'Event stream
-encoding'; botocore.eventstream decodes it.
+A message consists of its total length, the length of its headers, a CRC-32 of these two, the
+headers, the payload, and a CRC-32 of everything before. Numbers are big-endian. Source: Amazon
+Transcribe developer guide, 'Event stream encoding'. botocore.eventstream decodes it.
 """
 
 import json
@@ -16,7 +16,7 @@ _FRAME = 16  # bytes of a message without its headers and its payload
 
 
 def part(data: bytes) -> bytes:
-    """Return a PayloadPart: some bytes of the model's reply."""
+    """Encode a PayloadPart: a piece of the model's reply."""
     kind = {
         ":event-type": "PayloadPart",
         ":content-type": "application/octet-stream",
@@ -26,7 +26,7 @@ def part(data: bytes) -> bytes:
 
 
 def failure(text: str, code: str) -> bytes:
-    """Return the ModelStreamError that ends a stream."""
+    """Encode the ModelStreamError that ends a stream."""
     headers = {
         ":exception-type": "ModelStreamError",
         ":content-type": "application/json",

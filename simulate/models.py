@@ -1,10 +1,10 @@
-"""The models that the container of a multi-model endpoint has loaded.
+"""The models that are loaded in the container of a multi-model endpoint.
 
     a call -> unpack the archive -> POST /models -> POST /models/HASH/invoke
     507, or too much memory in use -> DELETE /models/HASH of the least recently used models
         -> try again
 
-A load continues after its caller has left, so that the next caller finds the model loaded.
+A load continues after its caller has given up, so that the next caller finds the model loaded.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ ENDED = "The container has ended"
 
 
 class BadArchive(Exception):
-    """An archive cannot be unpacked; the message says why."""
+    """Raised if an archive cannot be unpacked. The message says why."""
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar archive, compressed or not, into a new folder. Raise BadArchive, and remove the
-    folder then.
+    """Unpack a tar archive, compressed or not, into a new folder. Raise BadArchive after removing
+    the folder.
 
-    tarfile's "data" filter (PEP 706) refuses devices and entries outside of the folder, and ignores
+    tarfile's "data" filter (PEP 706) rejects devices and entries outside the folder, and ignores
     owners.
     """
     folder.mkdir(parents=True)
@@ -62,21 +62,22 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the file with that path below the folder, as S3 finds an object by its key; None if
-    there is none."""
+    """Return the file at the path `name` below the folder, as S3 finds an object by its key, or
+    None if there is none."""
     path = folder / name.lstrip("/")
     inside = ".." not in Path(name).parts and path.resolve().is_relative_to(folder.resolve())
     return path if inside and path.is_file() else None
 
 
 def size_of(folder: Path) -> int:
-    """Return the size of all files in the folder, in bytes."""
+    """Return the total size in bytes of all files in the folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @dataclass
 class Loaded:
-    """A loaded model. `name` is its name in the container, `calls` the number of running calls."""
+    """A loaded model. `name` is its name in the container, `calls` the number of calls in
+    flight."""
 
     target: str
     name: str
@@ -84,22 +85,26 @@ class Loaded:
 
 
 class Models:
-    """Safe to share between threads. `store` stands for S3, `folder` is the container's
-    /opt/ml/models, `memory` is the instance's memory in bytes."""
+    """The models of a container, loaded on demand. Safe to share between threads.
+
+    The folder `store` stands in for S3, `folder` is the container's /opt/ml/models, and `memory` is
+    the instance's memory in bytes.
+    """
 
     def __init__(self, container: Container, store: Path, folder: Path, memory: int) -> None:
         self._container, self._store, self._folder = container, store, folder
         self._journal, self._rules = container.journal, container.journal.rules
         self._most = memory * self._rules["memory-share"].limit
         self._lock = threading.Lock()
-        self._loaded: OrderedDict[str, Loaded] = OrderedDict()  # the least recently used first
+        # ordered from the least to the most recently used
+        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
         self._loading: dict[str, Future[None]] = {}
         self._threads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="load")
         self._closed = False
 
     @contextmanager
     def using(self, target: str, deadline: float) -> Iterator[Loaded]:
-        """Yield the model, loaded if need be and not unloaded inside the context. Raise
+        """Yield the model, which is loaded if necessary and not unloaded inside the context. Raise
         PlatformError."""
         while (model := self._take(target)) is None:
             try:
@@ -118,13 +123,13 @@ class Models:
                 model.calls -= 1
 
     def forget(self, model: Loaded) -> None:
-        """Drop a model that the container does not know any more."""
+        """Remove a model that the container no longer knows."""
         with self._lock:
             if self._loaded.get(model.target) is model:
                 del self._loaded[model.target]
 
     def evict(self) -> bool:
-        """Unload the least recently used of the models that no call uses; return False if there is
+        """Unload the least recently used model without calls in flight. Return False if there is
         none."""
         with self._lock:
             victim = next((model for model in self._loaded.values() if not model.calls), None)
@@ -132,7 +137,7 @@ class Models:
                 return False
             del self._loaded[victim.target]
             done: Future[None] = Future()
-            self._loading[victim.target] = done  # calls to it wait for the end of the unload
+            self._loading[victim.target] = done  # calls to the model wait until it is unloaded
         try:
             self._unload(victim)
         finally:
@@ -142,8 +147,8 @@ class Models:
         return True
 
     def close(self) -> None:
-        """Fail loads with InternalFailure from now on: the container is ending, and its files are
-        removed."""
+        """Let all loads from now on fail with InternalFailure, because the container is stopping
+        and its files are being removed."""
         with self._lock:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -157,7 +162,8 @@ class Models:
             return model
 
     def _begin(self, target: str) -> Future[None]:
-        """Return the current load or unload of the model; start a load if there is none."""
+        """Return the load or unload of the model that is in progress. If there is none, start a
+        load."""
         with self._lock:
             if target not in self._loading:
                 if self._closed:
@@ -181,7 +187,7 @@ class Models:
                 self._container.memory() + size_of(self._folder / name) > self._most
                 and self.evict()
             ):
-                # the platform does not ask the container
+                # the platform evicts models without asking the container
                 self._journal.count("evictions for the memory share")
             self._hand_over(target, name, begun + self._rules["load-time"].limit)
             with self._lock:
@@ -201,7 +207,8 @@ class Models:
         self._journal.say(f"loaded {target} in {time.monotonic() - begun:.1f} s")
 
     def _hand_over(self, target: str, name: str, deadline: float) -> None:
-        """Ask the container to load the model, again after each eviction. Raise PlatformError."""
+        """Ask the container to load the model, and repeat this after each eviction. Raise
+        PlatformError."""
         document = {"model_name": name, "url": f"{self._container.process.models}/{name}/model"}
         while True:
             status, body = self._ask(
@@ -220,7 +227,8 @@ class Models:
             raise ModelError("NAME", status, body)
 
     def _evict_or_wait(self) -> bool:
-        """Make room or wait for others; return False if no other model is loaded or loading."""
+        """Evict a model or wait for one. Return False if no other model is loaded or being
+        loaded."""
         if self.evict():
             self._journal.count("evictions for a 507")
             return True
@@ -230,7 +238,7 @@ class Models:
         return others
 
     def _unload(self, model: Loaded) -> None:
-        """Unload the model. After a failure it counts as unloaded too."""
+        """Unload the model. It counts as unloaded even if that fails."""
         deadline = time.monotonic() + self._rules["unload-time"].limit
         try:
             status, _ = self._ask(

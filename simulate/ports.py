@@ -1,4 +1,4 @@
-"""Free TCP ports."""
+"""Finds free TCP ports."""
 
 import socket
 from collections.abc import Sequence
@@ -7,10 +7,11 @@ from itertools import repeat
 
 
 class PortPicker:
-    """Pick free TCP ports, each once: the lowest of `allowed`, or any if that is empty.
+    """Picks free TCP ports, each only once: the lowest ones in `allowed`, or any ports if that is
+    empty.
 
-    A port is reserved until the picker is closed, by the name of an abstract Unix socket: such
-    names belong to the network namespace, as ports do. So two programs on one network never pick
+    A port stays reserved until the picker is closed, by the name of an abstract Unix socket. Such
+    names belong to the network namespace, as ports do. So two programs in one network never pick
     the same port before their servers listen.
     """
 
@@ -19,8 +20,8 @@ class PortPicker:
         self._locks: list[socket.socket] = []
 
     def pick(self, count: int) -> list[int]:
-        """Return `count` different ports, reserved; fewer if no more of the allowed ones are
-        free."""
+        """Reserve and return `count` different ports, or fewer if not enough of the allowed ones
+        are free."""
         ports: list[int] = []
         for port in self._allowed or repeat(0):
             if len(ports) == count:
@@ -37,6 +38,6 @@ class PortPicker:
         return ports
 
     def close(self) -> None:
-        """Give up the reservations."""
+        """Release the reserved ports."""
         while self._locks:
             self._locks.pop().close()

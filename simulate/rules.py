@@ -1,6 +1,6 @@
-"""The platform's rules in one table, and the journal of those that were broken.
+"""The platform's rules in one table, and a journal of the rules that were broken.
 
-The simulator enforces a rule and complains of a broken one from the same row.
+Both the enforcement of a rule and the complaint about breaking it use the same row.
 """
 
 import threading
@@ -25,7 +25,7 @@ CHOSEN = "not published by AWS: chosen here"
 
 @dataclass(frozen=True)
 class Rule:
-    """`text` contains {limit} or {megabytes}, and the limit's unit."""
+    """One rule. `text` may contain {limit} or {megabytes}, followed by a unit."""
 
     id: str
     text: str
@@ -137,13 +137,13 @@ RULES: Rules = {rule.id: rule for rule in TABLE}
 
 
 def with_limits(limits: Mapping[str, float]) -> Rules:
-    """Return the rules with other limits. Raise KeyError for an unknown rule."""
+    """Return the rules with some limits changed. Raise KeyError for an unknown rule."""
     return {**RULES, **{name: replace(RULES[name], limit=limit) for name, limit in limits.items()}}
 
 
 class Journal:
-    """Lines to print at once, and counts for the summary. Safe to share between threads. `write`
-    gets whole lines, without a line end."""
+    """Prints lines immediately, and keeps counts for the summary. Safe to share between threads.
+    `write` receives each line without a line break."""
 
     def __init__(self, rules: Rules, write: Callable[[str], None]) -> None:
         self.rules, self.say = rules, write
@@ -157,8 +157,8 @@ class Journal:
             self.counts[what] += 1
 
     def complain(self, rule: str, what: str, once: bool = False) -> None:
-        """Report what the platform would not accept, with the rule that forbids it. With `once`,
-        report the same text only once: it may happen at every call."""
+        """Report what the platform would not accept, and the rule that forbids it. With `once`,
+        report the same text only once, because it could happen at every call."""
         with self._lock:
             if once and (rule, what) in self._known:
                 return

@@ -1,5 +1,5 @@
-"""The headers that the sagemaker-runtime API allows, and their limits, read from botocore's service
-model."""
+"""Reads the headers that the sagemaker-runtime API allows, and their limits, from botocore's
+service model."""
 
 import re
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from botocore.model import Shape
 from simulate.errors import ValidationError
 
 INVOKE, STREAM, ASYNC = "InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"
-# Headers of HTTP, of the signature and of AWS's clients: it is no mistake that they do not reach
-# the container.
+# Headers of HTTP, of request signing and of AWS's clients. It is not a mistake that they do not
+# reach the container.
 TRANSPORT_HEADERS = re.compile(
     r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|host|user-agent|"
     r"transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*|x-amz-user-agent",
@@ -23,7 +23,8 @@ TRANSPORT_HEADERS = re.compile(
 
 @cache
 def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
-    """Return {header in lower case: (member, shape)} of the request's members that are headers."""
+    """Return {header in lower case: (member, shape)} for the members of the request that are
+    headers."""
     members = _operation(operation).input_shape.members
     headers = {
         name: each
@@ -34,7 +35,7 @@ def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """Return a request's members as the headers that the container gets, which are
+    """Convert a request's members to the headers that the container receives, which are
     InvokeEndpoint's."""
     headers = {
         name: str(shape.serialization["name"]) for name, shape in request_headers(INVOKE).values()
@@ -44,7 +45,7 @@ def passed_on(members: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def reply_headers(operation: str) -> Mapping[str, str]:
-    """Return {member of a reply: its header}."""
+    """Return {member of the reply: its header}."""
     members = _operation(operation).output_shape.members
     return {
         name: str(each.serialization["name"])
@@ -54,7 +55,7 @@ def reply_headers(operation: str) -> Mapping[str, str]:
 
 
 def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return {member: value} from a request's headers (names in lower case); raise
+    """Return {member: value} for a request's headers, whose names are in lower case. Raise
     ValidationError."""
     values = {}
     for header, (name, shape) in request_headers(operation).items():
@@ -70,18 +71,18 @@ def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def dropped(operation: str, headers: Mapping[str, str]) -> list[str]:
-    """Return the headers (names in lower case) that the API drops."""
+    """Return the headers that the API drops. All names are in lower case."""
     known = request_headers(operation)
     return [name for name in headers if name not in known and not TRANSPORT_HEADERS.fullmatch(name)]
 
 
 def is_new_session(header: str) -> bool:
-    """Return whether the header is a valid reply of a container to NEW_SESSION."""
+    """Return whether the header is a valid answer of the container to NEW_SESSION."""
     return not violation(_operation(INVOKE).output_shape.members["NewSessionId"], header)
 
 
 def violation(shape: Shape, value: str) -> str:
-    """Return the constraint that the value breaks, in the platform's words; "" if it breaks
+    """Return the constraint that the value violates, in the platform's words, or "" if it violates
     none."""
     shortest, longest = int(shape.metadata.get("min", 0)), int(shape.metadata.get("max", 0))
     if shape.type_name == "integer":

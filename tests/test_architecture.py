@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from build_engines.families import FAMILIES
 from clients.base import ModelClient
 from serving.clients import families
+from serving.clients import family as client_class
 
 pytestmark = pytest.mark.unit
 
@@ -120,19 +122,35 @@ def test_import_neither_the_app_nor_torch_in_clients(path: Path) -> None:
     assert not tops(path) & {"predictor", "wsgi", "torch", "werkzeug"}
 
 
-@pytest.mark.parametrize("family", families())
-def test_require_every_client_to_be_complete(family: str) -> None:
-    """A client has a test, a row in docs/calling.md and, unless its example depends on the model, a
-    model folder."""
-    client = __import__(f"clients.{family}", fromlist=["Client"]).Client
-    assert issubclass(client, ModelClient)
+@pytest.mark.parametrize("client", families())
+def test_name_what_a_family_lacks(client: str) -> None:
+    """CONTRIBUTING.md, "Add a family of models", lists the same."""
+    words = {client, client.replace("_", "-")}
     tests = "".join(path.read_text() for path in (ROOT / "tests/clients").glob("*.py"))
-    assert re.search(rf"\b{family}\b|{family.replace('_', '-')}", tests)
-    assert f"| `{family}`" in (ROOT / "docs/calling.md").read_text()
-    if not hasattr(client, "example"):
-        return
-    assert (ROOT / f"model_repository/{family}/config.pbtxt").is_file()
-    assert list((ROOT / f"model_repository/{family}").glob("example.*"))
+    wanted = {
+        f"class Client(ModelClient) in clients/{client}.py": issubclass(
+            client_class(client), ModelClient
+        ),
+        f"a FAMILY with client={client!r} in build_engines/families/{client}.py": client
+        in {family.client for family in FAMILIES},
+        f"a test in tests/clients that names {client}": any(word in tests for word in words),
+        f"a row in docs/calling.md that begins with `{client}`": f"| `{client}`"
+        in (ROOT / "docs/calling.md").read_text(),
+        f"a row in docs/models.md that names {' or '.join(sorted(words))}": any(
+            word in (ROOT / "docs/models.md").read_text() for word in words
+        ),
+    }
+    assert [what for what, is_there in wanted.items() if not is_there] == []
+
+
+def test_list_every_family_that_has_a_module() -> None:
+    modules = {
+        path.stem
+        for path in (ROOT / "build_engines/families").glob("*.py")
+        if re.search(r"^FAMILY = ", path.read_text(), re.MULTILINE)
+    }
+    assert {family.client or "tensors" for family in FAMILIES} == modules
+    assert {family.client for family in FAMILIES if family.client} == {*families()}
 
 
 def test_name_only_existing_files_in_quirks() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from clients import FACES
 from clients.base import Model, ModelClient, TensorSpec
-from serving.clients import TASKS, families, forget, make_client, source_of
+from serving.clients import families, family, forget, make_client, source_of
 from serving.errors import ConfigError
 from serving.repository.staging import Store
 from serving.settings.table import Settings
@@ -30,7 +31,7 @@ from serving.codecs import JSON
 class Client(ModelClient):
     codec, example = JSON, b"0"
 
-    def preprocess(self, instances): return {}
+    def prepare(self, instances, parameters): return {}
 
     def postprocess(self, outputs, inputs, instances, parameters): return ["NAME"]
 """
@@ -74,15 +75,18 @@ def test_select_a_client_by_the_parameter_or_the_model_s_name(tmp_path: Path) ->
 
 
 @pytest.mark.unit
-def test_accept_task_names_with_underscores_or_hyphens(tmp_path: Path) -> None:
-    assert set(TASKS.values()) <= set(families()) and not TASKS.keys() & set(families())
-    table = (ROOT / "docs/calling.md").read_text()
-    assert [f"| `{task}` | `{name}` |" in table for task, name in TASKS.items()] == [True] * len(
-        TASKS
-    )
+def test_accept_client_names_with_underscores_or_hyphens(tmp_path: Path) -> None:
     for name in ("image_classification", "image-classification"):
         client = make_client(model(tmp_path, client=name))
-        assert client and source_of(client) == "resnet"
+        assert client and source_of(client) == "image_classification"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", FACES)
+def test_keep_the_names_that_people_look_for(name: str) -> None:
+    assert issubclass(family(name), family(FACES[name]))
+    assert family(name) is not family(FACES[name])
+    assert f"`{name}` for `{FACES[name]}`" in (ROOT / "docs/calling.md").read_text()
 
 
 @pytest.mark.unit
@@ -108,13 +112,13 @@ def test_refuse_a_client_file_without_a_client_class(tmp_path: Path, file: str) 
 @pytest.mark.unit
 def test_register_each_module_with_a_client() -> None:
     assert families() == [
-        "bert",
         "detr",
+        "image_classification",
         "image_embedding",
-        "resnet",
+        "object_detection",
         "semantic_segmentation",
         "table",
-        "yolov5",
+        "text",
     ]
 
 

@@ -1,9 +1,9 @@
-"""Runs the requests that the dynamic batcher merged together, and makes one response for each.
+"""Runs the requests that the dynamic batcher has merged, and creates one response for each.
 
     requests --read--> calls --key--> groups --run--> arrays of each call --> responses
 
-If a run fails, each of its requests runs again alone, so that one bad request does not fail the
-others. `backends.install` copies this file into every backend's folder.
+If a run fails, each of its requests is run again by itself, so that one bad request does not fail
+the others. `backends.install` copies this file into every backend's folder.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class InvalidInput(ValueError):
-    """The request is wrong. Raised before or during the run."""
+    """Raised before or during a run if the request is wrong."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its index among the requests, its input arrays, the names of the outputs it asks
-    for."""
+    """One request: its index among the merged requests, its input arrays, and the names of the
+    outputs that it asks for."""
 
     index: int
     feed: Arrays
@@ -35,9 +35,9 @@ class Call:
 class Batcher:
     """Answers merged requests.
 
-    `read` gives a request's arrays and output names. Calls with the same `key` may share a `run`,
-    which returns the outputs of each call, in order. `invalid` lists the errors, besides
-    InvalidInput, that mean a wrong request.
+    `read` returns a request's input arrays and output names. Calls with the same `key` may share a
+    `run`, which returns the outputs of each call, in order. `invalid` lists the exceptions, besides
+    InvalidInput, that mean that the request is wrong.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Batcher:
         self.invalid: tuple[type[Exception], ...] = (InvalidInput, *invalid)
 
     def answer(self, requests: Sequence[Any]) -> list[Any]:
-        """Return one response per request, in the same order."""
+        """Return one response for each request, in the same order."""
         responses: dict[int, Any] = {}
         groups: dict[Hashable, list[Call]] = {}
         for index, request in enumerate(requests):
@@ -66,8 +66,8 @@ class Batcher:
         return [responses[index] for index in range(len(requests))]
 
     def _answer(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """Yield (index, response) of each call. Run all calls at once; if that fails, run each one
-        alone."""
+        """Yield (index, response) for each call. Run all calls at once or, if that fails, each call
+        by itself."""
         if len(calls) > 1:
             try:
                 results = self.run(calls)
@@ -88,29 +88,30 @@ class Batcher:
                 yield call.index, self._failure(err)
 
     def _failure(self, error: Exception) -> Any:
-        """Return Triton's error response: INVALID_ARG for a wrong request, else INTERNAL."""
+        """Return Triton's error response: INVALID_ARG if the request is wrong, else INTERNAL."""
         invalid = isinstance(error, self.invalid)
         code = pb_utils.TritonError.INVALID_ARG if invalid else pb_utils.TritonError.INTERNAL
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
 
 def same_shapes(call: Call) -> Hashable:
-    """Return the key of calls that can be concatenated along the first dimension."""
+    """Return a key that is the same for calls that can be concatenated along the first
+    dimension."""
     return tuple(
         (name, array.dtype.str, array.shape[1:]) for name, array in sorted(call.feed.items())
     )
 
 
 def alone(call: Call) -> Hashable:
-    """The key for a model without a batch dimension: no two calls share it."""
+    """Return a key that differs for every call, for models without a batch dimension."""
     return call.index
 
 
 def run_concatenated(
     run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], calls: Sequence[Call]
 ) -> list[Arrays]:
-    """Call `run(arrays, output names)` once with the rows of all calls; ValueError if its outputs
-    cannot be split."""
+    """Call `run(arrays, output names)` once with the rows of all calls. Raise ValueError if its
+    outputs cannot be split again."""
     if len(calls) == 1:
         return [dict(run(calls[0].feed, calls[0].outputs))]
     sizes = [len(next(iter(call.feed.values()))) for call in calls]
@@ -130,13 +131,13 @@ def run_at_once(
     pool: Executor,
     calls: Sequence[Call],
 ) -> list[Arrays]:
-    """Call `run(arrays, output names)` for each call, in the pool's threads."""
+    """Call `run(arrays, output names)` for each call, in the threads of `pool`."""
     return list(pool.map(lambda call: dict(run(call.feed, call.outputs)), calls))
 
 
 def respond(arrays: Arrays) -> Any:
-    """Return arrays as Triton's response. A scalar gets the shape [1], because config.pbtxt allows
-    no empty dims."""
+    """Create Triton's response from arrays. A scalar gets the shape [1], because config.pbtxt does
+    not allow empty dims."""
     tensors = [
         pb_utils.Tensor(name, array if array.ndim else array.reshape(1))
         for name, array in arrays.items()

@@ -1,5 +1,5 @@
-"""What every backend needs for an instance of a model: its file, its parameters, its number of
-threads.
+"""What every backend needs to know about an instance of a model: its files, its parameters, its
+number of threads.
 
 `backends.install` copies this file into every backend's folder.
 """
@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# upper or lower case, as in Triton's C++ backends
+# in upper or lower case, as in Triton's C++ backends
 BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
-# what turns a parameter off, and the device that is used without TARGET_DEVICE
+# values with which a parameter is off; "cpu" is the default of TARGET_DEVICE
 OFF = ("no", "false", "0", "cpu")
 
 
 @contextmanager
 def needs(what: str, remedy: str) -> Iterator[None]:
-    """Wrap the import of an optional library: its ModuleNotFoundError then says what needs it and
-    what to do."""
+    """Wrap the import of an optional library. Its ModuleNotFoundError then says what needs the
+    library and what to do."""
     try:
         yield
     except ModuleNotFoundError as err:
@@ -42,8 +42,8 @@ def read(
     default: Any,
     allowed: str = "",
 ) -> Any:
-    """Return a parameter's value. Raise ValueError, with the value and the allowed ones, if `parse`
-    rejects it."""
+    """Return a parameter's value. Raise ValueError with the value, and with the `allowed` ones, if
+    `parse` rejects it."""
     try:
         return parse(parameters[name]) if name in parameters else default
     except (KeyError, ValueError):
@@ -54,8 +54,8 @@ def read(
 
 
 def refuse(parameters: Mapping[str, str], removed: Mapping[str, str]) -> None:
-    """Raise ValueError for a parameter that this backend no longer has, with what replaces it:
-    `removed` is {name: replacement}. One that is off changes nothing."""
+    """Raise ValueError for a parameter that this backend does not support, with what to do instead:
+    `removed` is {name: what to do}. Ignore a parameter that is off."""
     for name, replacement in removed.items():
         if parameters.get(name, "no").lower() not in OFF:
             raise ValueError(
@@ -69,30 +69,29 @@ def parse_bool(text: str) -> bool:
 
 
 def version_folder(args: Mapping[str, str]) -> Path:
-    """Return the folder with the version's files. `args` are those that Triton passes to
-    initialize."""
+    """Return the folder with the version's files. `args` are what Triton passes to initialize."""
     return Path(args["model_repository"]) / args["model_version"]
 
 
 def stub_version_folder(config: Mapping[str, Any]) -> Path:
-    """Return the folder with the version's files while Triton's stub completes the configuration.
+    """Return the folder with the version's files, while Triton's stub completes the configuration.
 
-    The stub has the path of the model's file, which may be missing, on its command line and nowhere
-    else. Without a default_model_filename that is the folder.
+    The path of the model's file, which may not exist, is only on the stub's command line. Without a
+    default_model_filename it is the path of the folder.
     """
     path = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
     return Path(path.removesuffix(config["default_model_filename"]))
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system, because loading a model needs more memory than the loaded
+    """Return freed memory to the system, because loading a model takes more memory than the loaded
     model."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def default_threads() -> int:
-    """Return SERVE_INFERENCE_THREADS, else the number of processors that cgroup quota and CPU
-    affinity allow."""
+    """Return SERVE_INFERENCE_THREADS, or else the number of processors that the cgroup's quota and
+    the CPU affinity allow."""
     threads = os.environ.get("SERVE_INFERENCE_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         return int(threads)
@@ -100,13 +99,13 @@ def default_threads() -> int:
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return how many processors cgroup v2 or v1 allows this container; infinity without a
+    """Return how many processors cgroup v2 or v1 allows this container, or infinity if there is no
     quota."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((root / name).read_text() for name in names).split()
         except (OSError, ValueError):
             continue
-        if quota.isdigit():  # neither "max" nor "-1"
+        if quota.isdigit():  # not "max" or "-1"
             return int(quota) / int(period)
     return math.inf

@@ -1,5 +1,5 @@
-"""config.pbtxt and the tensors of a model's file: the file fills what is missing, and the two must
-agree.
+"""Compares config.pbtxt with the tensors of a model's file: the file fills in what is missing, and
+the two must agree.
 
 The rules are those of NVIDIA's ONNX Runtime backend (triton-inference-server/onnxruntime_backend,
 src/onnxruntime.cc). `config` is the configuration that Triton passes to a backend. Every mistake
@@ -21,9 +21,10 @@ DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for --backend-config=default-max-
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output as the file declares it; -1 for a variable dimension, () for a scalar.
+    """An input or output as the file declares it. A variable dimension is -1, and the shape of a
+    scalar is ().
 
-    `datatypes` is the backend's table: the file's word for a type -> Triton's.
+    `datatypes` is the backend's table of types: the file's name -> Triton's name.
     """
 
     name: str
@@ -33,8 +34,8 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """Return Triton's name for the type. Raise ValueError if the backend's table does not have
-        it."""
+        """Return Triton's name for the type. Raise ValueError if it is not in the backend's
+        table."""
         if self.kind not in self.datatypes:
             raise ValueError(
                 f"this backend cannot serve tensor '{self.name}' of the model, a {self.kind}; "
@@ -44,11 +45,11 @@ class Tensor:
 
 
 def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Fill inputs, outputs, max_batch_size and dynamic_batching in place, by the rules of NVIDIA's
-    backend.
+    """Fill in inputs, outputs, max_batch_size and dynamic_batching in place, by the rules of
+    NVIDIA's backend.
 
-    A model can be batched when the first dimension of each of its tensors is variable.
-    max_batch_size is then Triton's default, unless config.pbtxt sets it.
+    A model can be batched if the first dimension of each of its tensors is variable. max_batch_size
+    is then Triton's default, unless config.pbtxt sets it.
     """
     tensors = {"input": inputs, "output": outputs}
     fixed = [
@@ -72,10 +73,11 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
 
 
 def completed(tensor: Tensor, batching: bool) -> Config:
-    """Return the tensor's entry in config.pbtxt. dims cannot be empty there, so callers send a
+    """Return the tensor's entry for config.pbtxt. dims cannot be empty there, so callers send a
     scalar as [1].
 
-    Triton allows an empty `reshape` only for a model with batches; for others the backend reshapes.
+    Triton allows an empty `reshape` only for models with batches. For other models the backend does
+    the reshaping.
     """
     dims = list(tensor.shape[1:] if batching else tensor.shape)
     entry: Config = {"name": tensor.name, "data_type": tensor.datatype, "dims": dims or [1]}
@@ -83,8 +85,9 @@ def completed(tensor: Tensor, batching: bool) -> Config:
 
 
 def default_max_batch_size() -> int:
-    """Return --backend-config=default-max-batch-size from the server's command line (the parent
-    process) or from the options that `serve` passes to it; Triton's default is 4."""
+    """Return default-max-batch-size from a --backend-config on the server's command line (that of
+    the parent process), or from the options that `serve` passes to it, or else Triton's default of
+    4."""
     command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
     values = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
@@ -99,8 +102,8 @@ def check(
 ) -> None:
     """Raise ValueError if config.pbtxt and the file disagree about a tensor.
 
-    config.pbtxt may leave out `optional` inputs. An output's free size accepts a fixed one: engines
-    compute different ones in advance.
+    config.pbtxt may omit `optional` inputs. A dynamic dimension of an output in config.pbtxt
+    matches a fixed one in the file, because engines differ in which sizes they infer in advance.
     """
     controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
     missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
@@ -116,7 +119,8 @@ def check(
 
 
 def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str, Tensor]) -> None:
-    """Check one input or output of config.pbtxt against those in the file."""
+    """Compare one input or output of config.pbtxt with the tensor in the file. Raise ValueError if
+    they disagree."""
     label = f"model '{config['name']}', {side} '{entry['name']}'"
     tensor = tensors.get(entry["name"])
     if tensor is None:
@@ -147,13 +151,13 @@ def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str,
 
 
 def configured_shape(entry: Config, max_batch_size: int) -> tuple[int, ...]:
-    """Return the shape that the model would get, with the batch dimension."""
+    """Return the shape with which the model is called, including the batch dimension."""
     dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
     return (*([-1] if max_batch_size else []), *map(int, dims))
 
 
 def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Return whether the file's shape accepts the configured one: a variable dimension accepts any
-    size."""
+    """Return whether the file's shape accepts the configured shape. A variable dimension accepts
+    any size."""
     same_rank = len(configured) == len(shape)
     return same_rank and all(b in (-1, a) for a, b in zip(configured, shape, strict=True))

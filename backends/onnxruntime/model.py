@@ -1,9 +1,10 @@
-"""Triton's `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a python-based
+"""Triton's `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a Python-based
 backend.
 
 It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters and
 defaults (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in
-its own process. Requests that cannot share a run (different shapes, max_batch_size 0) run alone.
+its own process. Requests that cannot share a run (because of different shapes, or max_batch_size 0)
+are run separately.
 """
 
 import json
@@ -43,19 +44,20 @@ DATATYPES = {f"tensor({name})": f"TYPE_{name.upper()}" for name in INTEGERS} | {
 
 
 class TritonPythonModel:
-    """One instance of one version of a model; the methods' names and arguments are Triton's."""
+    """One instance of one version of a model. Triton prescribes the names and arguments of the
+    methods."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Fill the missing fields of config.pbtxt from the ONNX file. Do not change a complete
-        one."""
+        """Fill in the missing fields of config.pbtxt from the ONNX file. Do not change a complete
+        configuration."""
         config = auto_complete_model_config.as_dict()
         complete(config, instance.stub_version_folder(config))
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Create the session, and check config.pbtxt against the file. ValueError fails the
-        load."""
+        """Create the session, and compare config.pbtxt with the file. A ValueError makes the load
+        fail."""
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
         path = instance.version_folder(args) / (
@@ -77,8 +79,8 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher merged: one response per request, in the
-        same order."""
+        """Answer the requests that the dynamic batcher has merged. Return one response for each, in
+        the same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 
@@ -98,19 +100,17 @@ class TritonPythonModel:
 
 
 class Runs:
-    """Run merged calls: all rows in one run, or each call on a thread of its own.
+    """Runs merged calls: all rows in one run, or each call in a thread of its own.
 
     One run on all threads is fastest for texts and small images. A batch of large images does not
     fit into the processors' caches, and the threads of a run wait for each other hundreds of times.
-    So with at least as many calls as threads, each call of such a model runs on one thread.
-    Measured with YOLOv5n at 640, 8 callers, 2 processors that also decode the images: 24.5 ms of
-    processor time per call instead of 32 to 37.
+    So if there are at least as many calls as threads, each call of such a model runs on one thread.
+    Measured with YOLOv5n at 640, 8 callers, and 2 processors that also decode the images: 24.5 ms
+    of processor time per call instead of 32 to 37.
 
-    Holds a session that uses all threads and, for a model with large rows, a second one whose runs
-    use one thread.
-
-    The second session takes the memory of the weights again, so it is created when calls are first
-    merged.
+    There is a session that uses all threads and, for a model with large rows, a second one whose
+    runs use one thread. The second session needs memory for the weights again, so it is created
+    only when calls are first merged.
     """
 
     def __init__(self, load: Callable[[SessionSettings], Any], settings: SessionSettings) -> None:
@@ -152,8 +152,8 @@ def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
 
 
 def complete(config: Config, folder: Path) -> Config:
-    """Fill the fields that config.pbtxt lacks, in place, from the file in the version's folder.
-    Raise ValueError if the file does not allow it."""
+    """Fill in the fields that are missing in config.pbtxt, in place, from the file in the version's
+    folder. Raise ValueError if that is not possible."""
     if not (config["input"] and config["output"]):
         session = load(folder / config["default_model_filename"], UNOPTIMIZED)
         table.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))

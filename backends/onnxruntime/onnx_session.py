@@ -1,8 +1,8 @@
-"""ONNX Runtime's session for one instance: its options, its threads, its execution provider.
+"""Creates ONNX Runtime's session for an instance: its options, its threads, its execution provider.
 
 The parameters and their defaults are those of NVIDIA's backend
 (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), except the number of threads,
-which follows the container's limit and not the machine's.
+which depends on the container's limit rather than on the machine.
 """
 
 import math
@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 try:
     from instance import default_threads, give_back_memory, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # in Triton's stub, beside this file
-except ModuleNotFoundError:  # build_engines takes the options from here
+except ModuleNotFoundError:  # outside Triton's stub, for build_engines
     from backends._shared.instance import (
         default_threads,
         give_back_memory,
@@ -25,10 +25,11 @@ except ModuleNotFoundError:  # build_engines takes the options from here
     )
 
 CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's servers (lscpu)
-VALUE_BYTES = 4  # runs compute in FP32, also from UINT8 pixels
+VALUE_BYTES = 4  # runs compute in FP32, even if the pixels are UINT8
 CPU = ("CPUExecutionProvider",)
-DISABLED = 2  # the optimization.graph.level in config.pbtxt that turns optimization off
-PARAMETERS = (  # of config.pbtxt; those of NVIDIA's backend that only a GPU has are among them
+DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
+# the parameters in config.pbtxt, including those of NVIDIA's backend that only apply to a GPU
+PARAMETERS = (
     *(
         "intra_op_thread_count",
         "inter_op_thread_count",
@@ -45,7 +46,7 @@ PARAMETERS = (  # of config.pbtxt; those of NVIDIA's backend that only a GPU has
     *("arena_extend_strategy", "cudnn_conv_use_max_workspace", "do_copy_in_default_stream"),
 )
 SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
-# microseconds: long enough between operators, too short between runs
+# microseconds: long enough to bridge the gap between operators, but not between runs
 BRIEF_SPIN = {SPIN_TIME: "20"}
 FATAL = 4  # ONNX Runtime's log severity
 OPTIMIZATION_LEVELS = {
@@ -57,7 +58,7 @@ OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """config.pbtxt's `parameters`, named as in NVIDIA's backend; only `separate_runs` is our
+    """The `parameters` in config.pbtxt, named as in NVIDIA's backend. Only `separate_runs` is our
     own."""
 
     intra_op_threads: int = 1
@@ -71,7 +72,8 @@ class SessionSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SessionSettings":
-        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value."""
+        """Read config.pbtxt. Raise ValueError with the name of a parameter that has a wrong
+        value."""
         parameters = given_parameters(config)
         threads = read(parameters, "intra_op_thread_count", int, 0)
         threads = threads if threads > 0 else default_threads()
@@ -89,8 +91,8 @@ class SessionSettings:
         )
 
     def options(self) -> ort.SessionOptions:
-        """Return ONNX Runtime's options. Waiting threads spin only briefly, because models share
-        the processors."""
+        """Return ONNX Runtime's options. Waiting threads spin only briefly, because the models
+        share the processors."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.intra_op_threads
         if self.parallel:
@@ -110,7 +112,7 @@ class SessionSettings:
         return options
 
     def describe(self) -> str:
-        """Return the settings in words, for the log."""
+        """Describe the settings for the log."""
         mode = "parallel" if self.parallel else "sequential"
         separate = (
             ", merged requests run at the same time on one thread each"
@@ -124,10 +126,10 @@ class SessionSettings:
 
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
-    """Return whether merged requests run separately at the same time: the parameter, else whether a
-    row exceeds the cache.
+    """Return whether merged requests are run separately at the same time: as the parameter says, or
+    else if a row exceeds the cache.
 
-    Return False on a GPU, and if the batcher merges no requests or fewer than there are threads.
+    Return False on a GPU, and if the batcher merges no requests, or fewer than there are threads.
     """
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     gpu = any(group["kind"] == "KIND_GPU" for group in config.get("instance_group", ()))
@@ -140,8 +142,8 @@ def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], thre
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:
-    """Return the bytes of one row of an input in config.pbtxt, in FP32; a variable dimension counts
-    as 1."""
+    """Return the size in bytes of one row of an input in config.pbtxt, as FP32. A variable
+    dimension counts as 1."""
     return VALUE_BYTES * math.prod(abs(int(size)) for size in entry["dims"])
 
 
@@ -149,14 +151,15 @@ UNOPTIMIZED = SessionSettings(level=DISABLED)
 
 
 def run_options() -> ort.RunOptions:
-    """Return the options for every run: errors go to the caller, so they are not logged too."""
+    """Return the options for every run. Errors go to the caller, so they are not logged as well."""
     options = ort.RunOptions()
     options.log_severity_level = FATAL
     return options
 
 
 def providers(args: Mapping[str, str]) -> list[Any]:
-    """Return CUDA first for an instance on a GPU, if this onnxruntime has it; otherwise the CPU."""
+    """Return CUDA followed by the CPU if the instance is on a GPU and this onnxruntime supports
+    CUDA, otherwise only the CPU."""
     if (
         args["model_instance_kind"] == "GPU"
         and "CUDAExecutionProvider" in ort.get_available_providers()
@@ -167,8 +170,7 @@ def providers(args: Mapping[str, str]) -> list[Any]:
 
 
 def load(path: Path, settings: SessionSettings, execution_providers: Sequence[Any] = CPU) -> Any:
-    """Return the session. Raise ValueError or FileNotFoundError that says what is wrong with the
-    file."""
+    """Create the session. Raise ValueError or FileNotFoundError if the file is wrong or missing."""
     file = path / "model.onnx" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"unable to find '{file}'")

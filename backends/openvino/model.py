@@ -1,9 +1,10 @@
-"""Triton's `backend: "openvino"` without NVIDIA's image: OpenVINO in a python-based backend.
+"""Triton's `backend: "openvino"` without NVIDIA's image: OpenVINO in a Python-based backend.
 
 It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters
-(triton-inference-server/openvino_backend). Each instance runs in its own process, in which no other
-engine is loaded: ONNX Runtime and OpenVINO in one process have crashed. The container does not
-include OpenVINO: without it the load fails and says what to install.
+(triton-inference-server/openvino_backend). Each instance runs in a process of its own, in which no
+other engine is loaded, because processes with both ONNX Runtime and OpenVINO have crashed. The
+container does not include OpenVINO. Without it, a load fails with an error that says what to
+install.
 """
 
 import json
@@ -26,8 +27,8 @@ REMEDY = (
 
 
 def complete(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Fill the fields that config.pbtxt lacks, in place, from the model in the version's folder.
-    Raise ValueError if the model does not allow it."""
+    """Fill in the fields that are missing in config.pbtxt, in place, from the model in the
+    version's folder. Raise ValueError if that is not possible."""
     if not (config["input"] and config["output"]):
         with instance.needs(NEEDS, REMEDY):
             import openvino_engine  # type: ignore[import-not-found]
@@ -37,19 +38,22 @@ def complete(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class TritonPythonModel:
-    """One instance of one version of a model; the methods' names and arguments are Triton's."""
+    """One instance of one version of a model. Triton prescribes the names and arguments of the
+    methods."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Fill the missing fields of config.pbtxt from the model. Do not change a complete one."""
+        """Fill in the missing fields of config.pbtxt from the model. Do not change a complete
+        configuration."""
         config = auto_complete_model_config.as_dict()
         complete(config, instance.stub_version_folder(config))
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Compile the model, and check config.pbtxt against it.
+        """Compile the model, and compare config.pbtxt with it.
 
-        ValueError or FileNotFoundError, or ModuleNotFoundError without OpenVINO, fails the load.
+        A ValueError or FileNotFoundError, or a ModuleNotFoundError if OpenVINO is missing, makes
+        the load fail.
         """
         with instance.needs(NEEDS, REMEDY):
             import openvino_engine
@@ -63,6 +67,7 @@ class TritonPythonModel:
             model, settings, args["model_name"], args["model_version"]
         )
         self.runs = openvino_engine.Runs(compiled.model)
+        self.rows = openvino_engine.rows_of_tables(model)
         self.check_range = openvino_engine.check_range
         self.outputs = [entry["name"] for entry in config["output"]]
         key = same_shapes if config["max_batch_size"] > 0 else alone
@@ -73,8 +78,8 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {compiled.describe()}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher merged: one response per request, in the
-        same order."""
+        """Answer the requests that the dynamic batcher has merged. Return one response for each, in
+        the same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 
@@ -85,7 +90,7 @@ class TritonPythonModel:
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
         feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         for name, array in feed.items():
-            self.check_range(name, array)
+            self.check_range(name, array, self.rows.get(name))
         for name in self.scalars & feed.keys():
             feed[name] = feed[name].reshape(()) if feed[name].size == 1 else feed[name]
         wanted = set(request.requested_output_names())

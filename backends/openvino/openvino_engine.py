@@ -1,9 +1,9 @@
-"""A model in OpenVINO: read, fitted to config.pbtxt, compiled or taken from the cache, and run.
-Needs OpenVINO.
+"""A model in OpenVINO: reads it, adapts it to config.pbtxt, compiles it or loads it from the cache,
+and runs it. Needs OpenVINO.
 
-Each run uses `start_async` and `wait`. With one thread, OpenVINO 2026.4's synchronous `infer` loses
-the error if shapes do not fit: it returns the outputs of the previous request, which may be another
-caller's, and sometimes the process dies (SIGSEGV).
+Each run uses `start_async` and `wait`. With one thread, the synchronous `infer` of OpenVINO 2026.4
+loses the error if shapes do not fit: it returns the outputs of the previous request, which may be
+another caller's, or the process crashes (SIGSEGV).
 """
 
 import math
@@ -33,18 +33,20 @@ DATATYPES = {
 }
 DATATYPES |= {"boolean": "TYPE_BOOL", "f16": "TYPE_FP16", "f32": "TYPE_FP32", "f64": "TYPE_FP64"}
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
-CONVERTED = {*DATATYPES, "bf16"}  # the compiled model converts between these datatypes
+CONVERTED = {*DATATYPES, "bf16"}  # datatypes between which the compiled model converts
 DEVICE = "CPU"
-# OpenVINO's errors that the request caused
+# in OpenVINO's errors that are caused by the request
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
-# NumPy's integers that may not fit into int32, with which OpenVINO computes
+# numpy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")
+# OpenVINO's operators whose output has the values of their first input
+SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
 
 
 def read(file: Path, settings: OpenvinoSettings) -> Any:
-    """Return the model in the file. Raise ValueError or FileNotFoundError that says what is wrong
-    with it."""
+    """Read the model in the file. Raise ValueError or FileNotFoundError if the file is wrong or
+    missing."""
     if not file.exists():
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
@@ -62,7 +64,7 @@ def read(file: Path, settings: OpenvinoSettings) -> Any:
 
 
 def plain(error: Exception) -> str:
-    """Return OpenVINO's error message without the positions in its source."""
+    """Return OpenVINO's error message without the positions in its source code."""
     lines = [line.strip() for line in str(error).splitlines()]
     reasons = [
         line for line in lines if line and not line.startswith(("Exception from ", "Check '"))
@@ -71,8 +73,8 @@ def plain(error: Exception) -> str:
 
 
 def fit(model: Any, config: Config) -> None:
-    """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if it cannot take
-    them."""
+    """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if it does not
+    support them."""
     shapes = {port.get_any_name(): _shape(port, config) for port in model.inputs}
     current = {port.get_any_name(): _known_shape(port) for port in model.inputs}
     if shapes != current:
@@ -88,8 +90,8 @@ def fit(model: Any, config: Config) -> None:
 
 
 def _shape(port: Any, config: Config) -> tuple[int, ...]:
-    """Return the input's shape from the file (from config.pbtxt if the file does not say its number
-    of dimensions), batch dimension first."""
+    """Return an input's shape, with the batch dimension first. It is taken from the file, or from
+    config.pbtxt if the file does not give the number of dimensions."""
     entry = next((each for each in config["input"] if each["name"] in port.names), None)
     batch = [-1] if config["max_batch_size"] else []
     if entry and port.partial_shape.rank.is_dynamic:
@@ -103,7 +105,7 @@ def _shape(port: Any, config: Config) -> tuple[int, ...]:
 
 
 def _known_shape(port: Any) -> tuple[int, ...]:
-    """Return the shape, with -1 for variable dimensions. Raise ValueError if their number is
+    """Return the port's shape, with -1 for variable dimensions. Raise ValueError if their number is
     unknown."""
     shape = port.partial_shape
     if shape.rank.is_dynamic:
@@ -115,8 +117,8 @@ def _known_shape(port: Any) -> tuple[int, ...]:
 
 
 def convert(model: Any, config: Config) -> Any:
-    """Return the model with config.pbtxt's datatypes at its inputs and outputs, as NVIDIA's backend
-    does."""
+    """Return the model with inputs and outputs of the datatypes in config.pbtxt, as NVIDIA's
+    backend does."""
     processor = PrePostProcessor(model)
     for side, ports, info in (
         ("input", model.inputs, processor.input),
@@ -140,8 +142,8 @@ def kind(port: Any) -> str:
 
 
 def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the inputs or outputs by name: the name that config.pbtxt uses, else OpenVINO's
-    first."""
+    """Return the inputs or outputs by the name that config.pbtxt uses, or else by OpenVINO's first
+    name."""
     known = {entry["name"] for entry in entries}
     names = {min(port.names & known, default=port.get_any_name()): port for port in ports}
     return {
@@ -151,8 +153,8 @@ def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any, set[str]]:
-    """Return the model fitted to config.pbtxt, and its scalar inputs. Raise ValueError if the two
-    disagree."""
+    """Return the model adapted to config.pbtxt, and the names of its scalar inputs. Raise
+    ValueError if the two disagree."""
     model = read(file, settings)
     fit(model, config)
     model = convert(model, config)
@@ -161,14 +163,14 @@ def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any,
         tensors(model.outputs, config["output"]),
     )
     for tensor in (*inputs.values(), *outputs.values()):
-        tensor.datatype  # noqa: B018  # ValueError for strings
+        tensor.datatype  # noqa: B018  # raises ValueError for strings
     table.check(config, inputs, outputs)
     return model, {name for name, tensor in inputs.items() if not tensor.shape}
 
 
 def complete(config: Config, file: Path) -> None:
-    """Fill inputs, outputs and max_batch_size in place. Raise ValueError if the model does not
-    allow it."""
+    """Fill in inputs, outputs and max_batch_size in place. Raise ValueError if that is not
+    possible."""
     model = read(file, OpenvinoSettings.from_config(config))
     fit(model, config)
     table.complete(
@@ -177,8 +179,8 @@ def complete(config: Config, file: Path) -> None:
 
 
 class Compiled:
-    """A compiled model and how it was compiled. Raises ValueError if the processor cannot take
-    it."""
+    """A compiled model, and how it was compiled. Creating it raises ValueError if the processor
+    does not support the model."""
 
     def __init__(self, model: Any, settings: OpenvinoSettings, name: str, version: str) -> None:
         self.core = openvino.Core()
@@ -195,7 +197,7 @@ class Compiled:
         self.seconds = time.monotonic() - started
 
     def describe(self) -> str:
-        """Return a description of the compilation for the log."""
+        """Describe the compilation for the log."""
         get = self.model.get_property
         version = openvino.__version__.partition("-")[0]
         precision = get("INFERENCE_PRECISION_HINT").get_type_name()
@@ -223,7 +225,7 @@ class Compiled:
 
 
 class Runs:
-    """Runs merged calls on several streams at the same time, each with its share of the threads."""
+    """Runs merged calls at the same time on several streams, each with its share of the threads."""
 
     def __init__(self, compiled: Any) -> None:
         self.compiled = compiled
@@ -269,9 +271,39 @@ class Runs:
         return {name: results[index_of(name, self.compiled.outputs)] for name in names}
 
 
-def check_range(name: str, array: Any) -> None:
-    """Raise InvalidInput for integers that do not fit into the 32 bits with which OpenVINO
-    computes."""
+def rows_of_tables(model: Any) -> dict[str, int]:
+    """Return the number of rows of the table for each input whose values are indices into one.
+    Beyond the last row OpenVINO reads zeros."""
+    rows: dict[str, int] = {}
+    for port in model.inputs:
+        sizes = _table_sizes(port)
+        rows |= dict.fromkeys(port.names, min(sizes)) if sizes else {}
+    return rows
+
+
+def _table_sizes(values: Any) -> list[int]:
+    """Return the row counts, as far as they are known, of the tables that `values` index."""
+    sizes = []
+    for target in values.get_target_inputs():
+        node, index = target.get_node(), target.get_index()
+        if node.get_type_name() in SAME_VALUES and index == 0:
+            sizes += _table_sizes(node.output(0))
+        elif node.get_type_name() == "Gather" and index == 1:
+            axis = node.input_value(2).get_node()
+            shape = node.input_value(0).get_partial_shape()
+            if axis.get_type_name() == "Constant" and shape.is_static:
+                sizes.append(shape.get_shape()[int(axis.get_data().item())])
+    return sizes
+
+
+def check_range(name: str, array: Any, rows: int | None) -> None:
+    """Raise InvalidInput for integers that do not fit into the 32 bits in which OpenVINO computes,
+    and for indices outside a table with `rows` rows. An index of -1 means the last row."""
+    if rows is not None and array.size and not -rows <= array.min() <= array.max() < rows:
+        wrong = array.max() if array.max() >= rows else array.min()
+        raise InvalidInput(
+            f"input '{name}' has the index {wrong}, and its table in the model has {rows} rows"
+        )
     if (
         array.dtype.str[1:] in WIDE
         and array.size

@@ -1,12 +1,12 @@
-"""config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (openvino_backend,
-README.md).
+"""The `parameters` in config.pbtxt, with the names and meanings of NVIDIA's backend
+(openvino_backend, README.md), and the cache of compiled models.
 
-INFERENCE_PRECISION_HINT is OpenVINO's own property, not a parameter of NVIDIA's backend. OpenVINO
-is not imported.
+INFERENCE_PRECISION_HINT is not a parameter of NVIDIA's backend but a property of OpenVINO. This
+module does not import OpenVINO.
 
 OpenVINO finds a compiled model in the cache folder by the model, the properties, the processor and
-its own version, and compiles again when the file is incomplete. A compiled model is code, so it is
-kept only in folders that nobody else may write to.
+OpenVINO's version, and compiles it again if the file is incomplete. A compiled model is code, so it
+is cached only in folders to which nobody else may write.
 """
 
 import fcntl
@@ -20,12 +20,12 @@ from urllib.parse import quote
 
 try:
     from instance import default_threads, given_parameters, read, refuse  # type: ignore[import-not-found]  # in Triton's stub, beside this file
-except ModuleNotFoundError:  # build_engines takes the options from here
+except ModuleNotFoundError:  # outside Triton's stub, for build_engines
     from backends._shared.instance import default_threads, given_parameters, read, refuse
 
 HINTS = {hint.lower(): hint for hint in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
 PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
-# precision -> what a processor that has it lists as a capability
+# precision -> the capability of processors that support it
 CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 IGNORED = {"COMPILATION_NUM_THREADS": "OpenVINO compiles for a CPU with the inference threads"}
 READ = (
@@ -36,22 +36,23 @@ READ = (
     "NUM_STREAMS",
     "PERFORMANCE_HINT",
 )
-REMOVED = {  # parameters of NVIDIA's backend that this one had -> what replaces them
+REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
     "TARGET_DEVICE": "this backend runs on the processor; other devices need NVIDIA's backend",
     "RESHAPE_IO_LAYERS": "export the model with these shapes, or with variable dimensions",
     "SKIP_OV_DYNAMIC_BATCHSIZE": "leave it out: a batch may have any number of rows",
     "ENABLE_BATCH_PADDING": "leave it out: a batch may have any number of rows",
 }
-# of all models: in multi-model mode models come and go during the container's life
+# bytes of compiled models in the cache: in multi-model mode, models come and go during the
+# container's life
 LIMIT_BYTES = 4 << 30
-# of the Python backend, on which this one runs
+# parameters of the Python backend, on which this backend runs
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 
 
 @dataclass(frozen=True)
 class OpenvinoSettings:
-    """The defaults are NVIDIA's, except the number of threads, which follows the container's
-    limit."""
+    """The settings of an instance. The defaults are NVIDIA's, except the number of threads, which
+    depends on the container's limit."""
 
     threads: int = 1
     hint: str = "LATENCY"
@@ -62,8 +63,8 @@ class OpenvinoSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "OpenvinoSettings":
-        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the
-        allowed values."""
+        """Read config.pbtxt. Raise ValueError with the name of a parameter that has a wrong value,
+        and the allowed values."""
         parameters = given_parameters(config)
         refuse(parameters, REMOVED)
         threads = read(
@@ -81,9 +82,10 @@ class OpenvinoSettings:
         )
 
     def properties(self, capabilities: list[str]) -> dict[str, Any]:
-        """Return OpenVINO's properties for a processor with these capabilities.
+        """Return OpenVINO's properties for a processor with these `capabilities`.
 
-        Threads are not pinned: those of several models would be pinned to the same processors.
+        Threads are not pinned, because those of several models would be pinned to the same
+        processors.
         """
         properties: dict[str, Any] = {
             "PERFORMANCE_HINT": self.hint,
@@ -99,8 +101,8 @@ class OpenvinoSettings:
         return properties
 
     def lacks(self, capabilities: list[str]) -> bool:
-        """Return whether the processor has no instructions for the requested precision, which is
-        then slower than f32."""
+        """Return whether the processor has no instructions for the requested precision, which would
+        then be slower than f32."""
         return CAPABILITIES.get(self.precision, "") not in ("", *capabilities)
 
 
@@ -140,8 +142,8 @@ def _streams(text: str) -> str:
 
 
 def _warnings(parameters: Mapping[str, str]) -> list[str]:
-    """Return warnings about parameters without effect, except lower-case ones: these belong to the
-    clients."""
+    """Return warnings about parameters that have no effect. Ignore lower-case ones, which belong to
+    the clients."""
     unknown = [
         name
         for name in parameters
@@ -159,14 +161,14 @@ def _warnings(parameters: Mapping[str, str]) -> list[str]:
 
 
 def root() -> Path:
-    """Return the folder of this container's compiled models."""
+    """Return the folder for this container's compiled models."""
     return Path(os.environ.get("TMPDIR") or "/tmp") / "serve-engines/openvino"
 
 
 @contextmanager
 def opened(model: str, version: str) -> Iterator[Path]:
-    """Lock the folder of one version against other instances, and yield it. Raise OSError if it
-    cannot be used."""
+    """Lock the folder of one version against other instances, and yield it. Raise OSError if that
+    is not possible."""
     folder = root() / quote(model, safe="") / version
     for each in (root().parent, root(), folder.parent, folder):
         own(each)
@@ -181,7 +183,7 @@ def opened(model: str, version: str) -> Iterator[Path]:
 
 
 def own(folder: Path) -> None:
-    """Create the folder. Raise PermissionError if others may write to it."""
+    """Create a folder. Raise PermissionError if others may write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -191,13 +193,13 @@ def own(folder: Path) -> None:
 
 
 def blobs(folder: Path) -> set[Path]:
-    """Return the compiled models below the folder."""
+    """Return the compiled models below a folder."""
     return set(folder.rglob("*.blob"))
 
 
 def _tidy(folder: Path, before: set[Path]) -> None:
-    """Remove this version's earlier compiled models if there is a new one, else mark them as used.
-    Then remove the oldest ones of all models past the limit."""
+    """Remove this version's earlier compiled models if there is a new one; otherwise mark them as
+    used. Then remove the least recently used models of all versions beyond the limit."""
     new = blobs(folder) - before
     for old in before:
         if new:

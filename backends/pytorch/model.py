@@ -1,10 +1,10 @@
-"""Triton's `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a python-based
+"""Triton's `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a Python-based
 backend.
 
 It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same names of tensors
 (naming.py), parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend).
-Each instance runs in its own process. The container does not include PyTorch: without it the load
-fails and says what to install.
+Each instance runs in a process of its own. The container does not include PyTorch. Without it, a
+load fails with an error that says what to install.
 """
 
 import json
@@ -25,28 +25,30 @@ def complete(config: dict[str, Any], _folder: Path) -> dict[str, Any]:
 
 
 class TritonPythonModel:
-    """One instance of one version of a model; the methods' names and arguments are Triton's."""
+    """One instance of one version of a model. Triton prescribes the names and arguments of the
+    methods."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Check config.pbtxt, which must be complete: a TorchScript file has neither shapes nor
-        datatypes.
+        """Check config.pbtxt, which must be complete, because a TorchScript file contains neither
+        shapes nor datatypes.
 
-        Triton starts a process just for this call, so it must not import PyTorch, which takes
+        Triton starts a process only for this call, so do not import PyTorch, which would take
         seconds.
         """
         complete(auto_complete_model_config.as_dict(), Path())
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the module. ValueError, or ModuleNotFoundError without PyTorch, fails the load."""
+        """Load the module. A ValueError, or a ModuleNotFoundError if PyTorch is missing, makes the
+        load fail."""
         with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
             from torch_instance import TorchInstance  # type: ignore[import-not-found]
         self.instance = TorchInstance(json.loads(args["model_config"]), args)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher merged: one response per request, in the
-        same order."""
+        """Answer the requests that the dynamic batcher has merged. Return one response for each, in
+        the same order."""
         responses: list[Any] = self.instance.batcher.answer(requests)
         return responses
 

@@ -2,10 +2,11 @@
 
 The rules are those of NVIDIA's backend (triton-inference-server/pytorch_backend, src/libtorch.cc):
 
-- when all inputs have names of arguments of forward(), they are those arguments;
-- else, when all names have the form NAME__INDEX, the index decides (INPUT__0, OUTPUT__0);
-- else the order in config.pbtxt decides;
-- a forward() that takes one dictionary of tensors gets one with the inputs' names as keys.
+- If the names of all inputs are names of arguments of forward(), they are those arguments.
+- Otherwise, if all names have the form NAME__INDEX, the index decides (INPUT__0, OUTPUT__0).
+- Otherwise the order in config.pbtxt decides.
+- A forward() whose only argument is a dictionary of tensors gets one whose keys are the inputs'
+  names.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 Config = dict[str, Any]
 
-PARAMETERS = (  # of config.pbtxt, read by torch_settings.py
+PARAMETERS = (  # the parameters in config.pbtxt, which torch_settings.py reads
     "DISABLE_CUDNN",
     "DISABLE_OPTIMIZED_EXECUTION",
     "ENABLE_CACHE_CLEANING",
@@ -24,12 +25,16 @@ PARAMETERS = (  # of config.pbtxt, read by torch_settings.py
     "INTER_OP_THREAD_COUNT",
     "INTRA_OP_THREAD_COUNT",
 )
+REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
+    "ENABLE_WEIGHT_SHARING": "take one instance with more threads (INTRA_OP_THREAD_COUNT), which "
+    "has the weights once"
+}
 DATATYPES = ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING")
 
 
 def input_positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
-    """Return {input: position of its argument}. Raise ValueError if the inputs do not match
-    forward()'s arguments."""
+    """Return {input: position of its argument}. Raise ValueError if the inputs do not match the
+    arguments of forward()."""
     if set(names) <= set(arguments):
         positions = {name: arguments.index(name) for name in names}
     else:
@@ -49,7 +54,7 @@ def output_positions(names: Sequence[str]) -> dict[str, int]:
 
 
 def _by_index(names: Sequence[str]) -> dict[str, int]:
-    """Return {name: its index}, which is empty unless every name has an index."""
+    """Return {name: its index}, or {} unless every name has an index."""
     texts = {name: name.partition("__")[2] for name in names}
     return (
         {name: int(text) for name, text in texts.items()}
@@ -59,15 +64,15 @@ def _by_index(names: Sequence[str]) -> dict[str, int]:
 
 
 def input_names(config: Config) -> list[str]:
-    """Return the names of config.pbtxt's inputs and of the control tensors of its sequence
+    """Return the names of the inputs in config.pbtxt, and of the control tensors of its sequence
     batching."""
     controls = config.get("sequence_batching", {}).get("control_input", [])
     return [entry["name"] for entry in (*config["input"], *controls)]
 
 
 def check(config: Config) -> None:
-    """Raise ValueError if config.pbtxt has no inputs or outputs, or one of a type that PyTorch does
-    not have."""
+    """Raise ValueError if config.pbtxt has no inputs or no outputs, or if one has a type that
+    PyTorch does not support."""
     for side in ("input", "output"):
         if not config[side]:
             raise ValueError(

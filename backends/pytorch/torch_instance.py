@@ -1,4 +1,5 @@
-"""One TorchScript module in this process: tensors in, tensors out. Needs PyTorch."""
+"""One TorchScript module in this process: converts requests to tensors, and results to responses.
+Needs PyTorch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ SUPPORTED = "one dictionary of tensors, or tensors and lists of strings"
 
 
 class TorchInstance:
-    """Loads the file, and checks config.pbtxt against its forward(). Raises ValueError if they
-    disagree."""
+    """A loaded module. Creating it loads the file, and raises ValueError if config.pbtxt does not
+    match its forward()."""
 
     def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
         self.settings = TorchSettings.from_config(config)
@@ -75,14 +76,14 @@ class TorchInstance:
         return result if isinstance(result, tuple) else (result,)
 
     def _value(self, array: NDArray[Any]) -> Any:
-        """Return a tensor on the instance's device, or a list of strings."""
+        """Convert an array to a tensor on the instance's device, or to a list of strings."""
         return (
             array.tolist() if array.dtype == np.object_ else torch.from_numpy(array).to(self.device)
         )
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
-        """Return the output with that name. Raise ValueError if forward() did not return what
-        config.pbtxt says."""
+        """Return an output by name. Raise ValueError if forward() did not return what config.pbtxt
+        says."""
         index = self.outputs[name]
         if index >= len(results):
             raise ValueError(
@@ -99,7 +100,8 @@ class TorchInstance:
             )
         if not result.ndim:
             raise ValueError(f"output '{name}' is a scalar; scalars are not supported")
-        # a copy: the module may give the same memory in the next run, before this answer is sent
+        # copy the result: the module may reuse its memory in the next run, before this response is
+        # sent
         copied = result.clone(memory_format=torch.contiguous_format)
         return self._checked(name, copied.cpu().numpy())
 
@@ -114,7 +116,8 @@ class TorchInstance:
 
 
 def device_of(args: Mapping[str, str]) -> Any:
-    """Return the instance's device. Raise ValueError if PyTorch cannot use its GPU."""
+    """Return the instance's device. Raise ValueError if the instance is on a GPU and PyTorch cannot
+    use it."""
     if args["model_instance_kind"] != "GPU":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -124,7 +127,7 @@ def device_of(args: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class Forward:
-    """The arguments of forward(). `takes_dictionary`: its only argument is a dictionary of
+    """The arguments of forward(). If `takes_dictionary`, its only argument is a dictionary of
     tensors."""
 
     arguments: tuple[str, ...]
@@ -132,7 +135,7 @@ class Forward:
 
     @classmethod
     def of(cls, module: Any) -> "Forward":
-        """Read them. Raise ValueError if an argument's type does not exist in Triton."""
+        """Read the arguments. Raise ValueError if the type of one does not exist in Triton."""
         arguments = module.forward.schema.arguments[1:]  # the first is self
         kinds = [argument.type.kind() for argument in arguments]
         if kinds == ["DictType"]:
@@ -147,13 +150,12 @@ class Forward:
 
 
 def load(path: Path, device: Any) -> Any:
-    """Return the saved module, in the mode in which it was saved. Raise ValueError or
-    FileNotFoundError."""
+    """Load a module, in the mode in which it was saved. Raise ValueError or FileNotFoundError."""
     if not path.is_file():
         raise FileNotFoundError(f"unable to find '{path}'")
     try:
         return torch.jit.load(str(path), map_location=device)
-    except Exception as err:  # RuntimeError, or any error of the zip reader
+    except Exception as err:  # a RuntimeError, or any error of the zip reader
         raise ValueError(
             f"PyTorch cannot load '{path}' as TorchScript: {str(err).splitlines()[0]}; "
             "write it with torch.jit.trace(…).save(…) or torch.jit.script(…).save(…)"

@@ -1,5 +1,5 @@
-"""config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (pytorch_backend,
-README.md)."""
+"""The `parameters` in config.pbtxt, with the names and meanings of NVIDIA's backend
+(pytorch_backend, README.md)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from instance import default_threads, given_parameters, parse_bool, read, refuse  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+from naming import REMOVED  # type: ignore[import-not-found]
 
 ALLOWED = "true, false, 1, 0"
-REMOVED = {  # parameters of NVIDIA's backend that this one had -> what replaces them
-    "ENABLE_WEIGHT_SHARING": "take one instance with more threads (INTRA_OP_THREAD_COUNT), which "
-    "has the weights once"
-}
-SWITCHES = {  # TorchScript executor options; PyTorch's defaults apply unless config.pbtxt sets them
+# options of TorchScript's executor, which have PyTorch's defaults unless config.pbtxt sets them
+SWITCHES = {
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
     "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
@@ -23,8 +21,8 @@ SWITCHES = {  # TorchScript executor options; PyTorch's defaults apply unless co
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """The defaults are NVIDIA's, except the number of threads, which follows the container's
-    limit."""
+    """The settings of an instance. The defaults are NVIDIA's, except the number of threads, which
+    depends on the container's limit."""
 
     inference_mode: bool = True
     optimized_execution: bool = True
@@ -36,8 +34,8 @@ class TorchSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
-        """Read config.pbtxt. Raise ValueError that names a parameter with a wrong value, and the
-        allowed values."""
+        """Read config.pbtxt. Raise ValueError with the name of a parameter that has a wrong value,
+        and the allowed values."""
         parameters = given_parameters(config)
         refuse(parameters, REMOVED)
         threads = _threads(parameters, "INTRA_OP_THREAD_COUNT")
@@ -54,8 +52,8 @@ class TorchSettings:
         )
 
     def apply(self) -> None:
-        """Apply the settings to this process, which serves one instance. Call it before the first
-        run."""
+        """Apply the settings to this process, which serves only one instance. Call this before the
+        first run."""
         torch.set_num_threads(self.intra_op_threads)
         if self.inter_op_threads:
             torch.set_num_interop_threads(self.inter_op_threads)
@@ -65,13 +63,13 @@ class TorchSettings:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Return the context of each run."""
+        """Return the context in which each run takes place."""
         without_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
         with without_gradients, torch.jit.optimized_execution(self.optimized_execution):
             yield
 
     def describe(self) -> str:
-        """Return the settings in words, for the log."""
+        """Describe the settings for the log."""
         mode = "inference mode" if self.inference_mode else "no inference mode"
         optimized = "optimized" if self.optimized_execution else "not optimized"
         switches = "".join(f", {name}={str(value).lower()}" for name, value in self.switches)

@@ -1,1 +1,1 @@
-"""One module or folder for each server that is compared; bench.peer_table lists them."""
+"""One module for each of the other servers that are compared."""

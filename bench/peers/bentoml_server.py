@@ -1,4 +1,4 @@
-"""BentoML: one service of two workers with an API per model."""
+"""BentoML: one service with two workers, with one API for each model."""
 
 import os
 from base64 import b64decode
@@ -14,7 +14,7 @@ from bench.work import KINDS, predict
     workers=2, traffic={"timeout": 60}, http={"port": int(os.environ.get("BENCH_PORT", "3000"))}
 )
 class Models:
-    """{"body": BASE64} -> the prediction."""
+    """Answers {"body": BASE64} with {"prediction": …}."""
 
     def __init__(self) -> None:
         root = Path(os.environ["BENCH_REPOSITORY"])

@@ -1,4 +1,4 @@
-"""LitServe: one LitAPI per model, as in its guide to several endpoints on one port; texts are
+"""LitServe: one LitAPI for each model, as in its guide to several endpoints on one port. Texts are
 batched."""
 
 import os
@@ -10,11 +10,12 @@ import litserve
 
 from bench.work import KINDS, predict
 
-BATCHED = {"bert": (16, 0.002)}  # model -> requests of a batch, seconds that it waits
+# model -> requests in a batch, and for how many seconds a batch waits for more
+BATCHED = {"bert": (16, 0.002)}
 
 
 class ModelAPI(litserve.LitAPI):  # type: ignore[misc]
-    """{"body": BASE64} -> the prediction."""
+    """Answers {"body": BASE64} with {"prediction": …}."""
 
     def setup(self, device: str) -> None:
         name = self.api_path.strip("/")

@@ -10,7 +10,8 @@ import onnxruntime
 from build_engines.engines import tensorrt
 from build_engines.engines.quantization import quantized
 from build_engines.errors import UsageError
-from build_engines.model_folder import ONNX, TORCHSCRIPT, Engine, ModelSpec
+from build_engines.families import by_client
+from build_engines.model_spec import ONNX, TORCHSCRIPT, Engine, ModelSpec
 from build_engines.request import Request
 from serving.repository.model_config import OPENVINO, PARAMETER
 
@@ -34,7 +35,7 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     if request.precision == "int8":
         quantized(model_spec, folder, request).replace(folder / "1" / "model.onnx")
         return Engine(ONNX, "int8", {"onnxruntime": onnxruntime.__version__}, cpu_only=True)
-    return Engine(ONNX, "fp32", cpu_only=model_spec.cpu_only)
+    return Engine(ONNX, "fp32", cpu_only=by_client(model_spec.client).cpu_only)
 
 
 def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:

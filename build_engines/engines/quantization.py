@@ -29,10 +29,11 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from build_engines import comparison
-from build_engines.errors import BuildError
-from build_engines.model_folder import ModelSpec
+from build_engines.errors import BuildError, UsageError
+from build_engines.families import by_client
+from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.runners import onnx_runner
+from build_engines.runners import OnnxFile
 from clients.base import Model, ModelClient, Tensors
 from serving.clients import make_client
 from serving.repository.model_config import ONNX_RUNTIME, OPENVINO
@@ -50,8 +51,6 @@ BETWEEN = (
 )
 MATRICES = ("MatMul",)
 OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
-STATIC = {"resnet", "yolov5"}  # clients of images
-KEEPS_HEAD = {"yolov5"}  # clients whose models' last convolutions stay in fp32
 
 
 def quantized(
@@ -62,11 +61,11 @@ def quantized(
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared = Path(scratch) / "prepared.onnx"
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-        client, image = client_of(model_spec, folder), model_spec.client in STATIC
-        if client and (image or engine == OPENVINO):
-            batches = calibration_batches(client, model_spec.client, request)
-            operators = OPERATORS[engine] if image else MATRICES
-            _static(prepared, target, batches, model_spec.client in KEEPS_HEAD, operators)
+        client, family = client_of(model_spec, folder), by_client(model_spec.client)
+        if client and (family.static_int8 or engine == OPENVINO):
+            batches = calibration_batches(client, request)
+            operators = OPERATORS[engine] if family.static_int8 else MATRICES
+            _static(prepared, target, batches, family.fp32_head, operators)
         elif engine == OPENVINO:
             raise BuildError(
                 "INT8 for OpenVINO is calibrated on instances that a client reads: name one "
@@ -75,7 +74,7 @@ def quantized(
         else:
             _dynamic(prepared, target)
     _tidy(target)
-    onnx_runner(target)  # BuildError when it cannot be loaded
+    OnnxFile(target)  # BuildError when it cannot be loaded
     return target
 
 
@@ -140,7 +139,7 @@ def _dynamic(source: Path, target: Path) -> None:
     if not any(node.op_type in ("MatMul", "Gemm") for node in graph.node):
         raise BuildError(
             "dynamic INT8 is that of matrix products, and this model has none; with "
-            "--client resnet or yolov5 its convolutions are calibrated"
+            "--client image-classification or object-detection its convolutions are calibrated"
         )
     _untie(source)
     quantize_dynamic(str(source), str(target), per_channel=True)
@@ -223,8 +222,11 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
         return next(self.batches, None)
 
 
-def calibration_batches(client: ModelClient, family: str, request: Request) -> Batches:
+def calibration_batches(client: ModelClient, request: Request) -> Batches:
     """Return the client's tensors of the files of --calibration, without those on which the engine
     is compared."""
+    samples = by_client(client.model.parameters["client"]).samples
+    if samples is None:
+        raise UsageError(f"{client.model.parameters['client']} has no INT8 that is calibrated")
     held_out = False if request.compare else None
-    return Batches(comparison.for_calibration(client, family, request.calibration, held_out))
+    return Batches(comparison.for_calibration(client, samples, request.calibration, held_out))

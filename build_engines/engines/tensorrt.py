@@ -16,12 +16,13 @@ from pathlib import Path
 
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 
+from build_engines import onnx_files
+from build_engines.build_record import cache_folder
 from build_engines.engines.quantization import calibration_batches, client_of
 from build_engines.engines.trtexec import WHERE_TO_GET_IT, Trtexec, this_gpu
 from build_engines.errors import BuildError, UsageError
-from build_engines.model_folder import ONNX, PLAN, Engine, ModelSpec, cache_folder
+from build_engines.model_spec import ONNX, PLAN, Engine, ModelSpec
 from build_engines.request import Request
-from build_engines.weights import onnx_files
 from clients._input import keeps_ratio
 
 CALIBRATION = "calibration.cache"
@@ -84,9 +85,7 @@ def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int
             "or take fp16"
         )
     cache = folder / "1" / CALIBRATION
-    ranges = activation_ranges(
-        folder / "1/model.onnx", calibration_batches(client, model_spec.client, request)
-    )
+    ranges = activation_ranges(folder / "1/model.onnx", calibration_batches(client, request))
     cache.write_text(calibration_cache(ranges, code), encoding="utf-8")
     return cache
 

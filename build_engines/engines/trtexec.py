@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from build_engines import onnx_files
 from build_engines.errors import BuildError
-from build_engines.weights import onnx_files
 from clients.base import Tensors
 from serving.host.processes import dying_with_us
 

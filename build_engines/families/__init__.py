@@ -1,2 +1,105 @@
-"""From weights to an fp32 model in a folder, one module per kind of network; what needs torch is
-imported late."""
+"""The families of models that can be built. Each module with a FAMILY is one; the others are what
+they export with."""
+
+from collections.abc import Sequence
+
+from build_engines.errors import BuildError, UsageError
+from build_engines.families import (
+    detr,
+    image_classification,
+    image_embedding,
+    object_detection,
+    semantic_segmentation,
+    table,
+    tensors,
+    text,
+)
+from build_engines.families.family import Family, Head
+from build_engines.families.text_folder import TO_TENSORS
+from build_engines.request import Request
+from build_engines.weights import CHECKPOINT, TENSORS, Weights
+from clients import FACES
+from serving.clients import families as client_names
+
+# the first that takes weights builds them
+FAMILIES = (
+    table.FAMILY,
+    image_classification.FAMILY,
+    semantic_segmentation.FAMILY,
+    detr.FAMILY,
+    image_embedding.FAMILY,
+    object_detection.FAMILY,
+    text.FAMILY,
+    tensors.FAMILY,
+)
+
+
+def family_of(client: str) -> Family | None:
+    """Return the family of a client, "" for no client; None for a client of the user's own."""
+    name = FACES.get(client, client)
+    return next((family for family in FAMILIES if family.client == name), None)
+
+
+def by_client(client: str) -> Family:
+    """Return the family of a client of this project, "" for none. Raise UsageError."""
+    if family := family_of(client):
+        return family
+    raise UsageError(
+        f"--client {client}: the clients are {', '.join(client_names())}; without one the model "
+        "takes tensors"
+    )
+
+
+def find_family(request: Request, weights: Weights) -> Family:
+    """Return the family of the flag or the recipe, else the first that recognises the weights.
+    Raise BuildError if none does."""
+    named = by_client(request.named_client) if request.named_client else None
+    if weights.kind == TENSORS and not (named and TENSORS in named.exports):
+        raise UsageError(
+            f"{weights.path} is a file of torch.save, of which only YOLOv5's is built (--client "
+            "object-detection): where its code is, export the network, torch.onnx.export(network, "
+            "example, 'model.onnx'), and build that"
+        )
+    if named and named.head and weights.kind == CHECKPOINT and not named.head.fits(weights):
+        raise _other_network(weights, [named.head])
+    if named:
+        return named
+    for family in FAMILIES:
+        if family.takes(weights):
+            return family
+    raise _unknown(weights)
+
+
+def _unknown(weights: Weights) -> BuildError:
+    """Return why no family takes a folder."""
+    if weights.is_image:
+        return _other_network(weights, [family.head for family in FAMILIES if family.head])
+    kind = weights.config.get("model_type") or "no model_type in config.json"
+    return UsageError(
+        f"{weights.path} ({kind}) has neither a tokenizer's files nor preprocessor_config.json, so "
+        "it is not known what it takes: save its tokenizer or image processor there too "
+        "(save_pretrained), or export it to ONNX, of which any file is taken"
+    )
+
+
+def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
+    """Return that a folder's network has none of these heads, and what to do with it."""
+    if not weights.is_image:
+        return BuildError(
+            f"{weights.path} has no preprocessor_config.json: it does not say how images are "
+            "prepared"
+        )
+    name = weights.architecture or str(weights.config.get("model_type", "network of no name"))
+    other = next((family for family in FAMILIES if family.takes(weights)), None)
+    remedy = TO_TENSORS
+    if not weights.architecture:
+        remedy = 'add "architectures" to it: ["ViTForImageClassification"]'
+    elif other:
+        remedy = f"without --client it becomes a model of the client {other.client}"
+    elif "ForMaskedImageModeling" in name:
+        remedy = "its encoder can be exported to ONNX and built without --client"
+    ends = [f"…{end}" for head in heads for end in head.architectures]
+    return BuildError(
+        f"{weights.path} holds a {name} by its config.json, and this builds networks named "
+        f"{', '.join(ends)}; {remedy}"
+    )

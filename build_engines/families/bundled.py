@@ -4,10 +4,13 @@ model_repository."""
 import shutil
 from pathlib import Path
 
+from build_engines.build_record import digest
 from build_engines.errors import BuildError, UsageError
+from build_engines.families.family import Family
 from build_engines.families.onnx_file import with_tensors
-from build_engines.model_folder import ModelSpec, digest
+from build_engines.model_spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
+from build_engines.weights import Weights
 
 SHA256 = {
     "resnet": "ac2ffbdb8ce1bd7fe5e89c8c5417333b6f53dd49a967bd7e70593335eed2e576",
@@ -26,7 +29,9 @@ SPECS = {
 }
 
 
-def export(request: Request, folder: Path, repository: Path = REPOSITORY) -> ModelSpec:
+def export(
+    _: Family, __: Weights, request: Request, folder: Path, repository: Path = REPOSITORY
+) -> ModelSpec:
     """Copy the committed files; BuildError if the network is not the committed one."""
     spec, source = SPECS[request.model], repository / request.model
     network = source / "1" / "model.onnx"

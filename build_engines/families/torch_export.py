@@ -109,7 +109,8 @@ def export_onnx(
             raise
         except Exception as err:  # the tracer raises many kinds
             raise BuildError(
-                f"{_name(module)} cannot be exported to ONNX: {first_line(err)}"
+                f"{_name(module)} cannot be exported to ONNX by torch's tracer: {first_line(err)}; "
+                "export it by other means and build the ONNX file"
             ) from err
     _declare_shapes(path, every)
 

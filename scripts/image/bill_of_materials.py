@@ -16,7 +16,8 @@ FIELDS = r"${db:Status-Status}\t${Package}\t${Version}\t${Architecture}\n"
 
 
 def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
-    """Return the environment's packages and the installed packages of the dpkg folder."""
+    """Return the bill of materials: the packages of the Python environment, and the Debian packages
+    installed in the dpkg folder."""
     tool = Path(sys.executable).with_name("cyclonedx-py")
     listing = [tool, "environment", "--output-reproducible", environment / "bin/python"]
     bill: dict[str, Any] = json.loads(_output(listing))
@@ -27,7 +28,7 @@ def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
 
 
 def debian_packages(listing: str) -> list[dict[str, str]]:
-    """Return CycloneDX components from dpkg-query's lines with FIELDS."""
+    """Convert dpkg-query's lines with FIELDS to CycloneDX components."""
     rows = (line.split("\t") for line in listing.splitlines())
     return [_component(*row) for status, *row in rows if status == "installed"]
 

@@ -2,10 +2,11 @@
 
 usage: python scripts/image/build.py [cpu | gpu]
 
-The image gets the names IMAGE:TAG and IMAGE:latest; for gpu, IMAGE:TAG-gpu and IMAGE:gpu. The cpu
-image's bill of materials is written to dist/sbom.json. Labels name the base image, with its digest
-if the engine knows it. Variables: IMAGE (triton-multi-model), TAG (git describe), ENGINE (docker,
-podman or buildah), BASE_IMAGE and TRITON_IMAGE (the Dockerfile's defaults).
+The image is tagged IMAGE:TAG and IMAGE:latest or, for gpu, IMAGE:TAG-gpu and IMAGE:gpu. The bill of
+materials of the cpu image is written to dist/sbom.json. Labels name the base image, with its digest
+if the engine knows it. These variables change the defaults in brackets: IMAGE (triton-multi-model),
+TAG (git describe), ENGINE (docker, podman or buildah), BASE_IMAGE and TRITON_IMAGE (those in the
+Dockerfile).
 """
 
 import os
@@ -27,7 +28,7 @@ BILL = "/opt/program/sbom.json"
 
 
 class ImageError(Exception):
-    """The image cannot be built. The message says why and what to do."""
+    """Raised if the image cannot be built. The message says why and what to do."""
 
 
 def main(arguments: list[str]) -> int:
@@ -88,7 +89,7 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
         for key, value in {variable: base, **labels()}.items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
-        # With Docker's attestations the image becomes an index of manifests, which SageMaker
+        # With Docker's attestations the image would become an index of manifests, which SageMaker
         # refuses.
         plain = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         if subprocess.run(command, env=plain, check=False).returncode:
@@ -100,8 +101,8 @@ def build_command(engine: str) -> list[str]:
     """Return the engine's build command with the options that make builds reproducible."""
     if engine == "docker":
         return ["docker", "build", "--build-arg", f"SOURCE_DATE_EPOCH={_epoch()}"]
-    # Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer rights than a
-    # container.
+    # Use Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer privileges
+    # than a container.
     command = ["podman", "build"] if engine == "podman" else ["buildah", "bud"]
     command += [
         "--format",
@@ -130,8 +131,8 @@ def labels() -> dict[str, str]:
 
 
 def base_labels(engine: str, base: str) -> list[str]:
-    """Return options for the labels that name the base image, with its digest if the engine knows
-    it."""
+    """Return the options for the labels that name the base image, with its digest if the engine
+    knows it."""
     name, _, digest = base.partition("@")
     labels = {"name": name, "digest": digest or digest_of(engine, name)}
     return [
@@ -142,7 +143,7 @@ def base_labels(engine: str, base: str) -> list[str]:
 
 
 def digest_of(engine: str, name: str) -> str:
-    """Return the registry's digest of an image that the engine has, or ""."""
+    """Return the registry's digest of a local image, or "" if it is unknown."""
     template = "{{.FromImageDigest}}" if engine == "buildah" else "{{index .RepoDigests 0}}"
     done = subprocess.run(
         [engine, "inspect", "--format", template, name], capture_output=True, text=True, check=False
@@ -159,8 +160,8 @@ def default(argument: str) -> str:
 
 
 def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return options that pass pip's index and certificates to the build. They do not become part
-    of the image."""
+    """Return the options that pass pip's index and certificates to the build without including them
+    in the image."""
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
     lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
@@ -180,8 +181,8 @@ INDEXES = {
 
 
 def base_image(engine: str, environ: Mapping[str, str]) -> str:
-    """Return BASE_IMAGE, or Debian's image, or, without a registry, an image made from Debian's
-    packages."""
+    """Return BASE_IMAGE, or else Debian's image. If that cannot be pulled, build an image from
+    Debian's packages."""
     if wanted := environ.get("BASE_IMAGE"):
         return wanted
     for name in (LOOK_ALIKE, DEBIAN):
@@ -194,7 +195,7 @@ def base_image(engine: str, environ: Mapping[str, str]) -> str:
 
 
 def make_base(engine: str) -> str:
-    """Make the image LOOK_ALIKE from Debian's packages. Raise ImageError if that fails."""
+    """Build the image LOOK_ALIKE from Debian's packages. Raise ImageError if that fails."""
     if not shutil.which("mmdebstrap") or os.geteuid() != 0:
         raise ImageError(
             "a base image needs root and mmdebstrap (apt-get install mmdebstrap), or "
@@ -242,12 +243,12 @@ def _read_file(engine: str, image: str, path: str) -> str:
 
 
 def _epoch() -> str:
-    """Return the time stamp of the image and its files, in seconds since 1970."""
+    """Return the timestamp of the image and its files, in seconds since 1970."""
     return os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct") or "0"
 
 
 def _git(*arguments: str) -> str:
-    """Return git's output, or "" outside a repository."""
+    """Return git's output, or "" if git fails."""
     done = subprocess.run(
         ["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False
     )

@@ -1,2 +1,2 @@
-"""What callers send, as data: one class for each kind of body, which makes Triton's inputs and the
+"""The bodies that callers send: one class for each kind, which creates Triton's inputs and the
 reply."""

@@ -1,4 +1,4 @@
-"""Decodes instances, of few requests at a time."""
+"""Decodes instances of a limited number of requests at a time."""
 
 import threading
 from collections import defaultdict
@@ -17,29 +17,28 @@ from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
-LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
-LARGE = 2**24  # bytes to decode: images of 2 megapixels
-LONG = 2**13  # characters to tokenize: 40 ms for hash signs, which take the longest
+LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
+LARGE = 2**24  # bytes to decode: an image of 2 megapixels takes as many
+LONG = 2**13  # characters to tokenize: 40 ms for hash signs, the slowest text
 
 
 @dataclass(frozen=True)
 class Item:
-    """One instance as it came: raw bytes or a JSON value, and the field that held it."""
+    """One instance as received: raw bytes or a JSON value, and the field that contained it."""
 
     field: str
     raw: bytes | None = None
     value: Any = None
 
     def open(self, client: ModelClient, limits: Limits) -> Any:
-        """Return the checked but not yet decoded instance, which `load` decodes. Raise
-        DecodingError."""
+        """Return the checked but not yet decoded instance, for `load`. Raise DecodingError."""
         if self.raw is not None:
             return client.codec.open(self.raw, limits)
         client.check_keys(self.value)
         return client.codec.open_json(self.value, limits)
 
     def load(self, codec: Codec, opened: Any, index: int) -> Any:
-        """Return the instance. Raise DecodingError with its place in the request."""
+        """Decode an opened instance. Raise DecodingError with its place in the request."""
         try:
             return codec.load(opened)
         except DecodingError as err:
@@ -47,16 +46,16 @@ class Item:
             raise self.placed(err, index, part) from err
 
     def placed(self, error: DecodingError, index: int, part: str = "") -> DecodingError:
-        """Return the error with its place in the request."""
+        """Return the error with the instance's place in the request."""
         names = (self.field, error.field or part)
         return error.at(index, ".".join(filter(None, names)))
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Items that are decoded together, the first `index` of them, the `mistake` in the item behind
-    them, if there is one, the bytes that they take while they are decoded, and the characters of
-    their texts."""
+    """Opened items that will be decoded together. `index` is that of the first one. `mistake` is
+    the error in the item after the last of them, if any. `memory` is the number of bytes that they
+    take while they are decoded, `length` the number of characters of their texts."""
 
     index: int
     items: Sequence[Item]
@@ -71,11 +70,11 @@ class Opened:
 
 
 class Decoder:
-    """At most `turns` requests decode and preprocess at a time, for each kind of instance, their
-    images in `threads`.
+    """Lets at most `turns` requests decode and preprocess at a time, for each kind of instance.
+    Images are decoded in `threads`.
 
-    The bound keeps the interpreter's lock free of a crowd: the other requests wait for their turn.
-    A text does not wait behind images, nor a small image or text behind large ones.
+    The limit avoids contention for the GIL: other requests wait for their turn. Texts do not wait
+    for images, nor small images and texts for large ones.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
@@ -83,13 +82,13 @@ class Decoder:
         self._turns: dict[tuple[str, bool], threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(turns)
         )
-        # starts them at first use, that is after gunicorn's fork
+        # the threads start at the first use, which is after gunicorn's fork
         self._threads = ThreadPoolExecutor(threads, "decode")
 
     @contextmanager
     def turn(self, kind: str, is_large: bool, deadline: Deadline) -> Iterator[None]:
-        """Wait for the turn of instances of one `kind`. Raise TooLate if the deadline passes
-        before."""
+        """Wait for a turn to decode instances of one `kind`. Raise TooLate if the deadline passes
+        first."""
         turn = self._turns[kind, is_large]
         while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
@@ -99,18 +98,19 @@ class Decoder:
             turn.release()
 
     def decode(self, client: ModelClient, opened: Opened) -> list[Any]:
-        """Return the instances. Of several mistakes, raise that of the first item."""
+        """Decode the opened items. If there are several mistakes, raise that of the first item."""
         codec = client.codec
         loads = [
             partial(item.load, codec, value, opened.index + at)
             for at, (item, value) in enumerate(zip(opened.items, opened.values, strict=False))
         ]
-        # images; other kinds take no memory worth counting
+        # images; other kinds take hardly any memory
         large = [value for value in opened.values if codec.memory(value) > 0]
         if len(large) > 1:
-            # the context has the request's time (budget.check_time)
+            # the context contains the request's time limits (budget.check_time)
             futures = [self._threads.submit(copy_context().run, _timed, load) for load in loads]
-            wait(futures)  # even after an error, because the others take memory until they end
+            # even after an error, because the other threads take memory until they end
+            wait(futures)
             decoded = [future.result() for future in futures]
             instances = [instance for instance, _ in decoded]
             count_time(sum(seconds for _, seconds in decoded))
@@ -121,8 +121,9 @@ class Decoder:
         return instances
 
     def open(self, client: ModelClient, index: int, items: Sequence[Item]) -> Opened:
-        """Open as many of the items, at least one, as take together no more memory than the largest
-        image may: a small body can hold many large images. `index` is that of the first one."""
+        """Open at least one of the items, and as many as take no more memory together than the
+        largest allowed image: a small body can contain many large images. `index` is that of the
+        first item."""
         values: list[Any] = []
         memory = 0
         length = 0
@@ -145,6 +146,6 @@ class Decoder:
 
 
 def _timed(load: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the instance, and the seconds of processor time that it took."""
+    """Load an instance. Return it, and the processor time in seconds that this took."""
     began = thread_time()
     return load(), thread_time() - began

@@ -1,17 +1,18 @@
-"""Tells by its keys which kind of body a JSON object is, and reads the flat JSON of Triton's
-generate extension.
+"""Determines from the keys of a JSON object which kind of body it is, and reads the flat JSON of
+Triton's generate extension.
 
-{"text_input": "…", "max_tokens": 8}: a key that names no input is a parameter. If the model has a
-client, such an object is an instance, {"text": "…"}, or holds instances as Hugging Face's toolkit
-takes them: {"inputs": "…"}.
+In flat JSON, such as {"text_input": "…", "max_tokens": 8}, a key that is not the name of an input
+is a parameter. If the model has a client, such an object is an instance, {"text": "…"}, or contains
+instances in the format of Hugging Face's toolkit: {"inputs": "…"}.
 
-A body is parsed once, unless simdjson gives up a large one. Each JSON library does what the others
-cannot:
+A body is parsed only once, except for large bodies that simdjson cannot read. Each JSON library has
+its own purpose:
 
-- msgspec reads all bodies but large tensors, and checks each shape by a Struct that /openapi.json
-  shows, with errors that name the place
-- simdjson reads large tensors, whose numbers it copies into numpy without Python objects
-- orjson writes replies, from numpy's arrays
+- msgspec reads all bodies except large tensors. It checks each shape against a Struct, which is
+  also in /openapi.json, and its errors say where the mistake is.
+- simdjson reads large tensors, because it copies numbers into numpy without creating Python
+  objects.
+- orjson writes replies from numpy's arrays.
 """
 
 from collections.abc import Iterator
@@ -41,14 +42,15 @@ from serving.room import ITEM, json_numbers, reserve
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
-# of KServe: an object with none of them is an instance
+# the keys of a KServe tensor: an object with none of them is an instance
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
-LONGEST_NUMBER = 10  # digits of a length
-MOST_KEYS = 32  # of a document of tensors, and of a tensor: KServe has 4 and 5
-# bytes of JSON: from here on simdjson is faster, which makes no Python object of a number
+LONGEST_NUMBER = 10  # digits of the length of a JSON header
+MOST_KEYS = 32  # of a document of tensors, and of each tensor: KServe defines 4 and 5
+# Bytes of JSON from which simdjson is faster, because it creates no Python object for each number.
 LARGE = 2 * 1024
-NO_FIELDS = {*RESERVED, "parameters"}  # keys that say how to answer an instance beside them
-# keys that an object has only if it is one of our shapes
+# keys of a flat object that are options of the request, not fields of its instance
+NO_FIELDS = {*RESERVED, "parameters"}
+# keys by which an object is recognized as one of our shapes
 WHOLE_BODY = {"instances", "inputs", "payload"}
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance '
@@ -58,9 +60,9 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A flat object. A stream may always answer it, a reply in one piece only if it `generates`
-    (…/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so). `stream` is the type of the stream if
-    Accept names none."""
+    """A flat JSON object. It can always be answered with a stream, but with a reply in one piece
+    only if it `generates` (the route is …/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so).
+    `stream` is the media type of the stream if Accept names none."""
 
     document: dict[str, Any]
     generates: bool = False
@@ -82,10 +84,10 @@ class FlatBody:
         return FlatJob(served, request, self)
 
     def instances(self, served: ServedModel) -> Instances | None:
-        """Return the object as Instances if the model has a client, else None. It is one instance
-        (a table takes any object), or {"inputs": …, "parameters": {…}} as Hugging Face's toolkit
-        takes them. If the body `generates`, an object that names an input of the model is none.
-        Raise InvalidRequest."""
+        """Return the object as Instances if the model has a client, else None. It is either one
+        instance (for a table, any object) or {"inputs": …, "parameters": {…}} in the format of
+        Hugging Face's toolkit. Return None if the body `generates` and the object names an input of
+        the model. Raise InvalidRequest."""
         client = served.client
         names = {spec.name for spec in served.model.inputs}
         names_an_input = not names.isdisjoint(self.document)
@@ -93,7 +95,7 @@ class FlatBody:
             return None
         parameters = self.flat.parameters or {}
         fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
-        if "inputs" in fields:  # an instance or a list of them
+        if "inputs" in fields:  # one instance or a list of them
             values = read(schemas.Inputs, self.document).inputs
             if not isinstance(values, list):
                 values = [values]
@@ -104,11 +106,12 @@ class FlatBody:
 
 
 class FlatJob(Job):
-    """One call, answered by any number of responses; a reply in one piece is exactly one of them,
-    as Triton's generate has it."""
+    """One call, answered by any number of responses. A reply in one piece requires exactly one
+    response, as in Triton's generate."""
 
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
-        """Raise InvalidRequest."""
+        """Raise InvalidRequest if the object can only be answered with a stream, and none was
+        requested."""
         self.document = body.document
         self.parameters = body.flat.parameters or {}
         self.id = str(body.flat.id or "")
@@ -123,8 +126,8 @@ class FlatJob(Job):
             raise InvalidRequest(text)
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the only call. Each input is a value or a list and makes one row, as in Triton's
-        generate."""
+        """Return the only call. Each input is a value or a list, and becomes one row, as in
+        Triton's generate."""
         model = self.served.model
         session = self.session
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
@@ -142,7 +145,7 @@ class FlatJob(Job):
                 parameters[key] = value
                 continue
             flat = flat_array(key, spec.datatype, value)
-            # the declared shape, else a flat list
+            # the declared shape if the values fit it, else a flat list
             shape = filled(spec.shape, flat.size) or (flat.size,)
             rows = (1, *shape) if model.max_batch_size else shape
             inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
@@ -161,8 +164,8 @@ class FlatJob(Job):
         return Reply(self.line(responses[0]), version=responses[0].version)
 
     def line(self, result: InferReply) -> bytes:
-        """Return the reply as Triton's generate writes it: a value or a flat list for each output,
-        with sorted keys."""
+        """Return the reply in the format of Triton's generate: a value or a flat list for each
+        output, with sorted keys."""
         fields: dict[str, Any] = {}
         with json_room(result.outputs, self.request.budget):
             for tensor in result.outputs:
@@ -181,8 +184,8 @@ Shape = Instances | TensorBody | FlatBody
 
 
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
-    """Return the body that a JSON object is; `generates` and `stream` are those of a FlatBody.
-    Raise InvalidRequest or PayloadTooLarge."""
+    """Parse a JSON object into the kind of body that it is. `generates` and `stream` are those of a
+    FlatBody. Raise InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
         return TensorBody(tensors, memoryview(b""), len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
@@ -193,7 +196,7 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
 def read_shape(
     document: dict[str, Any], length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
-    """Return the body that an object of `length` bytes is. Raise InvalidRequest."""
+    """Return the kind of body that an object of `length` bytes is. Raise InvalidRequest."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), memoryview(b""), length)
     for key, read_instances in BY_KEY.items():
@@ -203,9 +206,9 @@ def read_shape(
 
 
 def _are_tensors(inputs: Any) -> bool:
-    """Return whether `inputs` is a list of KServe's tensors. An empty list, and {} in it, count as
-    such, so that their errors name a tensor's fields. Any other `inputs` is an instance or a list
-    of them, or an input of that name of a flat body."""
+    """Return whether `inputs` is a list of KServe's tensors. An empty list and a list with {} count
+    as such, so that their errors mention the fields of a tensor. Other values of `inputs` are an
+    instance or a list of instances, or belong to an input called "inputs" of a flat body."""
     return isinstance(inputs, list) and all(map(_is_tensor, inputs))
 
 
@@ -228,13 +231,13 @@ def _payload(document: dict[str, Any]) -> Instances:
     return Instances([item], body.parameters or {}, sample_shape=True, named=body.target())
 
 
-# The shape of an object without tensors that has this key. `instances` goes before `payload`; its
-# Struct refuses the keys of other shapes.
+# How to read an object without tensors that contains this key. `instances` is tried before
+# `payload`; their Structs reject the keys of other shapes.
 BY_KEY = {"instances": _instances, "payload": _payload}
 
 
 def _items(values: list[Any], field: str) -> list[Item]:
-    """Return an item for each instance. Raise InvalidRequest or PayloadTooLarge."""
+    """Return an Item for each instance. Raise InvalidRequest or PayloadTooLarge."""
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
@@ -245,7 +248,8 @@ def _items(values: list[Any], field: str) -> list[Item]:
 def read_binary(
     header_length: str, source: str, data: bytes, is_kserve: bool = False
 ) -> TensorBody:
-    """Return a body of a JSON header and binary data, or of raw input. Raise InvalidRequest."""
+    """Return a body that consists of a JSON header and binary data, or of binary data alone. Raise
+    InvalidRequest."""
     digits = (
         header_length.isascii() and header_length.isdigit() and len(header_length) <= LONGEST_NUMBER
     )
@@ -260,7 +264,7 @@ def read_binary(
 
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
-    """Return a JSON object of tensors. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse a JSON object with tensors. Raise InvalidRequest or PayloadTooLarge."""
     tensors = _large_tensors(data)
     if tensors:
         return tensors
@@ -273,8 +277,8 @@ def _tensors(document: dict[str, Any], subject: str = "the body") -> schemas.Ten
 
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:
-    """Return a large document of tensors. Return None for anything else: then msgspec reads it, or
-    says what is wrong."""
+    """Parse a large document of tensors with simdjson. Return None for anything else, which msgspec
+    then reads or explains."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
     room = admit_json(data, json_numbers)
@@ -285,8 +289,8 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
 
 
 def _parsed(data: bytes) -> schemas.Tensors | None:
-    """Return a document of tensors with `data` as simdjson's arrays: their numbers do not become
-    Python objects. Return None for anything else."""
+    """Parse a document of tensors, keeping each `data` as an array of simdjson, so that its numbers
+    do not become Python objects. Return None for anything else."""
     try:
         document = _members(simdjson.Parser().parse(data))
         entries = document.pop("inputs")
@@ -298,15 +302,15 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
         tensors = msgspec.convert(plain, schemas.Tensors)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    check_misspelt(plain)  # outside of the try: its error is the answer
+    check_misspelt(plain)  # outside the try block, because its error is the answer
     for tensor, array in zip(tensors.inputs, arrays, strict=True):
         tensor.data = array
     return tensors if all(isinstance(array, simdjson.Array) for array in arrays) else None
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Return an object's members. Raise ValueError if it has more than MOST_KEYS keys, or one of
-    them twice: simdjson searches for each key from the start and finds the first."""
+    """Return the members of an object. Raise ValueError if it has more than MOST_KEYS keys, or a
+    key twice: simdjson searches each key from the beginning and finds only the first."""
     names = list(islice(value, MOST_KEYS))
     if len(set(names)) < len(value):
         raise ValueError(names)
@@ -314,7 +318,7 @@ def _members(value: Any) -> dict[str, Any]:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return members as Python objects."""
+    """Convert the members of an object to Python objects."""
     plain = dict(values)
     for key, value in values.items():
         if isinstance(value, simdjson.Object):

@@ -1,4 +1,4 @@
-"""Ask a model its own example, as a caller would."""
+"""Sends a model its own example, as a caller would."""
 
 import traceback
 from dataclasses import replace
@@ -23,8 +23,8 @@ from serving.triton.gateway import TritonGateway
 
 
 def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Raise a ServingError if the model does not answer its example. A model without a client has
-    no example."""
+    """Raise a ServingError if the model does not answer its example. Do nothing for a model without
+    a client, which has no example."""
     if not served.client and not served.client_error:
         return
     instances = Instances([Item("example", raw=served.example())])
@@ -41,8 +41,8 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 
 def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Ask a model that was just loaded. Raise a ServingError that its author can use: LoadFailed
-    has the line of the client's code that failed."""
+    """Test a model that was just loaded with its example. Raise a ServingError that helps the
+    model's author: LoadFailed names the line of the client's code that failed."""
     if served.client_error:
         raise LoadFailed(served.client_error)
     try:
@@ -54,7 +54,7 @@ def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 
 def _failure_location(cause: BaseException | None) -> str:
-    """Return what a client's code raised, and where; "" for what Triton answered."""
+    """Return what a client's code raised, and where. Return "" if the error came from Triton."""
     if cause is None or type(cause).__module__.startswith("grpc"):
         return ""
     last = traceback.extract_tb(cause.__traceback__)[-1]

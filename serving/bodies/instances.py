@@ -1,7 +1,7 @@
-"""Instances for a model's client: decode, preprocess, infer, postprocess, in batches.
+"""Instances for a model's client: decode, preprocess, infer and postprocess them, in batches.
 
-n instances give n predictions in the same order; a batch has at most max_batch_size of them, and as
-many as fit into memory together.
+The predictions are in the order of the instances. A batch has at most max_batch_size instances, and
+no more than fit into memory together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,22 +37,23 @@ from serving.room import INPUT, KEPT, OUTPUT, TOKEN, Room, collected, reserve
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
-# clients' own defaults; the last one is that of the SageMaker SDK's DataSerializer
+# media types that clients send by default; the last one is that of the SageMaker SDK's
+# DataSerializer
 UNDECLARED = (
     "",
     "application/octet-stream",
     "application/x-www-form-urlencoded",
     "file-path/raw-bytes",
 )
-MOST_OUTPUT = 64 * 2**20  # bytes of the outputs of a batch, if it has more than one row
-PAUSE = 0.02  # seconds between two looks for room
+MOST_OUTPUT = 64 * 2**20  # bytes of the outputs of a batch that has more than one row
+PAUSE = 0.02  # seconds between two attempts to reserve memory
 
 
 @dataclass(frozen=True)
 class Instances:
-    """Instances as they came. `sample_shape` asks for the reply {"modelname", "result"};
-    `media_type` is that of a raw body, "" if it has none; `named` is the model that the JSON or the
-    form around the instances names."""
+    """Instances as received. `sample_shape` requests the reply {"modelname", "result"}.
+    `media_type` is that of a raw body, or "" if it has none. `named` is the model that the JSON or
+    the form around the instances names."""
 
     items: list[Item]
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -67,8 +68,8 @@ class Instances:
         return InstancesJob(served, request, self.items, self.parameters, self.sample_shape)
 
     def _check_not_json(self, client: ModelClient) -> None:
-        """Refuse a body that is JSON but not one of our objects, and has no media type: it is
-        probably not a text."""
+        """Refuse a body without a media type that is JSON but not one of our objects, because it is
+        probably not meant as a text."""
         raw = self.items[0].raw
         if (
             raw is None
@@ -90,21 +91,24 @@ class Instances:
 @dataclass(frozen=True)
 class Predictions:
     """One prediction for each instance of a batch, the index of its first instance, and the version
-    that answered. `instances` are kept only to draw on them: otherwise all images of a request
-    would stay in memory."""
+    that answered. `instances` are kept only if the predictions are to be drawn on them; otherwise
+    all images of a request would stay in memory."""
 
     first: int
     version: str
     predictions: list[Any]
     instances: Sequence[Any] = ()
-    memory: int = 0  # that drawing on them takes
+    memory: int = 0  # bytes that drawing on the instances takes
 
 
 @dataclass
 class Batch:
-    """Instances that are answered together: the index of the first one and of the first one behind
-    them, the tensors that they became, and the inputs of the calls that are still to be made; the
-    memory that decoding them took, and the room of the batch until it is finished."""
+    """Instances that are answered together.
+
+    `first` is the index of the first instance, `end` that of the first one after the batch. `calls`
+    are the inputs of the calls that are still to be made. `memory` is how many bytes decoding the
+    instances took. `room` holds the memory of the batch until it is finished.
+    """
 
     first: int
     end: int
@@ -115,14 +119,14 @@ class Batch:
     room: Room
 
     def clear(self) -> None:
-        """Forget what takes memory. The next batch may wait for room."""
+        """Free what takes memory, because the next batch may have to wait for memory."""
         self.instances = ()
         self.tensors = {}
         self.room.shrink()
 
 
 class InstancesJob(Job):
-    """Predictions of a client. `parameters` are those of the body."""
+    """Predictions made with a model's client. `parameters` are those in the body."""
 
     def __init__(
         self,
@@ -132,15 +136,17 @@ class InstancesJob(Job):
         parameters: Mapping[str, Any],
         sample_shape: bool = False,
     ) -> None:
-        """Raise InvalidRequest or NotAcceptable."""
+        """Raise InvalidRequest if a parameter is wrong, and NotAcceptable if an image is requested
+        for several instances."""
         super().__init__(served, request, parameters)
         self.client = served.client or served.require_client()
         self.items = items
         self.sample_shape = sample_shape
-        self.sequence = self.session  # if the caller has no session, it lasts for this request
+        # if the caller has no session, the sequence lasts for this request only
+        self.sequence = self.session
         if served.sequencing and not self.sequence:
             self.sequence = Session(served.sequencing, served.sequencing.new_id())
-        # a step of a sequence waits for the answer to the one before
+        # a step of a sequence waits for the answer to the previous one
         self.is_pipelined = not (self.sequence or self.is_decoupled)
         self.parameters = client_parameters(self.client, request, parameters)
         self.accept = preferred(request.accept, *PICTURES, CSV, NPY_TYPE)
@@ -165,9 +171,9 @@ class InstancesJob(Job):
         return Step(inputs, flags, self.client.outputs, batch, is_partial, is_last)
 
     def _next_batch(self, first: int, holds: bool = False) -> Batch:
-        """Decode and preprocess as many instances as a call takes and fit into memory together. In
-        a session this is one instance. A request that `holds` the room of another batch does not
-        wait for more: all could wait for each other."""
+        """Decode and preprocess as many instances as fit into one call and into memory together. In
+        a session this is one instance. If the request `holds` the memory of another batch, do not
+        wait for more memory, because requests could then wait for each other forever."""
         client = self.client
         request = self.request
         deadline = request.deadline
@@ -183,8 +189,8 @@ class InstancesJob(Job):
             with request.decoder.turn(client.codec.name, opened.is_large, deadline):
                 with request.timings.stage("decode"):
                     instances = request.decoder.decode(client, opened)
-                # an instance can be several rows: keep those that fit into one call; the others are
-                # decoded again for the next batch
+                # an instance can have several rows: keep the instances that fit into one call; the
+                # others are decoded again for the next batch
                 if len(instances) > 1:
                     rows = accumulate(map(client.rows, instances))
                     fitting = sum(count <= size for count in rows)
@@ -218,18 +224,19 @@ class InstancesJob(Job):
         return Batch(first, end, instances, tensors, list(_parts(client, tensors)), memory, room)
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
-        """Return what the tensors of one row take, if that of an input has this shape."""
+        """Return how many bytes the tensors of one row take, if the row of an input has this
+        shape."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 
     def _most_rows(self, shape: Sequence[int] = ()) -> int:
-        """Return how many rows have outputs of at most MOST_OUTPUT bytes together, at least
+        """Return how many rows have outputs of at most MOST_OUTPUT bytes together, but at least
         one."""
         row = self.served.output_bytes(self.client.outputs, shape)
         return max(1, MOST_OUTPUT // max(1, row))
 
     def _room(self, size: int, holds: bool) -> Room:
-        """Reserve what a batch takes. Raise PayloadTooLarge, Overloaded, or TooLate."""
+        """Reserve the memory for a batch. Raise PayloadTooLarge, Overloaded or TooLate."""
         while True:
             try:
                 return reserve(size, "a batch of its instances")
@@ -242,7 +249,7 @@ class InstancesJob(Job):
         with self.request.timings.stage("preprocess"):
             try:
                 return self.client.prepare(instances, self.parameters)
-            # the client counts within its batch, the caller within the request
+            # the client counts from the start of its batch, the caller from that of the request
             except DecodingError as err:
                 raise err.at(first + (err.instance or 0)) from err
             except (ServingError, TooManyRows):
@@ -251,7 +258,7 @@ class InstancesJob(Job):
                 raise self._failed("preprocess", err) from err
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
-        """Return the predictions of a batch, from the replies to all of its rows."""
+        """Return the predictions for a batch, made from the replies to all of its rows."""
         batch: Batch = step.batch
         outputs = self._outputs(replies)
         with self.request.timings.stage("postprocess"):
@@ -284,7 +291,7 @@ class InstancesJob(Job):
         )
 
     def _outputs(self, replies: Sequence[InferReply]) -> Tensors:
-        """Return the outputs of all calls, joined by rows."""
+        """Return the outputs of all calls, concatenated by rows."""
         arrays = [reply.arrays() for reply in replies]
         if not self.client.model.max_batch_size:
             arrays = [
@@ -299,8 +306,8 @@ class InstancesJob(Job):
         return joined
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
-        """Return the reply, written batch by batch: as Python objects all predictions would take
-        several times the memory."""
+        """Return the reply, written batch by batch, because all predictions as Python objects would
+        take several times as much memory."""
         if self.picture:
             (result,) = results
             with reserve(result.memory, "the drawing"):
@@ -339,8 +346,8 @@ class InstancesJob(Job):
 def client_parameters(
     client: ModelClient, request: Request, parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the client's parameters: those of the attributes that it knows, the query's and the
-    body's. The last one counts. Raise InvalidRequest."""
+    """Return the client's parameters. Parameters in the body take precedence over those in the
+    query string, and these over known ones in Custom-Attributes. Raise InvalidRequest."""
     names = {parameter.name for parameter in client.parameters}
     values = {name: value for name, value in request.attributes.items() if name in names}
     values |= {**request.parameters, **parameters}
@@ -351,7 +358,8 @@ def client_parameters(
 def document(
     served: ServedModel, items: bytes | bytearray, version: str, sample_shape: bool
 ) -> bytes:
-    """Return the reply's JSON around what `as_items` wrote. orjson would copy that twice."""
+    """Return the JSON of the reply around what `as_items` wrote. Using orjson for this would copy
+    it twice."""
     about = {"model_name": served.public_name, "model_version": version}
     beginning, end = b',"predictions":[', b"]}"
     if sample_shape:
@@ -361,12 +369,12 @@ def document(
 
 
 def as_items(predictions: Sequence[Any]) -> bytes:
-    """Return a list's JSON without its brackets."""
+    """Return the JSON of a list without its brackets."""
     return orjson.dumps(predictions)[1:-1]
 
 
 def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
-    """Yield the arrays that are inputs of the model, as many rows at a time as it takes."""
+    """Yield the arrays that are inputs of the model, with as many rows at a time as it accepts."""
     is_batched = client.model.max_batch_size > 0
     size = client.model.max_batch_size or 1
     inputs = [
@@ -379,22 +387,23 @@ def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
-    """Return the shape of a row of the shortest input, and how many rows there are. Inputs of texts
-    have one length, unless one of them names the tokens to answer."""
+    """Return the shape of a row of the shortest input, and the number of rows. The inputs of a text
+    have the same length, except one that lists the tokens to answer."""
     shapes = [tensors[spec.name].shape for spec in client.model.inputs if spec.name in tensors]
     shortest = min((shape[1:] for shape in shapes), key=prod, default=())
     return shortest, max((shape[0] for shape in shapes), default=1)
 
 
 def _objects(client: ModelClient, tensors: Tensors) -> int:
-    """Return how many objects the client keeps beside the inputs: one for each window of a text."""
+    """Return how many objects the client keeps besides the inputs: one for each window of a
+    text."""
     inputs = {spec.name for spec in client.model.inputs}
     kept = (array for name, array in tensors.items() if name not in inputs)
     return sum(array.size for array in kept if array.dtype == np.object_)
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:
-    """Raise UnsupportedMediaType for a raw body of a type that the model does not take."""
+    """Raise UnsupportedMediaType if a raw body has a type that the model does not accept."""
     allowed = client.codec.media_types
     family = kind.partition("/")[0] + "/*"
     if kind in UNDECLARED or kind in allowed or family in allowed:

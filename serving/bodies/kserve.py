@@ -1,10 +1,10 @@
-"""KServe v2 tensors, as JSON or with binary data behind a JSON header.
+"""KServe v2 tensors, as JSON or as binary data after a JSON header.
 
     {"inputs": [{"name", "shape", "datatype", "data"}], "outputs": [{"name"}],
      "parameters": {…}, "id": "…"}
     {"inputs": [{"name", "shape", "datatype", "parameters": {"binary_data_size": N}}]}BYTES…
 
-A header of 0 bytes means raw input: the whole body is the data of the model's only input.
+If the header's length is 0, the input is raw: the whole body is the data of the model's only input.
 """
 
 import math
@@ -40,23 +40,22 @@ from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import DATATYPES, SIZES, InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
-# the datatypes of outputs that may have classes, as for Triton
+# datatypes of outputs that can be answered with classes, as in Triton
 SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
-# of the keys that are no fields: difflib compares each with every field
-OTHER_BODIES = ("instances", "payload")  # keys of bodies that are no tensors
-LONGEST_KEY = 40  # characters that are compared
-MOST_OTHERS = 100  # keys that are compared
-# KServe's own way to say how long the JSON header is
+OTHER_BODIES = ("instances", "payload")  # keys of bodies without tensors
+LONGEST_KEY = 40  # how many characters of an unknown key difflib compares
+MOST_OTHERS = 100  # how many unknown keys are compared with every field, which takes time
+# KServe's header with the length of the JSON header
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True)
 class TensorBody:
-    """A request of tensors. `document` is its JSON, None for raw input; `binary` are the bytes
-    behind the JSON; `length` is that of the whole body.
+    """A request with tensors. `document` is its JSON, or None for raw input; `binary` is the data
+    after the JSON; `length` is that of the whole body.
 
-    `is_kserve` says that the request came by KServe's own route, whose replies give the length of
-    their JSON in the header HEADER_LENGTH.
+    `is_kserve` says that the request came through KServe's own routes, whose replies give the
+    length of their JSON in the header HEADER_LENGTH.
     """
 
     document: schemas.Tensors | None
@@ -80,7 +79,7 @@ class TensorBody:
 
 
 class TensorJob(Job):
-    """One call with tensors. `document` is the body's JSON."""
+    """One call with tensors. `document` is the JSON of the body."""
 
     def __init__(
         self, served: ServedModel, request: Request, document: schemas.Tensors, body: TensorBody
@@ -93,7 +92,7 @@ class TensorJob(Job):
         if document.sequence_end is not UNSET:
             flags[SEQUENCE_END] = document.sequence_end
         super().__init__(served, request, flags, self.parameters)
-        # how many classes are wanted of each, 0 for the output itself
+        # how many classes are requested of each output; 0 requests the output itself
         self.outputs: dict[str, int] = {}
         for output in document.outputs:
             count = (output.parameters.classification or 0) if output.parameters else 0
@@ -134,8 +133,8 @@ class TensorJob(Job):
         return Step(inputs, parameters, tuple(self.outputs))
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
-        """Return the reply with classes in place of the outputs that the request asks for as
-        classes. Raise InvalidRequest or PayloadTooLarge."""
+        """Return the reply. Replace each output that is requested as classes by its classes. Raise
+        InvalidRequest or PayloadTooLarge."""
         reply = replies[-1]
         if not self.classes:
             return reply
@@ -176,8 +175,8 @@ class TensorJob(Job):
         return write_reply(self.served, result, self.request.budget, self.document.id)
 
     def _binary(self, result: InferReply) -> set[str]:
-        """Return the names of the outputs whose data are binary in the reply. If the request names
-        an output twice, the first entry counts."""
+        """Return the names of the outputs that are binary in the reply. If the request names an
+        output twice, the first entry counts."""
         default = bool(self.parameters.get("binary_data_output", False))
         entries = reversed(self.document.outputs)
         is_binary: dict[str, bool] = {}
@@ -188,7 +187,7 @@ class TensorJob(Job):
 
 
 class RawJob(TensorJob):
-    """One call whose only input is the whole body; all outputs of the reply are binary."""
+    """One call whose only input is the whole body. All outputs of the reply are binary."""
 
     def prepare(self, before: Step | None = None) -> Step:
         if self.request.stream:
@@ -203,7 +202,7 @@ class RawJob(TensorJob):
 
 
 def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> list[Tensor]:
-    """Return the tensors of a body of `length` bytes; `binary` are the bytes behind its JSON. Raise
+    """Return the tensors of a body of `length` bytes, whose data after the JSON is `binary`. Raise
     InvalidRequest and others."""
     inputs = []
     for entry in in_time(document.inputs):
@@ -253,8 +252,8 @@ def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> l
 
 
 def widened(tensor: Tensor, specs: Sequence[TensorSpec]) -> Tensor:
-    """Return FP32 numbers as FP64 if the model's input of that name is FP64: tables took FP32
-    before they took FP64."""
+    """Convert an FP32 tensor to FP64 if the model's input of that name is FP64. Earlier versions of
+    table models had FP32 inputs."""
     is_wider = any(spec.name == tensor.name and spec.datatype == "FP64" for spec in specs)
     if tensor.datatype != "FP32" or not is_wider:
         return tensor
@@ -268,8 +267,8 @@ def write_reply(
     own_id: str = "",
     binary: Collection[str] = (),
 ) -> bytes:
-    """Return the JSON of a KServe v2 reply. Outputs in `binary` have the size of their data in
-    place of the data. Raise PayloadTooLarge before anything is written."""
+    """Return the JSON of a KServe v2 reply. Outputs in `binary` have the size of their data instead
+    of the data. Raise PayloadTooLarge before anything is written."""
     document: dict[str, Any] = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
@@ -289,9 +288,9 @@ def write_reply(
 
 
 def raw_input(served: ServedModel, data: memoryview) -> Tensor:
-    """Return the model's only input, made of the whole body as Triton does it (infer_request.cc): a
-    dimension of -1 is computed from the others, and a string input is one string. Raise
-    InvalidRequest."""
+    """Return the model's only input, with the whole body as its data, like Triton
+    (infer_request.cc): a dimension of -1 is computed from the others, and an input of strings is
+    one string. Raise InvalidRequest."""
     model = served.model
     if len(model.inputs) != 1:
         raise InvalidRequest(
@@ -320,8 +319,8 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
 
 
 def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """Return the shape with its only -1 replaced so that it has `count` elements, None if that is
-    impossible."""
+    """Return the shape with its only -1 replaced such that it has `count` elements, or None if that
+    is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
     if not fixed or count % fixed:
         return None
@@ -331,8 +330,9 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
 
 
 def check_misspelt(keys: Collection[str]) -> None:
-    """Raise InvalidRequest for a key that is nearly one of a body of tensors, or that holds
-    instances; Triton ignores any other. Of very many other keys the first ones are looked at."""
+    """Raise InvalidRequest for a key that is a misspelt field of a body of tensors, or that belongs
+    to a body of instances. Triton ignores other unknown keys. Only the first MOST_OTHERS unknown
+    keys are checked."""
     check_count(len(keys), MOST_NAMED, "keys")
     fields = schemas.Tensors.__struct_fields__
     for key in OTHER_BODIES:
@@ -348,8 +348,8 @@ def check_misspelt(keys: Collection[str]) -> None:
 def classified(
     tensor: Tensor, count: int, is_batched: bool, labels: Sequence[bytes], budget: Budget
 ) -> Tensor:
-    """Return [rows, classes] of strings, or [classes] of a model without a batch dimension; the
-    highest score first, of equal ones the lowest index."""
+    """Return classes as strings of shape [rows, classes], or [classes] for a model without a batch
+    dimension. The highest score comes first; for equal scores, the lowest index."""
     shape = tensor.shape if is_batched else (1, *tensor.shape)
     width = math.prod(shape[1:])
     count = min(count, width)
@@ -359,7 +359,7 @@ def classified(
     most = SORTED * shape[0] * width + tensor_strings(shape[0] * count, 0)
     reserve(most, f"sorting output '{tensor.name}'")
     scores = tensor.array().reshape(shape[0], width)
-    # a stable sort of the mirrored row has equal scores in the reverse order of their indices
+    # a stable sort of the mirrored row orders equal scores by descending index
     mirrored = np.argsort(scores[:, ::-1], axis=1, kind="stable")
     order = width - 1 - mirrored[:, ::-1][:, :count]
     classes = np.empty(order.shape, np.object_)

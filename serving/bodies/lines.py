@@ -1,11 +1,11 @@
-"""Batch transform: a body of JSON lines, or of rows of CSV -> as many lines of JSON, in the same
+"""Batch transform: answers JSON lines, or rows of CSV, with one line of JSON each, in the same
 order.
 
     line --read--> record --a group of records as one job--> predictions --> lines
 
-A line that is wrong gives {"error", "code"} instead of its prediction, and the others are answered.
-An error with a status of 503 or above fails the whole body, so that the platform sends it again. So
-no line of the reply is sent before the last one is known.
+A wrong line is answered with {"error", "code"} instead of a prediction; the other lines are
+answered normally. An error with a status of 503 or above fails the whole body, so that the platform
+sends it again. This is why no line of the reply is sent before all are known.
 """
 
 import io
@@ -44,13 +44,13 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
-BATCHES = 4  # of a model in one group: one is prepared while Triton works on another
+BATCHES = 4  # batches of the model in one group: one is prepared while Triton works on another
 
 
 @dataclass(frozen=True)
 class Record:
-    """One line: instances, else another request, else why it is neither; and the room of its
-    values. The answer to a `bare` one is its prediction alone."""
+    """One line: either instances, another kind of request, or an error; and the room of its values.
+    The answer to a `bare` record is its prediction without anything around it."""
 
     instances: Instances | None = None
     shape: Shape | None = None
@@ -68,24 +68,25 @@ class Record:
         return body.named if body else UNNAMED
 
     def can_join(self, other: "Record") -> bool:
-        """Return whether one job can have the instances of both."""
+        """Return whether one job can process the instances of both records."""
         ours, theirs = self.instances, other.instances
         if ours is None or theirs is None:
             return False
-        # 1 == True, and a client may refuse one of them
+        # compare the texts, because 1 == True, and a client may reject one of them
         return repr(ours.parameters) == repr(theirs.parameters)
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Lines of JSON; `generates` is that of a FlatBody."""
+    """A body of JSON lines. `generates` is that of a FlatBody."""
 
     data: bytes
     generates: bool = False
 
     @property
     def named(self) -> Target:
-        """Return the model that the first line names, for a request that names none elsewhere."""
+        """Return the model that the first line names. It counts if the request names none
+        elsewhere."""
         line = next(self._lines(), b"")
         with suppress(ServingError):
             return read(schemas.Named, line).target("the first line")
@@ -101,7 +102,7 @@ class JsonLines:
         return LinesJob(served, request, records)
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
-        """Return what a line asks for. Raise nothing that is the line's own mistake."""
+        """Parse a line. Return a Record with the error if the line is wrong."""
         with collected() as room:
             record = self._record(line, served, target)
         return replace(record, room=room)
@@ -121,7 +122,7 @@ class JsonLines:
         return Record(Instances([Item("record", value=value)]), is_bare=True)
 
     def _body(self, value: dict[str, Any], length: int, served: ServedModel) -> Record | None:
-        """Return what an object of `length` bytes asks for, None if the object itself is an
+        """Return the Record for an object of `length` bytes, or None if the object itself is an
         instance. Raise InvalidRequest."""
         body = read_shape(value, length, self.generates)
         if isinstance(body, Instances):
@@ -138,7 +139,7 @@ class JsonLines:
 
 
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
-    """Raise InvalidRequest if a line names another model or version than its request."""
+    """Raise InvalidRequest if a line names a different model or version than its request."""
     other = None
     if target.source != PATH and named.name not in (None, served.name, target.name):
         other = named.name
@@ -153,7 +154,7 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
 
 @dataclass(frozen=True)
 class CsvLines:
-    """Rows of CSV, each answered by a line of JSON."""
+    """A body of CSV rows, each of which is answered with a line of JSON."""
 
     table: CsvBody
     named: ClassVar[Target] = UNNAMED
@@ -167,10 +168,10 @@ class CsvLines:
 
 
 class LinesJob(Job):
-    """A body of lines: one job after the other. `version` is one that answered."""
+    """A body of lines, processed one job after another. `version` is one that answered."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
-        """Raise InvalidRequest if a parameter is wrong."""
+        """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""
         if served.sequencing and request.session:
             raise InvalidRequest(
                 "lines cannot be part of a session: send its requests one by one, as JSON"
@@ -182,14 +183,14 @@ class LinesJob(Job):
         self.version = request.target.version or ""
 
     def answer(self, gateway: TritonGateway) -> Reply:
-        """Return the lines. Raise InvalidRequest if there is no line, TritonTimeout when the
-        request's time is over, and errors of 503 and above."""
-        # not a list: orjson keeps 4 kB for each small result that is held
+        """Return the reply with all lines. Raise InvalidRequest if there is no line, TritonTimeout
+        when the request has no time left, and any error with a status of 503 or above."""
+        # not a list, because orjson keeps 4 kB for each small result that is kept
         written = bytearray()
         answer = reserve(0, "the answer")
         count = 0
         batch = max(1, self.served.model.max_batch_size)
-        # a sequence has one line, as lines are independent
+        # lines are independent, so each is a sequence of its own
         size = 1 if self.served.sequencing else BATCHES * batch
         try:
             for records in groups(self._records, size):
@@ -212,8 +213,8 @@ class LinesJob(Job):
         return Reply(bytes(written), JSON_LINES, self.version)
 
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        """Return a line for each of a group's records. A group that fails is halved until the wrong
-        records stand alone."""
+        """Return one line for each record of a group. If the group fails, halve it until the wrong
+        records are alone."""
         admit_step()
         first = records[0]
         try:
@@ -258,8 +259,8 @@ class LinesJob(Job):
 
 
 def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
-    """Yield records that follow each other and can be one job, up to the one that makes it `most`
-    instances; every other one by itself."""
+    """Group consecutive records that can share a job, until a group has at least `most` instances.
+    Yield records that cannot be joined alone."""
     group: list[Record] = []
     count = 0
     for record in records:
@@ -276,7 +277,7 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
 def _error_line(error: ServingError) -> bytes:
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("a line of a batch: %s", error, exc_info=error)
-    # its number is the one within a group, which says nothing to the caller
+    # drop the instance's number, which counts within a group and means nothing to the caller
     if isinstance(error, DecodingError):
         error = DecodingError(error.reason, field=error.field)
     return orjson.dumps(error.fields(), option=orjson.OPT_APPEND_NEWLINE)

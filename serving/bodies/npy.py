@@ -1,5 +1,5 @@
-"""numpy's npy files: one array for a model with one input, and one back for a model with one
-output."""
+"""numpy's npy files as bodies: one array for a model with one input, answered with one array if the
+model has one output."""
 
 import io
 import math
@@ -30,7 +30,7 @@ ZIP = b"PK"
 
 @dataclass(frozen=True)
 class NpyBody:
-    """An npy file's bytes."""
+    """A body that is an npy file."""
 
     data: bytes
     named: ClassVar[Target] = UNNAMED
@@ -40,7 +40,7 @@ class NpyBody:
 
 
 class NpyJob(Job):
-    """One call with one array."""
+    """A job with one call, which sends one array."""
 
     def __init__(self, served: ServedModel, request: Request, data: bytes) -> None:
         super().__init__(served, request)
@@ -74,14 +74,16 @@ class NpyJob(Job):
 
 
 def read_npy(data: bytes) -> Array:
-    """Return the array in these bytes, without a copy. Raise DecodingError. The header is checked
-    against the bytes, because numpy would allocate whatever it claims."""
+    """Return the array in an npy file, without copying its data. Check the header against the
+    length of the data, because numpy would allocate whatever the header claims. Raise
+    DecodingError."""
     file = io.BytesIO(data)
     try:
         version = npy.read_magic(file)
         read: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    # ValueError, TokenError, RecursionError, …: numpy evaluates the header as Python
+    # numpy evaluates the header as Python, which raises ValueError, TokenError, RecursionError and
+    # others
     except Exception as err:
         zipped = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
         raise DecodingError(
@@ -90,7 +92,7 @@ def read_npy(data: bytes) -> Array:
             field="body",
         ) from err
     left = len(data) - file.tell()
-    # a hexadecimal number may be longer than Python writes
+    # in hexadecimal, a number may have more digits than Python can write
     is_short = all(size in INT64 for size in shape)
     fills = (
         is_short
@@ -98,7 +100,7 @@ def read_npy(data: bytes) -> Array:
         and min(shape, default=0) >= 0
         and math.prod(shape) * dtype.itemsize == left
     )
-    # numpy refuses long dimensions beside one of 0
+    # numpy refuses long dimensions next to a 0
     fills = fills and max(shape, default=0) <= len(data)
     if dtype.kind not in KINDS or len(shape) > MOST_DIMENSIONS or not fills:
         dimensions = str(shape)[:100] if is_short else "a dimension beyond INT64"
@@ -109,7 +111,7 @@ def read_npy(data: bytes) -> Array:
         )
     array = np.frombuffer(data, dtype=dtype, offset=file.tell())
     order: Literal["F", "C"] = "F" if fortran else "C"
-    # a header may have True for 1
+    # a header may contain True instead of 1
     return array.reshape(list(map(int, shape)), order=order)
 
 
@@ -133,10 +135,10 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
 
 
 def _encoded(array: Array) -> Array:
-    """Return an array of characters as one of UTF-8. Raise DecodingError where four bytes are no
-    character."""
+    """Encode an array of characters as UTF-8. Raise DecodingError if it contains four bytes that
+    are not a character."""
     try:
         return np.char.encode(array, "utf-8")
-    # a surrogate, a number that Unicode does not have
+    # a surrogate, or a number beyond Unicode's range
     except (UnicodeEncodeError, SystemError) as err:
         raise DecodingError(f"its strings are not Unicode ({err})", field="body") from err

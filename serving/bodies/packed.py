@@ -1,4 +1,4 @@
-"""Unpack a body that has a Content-Encoding."""
+"""Decompresses a body that has a Content-Encoding."""
 
 import zlib
 
@@ -6,16 +6,16 @@ from serving.budget import MOST_MEMBERS, check_count, check_time
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 
 PACKED = ("gzip", "x-gzip", "deflate")
-DETECT = zlib.MAX_WBITS | 32  # accepts the header of gzip or zlib
-PIECE = 64 * 1024  # bytes of packed data
+DETECT = zlib.MAX_WBITS | 32  # accept a gzip or a zlib header
+PIECE = 64 * 1024  # bytes of compressed data
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return the body without its Content-Encoding ("" or identity: unchanged), at most `limit`
-    bytes.
+    """Return the decompressed body, of at most `limit` bytes. If `encoding` is "" or identity,
+    return it unchanged.
 
-    Raise UnsupportedMediaType, PayloadTooLarge, or InvalidRequest if the data are cut short or not
-    of that encoding.
+    Raise UnsupportedMediaType, PayloadTooLarge, or InvalidRequest if the data is truncated or has
+    another encoding.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -41,8 +41,9 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _inflate_member(packed: memoryview, content: bytearray, limit: int) -> int:
-    """Append the content of the first member to `content`, and return the member's packed length.
-    zlib copies the data behind a member, so it gets the data in pieces."""
+    """Append the content of the first gzip member to `content`, and return the member's compressed
+    length. The data is passed to zlib in pieces, because zlib copies whatever follows the
+    member."""
     member = zlib.decompressobj(DETECT)
     end = 0
     while not member.eof:

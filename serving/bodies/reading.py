@@ -1,6 +1,6 @@
-"""Find the kind of a body by its Content-Type and its first bytes.
+"""Determines the kind of a body from its Content-Type and its first bytes.
 
-JSON is recognised by its first byte, because curl and AWS's notebooks send it with any
+JSON is recognized by its first byte, because curl and AWS's notebooks send it with any
 Content-Type.
 """
 
@@ -32,15 +32,15 @@ from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_LINES, NPY_TYPE, preferred
 
-# by their first bytes
+# image formats by their first bytes
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
 Body = Shape | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
 
 
 def read_attributes(header: str) -> dict[str, str]:
-    """Return the pairs of `model_name=resnet;classes=0,1`. A comma before a further pair separates
-    too, as SageMaker's examples have it. Anything else is the caller's own."""
+    """Parse key-value pairs such as `model_name=resnet;classes=0,1`. A comma followed by another
+    pair is a separator too, as in SageMaker's examples. Text that is not a pair is ignored."""
     pairs = (part.partition("=") for part in re.split(r";|,(?=[^=;,]*=)", header))
     return {
         name.strip(): value.strip()
@@ -51,8 +51,8 @@ def read_attributes(header: str) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
-    """Return a Content-Type's type in lower case, and its parameters. Callers send few different
-    ones."""
+    """Return the media type of a Content-Type in lower case, and its parameters. The results are
+    cached, because callers send only a few different values."""
     kind, params = parse_options_header(content_type)
     return kind.lower(), params
 
@@ -60,8 +60,9 @@ def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
 def read_body(
     content_type: str, data: bytes, generates: bool = False, stream: str = "", accept: str = ""
 ) -> Body:
-    """Return the body. `generates` and `stream` are those of a FlatBody; rows of CSV are answered
-    by lines if `accept` asks for JSON lines, as batch transform does. Raise InvalidRequest."""
+    """Parse a body of any kind. `generates` and `stream` are those of a FlatBody. Rows of CSV are
+    answered with JSON lines if `accept` asks for them, as batch transform does. Raise
+    InvalidRequest."""
     kind, params = media_type(content_type)
     if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
         raise InvalidRequest(f"Content-Type must begin with '{BINARY_TYPE}', got '{content_type}'")
@@ -80,7 +81,8 @@ def read_body(
         _check_no_image(data)
     if is_json or (OBJECT.match(data) and kind not in (TEXT, CSV)):
         return read_object(data, generates, stream)
-    # only a text or CSV that begins with { comes here: it is JSON if it has a key of ours
+    # what is left is a text or CSV, which may begin with {: it is JSON if it has one of
+    # WHOLE_BODY's keys
     document = _object_in_text(data)
     if document:
         return read_shape(document, len(data), generates, stream)
@@ -96,7 +98,7 @@ def read_body(
 
 
 def _check_no_image(data: bytes) -> None:
-    """Raise InvalidRequest if a body that is sent as JSON is an image."""
+    """Raise InvalidRequest if a body that was sent as JSON is an image."""
     for magic, image in IMAGES.items():
         if data.startswith(magic):
             raise InvalidRequest(
@@ -105,7 +107,7 @@ def _check_no_image(data: bytes) -> None:
 
 
 def _object_in_text(data: bytes) -> dict[str, Any] | None:
-    """Return the object that a text or CSV holds, None if no key is one of WHOLE_BODY."""
+    """Return the JSON object in a text or CSV body, or None if it has none of WHOLE_BODY's keys."""
     if not OBJECT.match(data):
         return None
     with suppress(InvalidRequest, PayloadTooLarge):

@@ -1,8 +1,9 @@
-"""The shapes that a JSON body may have: Structs, which check a body and are its schemas in
+"""The shapes that a JSON body may have, as Structs. They validate bodies and are the schemas in
 /openapi.json.
 
-The keys of a body say which shape it has (documents.py). If only an `extra_json_schema` has a
-bound, the body that uses the value checks it, with an error that names the tensor or the limit.
+The keys of a body determine its shape (documents.py). A limit that is given only in an
+`extra_json_schema` is checked where the value is used, so that the error can name the tensor or the
+limit.
 """
 
 import re
@@ -25,13 +26,13 @@ Parameters = dict[str, Annotated[Any, SCALAR]]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-# nested lists and objects: Python allows 1,000 nested calls, and msgspec counts its own among them
+# nested lists and objects: Python allows 1,000 nested calls, including those of msgspec
 DEEPEST = 900
-BOM = b"\xef\xbb\xbf"  # that editors and spreadsheets write before UTF-8
+BOM = b"\xef\xbb\xbf"  # the byte order mark that editors and spreadsheets write before UTF-8
 
 
 class Named(Struct, kw_only=True):
-    """A body may name its model and version, unless the request names them elsewhere."""
+    """The optional keys with which a body names its model and version."""
 
     model_name: str | None = None
     modelname: str | None = None
@@ -46,14 +47,14 @@ class Named(Struct, kw_only=True):
 
 
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
-    """A body for a model's client."""
+    """A body for a model with a client."""
 
     parameters: dict[str, Any] | None = None
     unknown_key_hint: ClassVar[str] = " (put a model's parameters into 'parameters')"
 
 
 class Instances(ForClient, kw_only=True):
-    """One prediction for each instance, in the same order."""
+    """One or more instances, answered with one prediction each in the same order."""
 
     instances: Annotated[
         list[Any], Meta(min_length=1, extra_json_schema={"maxItems": MOST_INSTANCES})
@@ -61,19 +62,19 @@ class Instances(ForClient, kw_only=True):
 
 
 class Inputs(ForClient, kw_only=True):
-    """Instances as Hugging Face's toolkit takes them: one, or a list."""
+    """One instance or a list of them, in the format of Hugging Face's toolkit."""
 
     inputs: Any
 
 
 class Payload(ForClient, kw_only=True):
-    """One instance, or an image in base64 as {"img": …}; the answer is {"modelname", "result"}."""
+    """One instance, or an image in base64 as {"img": …}. The answer is {"modelname", "result"}."""
 
     payload: Any
 
 
 class Picture(Struct, forbid_unknown_fields=True):
-    """The payload that is an image in base64."""
+    """An image in base64 as the payload."""
 
     img: Any
     unknown_key_hint: ClassVar[str] = ""
@@ -83,8 +84,8 @@ class TensorParameters(Struct):
     shared_memory_region: Annotated[Any, Meta(extra_json_schema={"not": {}})] = UNSET
 
     def __post_init__(self) -> None:
-        """Refuse shared memory: Triton's regions are ours. msgspec adds to the error which tensor
-        asked for it."""
+        """Refuse shared memory, because Triton's regions belong to the server. msgspec adds to the
+        error which tensor it concerns."""
         if self.shared_memory_region is not UNSET:
             raise ValueError("there is no shared memory with a caller; send the data in the body")
 
@@ -99,7 +100,8 @@ class OutputParameters(TensorParameters):
 
 
 class Input(Struct, forbid_unknown_fields=True):
-    """A tensor: `data`, nested or flat, or `binary_data_size` bytes behind the JSON."""
+    """A tensor with its values in `data`, nested or flat, or in `binary_data_size` bytes after the
+    JSON."""
 
     name: str
     shape: Annotated[list[Size], Meta(max_length=MOST_DIMENSIONS)]
@@ -114,7 +116,7 @@ class Output(Struct, forbid_unknown_fields=True):
 
 
 class Tensors(Named, kw_only=True):
-    """KServe v2 tensors."""
+    """Tensors in the format of KServe v2."""
 
     inputs: list[Input]
     outputs: list[Output] = []
@@ -128,14 +130,14 @@ class Tensors(Named, kw_only=True):
 
 
 class Flat(Named, kw_only=True):
-    """Inputs by their names, as Triton's generate takes them; every other key is a parameter."""
+    """Inputs by their names, in the format of Triton's generate. Every other key is a parameter."""
 
     id: str | int | None = None
     parameters: Parameters | None = None
 
 
 class Load(Struct):
-    """The body of POST /models: a model's name, and the folder that holds it."""
+    """The body of POST /models: a model's name, and the folder with the model."""
 
     model_name: str
     url: str
@@ -144,8 +146,8 @@ class Load(Struct):
 def read(
     shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = ""
 ) -> Type:
-    """Return what a JSON text, or an object that is read already, holds: a Struct, or any type that
-    msgspec knows. Raise InvalidRequest, PayloadTooLarge."""
+    """Parse a JSON text, or convert a parsed object, to `shape`: a Struct, or any type that msgspec
+    supports. Raise InvalidRequest or PayloadTooLarge."""
     try:
         if isinstance(value, Mapping):
             return msgspec.convert(value, shape)
@@ -169,8 +171,8 @@ def read(
 
 
 def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
-    """Return msgspec's message with the place first, and with the keys that there are for one that
-    there is not."""
+    """Return msgspec's message, preceded by the place of the mistake. If a key is unknown, list the
+    known keys."""
     message, _, location = str(error).partition(" - at `$")
     location = location.removeprefix(".").removesuffix("`")
     where = f"{subject}, '{location}'" if location else subject

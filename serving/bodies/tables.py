@@ -1,7 +1,8 @@
-"""CSV, whose rows are instances of a model that takes rows; and texts and forms, whose meaning the
-model decides.
+"""Bodies of CSV, whose rows are instances of a model that accepts rows, and bodies of text and
+forms, which the model interprets.
 
-Rows are kept as bytes until it is their turn, because their cells take several times the memory.
+Rows are kept as bytes until they are processed, because their cells take several times as much
+memory.
 """
 
 import io
@@ -35,12 +36,13 @@ from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, UNNAMED, Request, Target
 from serving.room import FILES, ITEM, form, reserve
 
-HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
+HEADER = {"present": True, "absent": False}  # the media type's parameter `header` (RFC 4180)
 
 
 @dataclass(frozen=True)
 class CsvItem(Item):
-    """One row. If the body has a header, its cells become an object whose keys are `columns`."""
+    """One row of CSV. If the body has a header, the cells become an object whose keys are
+    `columns`."""
 
     columns: Sequence[str] = ()
 
@@ -55,8 +57,8 @@ class CsvItem(Item):
 
 @dataclass(frozen=True)
 class CsvBody:
-    """A table. `header` says whether the first row is a header, None if the model's columns
-    decide."""
+    """A table in CSV. `header` says whether the first row is a header; None means that the model's
+    columns decide."""
 
     data: bytes
     header: bool | None = None
@@ -84,7 +86,7 @@ class CsvBody:
         columns = self._columns(client, first)
         is_only = self.header is None and second is None
         if is_only and first.lstrip()[:1] == b"0":
-            columns = None  # a body of the row 0,1,2 alone has no header
+            columns = None  # a single row such as 0,1,2 is not a header
         if columns is None:
             yield CsvItem("", raw=first)
         if second is not None:
@@ -93,8 +95,8 @@ class CsvBody:
             yield CsvItem("", raw=row, columns=columns or ())
 
     def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
-        """Return the columns that the first row names, None if it is not a header, () if its names
-        do not matter."""
+        """Return the columns that the first row names. Return None if it is not a header, and () if
+        its names do not matter."""
         if self.header is False:
             return None
         try:
@@ -102,7 +104,7 @@ class CsvBody:
         except DecodingError as err:
             if self.header:
                 raise err.at(0) from err
-            return None  # a wrong row, which gets its error like any other
+            return None  # a wrong row, which gets an error like any other row
         if columns is None and self.header:
             if client.columns:
                 raise InvalidRequest(
@@ -115,23 +117,24 @@ class CsvBody:
 
 
 def read_csv(data: bytes, header: str) -> CsvBody:
-    """Return the body. `header` is the media type's parameter, "" without one. Raise
+    """Return the body. `header` is the parameter of the media type, or "" if it is missing. Raise
     InvalidRequest."""
     if header and header not in HEADER:
         raise InvalidRequest(f"text/csv; header={header[:40]}: it is present or absent")
     return CsvBody(data, HEADER.get(header))
 
 
-# A quote that begins a cell opens it, and a single quote closes it; elsewhere it is a letter, as
-# for the csv module.
-QUOTED = rb'(?:[^"]++|"")*+"[^,]*+'  # the rest of a cell behind the quote that opens it
-FURTHER = rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'  # the cells behind the first one
+# A quote at the beginning of a cell opens it, and a single quote closes it; elsewhere a quote is an
+# ordinary character, as in the csv module.
+QUOTED = rb'(?:[^"]++|"")*+"[^,]*+'  # the rest of a cell after its opening quote
+FURTHER = rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'  # the cells after the first one
 WHOLE_ROW = re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER))
 ITS_END = re.compile(QUOTED + FURTHER)
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the rows, of several lines if a quoted cell has line ends. Empty lines are skipped."""
+    """Yield the rows; a row has several lines if a quoted cell contains line breaks. Skip empty
+    lines."""
     row = bytearray()
     for line in lines:
         is_complete = (ITS_END if row else WHOLE_ROW).fullmatch(line)
@@ -145,19 +148,19 @@ def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 TEXT = "text/plain"
-URL_ENCODED = "application/x-www-form-urlencoded"  # a form, or what curl says of any body
-MOST_FIELDS = 32  # of a URL-encoded form
+URL_ENCODED = "application/x-www-form-urlencoded"  # a form; also curl's default for any body
+MOST_FIELDS = 32  # fields in a URL-encoded form
 FIRST_KEY = re.compile(rb"(\w{1,64})=")
 
 
 @dataclass(frozen=True)
 class TextOrForm:
-    """A text or a form; which one, and of what, the model decides:
+    """A text or a form, whose meaning depends on the model:
 
-    - a table: CSV, unless it is JSON; a form has it as its only file
-    - texts: a text, or each file of a form
-    - any model: a form whose fields are the keys of an instance, such as `text`; the other fields
-      are parameters
+    - for a model of tables: CSV or JSON, in a form as its only file
+    - for a model of texts: a text, or one in each file of a form
+    - for any model: a form whose fields are the keys of an instance, such as `text`; the other
+      fields are parameters
     """
 
     items: list[Item]
@@ -187,7 +190,7 @@ class TextOrForm:
         return self._instances(self.media_type)
 
     def _fields(self, client: ModelClient) -> Mapping[str, Any]:
-        """Return the fields of a form without files; none if the body is something else."""
+        """Return the fields of a form without files, or {} for any other body."""
         if self.media_type != URL_ENCODED:
             return {} if self.items else self.parameters
         keys = (*client.instance_keys(), *RESERVED)
@@ -211,8 +214,8 @@ END_OF_HEADERS = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 def _check_headers(data: bytes, boundary: str) -> None:
-    """Raise PayloadTooLarge if a part of a form has too many headers: werkzeug would take 40 times
-    their length for them."""
+    """Raise PayloadTooLarge if a part of a form has too many headers: werkzeug would need 40 times
+    their length in memory."""
     separator = f"--{boundary}".encode(errors="replace")
     starts = (match.end() for match in re.finditer(re.escape(separator), data))
     for start in islice(starts, MOST_PARTS + 1):
@@ -226,8 +229,8 @@ def _check_headers(data: bytes, boundary: str) -> None:
 
 
 def _url_encoded(data: bytes, keys: Iterable[str]) -> dict[str, str]:
-    """Return the fields of a form that begins with one of the keys; none if the data are something
-    else: curl calls any body a form."""
+    """Parse a form that begins with one of `keys`. Return {} if the data is something else: curl
+    declares any body to be a form."""
     beginnings = tuple(f"{key}=".encode() for key in keys)
     if not data.startswith(beginnings) or data.count(b"&") >= MOST_FIELDS:
         return {}
@@ -236,16 +239,17 @@ def _url_encoded(data: bytes, keys: Iterable[str]) -> dict[str, str]:
 
 
 def named_in_form(data: bytes) -> Target:
-    """Return the model that a URL-encoded form names. Raise InvalidRequest if it names two."""
+    """Return the model that a URL-encoded form names. Raise InvalidRequest if it names two
+    different ones."""
     key = FIRST_KEY.match(data)
     fields = _url_encoded(data, [key[1].decode()]) if key else {}
     return Target.within("the form", fields)
 
 
 def read_form(data: bytes, boundary: str) -> TextOrForm:
-    """Return a multipart form, whose parts the media type's `boundary` separates: each file is an
-    instance; each field names the model, or is a parameter or a key of an instance. Raise
-    InvalidRequest, PayloadTooLarge."""
+    """Parse a multipart form, whose parts are separated by `boundary`. Each file is an instance.
+    Each field names the model, or is a parameter or a key of an instance. Raise InvalidRequest or
+    PayloadTooLarge."""
     reserve(FILES * len(data), "the form")
     _check_headers(data, boundary)
     parser = MultiPartParser(
@@ -269,7 +273,7 @@ def read_form(data: bytes, boundary: str) -> TextOrForm:
     for name, values in fields.lists():
         if len(values) > 1:
             raise InvalidRequest(f"the form has the field '{str(name)[:100]}' twice; send it once")
-    # werkzeug gives a part without a name the name None
+    # werkzeug returns the name None for a part without a name
     items = [Item(str(name), raw=file.read()) for name, file in files.items(multi=True)]
     parameters = {str(name): value for name, value in fields.items() if name not in RESERVED}
     return TextOrForm(items, FORM, parameters, Target.within("the form", fields))

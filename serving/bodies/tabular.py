@@ -1,4 +1,4 @@
-"""Replies as CSV or as an npy file, if Accept asks for one: of predictions and of tensors."""
+"""Writes predictions and tensors as CSV or as an npy file, if Accept asks for one."""
 
 import csv
 import io
@@ -18,20 +18,20 @@ from serving.model_status.served_model import ServedModel
 from serving.room import WRITTEN, reserve, tensor_strings
 from serving.triton.tensors import Array, InferReply, Tensor
 
-KINDS = "biufSU"  # of dtypes that an npy file holds without pickle: booleans, numbers, strings
+# kinds of dtypes that an npy file can hold without pickle: booleans, numbers, strings
+KINDS = "biufSU"
 JSON_INSTEAD = "ask for application/json"
 NOT_ONE = f"the model's predictions are not one array; {JSON_INSTEAD}"
 
 
 def predictions_as_csv(predictions: Sequence[Any]) -> bytes:
-    """Return a line for each prediction: its values in order, those of lists and objects side by
-    side."""
+    """Return one CSV line per prediction: its values in order, with lists and objects flattened."""
     return _written(list(_cells(prediction)) for prediction in predictions)
 
 
 def predictions_as_array(predictions: Sequence[Any]) -> Array:
-    """Return the predictions as one array; of a table's objects, what they have as `prediction`.
-    Raise NotAcceptable."""
+    """Return the predictions as one array. For the objects of a table model, use their
+    `prediction`. Raise NotAcceptable."""
     values = [
         prediction.get("prediction") if isinstance(prediction, dict) else prediction
         for prediction in predictions
@@ -46,14 +46,14 @@ def predictions_as_array(predictions: Sequence[Any]) -> Array:
 
 
 def joined(arrays: Sequence[Array]) -> Array:
-    """Return the arrays of all batches as one. Raise NotAcceptable."""
+    """Concatenate the arrays of all batches. Raise NotAcceptable if their shapes differ."""
     if len({array.shape[1:] for array in arrays}) > 1:
         raise NotAcceptable(NOT_ONE)
     return np.concatenate(arrays)
 
 
 def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Budget) -> Reply:
-    """Return the outputs as CSV or as an npy file; `kind` is the media type. Raise
+    """Return the outputs as CSV or as an npy file, as the media type `kind` says. Raise
     NotAcceptable."""
     if kind == CSV:
         return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
@@ -73,7 +73,7 @@ def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Bud
 
 
 def write_npy(array: Array, budget: Budget) -> bytes:
-    """Return the array as an npy file. Strings become bytes, each as wide as the longest. Raise
+    """Return the array as an npy file. Strings become bytes, all as wide as the longest. Raise
     PayloadTooLarge."""
     size = array.nbytes
     if array.dtype == np.object_:
@@ -88,7 +88,7 @@ def write_npy(array: Array, budget: Budget) -> bytes:
 
 
 def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
-    """Return a line for each row, which has the values of all tensors side by side. Raise
+    """Return one CSV line per row, with the values of all tensors one after another. Raise
     NotAcceptable or PayloadTooLarge."""
     counts = {tensor.shape[0] if tensor.shape else 1 for tensor in tensors}
     if len(counts) != 1:
@@ -101,7 +101,7 @@ def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
 
 
 def _rows(tensor: Tensor) -> Iterator[bytes]:
-    """Yield the cells of each row of a tensor, as CSV."""
+    """Yield the cells of each row of a tensor as CSV."""
     width = math.prod(tensor.shape[1:])
     values = json_values(tensor)
     for row in range(tensor.shape[0] if tensor.shape else 1):

@@ -1,4 +1,5 @@
-"""JSON values as tensors, and tensors as JSON values. What is checked here is what Triton gets."""
+"""Converts JSON values to tensors and tensors to JSON values. Every value that Triton gets is
+checked here."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,13 @@ from serving.room import WRITTEN, Room, reserve, tensor_strings
 from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
-# The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
+# The types of JSON values that are allowed for a datatype, by the kind of its numpy dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 
 
 def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
-    """Return JSON values, nested or flat, as a flat array of the datatype (float32
-    for BF16). Raise InvalidRequest, PayloadTooLarge or TooLate."""
+    """Convert JSON values, nested or flat, to a flat array of the datatype (float32 for BF16).
+    Raise InvalidRequest, PayloadTooLarge or TooLate."""
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
@@ -51,14 +52,13 @@ def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
     return _numbers(name, datatype, values, dtype)
 
 
-# simdjson's name of the type, of 8 bytes, to which it copies numbers, by the kind of dtype that
-# they become.
+# The 8-byte type to which simdjson copies numbers, by the kind of dtype that they become.
 Copied = Literal["d", "i", "u"]
 COPIES: dict[str, Copied] = {"f": "d", "i": "i", "u": "u"}
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return the numbers of an array, nested or flat, None if one of them does not fit the
+    """Return the numbers of an array, nested or flat, or None if one of them does not fit the
     dtype."""
     if dtype.kind not in COPIES:
         return None
@@ -70,8 +70,8 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
 
 
 def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return the numbers as the dtype, None if it does not hold one of them. Infinity and NaN stay
-    what they are."""
+    """Convert numbers to the dtype. Return None if one of them does not fit. Infinity and NaN are
+    kept."""
     try:
         with np.errstate(over="raise"):
             cast = numbers.astype(dtype, copy=False)
@@ -89,13 +89,13 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
     try:
         with np.errstate(over="raise"):
             return np.array(values, dtype=dtype)
-    # the latter for a whole number of more than 308 digits
+    # OverflowError is raised for whole numbers of more than 308 digits
     except (FloatingPointError, OverflowError) as err:
         raise out_of_range(name, datatype, dtype) from err
 
 
 def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
-    """Return the error of an input with numbers that its datatype does not hold."""
+    """Return the error for an input with numbers that do not fit its datatype."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     holds = f"it holds {limits.min} to {limits.max}"
     return InvalidRequest(f"input '{name}': its data do not fit {datatype} ({holds})")
@@ -103,7 +103,7 @@ def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidReque
 
 def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
     """Return the values without their nesting, and their types. Each pass removes one level of
-    lists, until lists and other values stand side by side."""
+    lists, until there are values that are not lists."""
     for depth in range(MOST_DIMENSIONS):
         check_time()
         types = set(map(type, values))
@@ -118,7 +118,8 @@ def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
 
 
 def _add_leaves(name: str, values: list[Any], depth: int, leaves: list[Any]) -> None:
-    """Append the values that are not lists, and those of the lists, nested at most `depth` deep."""
+    """Append the values that are not lists, and those inside lists that are nested at most `depth`
+    deep."""
     if not depth:
         raise _too_deep(name)
     for value in in_time(values):
@@ -132,7 +133,7 @@ def _too_deep(name: str) -> InvalidRequest:
     return InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
 
 
-# The characters of the longest number of each datatype, with its comma.
+# The characters of the longest number of each datatype, including a comma.
 WIDTHS = {
     "BOOL": 6,
     "INT8": 5,
@@ -147,7 +148,7 @@ WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
 
 
 def json_room(tensors: Sequence[Tensor], budget: Budget) -> Room:
-    """Reserve what it takes to write the tensors as JSON. Raise PayloadTooLarge, Overloaded."""
+    """Reserve the memory for writing the tensors as JSON. Raise PayloadTooLarge or Overloaded."""
     budget.check_output(sum(map(_json_length, tensors)))
     return reserve(sum(map(_written, tensors)), "the JSON of the answer")
 
@@ -159,8 +160,8 @@ def _written(tensor: Tensor) -> int:
 
 
 def _json_length(tensor: Tensor) -> int:
-    """Return the most bytes that a tensor's elements take in JSON. Strings may take more: escapes
-    are not counted."""
+    """Return the maximum number of bytes that a tensor's elements take in JSON. Strings may take
+    more, because escapes are not counted."""
     return (
         WIDTHS[tensor.datatype] * math.prod(tensor.shape)
         if tensor.datatype in WIDTHS
@@ -169,8 +170,8 @@ def _json_length(tensor: Tensor) -> int:
 
 
 def json_values(tensor: Tensor) -> Any:
-    """Return a tensor's elements, flat, as orjson takes them: an array, or a list of strings. Raise
-    PayloadTooLarge."""
+    """Return a tensor's elements, flat, in a form that orjson accepts: an array, or a list of
+    strings. Raise PayloadTooLarge."""
     if tensor.datatype != "BYTES":
         return tensor.array().reshape(-1)
     check_count(
@@ -184,8 +185,8 @@ def json_values(tensor: Tensor) -> Any:
 
 
 def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:
-    """Return a shape that a body of `length` bytes can hold, because each element takes at least
-    one. Raise InvalidRequest."""
+    """Check that a body of `length` bytes can hold a tensor of this shape, with at least one byte
+    per element, and return the shape. Raise InvalidRequest."""
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
             f"input '{name}': the body of {length} bytes cannot hold a tensor of shape "
@@ -194,14 +195,14 @@ def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]
     return tuple(shape)
 
 
-# Triton's own parameters, whose values it reads as microseconds and as a level; the largest ones
-# that it computes with. It has no others of its own whose names begin with its prefix.
+# Triton's own parameters that are numbers, and their maximum values: `timeout` is in microseconds,
+# `priority` is a level. Triton has no others, except for one whose name begins with its prefix.
 OWN_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
 OWN_PREFIX, OWN_FLAG = "triton_", "triton_enable_empty_final_response"
 
 
 def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | None) -> Parameters:
-    """Return a request's parameters for Triton, without those of sequences if the model has none.
+    """Return a request's parameters for Triton. Leave out those of sequences if the model has none.
     Raise InvalidRequest or PayloadTooLarge."""
     check_count(len(parameters), MOST_NAMED, "parameters")
     checked: dict[str, bool | int | float | str] = {}
@@ -215,7 +216,8 @@ def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | N
 
 
 def _check_parameter(name: str, value: object) -> None:
-    """Raise InvalidRequest if Triton does not take the parameter, or would take another one."""
+    """Raise InvalidRequest if Triton does not accept the parameter, or would read a different
+    one."""
     subject = f"parameter {quoted(name)}"
     if not isinstance(value, bool | int | float | str):
         raise InvalidRequest(

@@ -1,7 +1,7 @@
-"""Reads one instance: an image, a text, a row of a table, or any JSON value. Only this package
-decodes.
+"""Decodes instances: images, texts, rows of tables, and JSON values. Only this package decodes
+them.
 
-A client names its codec: IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or a codec of its own.
+Each client has a codec: IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or one of its own.
 """
 
 from serving.codecs.base import (

@@ -1,4 +1,4 @@
-"""The base of all codecs, and the codecs of a text, a row of a table and any JSON value."""
+"""The base class of all codecs, and the codecs of texts, rows of tables, and JSON values."""
 
 import csv
 from abc import ABC, abstractmethod
@@ -15,25 +15,25 @@ from serving.room import BASE64, CELLS, reserve, text
 
 FORM = "multipart/form-data"
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\v\f")
-csv.field_size_limit(2**31 - 1)  # the body's size is the limit
+csv.field_size_limit(2**31 - 1)  # the size of the body is the only limit
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of an image. `side`: a JPEG may be decoded smaller if each side keeps this many
-    pixels; 0: it may not."""
+    """Limits for an image. A JPEG may be decoded at a reduced size if each side keeps at least
+    `side` pixels. If `side` is 0, it may not."""
 
-    max_image_pixels: int = 89_000_000  # above it, Pillow takes a picture for a decompression bomb
+    max_image_pixels: int = 89_000_000  # above this, Pillow considers an image a decompression bomb
     side: int = 0
 
 
 class Codec(ABC):
-    """One kind of instance. `expected` is what an error tells the caller to send in JSON, `part`
-    the field of such a value that holds the instance, `keys` all fields of it that are read (None:
-    any). Its methods raise DecodingError.
+    """One kind of instance. `expected` is what an error tells the caller to send in JSON. `part` is
+    the field of such a JSON object that contains the instance, `keys` are all of its fields that
+    are read (None: any fields). The methods raise DecodingError.
 
-    An instance is opened, which is quick and says how large it is, and then loaded, which takes
-    time and memory.
+    An instance is first opened, which is quick and shows how large it is, and then loaded, which
+    takes time and memory.
     """
 
     name: str
@@ -41,39 +41,39 @@ class Codec(ABC):
     part: str = ""
     keys: tuple[str, ...] | None = None
     media_types: tuple[str, ...] = ()
-    # the JSON Schema of an instance in JSON; {}: any value
+    # the JSON Schema of an instance in JSON; {} allows any value
     schema: ClassVar[Mapping[str, Any]] = {}
 
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
-        """Return the instance that these raw bytes hold."""
+        """Decode raw bytes to an instance."""
         return self.load(self.open(data, limits))
 
     @abstractmethod
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Open raw bytes, a body or a part of a form. Return the object from which `load` makes the
-        instance."""
+        """Open raw bytes, which are a body or a part of a form. Return the object that `load`
+        decodes."""
 
     @abstractmethod
     def open_json(self, value: Any, limits: Limits) -> Any:
-        """Open a value of a JSON body, and return the same."""
+        """Open a value in a JSON body. Return the object that `load` decodes."""
 
     def load(self, opened: Any) -> Any:
-        """Return the instance."""
+        """Decode an opened instance."""
         return opened
 
     def memory(self, opened: Any) -> int:
-        """Return the most bytes that an image takes while it is loaded, and as the instance; 0 for
-        others."""
+        """Return the maximum number of bytes that an image takes while it is loaded and as an
+        instance. Return 0 for other instances."""
         return 0
 
     def length(self, opened: Any) -> int:
-        """Return the characters of a text; 0 for others."""
+        """Return the number of characters of a text. Return 0 for other instances."""
         return 0
 
 
 def decode_base64(encoded: str) -> bytes:
-    """Decode any base64: URL-safe, unpadded, with a `data:…;base64,` prefix or line ends. Raise
-    DecodingError."""
+    """Decode any base64: URL-safe, without padding, with line breaks, or after a `data:…;base64,`
+    prefix. Raise DecodingError."""
     room = reserve(BASE64 * len(encoded), "base64")
     if encoded.startswith("data:") and "," in encoded[:256]:
         encoded = encoded.split(",", 1)[1]
@@ -87,7 +87,7 @@ def decode_base64(encoded: str) -> bytes:
 
 
 def describe(value: Any) -> str:
-    """Describe a value in an error message: its JSON type, keys or start."""
+    """Describe a value for an error message by its JSON type, its keys or its beginning."""
     if isinstance(value, dict):
         return f"an object with the keys {sorted(map(str, islice(value, 8)))}"
     if isinstance(value, list):
@@ -99,13 +99,13 @@ def describe(value: Any) -> str:
 
 
 class TextCodec(Codec):
-    """Decode UTF-8 text."""
+    """Decodes UTF-8 text."""
 
     name = "text"
     expected = 'a string, or {"text": "…"}'
     keys: tuple[str, ...] = ("text",)
     media_types = ("text/plain",)
-    # the tasks of texts take objects with keys of their own
+    # tasks on texts accept objects with keys of their own
     schema: ClassVar[Mapping[str, Any]] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
     def open(self, data: bytes, limits: Limits) -> str:
@@ -126,7 +126,7 @@ class TextCodec(Codec):
 
 
 class JsonCodec(Codec):
-    """Pass on any JSON value as it is."""
+    """Passes on any JSON value unchanged."""
 
     name = "json"
     expected = "any JSON value"
@@ -143,7 +143,8 @@ class JsonCodec(Codec):
 
 
 class RowCodec(JsonCodec):
-    """Read a row of a table: its cells in order, a list, or by their columns, an object."""
+    """Reads a row of a table: either its cells in order, as a list, or its cells by column, as an
+    object."""
 
     name = "row"
     expected = "a list of cells, or an object {column: cell}"
@@ -153,7 +154,7 @@ class RowCodec(JsonCodec):
     }
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Read JSON, or one line of CSV."""
+        """Open JSON, or one line of CSV."""
         is_json = data.lstrip()[:1] in (b"[", b"{")
         if not is_json:
             return read_cells(data)
@@ -166,7 +167,7 @@ class RowCodec(JsonCodec):
 
 
 def read_cells(row: bytes) -> list[str]:
-    """Return the cells of one row of CSV (RFC 4180, UTF-8). Raise DecodingError,
+    """Parse one row of CSV (RFC 4180, UTF-8) into its cells. Raise DecodingError or
     PayloadTooLarge."""
     check_count(row.count(b","), MOST_CELLS, "cells in one row")
     reserve(CELLS * len(row), "a row of CSV")

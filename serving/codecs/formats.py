@@ -1,5 +1,5 @@
-"""The differences between image formats: the memory of their decoders, modes other than RGB, and
-how they are written."""
+"""How image formats differ: the memory of their decoders, modes other than RGB, and how they are
+encoded."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -12,20 +12,23 @@ from PIL import Image, TiffImagePlugin, TiffTags
 
 from serving.errors import DecodingError
 
-PIXEL = 4  # bytes of one in Pillow's largest modes, RGB among them
-WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB
-# of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a pass
-# over all
+PIXEL = 4  # bytes of a pixel in Pillow's largest modes, which include RGB
+# bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB image
+WEBP_BUFFERS = 16
+# Maximum number of scans in a JPEG with all the pixels that are allowed. libjpeg's progressive
+# files have 10. Each scan is a pass over all pixels.
 SCANS = 16
 START_OF_SCAN = b"\xff\xda"
 SCAN_COMPONENTS = 4  # bytes behind it is the number of components in the scan
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
-STRIP_PIXELS = 2**20  # converted at a time, because a pixel takes up to 16 bytes on its way
+# pixels that are converted at a time, because each takes up to 16 bytes meanwhile
+STRIP_PIXELS = 2**20
 WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
-# libjpeg's JPEG_MAX_DIMENSION: to resize a line of 89 million pixels, Pillow takes gigabytes
+# libjpeg's JPEG_MAX_DIMENSION. To resize a single line of 89 million pixels, Pillow would take
+# gigabytes.
 LONGEST_SIDE = 65_500
 
-# of a TIFF's tags: how much libtiff unpacks at a time, and by which decoder, depends on these
+# the tags of a TIFF that determine how much libtiff decodes at a time, and with which decoder
 PLANES = 284
 SIZE_TAGS = {
     TiffImagePlugin.COMPRESSION,
@@ -37,15 +40,15 @@ SIZE_TAGS = {
     TiffImagePlugin.TILELENGTH,
 }
 WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
-BIG_TIFF = 43  # its version; it has 64-bit offsets
+BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 
 # Pillow makes a Python object of each value of a tag, of a fraction in 2.4 µs
 MOST_VALUES = 2**17
 MOST_FRACTIONS = 2**12
 FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}
-WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types of one value each
+WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data are one value
 
-# strips are read in C: Pillow's own way takes minutes for a million of them
+# read strips in C: Pillow's Python code takes minutes for a million of them
 TiffImagePlugin.READ_LIBTIFF = True
 
 
@@ -67,19 +70,19 @@ for kind in _LOADERS.keys() - WHOLE:
 
 
 def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:
-    """Return the bytes that the decoder of this format holds beside the image that it fills.
-    `data` is the file, `scans` are those of its JPEG data. Raise DecodingError for a file that
-    takes too much work or has several frames."""
+    """Return how many bytes the decoder of this format takes besides the image that it fills.
+    `data` is the file; `scans` is the number of scans in its JPEG data. Raise DecodingError if
+    decoding takes too much work, or if there are several frames."""
     pixels = image.width * image.height
     tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         tags = image.tag_v2
         _check_tags(data, tags)
-        side = max(image.size)  # a rotated image has its sides exchanged
+        side = max(image.size)  # the sides of a rotated image are swapped
         rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
         width = tags.get(TiffImagePlugin.TILEWIDTH)
         length = tags.get(TiffImagePlugin.TILELENGTH)
-        # libtiff unpacks one strip or tile at a time, which may be larger than its image.
+        # libtiff decodes one strip or tile at a time, which may be larger than the image.
         if width and length:
             pixels = int(width) * int(length)
         else:
@@ -89,12 +92,12 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
         raise DecodingError(
             f"the JPEG image has {scans} scans; send it as one that is not progressive"
         )
-    # Pillow unpacks it in Python
+    # Pillow decodes this compression in Python
     if image.format == "BMP" and image.info.get("compression") in (1, 2):
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-    # libjpeg's, if more than one scan adds to them
+    # the coefficients that libjpeg keeps if there is more than one scan
     coefficients = 2 * len(image.getbands()) * pixels
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
@@ -115,8 +118,8 @@ def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
 
 
 def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:
-    """Raise DecodingError if libtiff could read other sizes than Pillow, which skips a tag of an
-    unknown type, and all tags behind a broken one. `data` is a TIFF with one directory."""
+    """Raise DecodingError if libtiff could read other sizes than Pillow, which ignores a tag of an
+    unknown type, and all tags after an invalid one. `data` is a TIFF with one directory."""
     order = "<" if data.startswith(b"II") else ">"
     header, number, entry = ("4xL", "H", "HHL4x")
     if BIG_TIFF in data[2:4]:
@@ -139,9 +142,9 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert the modes of Pillow to RGB: transparency laid on white, CMYK and palettes converted,
-    16-bit grey reduced to its high bytes. Raise DecodingError for a picture whose pixels have no
-    white: floats, signed ones and those of 32 bits."""
+    """Convert an image to RGB. Transparent pixels are blended with white, CMYK and palettes are
+    converted, and 16-bit grey is reduced to its high bytes. Raise DecodingError for pixels without
+    a defined white: floats, and signed or 32-bit integers."""
     if image.mode in ("I", "F"):
         raise DecodingError(
             f"the {image.format} image has pixels of 32 bits, signed ones or floats (Pillow's mode "
@@ -149,7 +152,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         )
     result = Image.new("RGB", image.size)
     rows = max(1, STRIP_PIXELS // image.width)
-    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    tags = getattr(image, "tag_v2", {})  # only a TIFF has tags
     for top in range(0, image.height, rows):
         bottom = min(top + rows, image.height)
         strip = image.crop((0, top, image.width, bottom))
@@ -160,11 +163,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
-    """Return the grey image of 8 bits; a level that is transparent becomes white."""
+    """Return a 16-bit grey image with 8 bits. A transparent level becomes white."""
     levels = np.asarray(image)
-    bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12
+    bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12 bits
     grey = (levels >> (bits - 8)).astype(np.uint8)
-    # Pillow inverts such images of 8 bits alone
+    # Pillow inverts only such images of 8 bits
     if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
         grey = ~grey
     if (transparent := image.info.get("transparency")) is not None:
@@ -180,8 +183,8 @@ def _strip_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def encode_image(image: Image.Image, media_type: str) -> bytes:
-    """Return the file: image/jpeg (quality 90) or image/png."""
+    """Encode an image as image/jpeg (quality 90) or image/png."""
     format = "PNG" if media_type == "image/png" else "JPEG"
     buffer = BytesIO()
-    image.save(buffer, format, quality=90)  # PNG ignores it
+    image.save(buffer, format, quality=90)  # PNG ignores the quality
     return buffer.getvalue()

@@ -1,5 +1,5 @@
-"""Read untrusted image files with bounded memory and work. What Pillow raises becomes
-DecodingError."""
+"""Decodes untrusted image files with limits on memory and work. Exceptions of Pillow become
+DecodingErrors."""
 
 import logging
 import warnings
@@ -24,34 +24,37 @@ from serving.codecs.formats import (
 )
 from serving.errors import DecodingError
 
-# others start programs or decode at once; JPEG takes MPO too
+# Pillow's other formats start programs or decode on open. Pillow opens MPO files as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 JPEG = ("JPEG", "MPO")
-# the image and the RGB made of it, or the image and itself while it is turned
+# the image and the RGB image made from it, or the image and its rotated copy
 BYTES_PER_PIXEL = 2 * PIXEL
 PAIR = int.from_bytes(START_OF_SCAN, "little")
 # a photo's header has tens of parts; Pillow takes microseconds for each
 HEADER_PARTS = 800
 HEADER_BYTES = 8 * 2**20
-BYTES_PER_READ = 32  # behind the header; blocks of a GIF have 256, and chunks of a PNG thousands
-# the least factor by which libjpeg makes an image smaller: at 7/8 it takes longer than at full size
+# Minimum size of a read after the header: blocks of a GIF have up to 256 bytes, and chunks of a PNG
+# thousands.
+BYTES_PER_READ = 32
+# The minimum factor by which libjpeg reduces an image: at 7/8 it takes longer than at full size.
 SMALLER = 1.3
 
-Image.MAX_IMAGE_PIXELS = None  # the limit is checked here, by memory
-PngImagePlugin.MAX_TEXT_MEMORY = 4 * 2**20  # of unpacked text; Pillow allows 64 MB
-warnings.filterwarnings("ignore", module=r"PIL\b")  # a caller's file says nothing to an operator
+Image.MAX_IMAGE_PIXELS = None  # the limit is checked here instead, by memory
+PngImagePlugin.MAX_TEXT_MEMORY = 4 * 2**20  # bytes of decompressed text; Pillow allows 64 MB
+# warnings about a caller's file are of no use to an operator
+warnings.filterwarnings("ignore", module=r"PIL\b")
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def most_memory(max_image_pixels: int) -> int:
-    """Return the bytes that one image, or those of a batch together, take at most until they are
-    RGB."""
+    """Return the maximum number of bytes that one image, or all images of a batch, may take until
+    they are RGB."""
     return max_image_pixels * BYTES_PER_PIXEL
 
 
 class _File(BytesIO):
-    """The image's bytes, in a bounded number of reads: each runs in Python, and a header can ask
-    for millions."""
+    """The bytes of an image file, with a limited number of reads: each read runs Python code, and a
+    header can require millions."""
 
     reads_left = HEADER_PARTS
     bytes_left = HEADER_BYTES
@@ -59,7 +62,7 @@ class _File(BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
         self.reads_left -= 1
-        if size is not None and size > 0:  # WebP asks for all at once
+        if size is not None and size > 0:  # WebP reads everything at once
             self.bytes_left -= len(block)
         if self.reads_left < 0 or self.bytes_left < 0:
             raise DecodingError(
@@ -69,17 +72,17 @@ class _File(BytesIO):
 
 
 class Header:
-    """An image whose header alone is read."""
+    """An image of which only the header has been read."""
 
     def __init__(self, data: bytes, limits: Limits) -> None:
-        """Raise DecodingError if the file is not an image, or if decoding it takes more than the
+        """Raise DecodingError if the file is not an image, or if decoding it would exceed the
         limits."""
         self.data = data
         self.side = limits.side
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
-            # The length of the file bounds the reads of its pixels.
+            # The length of the file limits the reads of its pixels.
             file.reads_left = HEADER_PARTS + len(data) // BYTES_PER_READ
             file.bytes_left = 2 * (HEADER_BYTES + len(data))
             self._check(limits.max_image_pixels)
@@ -110,7 +113,7 @@ class Header:
                 "in a JPEG; cut it to pieces"
             )
         scans = 0
-        # count markers, of a preview too; bytes.count takes four times as long
+        # count the markers, including those of a preview; bytes.count takes four times as long
         if kind in (*JPEG, "TIFF"):
             for first in (0, 1):
                 count = (len(self.data) - first) // 2
@@ -128,18 +131,19 @@ class Header:
             )
         if "exif" in image.info:  # read here, because it may be refused
             image.getexif().get(ExifTags.Base.Orientation)
-        if self.side:  # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats stay whole
+        # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats are decoded whole
+        if self.side:
             image.draft(image.mode, (self.side, self.side))
 
     @property
     def memory(self) -> int:
-        """Return the bytes that the image takes at most until it is RGB."""
+        """Return the maximum number of bytes that the image takes until it is RGB."""
         size = self.image.width * self.image.height * PIXEL
         return size + max(size, self.buffer)
 
     def rgb(self) -> Image.Image:
-        """Decode the image: EXIF orientation applied, transparency laid on white. Raise
-        DecodingError."""
+        """Decode the image to RGB, apply its EXIF orientation, and blend transparent pixels with
+        white. Raise DecodingError."""
         try:
             image = self._decoded()
             ImageOps.exif_transpose(image, in_place=True)
@@ -155,28 +159,30 @@ class Header:
             ) from err
 
     def _decoded(self) -> Image.Image:
-        """Decode a JPEG that may be smaller at 3/8, 5/8 or 6/8, because Pillow asks libjpeg for
-        1/2, 1/4 and 1/8 alone. Pillow decodes the others, those that get no smaller, and those with
-        a mistake: it reads over many."""
+        """Decode the image. simplejpeg decodes a JPEG that may be reduced, because it supports 3/8,
+        5/8 and 6/8, while Pillow uses only 1/2, 1/4 and 1/8 of libjpeg's factors. Pillow decodes
+        all other images, those that would not get smaller, and those with errors, many of which it
+        tolerates."""
         image = self.image
         if self.side and image.format in JPEG and image.mode in ("RGB", "L"):
             smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
             with suppress(Exception):
                 height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
-                if width < image.width and height < image.height:  # `memory` counts Pillow's size
+                # `memory` is based on Pillow's size
+                if width < image.width and height < image.height:
                     pixels = np.empty((height, width, 3), np.uint8)
                     decoded = Image.fromarray(
                         simplejpeg.decode_jpeg(self.data, buffer=pixels, **smaller)
                     )
-                    decoded.info = image.info  # the orientation is there
+                    decoded.info = image.info  # it contains the orientation
                     return decoded
         image.load()
         return image
 
 
 class ImageCodec(Codec):
-    """Decode an image file to PIL.Image in RGB, EXIF orientation applied, transparency laid on
-    white."""
+    """Decodes an image file to a PIL.Image in RGB, with its EXIF orientation applied and
+    transparent pixels blended with white."""
 
     name = "image"
     expected = '{"b64": "<base64 of an image file>"}'
@@ -210,7 +216,7 @@ class ImageCodec(Codec):
 
 
 class EncodedImageCodec(ImageCodec):
-    """Pass on the bytes of an image file, for a model that decodes by itself; the header is
+    """Passes on the bytes of an image file for a model that decodes them itself. The header is
     checked."""
 
     name = "encoded image"

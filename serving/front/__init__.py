@@ -1,2 +1,2 @@
-"""What runs inside a gunicorn worker: routes, refusals for load, replies, metrics, logs. The only
-place with flask."""
+"""The code that runs in a gunicorn worker: routes, admission, replies, metrics, logs. Only this
+package imports flask."""

@@ -1,11 +1,12 @@
-"""Refuse requests for load, the only place with 503 `overloaded`; docs/errors.md has a table of all
-bounds.
+"""Refuses requests when the server is overloaded. The error `overloaded` (503) is raised nowhere
+else; docs/errors.md has a table of all limits.
 
-Requests and the memory that they take are both bounded, in total and per model, over all of
-gunicorn's workers. They share the counters (model_status/shared_files.py) without a lock: the bound
-of requests may be exceeded by a few. One of several models may hold no more requests, and bytes of
-their bodies, than are free, so the first that hangs takes half of all, the next a quarter
-(Choudhury and Hahne, "Dynamic queue length thresholds", 1998, with a factor of 1).
+The number of requests and the memory that they take are both limited, in total and per model,
+across all of gunicorn's workers. The workers share the counters (model_status/shared_files.py)
+without a lock, so the limit on requests may be exceeded by a few. If several models are served, one
+of them may hold no more requests, and no more bytes of bodies, than are free. So the first model
+that hangs occupies half of the total, the next one a quarter (Choudhury and Hahne, "Dynamic queue
+length thresholds", 1998, with a factor of 1).
 """
 
 import threading
@@ -24,9 +25,13 @@ LIMITS = (
 
 
 class Admission:
-    """Make it before gunicorn forks. `limit` bounds the requests and `most_bytes` the memory that
-    they take; with `several_models` one model cannot use them all. Each of the `workers` counts in
-    a row of the file `leases`."""
+    """Counts the requests in flight and the memory that they take, and refuses more than the
+    limits.
+
+    Create it before gunicorn forks. `limit` is the maximum number of requests, `most_bytes` that of
+    the bytes of memory. With `several_models`, one model cannot use all of either. Each of the
+    `workers` counts in its own row of the file `leases`.
+    """
 
     def __init__(
         self,
@@ -42,27 +47,27 @@ class Admission:
         self.leases = Leases(leases, workers)
         self.lock = threading.Lock()
         self.row = 0
-        self.last_active = 0.0  # when a request of this worker began or ended (time.monotonic)
-        self.freed = 0  # bytes that requests of this worker have given back
+        self.last_active = 0.0  # when a request of this worker last began or ended (time.monotonic)
+        self.freed = 0  # total bytes that requests of this worker have given back
         self._rows: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Forget the requests of a gunicorn before this one."""
+        """Clear the counts that a previous gunicorn left behind."""
         for row in range(self.leases.rows):
             self.leases.clear(row)
 
     def add_worker(self, worker: int) -> None:
-        """Choose the row in which the next process counts, from its fork on. `worker` is any number
-        for it."""
+        """Choose the row in which the next forked process counts. `worker` is any number that
+        identifies the process."""
         free = set(range(self.leases.rows)) - set(self._rows.values())
         self._rows[worker] = self.row = min(free, default=0)
 
     def remove_worker(self, worker: int) -> None:
-        """Forget the requests of a worker that has ended."""
+        """Clear the counts of a worker that has ended."""
         self.leases.clear(self._rows.pop(worker))
 
     def enter(self, size: int) -> "Slot":
-        """Take a slot for a request, before its body of `size` bytes is read. Raise Overloaded."""
+        """Take a slot for a request before its body of `size` bytes is read. Raise Overloaded."""
         slot = Slot(self)
         with self.lock:
             requests = self.leases.requests(TOTAL)
@@ -79,19 +84,20 @@ class Admission:
 
 
 class Slot:
-    """A request's slot of the total, and of one model at a time, and its account: the bytes that
-    its body and its steps take (serving/room.py). Not to be shared between threads."""
+    """A request's slot in the total and in one model at a time, and its account: the bytes that its
+    body and its steps take (serving/room.py). Not safe to share between threads."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.size = 0
         self._counted = 0  # bytes of these that the workers' shared counter has
-        self._column = -1  # of the model's counter; -1 while there is none
-        self._kept = 0  # bytes that the model's counter has: those of the body
+        self._column = -1  # of the model's counter; -1 if the request holds no model
+        self._kept = 0  # the bytes counted for the model: those of the body
 
     def take(self, size: int, step: str) -> None:
-        """Count `size` more bytes, which a step will take. Raise PayloadTooLarge if the request
-        would have more than all may, Overloaded if others have them."""
+        """Add `size` bytes, which a step is about to take, to the account. Raise PayloadTooLarge if
+        the request would exceed the memory for all requests, and Overloaded if other requests hold
+        the memory."""
         admission = self._admission
         own = self.size + size
         if own - self._counted < SMALL:
@@ -117,7 +123,7 @@ class Slot:
         )
 
     def give_back(self, size: int) -> None:
-        """Count `size` bytes less: a step has ended. After `leave` it does nothing."""
+        """Subtract `size` bytes from the account after a step. Do nothing after `leave`."""
         self.size = max(0, self.size - size)
         if self._counted - self.size < SMALL:
             return
@@ -131,8 +137,8 @@ class Slot:
         self._counted = size
 
     def keep(self, model: str, column: int) -> None:
-        """Take a slot of the model whose counter is `column`, which keeps it loaded until `leave`.
-        Raise Overloaded."""
+        """Take a slot of the model whose counter is `column`, which keeps the model loaded until
+        `leave`. Raise Overloaded."""
         admission = self._admission
         leases = self._admission.leases
         with admission.lock:
@@ -156,14 +162,14 @@ class Slot:
             self._admission.leases.add(self._admission.row, counter, sign, sign * self._kept)
 
     def _release(self) -> None:
-        """Give the model's slot back, if there is one."""
+        """Give back the model's slot, if the request holds one."""
         if self._column >= 0:
             self._count_model(-1)
             self._admission.leases.touch(self._column)
             self._column = -1
 
     def leave(self) -> None:
-        """Give everything back: the reply has been sent."""
+        """Give back the slots and the account, after the reply has been sent."""
         admission = self._admission
         with admission.lock:
             self._release()

@@ -1,5 +1,5 @@
-"""gunicorn's hooks, which it finds by their names:
---config=python:serving.front.gunicorn_config."""
+"""gunicorn's hooks, which it finds by their names
+(--config=python:serving.front.gunicorn_config)."""
 
 import gc
 import os
@@ -16,7 +16,9 @@ from serving.front.monitoring import MULTIPROCESS
 from serving.front.services import Services
 
 logger_class = JsonLogger
-RESERVED = 64 * 1024  # bytes of each file of counts, enough for some ten models
+# gunicorn would answer X-Forwarded headers that contradict each other with HTML; we read none
+secure_scheme_headers: dict[str, str] = {}
+RESERVED = 64 * 1024  # bytes of each file of metrics: enough for about ten models
 
 
 def on_starting(server: Any) -> None:
@@ -25,8 +27,8 @@ def on_starting(server: Any) -> None:
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """Hide the imported modules from the workers' garbage collector, which took 0.2 s when a worker
-    ended."""
+    """Exclude the imported modules from garbage collection in the workers, because it took 0.2 s
+    when a worker ended."""
     _services(server).admission.add_worker(worker.age)
     gc.freeze()
 
@@ -37,15 +39,15 @@ def post_worker_init(worker: Any) -> None:
 
 
 def child_exit(server: Any, worker: Any) -> None:
-    """Clean up behind a worker that ended; runs in gunicorn's master."""
+    """Clean up after a worker that has ended. Runs in gunicorn's master."""
     _services(server).admission.remove_worker(worker.age)
     _services(server).gateway.shared_memory.remove_files(worker.pid)
     mark_process_dead(worker.pid)
 
 
 def _reserve_files() -> None:
-    """Reserve disk space for this worker's counts. prometheus_client maps its files into memory,
-    and the kernel kills a process that writes to a mapped page for which the disk has no room."""
+    """Reserve disk space for this worker's metrics. prometheus_client maps its files into memory,
+    and the kernel kills a process that writes to a mapped page for which the disk has no space."""
     for kind in ("counter", "histogram"):
         path = Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db")
         with suppress(OSError), path.open("ab") as file:
@@ -53,6 +55,6 @@ def _reserve_files() -> None:
 
 
 def _services(process: Any) -> Services:
-    """Return the app's objects. --preload made them in the master."""
+    """Return the app's shared objects, which --preload created in the master."""
     services: Services = process.app.wsgi().extensions["serving"]
     return services

@@ -1,4 +1,4 @@
-"""Notices when callers of streams disconnect."""
+"""Detects when callers of streams disconnect."""
 
 import select
 import socket
@@ -9,12 +9,12 @@ ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class HangUps:
-    """Notices when callers of streams disconnect, so that nothing more is computed for them. A
-    thread that waits for Triton cannot see this, so one thread per worker watches all these
+    """Detects when callers of streams disconnect, so that their requests can be cancelled. A thread
+    that waits for Triton cannot see this, so one thread per worker watches all of these
     connections.
 
-    Safe to share between threads; starts its own thread at the first use, which is after gunicorn's
-    fork.
+    Safe to share between threads. It starts its own thread at the first use, which is after
+    gunicorn's fork.
     """
 
     def __init__(self) -> None:
@@ -23,8 +23,8 @@ class HangUps:
         self._epoll: select.epoll | None = None
 
     def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back once if the other side ends the connection. Call `forget` before you close the
-        connection."""
+        """Call `callback` once if the peer closes the connection. Call `forget` before you close
+        the connection."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
@@ -35,7 +35,7 @@ class HangUps:
             self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
 
     def forget(self, connection: socket.socket | None) -> None:
-        """Stop watching this connection, if it was watched."""
+        """Stop watching a connection, if it is being watched."""
         with self._lock:
             if connection and self._epoll and self._callbacks.pop(connection.fileno(), None):
                 self._epoll.unregister(connection.fileno())
@@ -50,8 +50,8 @@ class HangUps:
 
 
 def _has_ended(number: int) -> bool:
-    """Return whether the connection has ended. An event may be late: another connection may have
-    its number by now."""
+    """Return whether the connection has ended. An event may be stale: its file descriptor may
+    belong to another connection by now."""
     poll = select.poll()
     poll.register(number, select.POLLRDHUP)
     return bool(poll.poll(0))

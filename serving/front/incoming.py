@@ -1,4 +1,4 @@
-"""Flask's request, with its headers and its body as the front reads them."""
+"""Flask's request, extended with what the front reads from its headers and body."""
 
 import re
 import uuid
@@ -18,37 +18,38 @@ from serving.headers import ATTRIBUTES
 from serving.request import Timings
 from serving.room import DEFLATED, UNPACKED, reserve
 
-# W3C Trace Context, a trace that is recorded
+# a traceparent (W3C Trace Context) with the sampled flag set
 SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
-# nginx's time in seconds since 1970; nginx replaces what a caller sends
+# when nginx forwarded the request, in seconds since 1970; nginx overwrites a caller's value
 FORWARDED = "X-Request-Start"
 MEGABYTE = 2**20
-# bytes of Custom-Attributes, as nginx allows in one line; several lines are joined
+# bytes of Custom-Attributes: nginx allows as much in one line, but joins several lines
 LONGEST_ATTRIBUTES = 8 * 1024
 
 
 class Incoming(flask.Request):
-    """Flask's request, with what the front notes of it for the reply, the log and the metrics."""
+    """Flask's request, with what the front records about it for the reply, the log and the
+    metrics."""
 
-    slot: Slot | None = None  # once the request is admitted
-    model = ""  # the one that answers; "" if none that is served is named
-    version = ""  # the one that answers
+    slot: Slot | None = None  # set once the request is admitted
+    model = ""  # the model that answers; "" if the request names none that is served
+    version = ""  # the version that answers
 
     def __init__(self, environ: dict[str, Any], *arguments: Any, **names: Any) -> None:
         super().__init__(environ, *arguments, **names)
         self.timings = Timings()
 
     def header(self, name: str) -> str:
-        """Return a header, "" if it is missing; several times faster than `headers`. Content-Type
-        and Content-Length are not among them."""
+        """Return a header, or "" if it is missing. Several times faster than `headers`, but without
+        Content-Type and Content-Length."""
         key = name.upper().replace("-", "_")
         value: str = self.environ.get(f"HTTP_{key}", "")
         return value
 
     @cached_property
     def id(self) -> str:
-        """Return X-Request-Id, which nginx sets to the caller's Inference-Id or to an id of its
-        own; a new one without nginx."""
+        """Return X-Request-Id, which nginx sets to the caller's Inference-Id or to a new id.
+        Without nginx return a new id."""
         return self.header("X-Request-Id") or uuid.uuid4().hex
 
     @cached_property
@@ -57,8 +58,7 @@ class Incoming(flask.Request):
         return read_attributes(header) if header else {}
 
     def check_attributes(self) -> None:
-        """Raise InvalidRequest if Custom-Attributes are too long for the reply, which repeats
-        them."""
+        """Raise InvalidRequest if Custom-Attributes are too long to be repeated in the reply."""
         length = len(self.header(ATTRIBUTES))
         if length > LONGEST_ATTRIBUTES:
             raise InvalidRequest(
@@ -68,16 +68,17 @@ class Incoming(flask.Request):
 
     @property
     def traceparent(self) -> str:
-        """Return the caller's traceparent, "" without a sampled one: Triton records any trace
-        (quirks.py).
+        """Return the caller's traceparent if its trace is sampled, else "", because Triton records
+        every trace that it receives (quirks.py).
 
-        SageMaker strips the header, so Custom-Attributes may carry it."""
+        SageMaker strips the header, so Custom-Attributes may carry it.
+        """
         header = self.header("traceparent") or self.attributes.get("traceparent", "")
         return header if SAMPLED.fullmatch(header) else ""
 
     @cached_property
     def forwarded(self) -> float:
-        """Return when nginx forwarded the request, on time.monotonic()'s clock, so time in
+        """Return when nginx forwarded the request, on time.monotonic()'s clock, so that time in
         gunicorn's queue counts."""
         try:
             seconds = time() - float(self.header(FORWARDED))
@@ -86,10 +87,11 @@ class Incoming(flask.Request):
             return monotonic()
 
     def whole(self) -> bytes:
-        """Return the body, unpacked. Raise PayloadTooLarge, Overloaded and others."""
+        """Return the body, decompressed. Raise PayloadTooLarge, Overloaded and others."""
         length = self.content_length
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
-        if length is None:  # only without nginx, which has the body whole before it sends it
+        # only without nginx, which receives the whole body before it forwards it
+        if length is None:
             data = self.get_data(cache=False)
         elif length > limit:
             raise RequestEntityTooLarge
@@ -106,13 +108,14 @@ class Incoming(flask.Request):
         return body
 
     def drain(self) -> None:
-        """Read what is left of the body: closing a connection with unread data resets it, and loses
-        the reply."""
+        """Read the rest of the body. Closing a connection with unread data resets it, and the reply
+        would be lost."""
         while self.environ["wsgi.input"].read(MEGABYTE):
             pass
 
     def reply_headers(self) -> dict[str, str]:
-        """Return the headers of the reply to an inference. nginx logs them, and adds the id."""
+        """Return the headers of the reply to an inference request. nginx logs them and adds the
+        id."""
         attributes = self.header(ATTRIBUTES)
         headers = {
             ATTRIBUTES: attributes if len(attributes) <= LONGEST_ATTRIBUTES else "",
@@ -124,5 +127,5 @@ class Incoming(flask.Request):
 
 
 def incoming() -> Incoming:
-    """Return the request that this thread answers."""
+    """Return the request that the current thread answers."""
     return flask.request._get_current_object()  # type: ignore[attr-defined,no-any-return]

@@ -1,6 +1,6 @@
-"""KServe's own routes, whose path names a model: /v2/models/MODEL[/versions/VERSION]/…
+"""The routes of KServe's protocol, whose path names a model: /v2/models/MODEL[/versions/VERSION]/…
 
-Requests with a body come here. nginx hands those without one (health, metadata, statistics) to
+Requests with a body come here. nginx forwards those without one (health, metadata, statistics) to
 Triton.
 """
 
@@ -22,22 +22,23 @@ from serving.request import PATH, Target
 def kserve_routes(
     infer: Callable[[Callable[[Incoming], Body], Target, str], Response],
 ) -> Blueprint:
-    """Return the routes; `infer` answers each request (predictor.py)."""
+    """Return a blueprint with the routes. `infer` answers each request (predictor.py)."""
     routes = Blueprint("kserve", __name__)
 
     def tensors(name: str, version: str | None = None) -> Response:
-        """Answer tensors, as JSON or with binary data behind it.
+        """Answer a request that sends tensors, as JSON or as binary data after the JSON.
 
-        Binary data need the Content-Type application/octet-stream and the header
-        Inference-Header-Content-Length, which has the length of the JSON."""
+        Binary data needs the Content-Type application/octet-stream and the header
+        Inference-Header-Content-Length, the length of the JSON in bytes.
+        """
         return infer(read_tensors, Target(PATH, name, version), "")
 
     def generate(name: str, version: str | None = None) -> Response:
-        """Answer a flat object by exactly one response."""
+        """Answer a flat JSON object with exactly one response."""
         return infer(_read_flat, Target(PATH, name, version), "")
 
     def generate_stream(name: str, version: str | None = None) -> Response:
-        """Answer a flat object by any number of responses."""
+        """Answer a flat JSON object with any number of responses."""
         return infer(_read_flat, Target(PATH, name, version), EVENT_STREAM)
 
     for path in ("/v2/models/<name>", "/v2/models/<name>/versions/<version>"):
@@ -48,7 +49,7 @@ def kserve_routes(
 
 
 def read_tensors(source: Incoming) -> TensorBody:
-    """Return the body of …/infer. Raise InvalidRequest."""
+    """Parse the body of …/infer. Raise InvalidRequest."""
     data = source.whole()
     if (length := source.headers.get(HEADER_LENGTH)) is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)

@@ -1,9 +1,10 @@
-"""The log lines of gunicorn and of the Flask app: JSON, with the request's id and without payloads.
+"""Formats the log lines of gunicorn and the Flask app: JSON, with the request's id and without
+payloads.
 
-`serve` reads them (serving/pid1/log.py). All workers write to one pipe, which keeps a line whole up
-to 4,096 bytes, so longer lines are cut. An exception's message may quote what a caller sent (`could
-not convert string to float: '…'`), so a trace has types, files and lines; it has the messages too
-if SERVE_LOG_LEVEL is debug.
+`serve` reads the lines (serving/pid1/log.py). All workers write to one pipe, which keeps lines of
+up to 4,096 bytes intact, so longer lines are shortened. An exception's message may quote what a
+caller sent (`could not convert string to float: '…'`), so a trace contains only types, files and
+line numbers. With SERVE_LOG_LEVEL=debug it contains the messages too.
 """
 
 import json
@@ -21,12 +22,12 @@ from gunicorn.glogging import Logger
 from serving.front.incoming import incoming
 
 OURS = ("predictor", "serving", "clients")
-LONGEST_MESSAGE = 1000  # characters: a caller's name of a model can be long
+LONGEST_MESSAGE = 1000  # characters: the name of a model in a request can be long
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON. `messages` says whether the messages of exceptions are
-    shown."""
+    """Formats a record as one line of JSON, with the messages of exceptions if `messages` is
+    true."""
 
     def __init__(self, messages: bool = False) -> None:
         super().__init__()
@@ -63,15 +64,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the exception, then each one that it came from."""
+    """Yield the exception and then its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 class JsonLogger(Logger):  # type: ignore[misc]
-    """Writes all lines to stderr by one handler: gunicorn's, ours from `loglevel` on, and other
-    packages' from warning on."""
+    """Writes all lines to stderr through one handler: gunicorn's own, this project's from level
+    `loglevel` on, and those of other packages from level warning on."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)

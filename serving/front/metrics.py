@@ -1,7 +1,6 @@
-"""Count the requests, in Prometheus' series (monitoring.py writes them). Every worker keeps its
-numbers in files in PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens at the first use after
-the fork; without it, in memory.
-"""
+"""Counts the requests in Prometheus' metrics, which monitoring.py writes out. Every worker keeps
+its numbers in files in PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens at the first use
+after the fork. Without that variable it keeps them in memory."""
 
 import threading
 from functools import cache, partial
@@ -12,15 +11,16 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from serving.front.incoming import Incoming
 
 OTHER = "(other)"
-# more (model, version) pairs than these share OTHER: a series is memory and time of every scrape
+# Further pairs of model and version are counted as OTHER: each series takes memory, and time in
+# every scrape.
 MOST_MODELS = 100
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-SIZE_BUCKETS = tuple(float(4**power) for power in range(3, 16))  # 64 bytes … 1 GB
+SIZE_BUCKETS = tuple(float(4**power) for power in range(3, 16))  # from 64 bytes to 1 GB
 
 
 class Metrics:
-    """The series of this process; safe to share between threads."""
+    """The metrics of this process. Safe to share between threads."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,8 +37,8 @@ class Metrics:
         stages = histogram(
             "serve_stage_seconds", "Time by stage", ["model", "stage"], buckets=STAGE_BUCKETS
         )
-        # `labels` takes a third of the time of a count, so its answers are kept; MOST_MODELS bounds
-        # them.
+        # `labels` takes a third of the time of a count, so its results are cached. MOST_MODELS
+        # limits their number.
         self._requests = cache(requests.labels)
         self._seconds = cache(seconds.labels)
         self._stages = cache(stages.labels)
@@ -52,7 +52,7 @@ class Metrics:
         self.unloads = counter("serve_model_unloads", "Unloads of models, by result", ["result"])
 
     def count(self, source: Incoming, response: Response, seconds: float) -> None:
-        """Count a request that was answered."""
+        """Count a request that has been answered."""
         model = source.model
         version = source.version
         if (model, version) not in self._names:

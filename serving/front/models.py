@@ -1,8 +1,8 @@
-"""The routes that list models, and in multi-model mode load and unload them.
+"""The routes that list models and, in multi-model mode, load and unload them.
 
-In multi-model mode a 404 makes the platform load the model, and a 507 makes it unload others first,
-so no other error has these statuses. A model's name may contain slashes, plain or as %2F. The model
-manager loads and unloads.
+In multi-model mode the platform reacts to a 404 by loading the model, and to a 507 by unloading
+others first, so no other error has these statuses. A model's name may contain slashes, plain or as
+%2F. The model manager does the loading and unloading.
 """
 
 import base64
@@ -44,8 +44,8 @@ from serving.model_status.states import READY
 
 PAGE = 100
 LARGEST_PAGE = 1000
-MANAGER_MARGIN = 5.0  # seconds: the manager gives up before we do
-# a start of the model manager takes 0.5 s, on busy processors a few
+MANAGER_MARGIN = 5.0  # seconds; the manager times out before its caller does
+# the model manager takes 0.5 s to start, or several seconds on a busy machine
 MANAGER_SECONDS = 10.0
 PAUSE = 0.05
 
@@ -55,8 +55,8 @@ example_routes = Blueprint("examples", __name__)
 
 
 def managed(view: Callable[..., Response]) -> Callable[..., Response]:
-    """Require the header that SERVE_MANAGEMENT_SECRET names, "HEADER=VALUE", and take a slot for
-    the request. The view raises Forbidden or Overloaded."""
+    """Wrap a view: require the header in SERVE_MANAGEMENT_SECRET ("HEADER=VALUE"), and take a slot
+    for the request. The view raises Forbidden or Overloaded."""
 
     @wraps(view)
     def guarded(**names: str) -> Response:
@@ -78,7 +78,8 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
 
 @contextmanager
 def _counted(counter: str) -> Iterator[None]:
-    """Count the result of a route, refusals of `managed` included: "ok", or the error's code."""
+    """Count the result of a route, including refusals by `managed`: "ok", or the code of the
+    error."""
     results: Counter = getattr(services().metrics, counter)
     try:
         yield
@@ -91,8 +92,10 @@ def _counted(counter: str) -> Iterator[None]:
 
 @example_routes.post("/examples/<name>/answer")
 def answer_example(name: str) -> Response:
-    """Answer why the model fails on its example, "" if it does not. Only the model manager may ask,
-    so nginx's requests get 404."""
+    """Test the model with its example, and answer why it fails: "" if it does not.
+
+    Only the model manager may ask, so requests through nginx get 404.
+    """
     if FORWARDED in incoming().headers:
         abort(HTTPStatus.NOT_FOUND)
     app, reason = services(), ""
@@ -107,8 +110,11 @@ def answer_example(name: str) -> Response:
 @describing_routes.get("/models")
 @managed
 def models() -> Response:
-    """List every model that Triton knows, with versions and states, client, inputs and outputs; and
-    our own version. `refused` has the changes of model folders that are not served."""
+    """List all models with their versions, states, clients, inputs and outputs.
+
+    `version` is that of this server. `refused` lists the changes of model folders that are not
+    served.
+    """
     registry = services().registry
     described = []
     for name, entries in sorted(registry.index().items()):
@@ -161,8 +167,10 @@ def _describe(served: ServedModel) -> dict[str, Any]:
 
 @describing_routes.get("/execution-parameters")
 def execution_parameters() -> Response:
-    """Tell SageMaker's batch transform how to call, as far as the job's own settings leave that
-    open."""
+    """Tell SageMaker's batch transform how to send requests.
+
+    It applies to what the job's own settings leave open.
+    """
     return json_reply(services().settings.execution_parameters)
 
 
@@ -170,8 +178,11 @@ def execution_parameters() -> Response:
 @_counted("loads")
 @managed
 def load() -> Response:
-    """Load the model of {"model_name", "url"}: 200, or 409, 507, 400. If its client cannot be made,
-    unload it again."""
+    """Load the model of {"model_name", "url"}.
+
+    Answers 200, or 400, 409 or 507. If the model's client cannot be created, the model is unloaded
+    again.
+    """
     app = services()
     source = incoming()
     model = read(Load, source.get_data(), hint='; send {"model_name": NAME, "url": FOLDER}')
@@ -187,7 +198,7 @@ def load() -> Response:
 @_counted("unloads")
 @managed
 def unload(name: str) -> Response:
-    """Unload a model: 200 when its memory is free, 404 if it is not loaded."""
+    """Unload a model: 200 once its memory is free, 404 if it is not loaded."""
     _ask("DELETE", name=name)
     return Response(status=200, mimetype="application/json")
 
@@ -195,7 +206,7 @@ def unload(name: str) -> Response:
 @managing_routes.get("/models/<path:name>")
 @managed
 def get(name: str) -> Response:
-    """Return the model's name and URL: 200, or 404 if it is not loaded."""
+    """Return the name and URL of a model: 200, or 404 if it is not loaded."""
     entry = services().registry.table.look().entries.get(name)
     if entry is None or entry.state != READY:
         raise ModelNotLoaded(name)
@@ -205,7 +216,7 @@ def get(name: str) -> Response:
 @managing_routes.get("/models")
 @managed
 def page() -> Response:
-    """List the models that are ready; ?limit and ?next_page_token page through them."""
+    """List the models that are ready, in pages given by ?limit and ?next_page_token."""
     token = incoming().args.get("next_page_token", "")
     limit = incoming().args.get("limit", str(PAGE))
     try:
@@ -231,8 +242,8 @@ def page() -> Response:
 
 
 def _ask(method: str, **fields: str) -> None:
-    """Send a load or an unload to the model manager, and wait for a manager that is being started.
-    Raise the error that it answers, or ModelNotReady."""
+    """Ask the model manager to load or unload a model. If it is just starting, wait for it. Raise
+    the error that it answers, or ModelNotReady."""
     settings = services().settings
     connection = LocalConnection(settings.manager_socket, settings.load_timeout + MANAGER_MARGIN)
     end = time.monotonic() + MANAGER_SECONDS

@@ -1,4 +1,4 @@
-"""Answers /ping and /metrics: whether the container works, and the counts of all workers."""
+"""Answers /ping and /metrics: whether the container works, and the metrics of all workers."""
 
 import math
 import os
@@ -24,14 +24,14 @@ ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
 
 
 class Monitoring:
-    """Answers /ping, and writes /metrics. The supervisor writes `status_file`."""
+    """Answers /ping and /metrics. The supervisor writes `status_file`."""
 
     def __init__(self, registry: Registry, status_file: Path) -> None:
         self.registry = registry
         self.status_file = status_file
 
     def check(self) -> None:
-        """Raise TritonUnavailable, or the error that says why a model does not serve. Never wait
+        """Raise TritonUnavailable, or the error that says why a model is not ready. Never wait
         long."""
         self.check_live()
         if error := self.registry.table.look().unready():
@@ -49,7 +49,8 @@ class Monitoring:
             raise TritonUnavailable("tritonserver answers but is not live")
 
     def describe_triton(self) -> str:
-        """Return the supervisor's report about tritonserver in words; "" if there is none."""
+        """Describe tritonserver's state as the supervisor reported it. Return "" if there is no
+        report."""
         process = read_tritonserver(self.status_file)
         if process.state == "unknown":
             return ""
@@ -57,8 +58,8 @@ class Monitoring:
         return f"tritonserver is {process.state} (start {process.starts}{last})"
 
     def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
-        """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it
-        answers."""
+        """Return the metrics in Prometheus' text format: our own, summed over all of gunicorn's
+        workers, then Triton's if it answers."""
         try:
             triton = self.registry.gateway.metrics()
             is_up = True
@@ -91,8 +92,9 @@ class Monitoring:
 
 
 class Shared:
-    """Makes one answer for all callers that ask at once. Each gets an answer whose making began
-    after the caller asked, so none is old. Of 400 scrapers, each worker works for one at a time."""
+    """Computes one answer for all callers that ask at the same time. Each caller gets an answer
+    whose computation began after it asked, so none is stale. Each worker computes one answer at a
+    time, even for 400 scrapers."""
 
     def __init__(self, make: Callable[[], bytes], now: Callable[[], float] = monotonic) -> None:
         self._make, self._now, self._lock = make, now, threading.Lock()

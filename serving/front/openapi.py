@@ -1,7 +1,7 @@
-"""GET /openapi.json, and the routes that only the page to try the models (page/, which nginx
-serves) calls.
+"""GET /openapi.json, and the routes for the page on which models can be tried (page/, which nginx
+serves).
 
-The document is made from the code alone, so it is the same whatever is served.
+The document is generated from the code alone, so it does not depend on the models that are served.
 """
 
 import base64
@@ -133,7 +133,7 @@ def _body(path: str, clients: Json) -> Json:
     for name, client in clients.items():
         data = getattr(client, "example", None)
         part = client.codec.part
-        if isinstance(data, bytes):  # otherwise the example depends on the model
+        if isinstance(data, bytes):  # the others have an example that depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
     schema = {
@@ -157,12 +157,12 @@ def _reply(path: str, method: str) -> Json:
 
 
 def _schemas(clients: Json) -> dict[str, Json]:
-    """Return the schemas of an error, of each shape of a JSON body, and of the instances of each
-    client."""
+    """Return the schemas of an error, of each shape of a JSON body, and of each client's
+    instances."""
     shapes = (Inputs, Instances, Payload, Tensors, Flat, Load)
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
-    # it has an input beside the keys that name none
+    # besides the keys that are options, the object has at least one input
     of_others = {"propertyNames": {"enum": [*schemas["Flat"]["properties"]]}}
     schemas["Flat"]["allOf"] = [{"not": of_others}]
     for schema in (*schemas.values(), of_instances):
@@ -197,21 +197,21 @@ def _reference(name: str) -> Json:
 
 @page_routes.get("/examples/<name>")
 def example(name: str) -> Response:
-    """Return the model's example: an image, a text, or a JSON value to put into `instances`."""
+    """Return the model's example: an image, a text, or a JSON value for `instances`."""
     served = services().registry.get(name)
     file = served.example_file()
     called = file.name if file else "example"
     content = file.read_bytes() if file else served.example()
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
     response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
-    # no page of ours, whatever it holds
+    # a download, so that the browser never shows it as a page of this server
     response.headers.set("Content-Disposition", "attachment", filename=called)
     return response
 
 
 @page_routes.get("/docs/<name>")
 def swagger_ui(name: str) -> Response:
-    """Return a file of Swagger UI, of which /docs is made."""
+    """Return one of Swagger UI's files, which /docs loads."""
     package = find_spec("flask_swagger_ui")
     if name not in SWAGGER_UI or not package or not package.origin:
         raise NotFound(f"there is no /docs/{name}; /docs needs the Python package flask-swagger-ui")

@@ -1,4 +1,4 @@
-"""Make the body and the Request of what Flask received, once for each request."""
+"""Parses what Flask received into the body and the Request."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +14,10 @@ from serving.request import PATH, RESERVED, Request, Target
 
 
 def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Request:
-    """Return the request. `stream` is the type of the stream that the route asks for, `route` the
-    model that the path or the header Target-Model names. Raise InvalidRequest if two parts of the
-    request name different models; a line that does so is answered by an error of its own."""
+    """Return the Request. `stream` is the media type of the stream if the route asks for one;
+    `route` is the model that the path or the header Target-Model names. Raise InvalidRequest if two
+    parts of the request name different models. A line of a batch body that names a different model
+    gets its own error line instead."""
     app = services()
     accept = source.header("Accept")
     query: Mapping[str, str] = {}
@@ -30,7 +31,7 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
     if isinstance(body, JsonLines):
         named = named.without(Target.agreed([route, *targets], route.source))
     targets.append(named)
-    if route.source == PATH:  # its name counts alone; versions must still agree
+    if route.source == PATH:  # other names are ignored, but versions must still agree
         targets = [replace(target, name=None) for target in targets]
     target = Target.agreed([route, *targets], route.source)
     if target.name is None and "model" in query:
@@ -55,7 +56,7 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
 
 
 def read_invocation(source: Incoming) -> Body:
-    """Return the body of /invocations. Raise InvalidRequest and others."""
+    """Parse the body of /invocations. Raise InvalidRequest and others."""
     inference_type = services().settings.inference_type
     stream = EVENT_STREAM if inference_type == "generate_stream" else ""
     return read_body(

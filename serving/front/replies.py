@@ -1,4 +1,4 @@
-"""JSON replies, and the one shape of an error: {"error", "code", "request_id"}."""
+"""JSON replies, and the single format of errors: {"error", "code", "request_id"}."""
 
 import logging
 import re
@@ -27,20 +27,20 @@ FOR_THE_MANAGER = "examples.answer_example"
 
 
 def public_routes() -> Iterator[tuple[str, Rule]]:
-    """Yield the path of each route that callers may use, as /openapi.json has it, and its rule."""
+    """Yield each route that callers may use: its path as in /openapi.json, and its rule."""
     for rule in current_app.url_map.iter_rules():
         if not rule.rule.startswith("/docs/") and rule.endpoint != FOR_THE_MANAGER:
             yield re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), rule
 
 
 def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
-    """Return the value as JSON. Its values may be tuples of our own classes, which orjson does not
-    write by itself."""
+    """Return the value as a JSON response. Tuples of our own classes, which orjson does not know,
+    are written as lists."""
     return Response(orjson.dumps(value, default=list), status=status, mimetype="application/json")
 
 
 def error_reply(error: Exception) -> Response:
-    """Return the reply to a request that failed, in the one shape of errors."""
+    """Return the reply to a failed request, in the format of all errors."""
     if isinstance(error, ServingError):
         return _reply(error)
     if isinstance(error, HTTPException):

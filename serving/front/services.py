@@ -1,4 +1,4 @@
-"""The objects that the routes of the Flask app share, made once per app."""
+"""The objects that the routes of the Flask app share, created once per app."""
 
 import ctypes
 import time
@@ -22,12 +22,12 @@ from serving.triton.gateway import TritonGateway
 # the rest, and at most MOST_SHARED_MEMORY bytes.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
-IDLE_SECONDS = 2.0  # a worker in which no request begins or ends for so long is idle
-MUCH = 2**28  # bytes that requests of a busy worker have freed: it returns them at most every 2 s
+IDLE_SECONDS = 2.0  # a worker is idle if no request has begun or ended for this long
+MUCH = 2**28  # bytes freed by requests, after which a busy worker returns them to the system
 
 
 class Services:
-    """What the routes use, made once per app."""
+    """The objects that the routes use, created once per app."""
 
     def __init__(self, settings: Settings, shared_memory: str) -> None:
         self.settings = settings
@@ -41,7 +41,8 @@ class Services:
             shared_limit=shared_limit // settings.workers,
         )
         is_served = settings.run_dir.is_absolute()
-        leases = settings.leases_file if is_served else None  # else this app runs without `serve`
+        # without `serve` there is no run folder to share
+        leases = settings.leases_file if is_served else None
         self.admission = Admission(
             settings.max_concurrency,
             settings.request_memory,
@@ -64,8 +65,8 @@ class Services:
         return self.monitoring.scrape(self.metrics.registry, self.admission.leases.requests(TOTAL))
 
     def trim_memory(self) -> None:
-        """Return freed memory to the system whenever the worker has been idle for a while, or has
-        freed much. Runs in a thread. Until then the worker keeps the memory for the next request,
+        """Run in a thread: return freed memory to the system when the worker has been idle for a
+        while or has freed a lot. Until then the worker keeps the memory for the next request,
         because page faults took two fifths of its time with images. After photos of 12 megapixels
         from 16 callers, two idle workers hold 120 MB; without this, 390 MB."""
         libc = ctypes.CDLL(None)
@@ -85,5 +86,5 @@ class Services:
 
 
 def services() -> Services:
-    """Return the objects of the running app."""
+    """Return the shared objects of the running app."""
     return flask.current_app.extensions["serving"]  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
-"""Replies that are written as their callers read them: streams, which are never buffered, and
-large replies in one piece. A stream is cancelled in Triton when its caller disconnects."""
+"""Writes replies piece by piece: streams, which are never buffered, and large replies. If a caller
+disconnects, its stream is cancelled in Triton."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -21,13 +21,14 @@ from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-CALLER_LEFT = 499  # as in nginx's log: the caller has disconnected, so nobody reads this reply
-PIECE = 2**20  # bytes of an event, or of a large reply, that are written at a time
-KEPT = 2**21  # bytes of a reply that nginx keeps for a slow reader (nginx.conf)
-# in which the caller must read a piece: else it would hold its slot for as long as it likes
+CALLER_LEFT = 499  # nginx's status for a caller that has disconnected: nobody reads this reply
+PIECE = 2**20  # bytes of an event, or of a large reply, that are written at once
+KEPT = 2**21  # bytes of a reply that nginx buffers for a slow reader (nginx.conf)
+# The caller must read each piece within this time, or it could hold its slot for as long as it
+# likes.
 WRITE_SECONDS = 10.0
-HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # the first is nginx's
-# For each type of stream: how the JSON of a response, and of an error, is written into it.
+HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # nginx reads the first
+# For each media type of a stream: the format of a response, and that of an error.
 FORMATS = {
     EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"),
     JSON_LINES: (b"%b\n", b"%b\n"),
@@ -35,8 +36,8 @@ FORMATS = {
 
 
 def stream_reply(source: Incoming, job: Job) -> Response:
-    """Wait for the first response. Return the stream that begins with it. If the model fails before
-    that, return its error as the only event, with the error's status. Raise any other
+    """Wait for the first response, and return a stream that begins with it. If the model fails
+    before that, return its error as the only event, with the error's status. Raise any other
     ServingError."""
     app = services()
     connection = source.environ.get("gunicorn.socket")
@@ -67,8 +68,8 @@ def stream_reply(source: Incoming, job: Job) -> Response:
 
 
 def whole(source: Incoming, reply: Reply) -> Response:
-    """Return a reply in one piece. A slow reader of one that nginx does not keep for it holds the
-    slot, and is cut off like one of a stream."""
+    """Return a reply in one piece. If it is too large for nginx to buffer, a slow reader holds the
+    slot, and is cut off like the reader of a stream."""
     connection = source.environ.get("gunicorn.socket")
     length = len(reply.content)
     if connection is None or length <= KEPT:
@@ -80,7 +81,7 @@ def whole(source: Incoming, reply: Reply) -> Response:
 
 
 def _all_pieces(content: bytes) -> Iterator[bytes]:
-    """Yield the pieces of a reply until the request's time is over."""
+    """Yield the pieces of a reply until the request has no time left."""
     try:
         yield from _pieces(content)
     except TooLate:
@@ -94,8 +95,8 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 class Ending(Response):
-    """A response in pieces that is closed once, when its last part is made: its slot must be free
-    before the caller learns that the stream has ended."""
+    """A response in pieces that closes itself as soon as its last piece is made, and only once: its
+    slot must be free before the caller sees that the stream has ended."""
 
     has_ended = False
 
@@ -110,10 +111,10 @@ class Ending(Response):
 
 
 class StreamedReply:
-    """The body of a streamed reply. `cancel` may come from any thread. An error up to the first
-    response is raised; a later one is the last event."""
+    """The body of a streamed reply. `cancel` may be called from any thread. An error before the
+    first response is raised; a later one becomes the last event."""
 
-    version = ""  # that gave the first response
+    version = ""  # of the model that gave the first response
 
     def __init__(
         self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]
@@ -153,8 +154,8 @@ class StreamedReply:
                 yield self._error_event % self._error(err)
 
     def _error(self, error: Exception) -> bytes:
-        """Return the JSON of the last event. The Flask request has ended, so its id is given
-        here."""
+        """Return the JSON of the last event. The Flask request has ended, so the log line gets its
+        id here."""
         about = {"request_id": self._job.request.id}
         if isinstance(error, BackendDied):
             error = self._report(error)
@@ -166,5 +167,5 @@ class StreamedReply:
         return orjson.dumps(error.fields() | about)
 
     def close(self) -> None:
-        """End the stream at any point."""
+        """End the stream, at any point."""
         self._results.close()

@@ -1,2 +1,2 @@
-"""The machine: processors, memory, a GPU, Triton's server. Standard library only, because all
-processes use it."""
+"""The machine: processors, memory, GPUs, Triton's server. Standard library only, because all
+processes import it."""

@@ -1,5 +1,5 @@
-"""Files that several processes share, and the one in which process 1 reports its processes to the
-front."""
+"""Files that several processes share, such as the one in which process 1 reports the status of its
+processes to the front."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write the whole file in one step: a reader sees the old one or the new one. `mode` is subject
+    """Write the file atomically: a reader sees either the old or the new content. `mode` is subject
     to the umask."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
     try:
@@ -24,14 +24,14 @@ def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def digest(name: str) -> str:
-    """Return a name of a file for any name."""
+    """Return a file name for a name that may contain any characters."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """`pid` is None while the process does not run; `last_exit` says in words how it ended the last
-    time."""
+    """The status of one process. `pid` is None if it is not running; `last_exit` describes how it
+    last ended."""
 
     pid: int | None = None
     starts: int = 0
@@ -40,7 +40,7 @@ class ProcessStatus:
 
 
 def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus]) -> None:
-    """Write the processes' status. Raise OSError."""
+    """Write the status of the processes. Raise OSError."""
     status = {
         "stage": stage,
         "processes": {name: asdict(process) for name, process in processes.items()},
@@ -49,8 +49,8 @@ def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus])
 
 
 def read_status(file: Path) -> dict[str, ProcessStatus]:
-    """Return the processes by name; empty until process 1 writes them, and if the file cannot be
-    read."""
+    """Return the status of each process by name. Return {} if process 1 has not written the file
+    yet, or if it cannot be read."""
     try:
         processes = json.loads(file.read_bytes())["processes"]
     except (OSError, ValueError):
@@ -59,5 +59,6 @@ def read_status(file: Path) -> dict[str, ProcessStatus]:
 
 
 def read_tritonserver(file: Path) -> ProcessStatus:
-    """Return tritonserver's status, that of a process that never started if there is none."""
+    """Return tritonserver's status, or that of a process that was never started if it is
+    unknown."""
     return read_status(file).get("tritonserver", ProcessStatus())

@@ -1,8 +1,8 @@
-"""What this machine or this container has: processors, memory, shared memory, a GPU.
+"""Finds out what this machine or container has: processors, memory, shared memory, GPUs.
 
-Limits are those of the control group (v2 or v1): the smallest from the process's own group up to
-the root counts. Every function takes the file system's root, so that tests can lay out a machine in
-a folder.
+The limits are those of the control group (v2 or v1): the smallest one between the process's own
+group and the root. Every function has a parameter for the root of the file system, so that tests
+can lay out a machine in a folder.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Machine:
-    """`cpus` in processors (1.5 is one and a half), `memory` in bytes."""
+    """A machine's resources: `cpus` in processors (1.5 is one and a half), `memory` in bytes."""
 
     cpus: float
     memory: int
@@ -28,8 +28,8 @@ def this_machine(root: Path = ROOT) -> Machine:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Return how many processors this process may use: its control group's quota, at most its CPU
-    affinity."""
+    """Return how many processors this process may use: the quota of its control group, but no more
+    than its CPU affinity allows."""
     pairs = [
         *_limits(root, "", "cpu.max"),
         *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
@@ -40,8 +40,8 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def memory_limit(root: Path = ROOT) -> int:
-    """Return how many bytes this process may use: its control group's limit, at most the machine's
-    memory."""
+    """Return how many bytes of memory this process may use: the limit of its control group, but no
+    more than the machine has."""
     groups = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
     lines = (root / "proc/meminfo").read_text().splitlines()
     line = next(line for line in lines if line.startswith("MemTotal:"))
@@ -55,29 +55,29 @@ def has_gpu(root: Path = ROOT) -> bool:
 
 
 def processor_features(root: Path = ROOT) -> frozenset[str]:
-    """Return the instruction sets of this processor by Linux's names (avx512f, amx_bf16); none if
-    Linux lists none."""
+    """Return the instruction sets of this processor by Linux's names (avx512f, amx_bf16). Return an
+    empty set if Linux lists none."""
     with (
         contextlib.suppress(OSError),
         (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file,
     ):
-        for line in file:  # of the first processor: the others are equal
+        for line in file:  # of the first processor; the others are the same
             name, _, words = line.partition(":")
-            if name.strip() in ("flags", "Features"):  # of x86, of arm64
+            if name.strip() in ("flags", "Features"):  # on x86 and on arm64
                 return frozenset(words.split())
     return frozenset()
 
 
 def gpu_count(root: Path = ROOT) -> int:
-    """Return how many NVIDIA GPUs there are; a container has the devices of its own only."""
+    """Return the number of NVIDIA GPUs. In a container only those assigned to it are visible."""
     return sum(
         path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*")
     )
 
 
 def shm_size(root: Path = ROOT) -> int:
-    """Return the bytes of /dev/shm, through which Triton and its Python backends pass tensors; 0 if
-    it is missing."""
+    """Return the size in bytes of /dev/shm, through which Triton and its Python backends exchange
+    tensors. Return 0 if it is missing."""
     try:
         filesystem = os.statvfs(root / "dev/shm")
     except OSError:
@@ -86,8 +86,8 @@ def shm_size(root: Path = ROOT) -> int:
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
-    """Return how many processes of the control group the kernel killed because memory was short;
-    None if unknown."""
+    """Return how many processes of the control group the kernel has killed for lack of memory, or
+    None if that is unknown."""
     files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]
     files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
     for file in files:
@@ -99,16 +99,16 @@ def oom_kills(root: Path = ROOT) -> int | None:
 
 
 def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
-    """Yield the numbers in these files, for each group that has them."""
+    """Yield the numbers in `files` of each group that has them."""
     for folder in _cgroup_folders(root, controller):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+        with contextlib.suppress(OSError, ValueError):  # a file is missing, or contains "max"
             texts = [(folder / file).read_text() for file in files]
             yield [int(word) for word in " ".join(texts).split()]
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the process's group and all above it; without a cgroup namespace only the topmost
-    exists in here."""
+    """Yield the folder of the process's group and those of all groups above it. Without a cgroup
+    namespace only the topmost folder exists in a container."""
     group = Path()
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

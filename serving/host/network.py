@@ -1,4 +1,4 @@
-"""HTTP to a server on this machine, at a port or at a Unix socket."""
+"""Sends HTTP requests to a server on this machine, through a TCP port or a Unix socket."""
 
 import http.client
 import socket
@@ -11,7 +11,7 @@ Address = tuple[str, int] | Path
 
 
 class LocalConnection(http.client.HTTPConnection):
-    """`timeout` in seconds bounds each wait."""
+    """An HTTP connection to a TCP port or a Unix socket. `timeout` in seconds limits each wait."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         host, port = ("localhost", None) if isinstance(address, Path) else address
@@ -36,8 +36,9 @@ def ask(
     headers: Mapping[str, str] | None = None,
     most: int | None = BODY_LIMIT,
 ) -> tuple[int, bytes]:
-    """Return the status and the first `most` bytes of the body (None: all); `timeout` in seconds
-    bounds each wait. Raise OSError if nothing answers, or if the answer is not HTTP."""
+    """Send a request, and return the status and the first `most` bytes of the body (None: all of
+    it). `timeout` in seconds limits each wait. Raise OSError if nothing answers or the answer is
+    not HTTP."""
     with closing(LocalConnection(address, timeout)) as connection:
         try:
             connection.request(method, path, headers=headers or {})

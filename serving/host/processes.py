@@ -1,5 +1,5 @@
-"""Processes of this machine: how they ended, the memory that they take, and those of Triton's
-Python backends."""
+"""Processes on this machine: how they ended, how much memory they use, and which are stubs of
+Triton's Python backend."""
 
 import glob
 import os
@@ -17,22 +17,23 @@ MEANINGS: dict[int, str] = {
     signal.SIGBUS: "perhaps /dev/shm or the run folder was full",
 }
 PROGRAM = "triton_python_backend_stub"
-# of its command line: the model's file, and the instance as Triton's messages name it
+# Positions in a stub's command line: the model's file, and the instance's name, which Triton's
+# messages use.
 FILE, INSTANCE = 1, -2
 PROC = Path("/proc")
-STATE, PARENT, EXIT_CODE = 0, 1, 49  # of /proc/PID/stat, counted from the state
+STATE, PARENT, EXIT_CODE = 0, 1, 49  # positions among the fields that _status returns
 
 
 def dying_with_us(signal_name: str) -> tuple[str, ...]:
-    """Return the words before a command that make the kernel signal its process when ours ends,
-    however it ends; none if util-linux is missing. (preexec_fn could do it too, but is not safe
-    beside threads.)"""
+    """Return the start of a command line that makes the kernel send a signal to the new process
+    when this one ends for any reason. Return () if util-linux is missing. (preexec_fn could do the
+    same, but is not safe in a process with threads.)"""
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
 
 
 def remove_leftovers(pattern: str, program: str, since: float) -> None:
-    """Remove our user's folders that match the glob pattern and were made after `since`. Do nothing
-    while another `program` runs, because the folders may belong to it."""
+    """Remove the current user's folders that match the glob `pattern` and were modified after
+    `since`. Do nothing while another `program` is running, because the folders may belong to it."""
     folders = glob.glob(pattern)  # noqa: PTH207
     name = f"{program}\n".encode()
     if folders and any(_read(file) == name for file in PROC.glob("[0-9]*/comm")):
@@ -45,7 +46,7 @@ def remove_leftovers(pattern: str, program: str, since: float) -> None:
 
 
 def describe_exit(code: int, meaning: str = "") -> str:
-    """Say what an exit code means; a negative one is a signal's number."""
+    """Describe an exit code; a negative one is the number of a signal."""
     if code >= 0:
         return f"exited with status {code}"
     is_known = -code in set(signal.Signals)
@@ -55,8 +56,9 @@ def describe_exit(code: int, meaning: str = "") -> str:
 
 
 def used_by(pid: int) -> int:
-    """Return the bytes of memory of a process and all below it that the kernel cannot take back:
-    their own pages, and what the topmost shares with the others. 0 if the process is gone."""
+    """Return how many bytes of memory the kernel cannot reclaim from a process and its descendants:
+    their anonymous pages, and the shared pages of the topmost process. Return 0 if the process is
+    gone."""
     own = sum(_bytes(process, b"RssAnon:") for process in tree(pid))
     return own + _bytes(pid, b"RssShmem:")
 
@@ -68,7 +70,7 @@ def _bytes(pid: int, field: bytes) -> int:
 
 
 def tree(pid: int) -> Iterator[int]:
-    """Yield a process and all below it."""
+    """Yield a process and all of its descendants."""
     children: dict[int, list[int]] = {}
     for entry in PROC.glob("[0-9]*"):
         child = int(entry.name)
@@ -81,13 +83,13 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def _status(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat behind the program's name, whose brackets may hold
-    anything."""
+    """Return the fields of /proc/PID/stat after the program's name. The name is in brackets and may
+    contain any characters."""
     return _read(PROC / f"{pid}/stat").rpartition(b")")[2].split()
 
 
 def _read(file: Path) -> bytes:
-    """Return a file of /proc; nothing if the process is gone."""
+    """Return the content of a file in /proc, or b"" if the process is gone."""
     with suppress(OSError):
         return file.read_bytes()
     return b""
@@ -95,8 +97,8 @@ def _read(file: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Stub:
-    """`file` is REPOSITORY/MODEL/VERSION/FILE; `alive` is when it was last seen alive
-    (time.monotonic)."""
+    """A process of Triton's Python backend. `file` is REPOSITORY/MODEL/VERSION/FILE; `alive` is
+    when it was last seen alive (time.monotonic)."""
 
     pid: int
     file: Path
@@ -105,16 +107,17 @@ class Stub:
 
 
 class Stubs:
-    """The stubs of one tritonserver after another that were seen alive. A stub that tritonserver
-    has not ended itself stays a zombie until tritonserver ends."""
+    """Finds stubs that have died, across restarts of tritonserver. A stub that tritonserver did not
+    end itself stays a zombie until tritonserver ends."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Stub] = {}
         self._zombies: set[int] = set()
 
     def look(self, server: int) -> list[tuple[Stub, str]]:
-        """Return the stubs that have died since the last call, and how. A process counts as dead if
-        two looks find it dead, because tritonserver may just be reaping it."""
+        """Return the stubs that have died since the last call, each with a description of how it
+        ended. A stub counts as dead only if two calls find it dead, because tritonserver may be
+        about to reap it."""
         seen = self._seen
         before = self._zombies
         dead: list[tuple[Stub, str]] = []
@@ -137,5 +140,5 @@ class Stubs:
         return dead
 
     def all(self) -> list[Stub]:
-        """Return the stubs that the last look saw."""
+        """Return the stubs that the last call of `look` saw."""
         return list(self._seen.values())

@@ -1,7 +1,7 @@
-"""Where Triton's server is on this machine and what its process needs.
+"""Finds Triton's server on this machine, and the options and variables that its process needs.
 
-NVIDIA's image has it in /opt/tritonserver; elsewhere the PyPI package nvidia-pytriton, which is
-never imported, has it.
+NVIDIA's image has it in /opt/tritonserver. Elsewhere it comes with the PyPI package
+nvidia-pytriton, which is never imported.
 """
 
 import contextlib
@@ -18,9 +18,10 @@ from serving.triton.quirks import STUB_WAIT_VERSION
 
 NVIDIA_IMAGE = Path("/opt/tritonserver")
 PACKAGE, DISTRIBUTION = "pytriton", "nvidia-pytriton"
-TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # version of the package -> of the tritonserver in it
+TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # version of the package -> version of its tritonserver
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks packages
+# where the Python backend unpacks the environments of models
+ENVIRONMENTS = "/tmp/python_env_??????"
 
 
 def is_nvidia_image() -> bool:
@@ -30,7 +31,7 @@ def is_nvidia_image() -> bool:
 
 def package(name: str = PACKAGE) -> Path:
     """Return the folder `pytriton/tritonserver` of the installed package. Raise FileNotFoundError
-    without it."""
+    if it is not installed."""
     spec = importlib.util.find_spec(name)
     folder = Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
     if folder and (folder / "bin" / "tritonserver").is_file():
@@ -50,27 +51,29 @@ def binary() -> Path:
 
 
 def backend_directory() -> Path:
-    """Return what --backend-directory takes: NVIDIA's, else triton/backends under sys.prefix."""
+    """Return the folder for --backend-directory: that of NVIDIA's image, else triton/backends under
+    sys.prefix."""
     return (
         NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
     )
 
 
 def python_backends(folder: Path) -> list[str]:
-    """Return the Python backend and those that are written for it (NAME/model.py)."""
+    """Return the names of the Python backend and of the backends in `folder` that are written for
+    it (NAME/model.py)."""
     return ["python", *sorted(path.parent.name for path in folder.glob("*/model.py"))]
 
 
 def only_python_backends(folder: Path) -> bool:
-    """Return whether the folder has no other backends."""
+    """Return whether all backends in the folder are Python backends."""
     return {backend.name for backend in folder.glob("*/")} <= {*python_backends(folder)}
 
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
-    """Return a command line. The files of the Python backends in /dev/shm have names that begin
+    """Return tritonserver's command line. The names of the Python backends' files in /dev/shm begin
     with `prefix`."""
     words = [str(binary()), *(f"--{name}={value}" for name, value in flags.items())]
-    if only_python_backends(backends):  # what is staged is complete
+    if only_python_backends(backends):  # the staged configurations are complete
         words.append("--disable-auto-complete-config")
     return words + [
         f"--backend-config={name},shm-region-prefix-name={prefix}"
@@ -79,9 +82,10 @@ def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[st
 
 
 def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Return `base` with the variables that tritonserver and its Python stubs need; unchanged in
-    NVIDIA's image. A stub ignores PYTHONPATH and takes the environment of the first `python3` on
-    PATH. Raise FileNotFoundError if the package or the shared library of this Python is missing."""
+    """Return `base` with the variables that tritonserver and its Python stubs need. In NVIDIA's
+    image return it unchanged. A stub ignores PYTHONPATH and uses the environment of the first
+    `python3` on PATH. Raise FileNotFoundError if the package or the shared library of this Python
+    is missing."""
     if is_nvidia_image():
         return dict(base)
     libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
@@ -107,7 +111,8 @@ def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]
 
 
 def version() -> str:
-    """Return the version of the tritonserver here, such as "2.51.0"; "" if it is unknown."""
+    """Return the version of the installed tritonserver, such as "2.51.0", or "" if it is
+    unknown."""
     if not is_nvidia_image():
         with contextlib.suppress(metadata.PackageNotFoundError):
             return TRITON_IN_PACKAGE.get(metadata.version(DISTRIBUTION), "")
@@ -118,9 +123,9 @@ def version() -> str:
 
 
 def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
-    """Return `environ` with backends/stub_wait.c preloaded, which makes the Python backend wait for
-    a paused stub, unless Triton's version is one that it was not verified with. Raise
-    FileNotFoundError if the library is missing."""
+    """Return `environ` with the library of backends/stub_wait.c preloaded, which makes the Python
+    backend wait for a paused stub. Return it unchanged if the library was not verified with this
+    version of Triton. Raise FileNotFoundError if the library is missing."""
     if version() != STUB_WAIT_VERSION:
         return dict(environ)
     library = Path(prefix) / "triton/stub_wait.so"
@@ -132,7 +137,7 @@ def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict
 
 
 def _prepended(folders: list[Path], existing: str) -> str:
-    """Return a search path with `folders` first, each named once."""
+    """Return a search path that begins with `folders`, without duplicates."""
     names = [str(folder) for folder in folders]
     kept = [name for name in existing.split(os.pathsep) if name and name not in names]
     return os.pathsep.join(names + kept)

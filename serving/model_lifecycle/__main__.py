@@ -3,7 +3,7 @@
     POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
     a call that met a dead process       --datagram on deaths.sock--> recovery
 
-It has no Flask, no codecs and no clients.
+This process imports no Flask, no codecs and no clients.
 """
 
 import json
@@ -32,7 +32,7 @@ from serving.settings.table import AT_START, ON_CHANGE, ON_POST, LoadPolicy, Set
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-PAUSE, LOOK = 0.2, 1.0  # seconds between two looks at the processes, and at the folders
+PAUSE, LOOK = 0.2, 1.0  # seconds between two checks of the processes, and of the model folders
 POLICIES: dict[LoadPolicy, type[Policy]] = {AT_START: AtStart, ON_CHANGE: OnChange, ON_POST: OnPost}
 
 
@@ -47,7 +47,8 @@ class Server(ThreadingMixIn, UnixStreamServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Load a model (POST), unload it (DELETE), and answer the supervisor's health check (GET)."""
+    """Handles requests: load a model (POST), unload it (DELETE), and answer the supervisor's health
+    check (GET)."""
 
     server: Server
     timeout = 10.0
@@ -62,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         self._change(self.server.policy.unload)
 
     def _change(self, change: Callable[..., None]) -> None:
-        """Call `change` with the fields in the body, and answer what comes of it."""
+        """Call `change` with the fields of the body, and answer with the result."""
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             change(**fields)
@@ -83,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing, because nginx logs each call."""
+        """Log nothing, because nginx logs the requests."""
 
 
 class Watch:
@@ -94,8 +95,8 @@ class Watch:
         self._has_taken_up = False
 
     def step(self) -> None:
-        """Look once. After each start tritonserver loads its models again; once it answers, update
-        the table."""
+        """Check once. A new tritonserver loads its models again; update the table once it
+        answers."""
         pid, before = self.manager.pid(), self.manager.models().server
         if pid != before:
             if before:
@@ -114,8 +115,8 @@ class Watch:
 
 
 def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
-    """Call `step` forever, with a pause of `seconds`. Log an error once, until a
-    turn without it or another error comes."""
+    """Call `step` forever, with a pause of `seconds`. Log an error only if the previous call did
+    not fail in the same way."""
     logged = ""
     while True:
         text = ""

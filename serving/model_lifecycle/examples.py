@@ -1,8 +1,8 @@
 """Tests each model with its example through the container's own front, like a caller.
 
-A worker makes the call, not this process, because a model's client may import anything. Callers
-cannot use the route. A model that POST /models loads, or whose changed folder was checked, is not
-tested.
+A worker makes the call rather than this process, because a model's client may import anything. The
+route is not public. Models that are loaded by POST /models are not tested, nor are changed folders,
+which have already been checked.
 """
 
 import json
@@ -21,8 +21,8 @@ from serving.model_status.states import READY
 from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
-# Seconds until an example is tried again: if no worker answered because gunicorn is starting, and
-# if one answered.
+# Seconds until an example is tried again: after no worker answered, because gunicorn is starting,
+# and after a worker answered without a verdict.
 NO_WORKER, NO_VERDICT = 0.1, 1.0
 
 
@@ -45,8 +45,8 @@ class Examples(threading.Thread):
                 self.manager.changed.wait()
 
     def step(self) -> float:
-        """Test each model that has not answered. Return the seconds until the next test; 0: after a
-        change."""
+        """Test each model that has not answered its example yet. Return the seconds until the next
+        test, or 0 to wait for a change of the table."""
         models = self.manager.models()
         pending = [
             entry
@@ -61,7 +61,7 @@ class Examples(threading.Thread):
 
     def _settle(self, entry: Entry, server: int) -> float:
         def answered(models: Models) -> Models:
-            """Note the answer, unless the model or tritonserver has been replaced."""
+            """Record the answer, unless the model or tritonserver has been replaced since."""
             latest = models.latest(entry)
             if models.server != server or latest is None:
                 return models
@@ -83,7 +83,7 @@ class Examples(threading.Thread):
         return 0.0
 
     def _ask(self, name: str) -> None:
-        """Raise ModelFailed if the model fails, a ServingError if the worker cannot tell, and
+        """Raise ModelFailed if the model fails, a ServingError if the worker has no verdict, and
         OSError if no worker answers."""
         settings = self.manager.settings
         path = f"/examples/{quote(name, safe='')}/answer"

@@ -1,5 +1,5 @@
-"""Makes Triton load a staged model, by ONNX Runtime if OpenVINO was chosen for it and refuses it:
-an engine does not decide whether a model is valid."""
+"""Makes Triton load a staged model. If OpenVINO was chosen for the model and rejects it, ONNX
+Runtime is used instead: an engine does not decide whether a model is valid."""
 
 import logging
 from collections.abc import Collection
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 def load(
     gateway: Connection, store: Store, name: str, parts: Collection[str], seconds: float
 ) -> tuple[str, ...]:
-    """Make Triton load the model `name`, which calls the models `parts` if it is an ensemble.
-    Return the versions that it has loaded. Raise a ServingError."""
+    """Make Triton load the model `name` and, if it is an ensemble, its `parts`. Return the versions
+    that were loaded. Raise a ServingError."""
     try:
         return gateway.load(name, seconds)
     except (OutOfMemory, TritonTimeout, TritonUnavailable):
@@ -24,7 +24,7 @@ def load(
     except ServingError as err:
         reasons = {name: str(err)}
         if parts:
-            with store.lock:  # Triton fails if a staged folder changes meanwhile
+            with store.lock:  # Triton fails if a staged folder changes in the meantime
                 index = gateway.index()
             failed = [each for each in index if each.has_failed and each.name in parts]
             reasons |= {each.name: each.reason for each in failed}
@@ -35,8 +35,8 @@ def load(
 
 
 def leave_openvino(store: Store, name: str, reason: str) -> bool:
-    """Stage a model that OpenVINO refused for ONNX Runtime, and log that. Return whether that could
-    be done."""
+    """Stage a model that OpenVINO rejected for ONNX Runtime, and log the change. Return whether
+    that was possible."""
     choice = store.leave_openvino(name, " ".join(PREFACE.sub("", reason).split()))
     if choice:
         log.warning("%s: %s", name, choice)

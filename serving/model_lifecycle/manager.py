@@ -1,5 +1,5 @@
-"""Changes the table of the models, and makes Triton load and unload them, for all policies and for
-recovery."""
+"""The Manager changes the table of models, and makes Triton load and unload them, on behalf of all
+policies and of recovery."""
 
 import logging
 import os
@@ -29,7 +29,8 @@ from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
-# an unload takes 1.7 s; after this time no caller waits any more, so the process may be killed
+# An unload takes 1.7 s. After this time no caller waits for the model any more, so its process may
+# be killed.
 UNLOAD_SECONDS = 15.0
 
 
@@ -43,7 +44,7 @@ class Manager:
         self._table = Table(settings.table_file)
         self._models = self._table.look().all_moved(Event.MANAGER_STARTED)
         self._lock = threading.Lock()
-        self.changed = threading.Event()  # set with each change of the table
+        self.changed = threading.Event()  # set whenever the table changes
         self._changing: dict[str, threading.Lock] = {}
 
     def models(self) -> Models:
@@ -53,7 +54,7 @@ class Manager:
         return self._models.entries.get(name)
 
     def write(self, change: Callable[[Models], Models]) -> bool:
-        """Replace the table, and return whether that changes anything."""
+        """Replace the table by `change(table)`. Return whether that changed anything."""
         with self._lock:
             if has_changed := (changed := change(self._models)) != self._models:
                 self._table.write(changed)
@@ -62,7 +63,7 @@ class Manager:
         return has_changed
 
     def put(self, *entries: Entry) -> None:
-        """Add these models, or replace them."""
+        """Add models to the table, or replace them."""
         self.write(lambda models: models.with_entries(*entries))
 
     def remove(self, name: str) -> None:
@@ -73,17 +74,17 @@ class Manager:
         )
 
     def update(self, entry: Entry, **fields: Any) -> None:
-        """Change an entry, unless another load has replaced it."""
+        """Change fields of an entry, unless another load has replaced it."""
         self.write(lambda models: models.updated(entry, **fields))
 
     def move(self, entry: Entry, event: Event, **fields: Any) -> bool:
-        """Change the model's state as the event does (states.py), and these fields. Return False if
-        the event changes nothing."""
+        """Apply an event to the model's state (states.py), and change further fields. Return False
+        if the event does not apply."""
         return self.write(lambda models: models.moved(entry, event, **fields))
 
     def start_server(self, pid: int) -> None:
-        """Write the process id of tritonserver, 0 if it has ended. A new one loads the models
-        again."""
+        """Record the process id of a new tritonserver, or 0 if it has ended. A new one loads all
+        models again."""
 
         def change(models: Models) -> Models:
             if models.server:
@@ -94,7 +95,7 @@ class Manager:
         self.write(change)
 
     def is_current(self, entry: Entry) -> bool:
-        """Return whether the table has this load of the model."""
+        """Return whether the table still contains this load of the model."""
         return self._models.latest(entry) is not None
 
     def count_death(self, name: str) -> None:
@@ -105,7 +106,7 @@ class Manager:
         )
 
     def free_column(self) -> int:
-        """Return a number that no model has. Raise OutOfMemory."""
+        """Return the number of a column that no model uses. Raise OutOfMemory."""
         used = {entry.column for entry in self._models.entries.values()}
         column = next((number for number in range(MODELS) if number not in used), None)
         if column is None:
@@ -116,8 +117,8 @@ class Manager:
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
-        """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait
-        `seconds` for the lock, by default as long as the longest load. Raise TritonTimeout."""
+        """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait up to
+        `seconds` for the lock (default: the time limit of a load). Raise TritonTimeout."""
         lock = self._changing.setdefault(name, threading.Lock())
         if not lock.acquire(timeout=self.settings.load_timeout if seconds is None else seconds):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
@@ -127,13 +128,13 @@ class Manager:
             lock.release()
 
     def pid(self) -> int:
-        """Return tritonserver's process id, 0 when none runs."""
+        """Return tritonserver's process id, or 0 if none is running."""
         return read_tritonserver(self.settings.status_file).pid or 0
 
     def kill_server(self, reason: str) -> None:
-        """Kill tritonserver and all of its processes. `serve` starts another one, which loads all
-        staged models before it answers. So remove those first that are being unloaded or loaded for
-        the first time: one of them may never end its load."""
+        """Kill tritonserver and all of its processes. `serve` starts a new one, which loads all
+        staged models before it answers. So first remove those that are being unloaded or loaded for
+        the first time: one of them may never finish loading."""
         for entry in self._models.entries.values():
             if entry.state in (ADDING, UNLOADING):
                 self.unstage(entry)
@@ -143,27 +144,27 @@ class Manager:
                 os.killpg(pid, signal.SIGKILL)
 
     def index(self) -> list[IndexEntry]:
-        """Return Triton's index. Hold the store's lock, because Triton fails if a staged folder
-        changes meanwhile."""
+        """Return Triton's index while holding the store's lock, because Triton fails if a staged
+        folder changes in the meantime."""
         with self.store.lock:
             return self.gateway.index()
 
     def load(self, entry: Entry) -> tuple[str, ...]:
-        """Make Triton load the staged model. Return the versions that it has loaded. Raise a
+        """Make Triton load the staged model. Return the versions that were loaded. Raise a
         ServingError."""
         return loading.load(
             self.gateway, self.store, entry.triton_name, entry.parts, self.settings.load_timeout
         )
 
     def reload(self, entry: Entry) -> tuple[str, ...]:
-        """Unload the model, then load it: Triton ignores a load of an unchanged model. Raise a
-        ServingError."""
+        """Unload the model and load it again: Triton ignores a load of an unchanged model. Return
+        the versions that were loaded. Raise a ServingError."""
         self.write(lambda models: replace(models, reloads=models.reloads + 1))
         self.gateway.unload(entry.triton_name)
         return self.load(entry)
 
     def unload_dead(self, entry: Entry) -> None:
-        """Make Triton begin to unload a model whose process has died. Reload it first, because the
+        """Make Triton begin to unload a model whose process has died. Reload it first, because an
         unload of a dead process never ends. Raise a ServingError."""
         try:
             self.reload(entry)
@@ -172,11 +173,12 @@ class Manager:
 
     def unload(self, entry: Entry) -> None:
         """Wait for the calls in flight, make Triton unload the model, and remove it. Raise
-        TritonTimeout, TritonUnavailable.
+        TritonTimeout or TritonUnavailable.
 
         Triton's unload waits for a process that hangs, and never ends if the process has died. So
-        the process is killed, and the model unloaded as a dead one. An unload during a load waits
-        for the load; killing the process makes the load fail."""
+        after a while kill the process, and unload the model like one whose process has died. An
+        unload during a load waits for the load; killing the process makes the load fail.
+        """
         self.move(entry, Event.UNLOAD)
         seconds = self.settings.load_timeout
         if not self._becomes(lambda: self.leases.requests(entry.column) == 0, seconds):
@@ -201,10 +203,10 @@ class Manager:
         self.remove(entry.name)
 
     def _end_load(self, entry: Entry) -> None:
-        """Make Triton's load of the model fail. Raise TritonTimeout if that is not possible."""
+        """Make Triton's load of the model fail. Raise TritonTimeout if that is impossible."""
         has_killed = self._kill_processes(entry)
         if not self._becomes(lambda: "LOADING" not in self._states(entry), UNLOAD_SECONDS):
-            # a process that ended before it connected holds the load for ever
+            # the load never ends if its process was killed before it connected
             if has_killed or self.store.only_python:
                 self.kill_server(f"the load of '{entry.name}' does not end")
             raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
@@ -213,8 +215,8 @@ class Manager:
         return not self._states(entry) & {"READY", "UNLOADING"}
 
     def drop(self, entry: Entry) -> None:
-        """Remove a model that failed to load, with the parts of its ensemble that Triton did load.
-        Remove the staged folders first, so that a new tritonserver does not load them."""
+        """Remove a model that failed to load, and the parts of its ensemble that did load. Remove
+        the staged folders first, so that a new tritonserver does not load them."""
         self.unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
@@ -227,13 +229,13 @@ class Manager:
             self.store.remove(name)
 
     def staged_names(self, entry: Entry) -> list[str]:
-        """Return Triton's names of the model's staged folders: its own, and those of its parts if
-        it is an archive."""
+        """Return Triton's names for the model's staged folders: its own and, for an archive, those
+        of its parts."""
         return [entry.triton_name, *(entry.parts if entry.target else ())]
 
     def _states(self, entry: Entry) -> set[str]:
-        """Return the states of all versions in the model's staged folders, except the READY of a
-        part."""
+        """Return the states of all versions in the model's staged folders. Leave out the state
+        READY of a part."""
         names = self.staged_names(entry)
         states = {
             (version.name, version.state) for version in self.index() if version.name in names
@@ -251,8 +253,8 @@ class Manager:
         return bool(targets)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for `condition`. Return False after `seconds`. Triton may answer late while it loads
-        or unloads."""
+        """Wait until `condition` is true. Return False if it is not within `seconds`. Ignore
+        timeouts, because Triton may answer late while it loads or unloads."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with suppress(TritonTimeout):
@@ -262,9 +264,9 @@ class Manager:
         return False
 
     def take_up(self) -> list[tuple[Entry, str]]:
-        """Write which models are ready after a start of tritonserver, which loads all staged models
+        """Record which models are ready after tritonserver has started. It loads all staged models
         before it listens. Return the models that failed, and why. Remove staged models that are not
-        in the table: a load that was interrupted left them. Raise TritonUnavailable,
+        in the table: an interrupted load left them behind. Raise TritonUnavailable or
         TritonTimeout."""
         index: dict[str, list[IndexEntry]] = {}
         for version in self.index():
@@ -299,16 +301,16 @@ class Manager:
         }
 
     def _loaded_versions(self, entry: Entry, index: Collection[IndexEntry]) -> tuple[str, ...]:
-        """Return the versions that a new tritonserver has loaded; none while it still loads them.
-        Raise LoadFailed."""
+        """Return the versions of a model that a new tritonserver has loaded, or () while it is
+        still loading them. Raise LoadFailed."""
         states = {version.version: version.state for version in index}
         if ready := tuple(number for number, state in states.items() if state == "READY"):
             return ready
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
             return ()
         reasons = sorted({version.reason for version in index if version.has_failed})
-        # Triton refused the configuration, or a model that it calls, and says why only once more;
-        # or OpenVINO refused it, and ONNX Runtime is tried
+        # Triton rejected the configuration or a model that it calls, and gives the reason only if
+        # the load is repeated; or OpenVINO rejected the model, and ONNX Runtime is tried.
         if reasons and not loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
             raise LoadFailed("; ".join(reasons))
         try:
@@ -319,8 +321,8 @@ class Manager:
             raise LoadFailed(str(err)) from err
 
     def in_words(self, entry: Entry, reason: str) -> str:
-        """Return Triton's reason, with the author's folders instead of the staged ones, and the
-        remedies for a plan."""
+        """Return Triton's reason with the author's folders instead of the staged ones, and with
+        remedies if the model is a TensorRT plan."""
         folder = Path(entry.source or entry.folder)
         for name in (entry.triton_name, *entry.parts):
             part = name.removeprefix(f"{entry.triton_name}__")

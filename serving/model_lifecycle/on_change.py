@@ -1,10 +1,10 @@
-"""Model folders that change while the rest is served (SERVE_RELOAD).
+"""Replaces models whose folders change, while the others are served (SERVE_RELOAD).
 
     every second: signatures -> settled -> copy -> `--check` of the copy in its own tritonserver
         -> staged in place -> Triton loads it while the old one serves
 
-A call in flight may reach the new model. Models that call each other are checked together, and
-loaded one after the other. A rejected folder is tried again when it changes.
+A call in flight may already reach the new model. Models that call each other are checked together
+and loaded one after another. A rejected folder is tried again when it changes.
 """
 
 import logging
@@ -36,8 +36,9 @@ from serving.repository.staging import copy_model, signature
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
-SETTLED = 0.9  # seconds without a change
-# seconds that the copy of a replaced model is kept: a worker may still be making its client from it
+SETTLED = 0.9  # seconds without a change, after which a folder counts as complete
+# seconds for which the copy of a replaced model is kept, because a worker may still be creating its
+# client from it
 KEPT = 60.0
 ENDED = (
     "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
@@ -45,17 +46,17 @@ ENDED = (
 
 
 class Rejected(Exception):
-    """The changed folders are not served; `args` has a line for each mistake."""
+    """Raised if changed folders cannot be served. `args` has one line for each mistake."""
 
     def in_folder(self, copy: Path, source: Path) -> "Rejected":
-        """Return the same mistakes in the author's folder instead of its copy."""
+        """Return the same error with the author's folder in place of its copy."""
         return Rejected(*(line.replace(str(copy), str(source)) for line in self.args))
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder, its signature, the models that it calls, and the folder of its client if that
-    is another one. A changed model is served from its `copy`."""
+    """A model folder with its signature, the models that it calls, and the folder of its client if
+    that is elsewhere. A changed model is served from its `copy`."""
 
     folder: Path
     signature: str
@@ -65,19 +66,19 @@ class ModelFolder:
 
 
 class OnChange(Policy):
-    """The policy that loads models when their folders change. One thread uses it."""
+    """The policy that loads models when their folders change. Not safe to share between threads."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
         self._configs: dict[tuple[Path, str], Any] = {}
-        # the last change of each: its signature, when it was seen
+        # for each model, the signature after its last change, and when that was seen
         self._since: dict[str, tuple[str, float]] = {}
         self._old: list[tuple[float, Path]] = []
         self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
-        """Return the models by name. Raise OSError if a repository cannot be read: its models are
-        not removed."""
+        """Return the model folders by name. Raise OSError if a repository cannot be read, so that
+        its models are not taken for removed."""
         paths = [
             path
             for repository in self.settings.model_repositories
@@ -93,8 +94,8 @@ class OnChange(Policy):
                     state = signature(path, clients) if clients else state
                     folders[path.name] = ModelFolder(path, state, tuple(parts_of(config)), clients)
             except FileNotFoundError:
-                continue  # being removed
-            except OSError:  # it cannot be read now: its model stays as it is
+                continue  # the folder is just being removed
+            except OSError:  # the folder cannot be read at the moment: keep its model unchanged
                 if path.name in self._seen:
                     folders[path.name] = self._seen[path.name]
         self._seen = folders
@@ -113,14 +114,15 @@ class OnChange(Policy):
         return self._configs[folder, state]
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Go on without the model."""
+        """Stop serving the model, and report it as rejected."""
         with self.manager.changing(entry.name):
             if self.manager.is_current(entry):
                 self._reject({entry.name: entry.signature}, [reason], "it is not served")
                 self.manager.drop(entry)
 
     def step(self) -> None:
-        """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
+        """Serve the changes since the last call. Raise OSError, TritonUnavailable or
+        TritonTimeout."""
         folders = self._look()
         while self._old and self._old[0][0] < time.monotonic() - KEPT:
             _remove(self._old.pop(0)[1])
@@ -155,8 +157,8 @@ class OnChange(Policy):
                 self._reject(state, err.args, "what was served before, if anything, stays")
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
-        """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable before
-        Triton runs."""
+        """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable if
+        Triton is not running."""
         self.manager.gateway.is_live()
         if folders:
             load = secrets.token_hex(8)
@@ -175,21 +177,21 @@ class OnChange(Policy):
         self._retire(set(unit) - folders.keys())
 
     def _with_copy(self, model: ModelFolder, load: str) -> ModelFolder:
-        """Choose the folder of the copy. Models of one repository are copied side by side, for
-        their clients/."""
+        """Choose the folder for the copy. Models of one repository are copied side by side, because
+        they share its clients/."""
         repository = self.settings.model_repositories.index(model.folder.parent)
         copies = self.settings.copies_folder / f"{load}-{repository}"
         return replace(model, copy=copies / model.folder.name)
 
     def _remove_copies(self, models: Iterable[ModelFolder]) -> None:
-        """Remove the copies that are not served."""
+        """Remove the copies of models that are not served."""
         served = {entry.folder for entry in self.manager.models().entries.values()}
         for model in models:
             if str(model.copy) not in served:
                 _remove(model.copy)
 
     def _retire(self, names: Collection[str]) -> None:
-        """Unload models whose folders were removed, ensembles before their parts."""
+        """Unload models whose folders were removed: ensembles before their parts."""
         calls = {name: entry.parts for name, entry in self.manager.models().entries.items()}
         for name in reversed([*TopologicalSorter(calls).static_order()]):
             gone = self.manager.get(name)
@@ -200,8 +202,7 @@ class OnChange(Policy):
                 log.info("%s: its folder was removed, so it is no longer served", name)
 
     def _serve(self, model: ModelFolder, load: str) -> None:
-        """Load the model in place of the one that is served. If that fails, the old one stays.
-        Raise Rejected."""
+        """Load the model in place of the current one, which stays if that fails. Raise Rejected."""
         manager, name = self.manager, model.folder.name
         old = manager.get(name)
         with manager.changing(name):
@@ -226,7 +227,8 @@ class OnChange(Policy):
                     manager.store.stage(Path(old.folder), name)
                 else:
                     manager.store.remove(name)
-                # it may still end, and would replace what is served: what is staged now is loaded
+                # The load may still finish and replace the served model. A new tritonserver loads
+                # what is staged now.
                 if isinstance(err, TritonTimeout):
                     manager.kill_server(f"the load of '{name}' does not end")
                 has_ended = isinstance(err, TritonUnavailable)
@@ -246,20 +248,20 @@ class OnChange(Policy):
         )
 
     def _keep_rejected(self, keep: Callable[[Rejection], bool], *new: Rejection) -> None:
-        """Keep these of the rejected changes, and add new ones."""
+        """Keep the rejections for which `keep` is true, and add new ones."""
         self.manager.write(
             lambda models: replace(models, rejected=(*filter(keep, models.rejected), *new))
         )
 
 
 def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
-    """Return the signature of each model, "" if its folder is gone."""
+    """Return the signature of each model, or "" if its folder is gone."""
     return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
 
 
 def _remove(copied: Path) -> None:
-    """Remove the copy of a model. With the last model of a load, also remove the copy of its
-    clients/."""
+    """Remove the copy of a model. If it was the last one of its load, remove the copy of clients/
+    too."""
     shutil.rmtree(copied, ignore_errors=True)
     with suppress(OSError):
         if not any(path.name != CLIENTS for path in copied.parent.iterdir()):
@@ -269,7 +271,7 @@ def _remove(copied: Path) -> None:
 def _units(
     wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]
 ) -> Iterator[set[str]]:
-    """Yield each group of models that call each other if one of them is new, has changed or was
+    """Yield each group of models that call each other, if one of them is new, has changed or was
     removed."""
     names = wanted | served.keys()
     calls = [(name, part) for name in wanted for part in folders[name].parts]
@@ -292,8 +294,8 @@ def _units(
 
 
 def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
-    """Return the models that a start loads: those that the settings name, with all that they call,
-    or all models."""
+    """Return the models that are loaded at the start: those that the settings name and the models
+    that they call, or else all models."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
     pending = set(named or folders) & folders.keys()
     wanted: set[str] = set()
@@ -305,7 +307,7 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
 
 
 def _parts_first(folders: Mapping[str, ModelFolder]) -> Iterable[str]:
-    """Return the models in an order in which each comes after those that it calls. Raise
+    """Return the models ordered so that each comes after the models that it calls. Raise
     CycleError."""
     calls = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
     return TopologicalSorter(calls).static_order()
@@ -325,8 +327,7 @@ def _copy(models: Iterable[ModelFolder]) -> None:
 
 
 def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
-    """Check the copies as `serve --check` does, and log what is to know about them. Raise
-    Rejected."""
+    """Check the copies as `serve --check` does, and log the notes about them. Raise Rejected."""
     names = tuple(model.copy.name for model in models)
     checked = replace(
         settings,
@@ -339,7 +340,7 @@ def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
         survey = run_preparation.survey(checked)
         reasons = survey.unreadable or run_preparation.mistakes(checked, names)
     except LayoutError as err:
-        # the others show a repository as it should be
+        # the other lines show how a repository should look
         reasons = [line for line in err.mistakes if "\n" not in line]
     if reasons:
         raise Rejected(*reasons)

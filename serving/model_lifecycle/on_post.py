@@ -1,4 +1,4 @@
-"""Multi-model mode: archives that the platform loads and unloads while others are served.
+"""Multi-model mode: the platform loads and unloads archives while other models are served.
 
 POST /models -> locate, admit, stage -> Triton loads -> READY
 DELETE /models/NAME -> no more calls begin -> calls in flight end -> Triton unloads -> the staged
@@ -43,18 +43,18 @@ LONGEST_NAME = 1024
 
 
 class OnPost(Policy):
-    """Loads a model when POST /models says so; safe to share between threads."""
+    """The policy that loads models on POST /models. Safe to share between threads."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        # bytes for Triton and its models
+        # bytes that Triton and its models may use
         self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
         manager.write(lambda models: replace(models, on_demand=True))
 
     def step(self) -> None:
-        """Unload models again whose load or unload timed out, until Triton has unloaded them."""
+        """Unload models whose load or unload timed out, until Triton has unloaded them."""
         for entry in self.manager.models().entries.values():
             if entry.state == UNLOADING:
                 with (
@@ -65,8 +65,8 @@ class OnPost(Policy):
                         self.manager.unload(entry)
 
     def load(self, name: str, url: str, target: str) -> None:
-        """Load an archive. Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest or a
-        Triton error."""
+        """Load an archive. Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest or one
+        of Triton's errors."""
         archive = _located(name, url, self.settings.model_repositories[0])
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
@@ -74,7 +74,7 @@ class OnPost(Policy):
                     raise ModelAlreadyLoaded(
                         f"the model '{name}' is loaded already, from {loaded.url}"
                     )
-                # its unload timed out, or it failed when tritonserver was restarted
+                # its unload timed out, or it failed to load after a restart of tritonserver
                 self.manager.unload(loaded)
             names = triton_names(archive, target, self.settings.namespaces)
             entry = self._admit(name, url, target, archive, names)
@@ -92,9 +92,10 @@ class OnPost(Policy):
         log.info("loaded %s (%s) from %s", target, name, archive.folder)
 
     def unload(self, name: str) -> None:
-        """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout,
+        """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout or
         TritonUnavailable."""
-        # a lock for each name that callers make up would fill the memory
+        # check this before `changing` creates a lock: callers could fill the memory with made-up
+        # names
         if not self.manager.get(name):
             raise ModelNotLoaded(name)
         with self.manager.changing(name):
@@ -106,8 +107,8 @@ class OnPost(Policy):
     def _admit(
         self, name: str, url: str, target: str, archive: Archive, names: Mapping[Path, str]
     ) -> Entry:
-        """Write the load into the table, so that others count its memory. Raise OutOfMemory,
-        LoadFailed, ModelAlreadyLoaded."""
+        """Add the load to the table, so that other loads take its memory into account. Raise
+        OutOfMemory, LoadFailed or ModelAlreadyLoaded."""
         needed = estimate(archive, self.settings.device)
         if needed > self.memory:
             reason = shortfall(self.memory, 0, needed)
@@ -120,7 +121,7 @@ class OnPost(Policy):
             if reason := shortfall(self.memory, used, needed):
                 raise OutOfMemory(f"'{target}' is not loaded: {reason}")
             models = self.manager.models()
-            for known in (target, name):  # a caller may name a model by either
+            for known in (target, name):  # callers may use either name
                 if (
                     other := models.by_target.get(known) or models.entries.get(known)
                 ) and other.name != name:
@@ -150,7 +151,7 @@ class OnPost(Policy):
         return entry
 
     def _check_free(self, names: set[str]) -> None:
-        """Raise LoadFailed if another model has one of these names, which can happen without
+        """Raise LoadFailed if another model has one of the `names`, which is possible without
         namespaces."""
         for other in self.manager.models().entries.values():
             if taken := names & {other.triton_name, *other.parts}:
@@ -161,7 +162,8 @@ class OnPost(Policy):
                 )
 
     def _load(self, entry: Entry, names: Mapping[Path, str], root: Path) -> tuple[str, ...]:
-        """Stage the archive's folders, and make Triton load them. Return the versions."""
+        """Stage the archive's folders and make Triton load them. Return the versions that were
+        loaded."""
         inner = {folder.name: name for folder, name in names.items() if name != entry.triton_name}
         try:
             for folder, name in names.items():
@@ -180,7 +182,8 @@ class OnPost(Policy):
 
 
 def shortfall(limit: int, used: int, needed: int) -> str:
-    """Return why `needed` bytes more than `used` are too many, in words; "" if they are not."""
+    """Return the error message if `needed` bytes exceed what is left of `limit` after `used`, else
+    ""."""
     if used + needed <= limit:
         return ""
     megabytes = [f"{number / 2**20:.0f} MB" for number in (needed, used, limit)]
@@ -192,7 +195,7 @@ def shortfall(limit: int, used: int, needed: int) -> str:
 
 
 def estimate(archive: Archive, device: str) -> int:
-    """Return about how many bytes the models of the archive will take. Raise LoadFailed."""
+    """Return approximately how many bytes the models of the archive will take. Raise LoadFailed."""
     try:
         return sum(memory_of(part, read_config(part, device)) for part in archive.parts)
     except Unreadable as err:
@@ -200,7 +203,7 @@ def estimate(archive: Archive, device: str) -> int:
 
 
 def _located(name: str, url: str, root: Path) -> Archive:
-    # a path with one of these parts is shortened on its way, so no call would find the model
+    # HTTP clients and proxies resolve such parts of a path, so no call would find the model
     is_path = not {"", ".", ".."}.isdisjoint(name.split("/"))
     if is_path or len(name) > LONGEST_NAME or not name.isprintable():
         expected = (
@@ -217,8 +220,8 @@ def _located(name: str, url: str, root: Path) -> Archive:
 
 
 def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, str]:
-    """Return Triton's name of each of the archive's folders, its own first. Parts keep theirs
-    without `namespaces`."""
+    """Return Triton's name for each of the archive's folders, beginning with the archive itself.
+    Without `namespaces`, parts keep their own names."""
     outer = triton_name(target)
     inner = {part: f"{outer}__{part.name}" if namespaces else part.name for part in archive.parts}
     return {archive.folder: outer} | {
@@ -227,8 +230,9 @@ def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, 
 
 
 def triton_name(target: str) -> str:
-    """Return Triton's name of a model: the Target-Model. Triton's HTTP endpoint finds no name with
-    a slash, its Python backend none with a space. So all characters but these are replaced, and a
-    digest keeps names different."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100].lstrip(".")  # .. is another folder
+    """Return Triton's name for the model with a Target-Model. Triton's HTTP endpoint does not find
+    names with a slash, and its Python backend none with a space. So unusual characters are
+    replaced, and a digest keeps different names apart."""
+    # the name ".." would be another folder
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100].lstrip(".")
     return name if name == target else f"{name}-{digest(target)[:8]}"

@@ -1,4 +1,4 @@
-"""A policy says when models are loaded and unloaded. The manager does it."""
+"""A policy decides when models are loaded and unloaded; the manager carries it out."""
 
 from abc import ABC, abstractmethod
 
@@ -16,19 +16,19 @@ class Policy(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Look for changes. It is called every second."""
+        """Look for changes. Called every second."""
 
     def load(self, name: str, url: str, target: str) -> None:
-        """Load a model, because a call asks for it. Raise a ServingError."""
+        """Load a model on request. Raise a ServingError."""
         raise NotFound(NO_LOADS)
 
     def unload(self, name: str) -> None:
-        """Unload a model, because a call asks for it. Raise a ServingError."""
+        """Unload a model on request. Raise a ServingError."""
         raise NotFound(NO_LOADS)
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Note that Triton did not load the model, or that its example failed. A first start ends
-        then."""
+        """Record that Triton could not load the model, or that it failed on its example. This ends
+        the first start."""
         self.manager.move(entry, Event.LOAD_FAILED, reason=reason)
 
 
@@ -36,4 +36,4 @@ class AtStart(Policy):
     """The policy that loads models only at the start (preparation/survey.py)."""
 
     def step(self) -> None:
-        """Look for nothing: what is served stays."""
+        """Do nothing: the served models never change."""

@@ -1,12 +1,12 @@
-"""Reloads each model whose process has died, without touching others; refuses models that die too
-often.
+"""Reloads each model whose process has died, without affecting the others, and stops serving models
+that die too often.
 
     a call reports a dead process, or a look finds one
         -> Triton unloads and loads that model -> it is served again
         -> after too many deaths: it is unloaded, and tried again later
 
-model_status/states.py has the states on this way, and says why a dead model is reloaded before it
-is unloaded. After MOST_RELOADS reloads tritonserver is restarted.
+model_status/states.py has the states of this process, and explains why a dead model is reloaded
+before it is unloaded. After MOST_RELOADS reloads tritonserver is restarted.
 """
 
 import logging
@@ -26,18 +26,19 @@ from serving.model_status.table import Entry
 from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 2.0  # between two looks at all processes, each 20 ms with 1,000 models
+# between two checks of all processes, each of which takes 20 ms with 1,000 models
+LOOK_SECONDS = 2.0
 WINDOW = 60.0
-# within WINDOW: callers retry, so a request that kills its model may come a few times
+# within WINDOW seconds: callers retry, so a request that kills its model may arrive several times
 CRASHES_ALLOWED = 3
-REFUSED_SECONDS = 300.0  # the first time; twice as long each further time
+REFUSED_SECONDS = 300.0  # the first time; doubled each further time
 REFUSED_MOST = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """A crash that a call met: Triton's message, Triton's names of the model and its parts, when
-    the call began."""
+    """A crash that a call has seen: Triton's names of the model and its parts, Triton's message,
+    and when the call began."""
 
     models: list[str]
     details: str
@@ -45,17 +46,18 @@ class Report:
 
 
 class Recovery:
-    """Decides what happens to crashed models. Only `report` may be called by several threads."""
+    """Decides what to do with crashed models. Only `report` is safe to call from several
+    threads."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
         self._stubs, self._pid, self._looked = Stubs(), 0, 0.0
         self._reports: deque[Report] = deque()
-        # what a thread does with a model in this state
+        # what a recovery thread does with a model in each state
         self._work = {RELOADING: self._reload, REFUSING: self._unload}
 
     def report(self, report: Report) -> None:
-        """Take the report of a call that met a dead process."""
+        """Accept the report of a call that found a dead process."""
         self._reports.append(report)
 
     def watch(self, pid: int) -> None:
@@ -71,7 +73,7 @@ class Recovery:
             self._manager.move(entry, Event.PROCESSES_SEEN, reason="")
         while self._reports:
             report = self._reports.popleft()
-            for _ in range(2):  # the exit codes of the processes say more than Triton
+            for _ in range(2):  # the processes' exit codes say more than Triton's message
                 self._look()
             if owner := self._owner(report.models, report.details):
                 self._handle(owner, report.details, report.began)
@@ -86,7 +88,7 @@ class Recovery:
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the model with this name in Triton, or the archive that has a part with this
+        """Return the model that has this name in Triton, or the archive with a part of this
         name."""
         models = self._manager.models()
         archives = (
@@ -95,8 +97,8 @@ class Recovery:
         return models.by_triton_name.get(name) or next(archives, None)
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
-        """Return the model, for an ensemble its part, whose process Triton names in `details`.
-        Return None if it names no process: then only a look at the processes finds it."""
+        """Return the model, or the part of an ensemble, whose process Triton names in `details`.
+        Return None if Triton names no process: then only a check of the processes can find it."""
         if "'" not in details:
             return None
         called = names[1:] or names
@@ -112,7 +114,7 @@ class Recovery:
 
     def _handle(self, entry: Entry, reason: str, began: float) -> None:
         """Handle a crash seen by a call that began at `began`. Ignore it if that was before the
-        last load ended."""
+        last load finished."""
         if entry.state != READY or began <= entry.began:
             return
         now = time.monotonic()
@@ -131,12 +133,12 @@ class Recovery:
             self._begin(entry, Event.DIED, reason=reason)
 
     def _begin(self, entry: Entry, event: Event, **fields: Any) -> None:
-        """Work in a thread, because a load may take long."""
+        """Recover the model in a new thread, because a load may take long."""
         if self._manager.move(entry, event, **fields):
             threading.Thread(target=self._recover, args=(entry,), daemon=True).start()
 
     def _recover(self, entry: Entry) -> None:
-        """Work until another event than those of this thread has to come."""
+        """Change the model's state until it waits for an event from outside this thread."""
         manager = self._manager
         try:
             with manager.changing(entry.name):
@@ -156,7 +158,8 @@ class Recovery:
         try:
             versions = self._manager.reload(entry)
         except TritonTimeout:
-            with suppress(ServingError):  # a tritonserver that does not answer is to blame itself
+            # if tritonserver does not answer at all, the model is not to blame
+            with suppress(ServingError):
                 if self._manager.gateway.is_live():
                     self._manager.unstage(entry)
             raise
@@ -181,7 +184,7 @@ class Recovery:
 
 
 def _refusal(entry: Entry, reason: str) -> dict[str, Any]:
-    """Return the fields of a model that is not served for a while, longer each time."""
+    """Return the new fields of a model that is not served for a while: longer each time."""
     seconds = min(REFUSED_SECONDS * 2**entry.refusals, REFUSED_MOST)
     log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)
     until = time.monotonic() + seconds

@@ -1,2 +1,2 @@
 """What is known about each model: its state and why it is not served (table.py), how many requests
-use it (shared_files.py), and which one a caller's name means (registry.py)."""
+use it (shared_files.py), and which model a caller's name refers to (registry.py)."""

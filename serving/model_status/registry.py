@@ -1,4 +1,4 @@
-"""The models that callers can name: the manager's table, joined with each model's client."""
+"""The models that callers can name: the manager's table, joined with the models' clients."""
 
 import logging
 import socket
@@ -27,13 +27,13 @@ from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-# Slot.keep (front/admission.py): the name of a model, and the column of its counter
+# the type of Slot.keep (front/admission.py): takes a model's name and the column of its counter
 Keep = Callable[[str, int], None]
 
 
 class Registry:
-    """Look models up by name; safe to share between threads. `default` answers requests that name
-    no model. A death of a model's process is reported to the datagram socket `deaths`."""
+    """Looks up models by name. Safe to share between threads. `default` answers requests that name
+    no model. Deaths of models' processes are reported to the datagram socket `deaths`."""
 
     def __init__(
         self, gateway: TritonGateway, table: Table, deaths: Path, default: str = ""
@@ -45,17 +45,18 @@ class Registry:
     def use(
         self, keep: Keep, name: str | None, version: str | None = None
     ) -> Iterator[ServedModel]:
-        """Give the model called `name`, else the default one, else the only one; `keep` keeps it
+        """Yield the model called `name`, else the default model, else the only one; `keep` keeps it
         loaded. Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
-        ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block fails for a
-        reason that the table of models knows better, raise that instead."""
+        ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block fails and
+        the table of models has a better reason, raise that instead."""
         name = name or self.default or self._only_name()
         models = self.table.look()
         entry = self._ready(models, name)
         keep(entry.name, entry.column)
         while (now := self.table.look()) is not models:
             models, before, entry = now, entry, self._ready(now, name)
-            if entry.load_id != before.load_id:  # it was replaced before this request was counted
+            # the model was replaced before this request was counted
+            if entry.load_id != before.load_id:
                 keep(entry.name, entry.column)
         try:
             served = self._served[entry.key]
@@ -67,25 +68,25 @@ class Registry:
             except BackendDied as error:
                 raise self.report(served, error, began) from error
         except ModelNotReady:
-            self._ready(self.table.look(), name)  # raises the table's reason, if it has one
+            self._ready(self.table.look(), name)  # raises the reason in the table, if there is one
             raise
 
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
-        """Tell the manager that a call which began at `began` (time.monotonic) met a dead process.
-        Return the caller's error."""
+        """Tell the manager that a call which began at `began` (time.monotonic) found a dead
+        process. Return the error for the caller."""
         report = {"models": [served.name, *served.parts], "details": str(error), "began": began}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
                 sent.setblocking(False)
                 sent.sendto(orjson.dumps(report), str(self._deaths))
-        except OSError as err:  # the manager is being started again; the next call reports it
+        except OSError as err:  # the manager is restarting; the next call reports the death
             log.warning(
                 "the death of a process of model '%s' cannot be reported: %s", served.name, err
             )
         return ModelRestarting(served.name, str(error))
 
     def index(self) -> dict[str, list[IndexEntry]]:
-        """Return Triton's entries of each model's versions, by the name that callers know."""
+        """Return Triton's entries for the versions of each model, by the name that callers use."""
         models = self.table.look()
         versions: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
         try:
@@ -98,11 +99,12 @@ class Registry:
         return versions
 
     def get(self, name: str) -> ServedModel:
-        """Return the model called `name`. The first call makes its client. Raise as `use`."""
+        """Return the model called `name`. The first call creates its client. Raise the same errors
+        as `use`."""
         return self._served[self._ready(self.table.look(), name).key]
 
     def _ready(self, models: Models, name: str) -> Entry:
-        """Return the entry of a model that answers. Raise why it does not."""
+        """Return the entry of a model that is ready. Raise the reason if it is not."""
         if entry := models.ready.get(name):
             return entry
         if (entry := models.by_target.get(name)) and (error := models.error(entry)):
@@ -122,7 +124,8 @@ class Registry:
         )
 
     def _only_name(self) -> str:
-        """Return the name of the only model, unless models come and go on demand."""
+        """Return the name of the only model. Raise InvalidRequest if there is not exactly one, or
+        if models are loaded on demand."""
         models = self.table.look()
         names = sorted(models.current)
         if len(names) != 1 or models.on_demand:
@@ -138,6 +141,6 @@ class Registry:
 def _no_version(entry: Entry, name: str, version: str) -> InvalidRequest | VersionNotFound:
     """Return the error for a version that Triton's model `name` does not have."""
     text = f"model '{name}' has no version {quoted(version)}"
-    if entry.target:  # an archive: its platform reads a 404 as "not loaded"
+    if entry.target:  # for an archive, whose platform would take a 404 to mean "not loaded"
         return InvalidRequest(f"{text}; leave it out for the latest")
     return VersionNotFound(f"{text}; its versions are: {', '.join(entry.versions)}")

@@ -1,4 +1,4 @@
-"""A model that Triton has loaded, and its client: made at the first request that uses it, and
+"""A model that Triton has loaded, with its client, which is created at the first request and
 kept."""
 
 import logging
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowSize:
-    """What one row of a tensor takes: the bytes of its `fixed` dimensions, times the lengths of so
-    many `variable` ones."""
+    """The size of one row of a tensor: `fixed` bytes, multiplied by the lengths of the `variable`
+    dimensions."""
 
     fixed: int
     variable: int
@@ -44,18 +44,20 @@ class RowSize:
         return cls(SIZES.get(spec.datatype, 1) * prod(fixed), len(spec.shape) - len(fixed))
 
     def bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes, if the variable dimensions are as long as the last ones of `shape`."""
+        """Return the size in bytes, if the variable dimensions have the lengths of the last
+        dimensions of `shape`."""
         return self.fixed * prod(shape[-self.variable :]) if self.variable else self.fixed
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that Triton has loaded, and its client; without a client it serves tensors only.
+    """A model that Triton has loaded, and its client. Without a client it accepts only tensors.
 
-    `client_error` says why the client could not be made. `sequencing` is set for a model whose
+    `client_error` says why the client could not be created. `sequencing` is set if the model's
     requests belong to sequences. `parts` names the models that an ensemble calls; `batched_parts`
-    says that one has a batch dimension. `engine` is Triton's backend, `engine_reason` why it was
-    chosen. `labels` has the class names of outputs. `target` is the Target-Model of an archive.
+    says whether any of them has a batch dimension. `engine` is Triton's backend, `engine_reason`
+    the reason for choosing it. `labels` has the class names of outputs. `target` is the
+    Target-Model of an archive.
     """
 
     model: Model
@@ -68,7 +70,7 @@ class ServedModel:
     labels: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     batched_parts: bool = False
     target: str = ""
-    name: str = field(init=False)  # Triton's
+    name: str = field(init=False)  # the model's name in Triton
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.model.name)
@@ -82,11 +84,11 @@ class ServedModel:
         return {spec.name: RowSize.of(spec) for spec in self.model.outputs}
 
     def input_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of one row of all inputs, if that of one of them has this shape."""
+        """Return the bytes of one row of all inputs, if the row of one input has this shape."""
         return sum([size.bytes(shape) for size in self._input_sizes])
 
     def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:
-        """Return the bytes of one row of the outputs with these names, or of all, if that of an
+        """Return the bytes of one row of the outputs `names` (empty: all of them), if the row of an
         input has this shape."""
         sizes = self._output_sizes
         return sum(
@@ -95,12 +97,12 @@ class ServedModel:
 
     @property
     def public_name(self) -> str:
-        """Return the name by which callers ask for the model."""
+        """Return the name that callers use for the model."""
         return self.target or self.name
 
     def require_client(self) -> ModelClient:
-        """Return the client. Raise ModelFailed, or InvalidRequest that says what to send
-        instead."""
+        """Return the client. Raise ModelFailed if it could not be created, and InvalidRequest if
+        the model has none, with what to send instead."""
         if self.client_error:
             raise ModelFailed(self.name, self.client_error)
         if self.client is None:
@@ -112,19 +114,19 @@ class ServedModel:
         return self.client
 
     def example(self) -> bytes:
-        """Return one instance as a caller would post it: the folder's example.*, else the client's
-        own."""
+        """Return one instance as a caller would post it: the folder's example.*, else the
+        client's."""
         own = self.example_file()
         return own.read_bytes() if own else self.require_client().example
 
     def example_file(self) -> Path | None:
-        """Return the folder's example.*, None if it has none."""
+        """Return the folder's example.*, or None if there is none."""
         return next(iter(sorted(self.model.path.glob("example.*"))), None)
 
 
 class ServedModels(dict[tuple[str, str, str], ServedModel]):
-    """The models by Entry.key. A missing one is made; only the requests to this model wait for
-    that."""
+    """The models by Entry.key, each created when it is first looked up. Only the requests to that
+    model wait for it."""
 
     def __init__(self, gateway: TritonGateway, table: Table) -> None:
         super().__init__()
@@ -132,7 +134,7 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         self._locks: dict[tuple[str, str, str], threading.Lock] = {}
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
-        """Make the model, and forget models that are no longer in the table. Raise a
+        """Create the model, and remove models that are no longer in the table. Raise a
         ServingError."""
         entries = {entry.key: entry for entry in self._table.look().entries.values()}
         for old in [locked for locked in list(self._locks) if locked not in entries]:
@@ -148,8 +150,8 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
 
 
 def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:
-    """Return the model that Triton serves by that name, with a client made from `folder`. Raise a
-    ServingError."""
+    """Return the model that Triton serves as `triton_name`, with a client created from `folder`.
+    Raise a ServingError."""
     config = gateway.config(triton_name)
     model, parts = (
         describe_model(triton_name, folder, config),
@@ -158,7 +160,7 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     sequencing = sequencing_of([config, *parts.values()])
     labels = {}
     for output in config.output:
-        # like Triton, but read no file outside of the folder
+        # as Triton does, except that no file outside the folder is read
         with suppress(InvalidRequest, OSError):
             if output.label_filename:
                 labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")
@@ -180,8 +182,8 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
 
 
 def sequencing_of(configs: Sequence[Any]) -> Sequencing | None:
-    """Return the sequences of a model: `configs` are its own ModelConfig and those of its parts,
-    which all get the id."""
+    """Return how a model handles sequences, or None if it does not. `configs` are its own
+    ModelConfig and those of its parts, which all receive the sequence's id."""
     types = {
         number: id_type
         for number, config in enumerate(configs)
@@ -194,7 +196,7 @@ def sequencing_of(configs: Sequence[Any]) -> Sequencing | None:
 
 
 def describe_model(name: str, folder: Path, config: Any) -> Model:
-    """Return the Model that clients see, made from a ModelConfig."""
+    """Convert a ModelConfig to the Model that clients see."""
 
     def specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
         return tuple(

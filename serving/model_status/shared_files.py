@@ -1,10 +1,10 @@
-"""What all processes share about the models: the table, a JSON file that the model manager replaces
-and each worker reads, and the leases, which count the requests in flight in a file that all of them
-map. Standard library only.
+"""The data about models that all processes share: the table, a JSON file that the model manager
+replaces and each worker reads, and the leases, which count the requests in flight in a
+memory-mapped file. Standard library only.
 
-A request counts itself and then looks at the table again. To unload a model, the manager marks it
-in the table and then waits until its counter is zero. So it waits for each request that still found
-the model, and no other begins to use it.
+A request counts itself and then reads the table again. To unload a model, the manager first marks
+it in the table and then waits until its counter is zero. So the manager waits for every request
+that still found the model, and no other request begins to use it.
 """
 
 import json
@@ -19,27 +19,27 @@ from typing import Any
 
 from serving.model_status.table import Entry, Models, Rejection
 
-MODELS = 4096  # columns of models
-ALL_MODELS = MODELS  # the column of the requests whose model is known
-TOTAL = MODELS + 1  # the column of all requests
+MODELS = 4096  # columns for models
+ALL_MODELS = MODELS  # the column that counts all requests whose model is known
+TOTAL = MODELS + 1  # the column that counts all requests
 WIDTH = MODELS + 2
-SIZE = 8  # bytes of a number
+SIZE = 8  # bytes of each number
 
 
 class Table:
-    """The file. Only one process writes it."""
+    """The file with the table. Only one process writes it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._read: tuple[int, Models] = (0, Models())
 
     def look(self) -> Models:
-        """Return the table as it is now, parsed only if the file has changed."""
+        """Return the current table. The file is parsed only if it has changed."""
         try:
             version = self.file.stat().st_mtime_ns
-        except FileNotFoundError:  # nothing is known yet
+        except FileNotFoundError:  # nothing has been written yet
             return Models()
-        read = self._read  # another thread may replace it
+        read = self._read  # read once, because another thread may replace it
         if read[0] != version:
             with self.file.open("rb") as opened:
                 version = os.fstat(opened.fileno()).st_mtime_ns
@@ -52,8 +52,8 @@ class Table:
         return read[1]
 
     def write(self, models: Models) -> None:
-        """Replace the file in one step. Its time is its version: a number that no other version
-        has. Raise OSError."""
+        """Replace the file atomically. Its modification time is unique and serves as its version.
+        Raise OSError."""
         temporary = self.file.with_name(f".{self.file.name}.{threading.get_ident()}")
         temporary.write_text(json.dumps(asdict(models)), encoding="utf-8")
         version = time.monotonic_ns()
@@ -62,15 +62,15 @@ class Table:
 
 
 def _entry(fields: dict[str, Any]) -> Entry:
-    """Return an entry of the file, in which tuples have become lists."""
+    """Convert an entry of the file, in which tuples have become lists."""
     tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     return Entry(**fields | tuples)
 
 
 class Leases:
-    """The counters: a row for each of the workers that may live at the same time, a column for each
-    model, two for all. A counter has two numbers: requests, and the bytes of their bodies. Without
-    a file they are this process's own."""
+    """The counters of requests in flight: one row for each worker that can exist at the same time,
+    one column for each model, and two columns for totals. A counter has two numbers: requests, and
+    the bytes of their bodies. Without a file the counters belong to this process alone."""
 
     def __init__(self, file: Path | None, rows: int = 1) -> None:
         self.rows, cells = rows, rows * WIDTH
@@ -86,13 +86,13 @@ class Leases:
         )
 
     def add(self, row: int, column: int, requests: int, size: int) -> None:
-        """Add requests, and the bytes of their bodies."""
+        """Add to the number of requests and to the bytes of their bodies."""
         index = row * WIDTH + column
         self._requests[index] += requests
         self._bytes[index] += size
 
     def requests(self, column: int) -> int:
-        """Return the requests of all workers."""
+        """Return the number of requests of all workers."""
         return sum(self._requests[column::WIDTH])
 
     def bytes(self, column: int) -> int:
@@ -100,15 +100,15 @@ class Leases:
         return sum(self._bytes[column::WIDTH])
 
     def touch(self, column: int) -> None:
-        """Note that a request ends now which used the model."""
+        """Record that a request to the model has just ended."""
         self._last_use[column] = time.monotonic_ns()
 
     def last_use(self, column: int) -> float:
-        """Return when the last request ended (time.monotonic), perhaps one to the model that had
-        this column before."""
+        """Return when the last request to the model ended (time.monotonic). It may have been to the
+        previous model in this column."""
         return self._last_use[column] / 1e9
 
     def clear(self, row: int) -> None:
-        """Forget the requests of a worker that has ended."""
+        """Clear the counters of a worker that has ended."""
         for index in range(row * WIDTH, (row + 1) * WIDTH):
             self._requests[index] = self._bytes[index] = 0

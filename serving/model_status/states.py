@@ -4,24 +4,24 @@
                                     |
                                     +-> refusing -> refused -> reloading
 
-Triton never ends the unload of a process that has died (triton/quirks.py), but it loads new ones
-beside it, and it can unload these. So a model whose process died is `reloading`: Triton unloads and
-loads it. To remove such a model, Triton reloads it and then unloads it again: a thread does so
+Triton never finishes unloading a process that has died (triton/quirks.py), but it can load new
+processes beside it and unload those. So a model whose process died is `reloading`: it is unloaded
+and loaded again. To remove such a model, it is first reloaded and then unloaded: a thread does this
 while the model is `refusing`, and Manager.unload while it is `unloading`.
 """
 
 from enum import Enum
 
 LOADING = "loading"  # tritonserver loads it when it starts
-ADDING = "adding"  # POST /models loads it for the first time; its platform must not find it yet
+ADDING = "adding"  # POST /models loads it for the first time; the platform must not find it yet
 READY = "ready"
-FAILED = "failed"  # Triton did not load it, or it did not answer its example
-RESTARTING = "restarting"  # a process of it died, and it waits for a reload
-RELOADING = "reloading"  # a thread reloads it
-RELOADED = "reloaded"  # a thread has reloaded it, but recovery has not seen its new processes
-REFUSING = "refusing"  # its processes died too often: a thread unloads it
-REFUSED = "refused"  # it is unloaded, and waits for a reload
-UNLOADING = "unloading"  # no call may begin to use it; Triton may still have it
+FAILED = "failed"  # Triton could not load it, or it failed on its example
+RESTARTING = "restarting"  # one of its processes died, and it waits for a reload
+RELOADING = "reloading"  # a thread is reloading it
+RELOADED = "reloaded"  # a thread has reloaded it, but recovery has not seen its new processes yet
+REFUSING = "refusing"  # its processes died too often: a thread is unloading it
+REFUSED = "refused"  # it has been unloaded, and waits for a reload
+UNLOADING = "unloading"  # no call may begin to use it; Triton may still have it loaded
 STATES = (
     LOADING,
     ADDING,
@@ -37,12 +37,13 @@ STATES = (
 
 
 class Event(Enum):
-    """What happens to a model: {state before: state after}. In any other state it changes
-    nothing."""
+    """An event that changes a model's state: {state before: state after}. It changes nothing in a
+    state that is not listed."""
 
-    # a new tritonserver loads all that is staged, which a model that is unloaded may not be
+    # a new tritonserver loads everything that is staged, which may not include a model that is
+    # being unloaded
     SERVER_STARTED = {state: LOADING for state in STATES if state != UNLOADING}
-    # the threads of the previous manager have ended with it
+    # the threads of the previous manager ended with it
     MANAGER_STARTED = {
         ADDING: UNLOADING,
         RELOADING: RESTARTING,
@@ -52,7 +53,7 @@ class Event(Enum):
     LOADED = {LOADING: READY, ADDING: READY}
     LOAD_FAILED = {LOADING: FAILED, READY: FAILED}
     DIED = {READY: RELOADING}
-    # it died too often or cannot be reloaded, perhaps not by a tritonserver that starts meanwhile
+    # the model died too often or cannot be reloaded; a new tritonserver may have started meanwhile
     REFUSE = {READY: REFUSING, RELOADING: REFUSING, LOADING: REFUSING}
     RELOAD_ENDED = {RELOADING: RELOADED}
     PROCESSES_SEEN = {RELOADED: READY}

@@ -32,16 +32,16 @@ from serving.model_status.states import (
 
 @dataclass(frozen=True)
 class Entry:
-    """A model. Callers (in multi-model mode the platform) know it as `name`, Triton as
+    """A model in the table. Callers (in multi-model mode the platform) know it as `name`, Triton as
     `triton_name`.
 
-    Its client is made from `folder`. `load_id` distinguishes its loads, `column` is that of its
-    counter in the leases. `parts` are Triton's names of the models that an ensemble calls,
-    `versions` those that Triton has loaded. `reason` says why the model is not ready; a refused
+    Its client is created from `folder`. `load_id` is unique to each load; `column` is that of the
+    model's counter in the leases. `parts` are Triton's names of the models that an ensemble calls;
+    `versions` are those that Triton has loaded. `reason` says why the model is not ready. A refused
     model is reloaded at `until`, and `refusals` counts how often it was refused. Processes that
-    died before `began` (time.monotonic) are of an earlier load or reload; `crashes` has the times
-    of later deaths. `answered` says that the model has answered its example, or need not. An
-    archive has a `target` and a `url`, a watched folder a `signature` and its `source`.
+    died before `began` (time.monotonic) belonged to an earlier load or reload; `crashes` has the
+    times of later deaths. `answered` says that the model has answered its example or does not need
+    to. An archive has a `target` and a `url`, a watched folder a `signature` and a `source`.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Entry:
 
     @cached_property
     def key(self) -> tuple[str, str, str]:
-        """Return what identifies this load: its ServedModel is made from this."""
+        """Return the key of this load, from which its ServedModel is created."""
         return self.load_id, self.triton_name, self.folder
 
     def error(self) -> ServingError | None:
-        """Return why the model does not answer, None if it does."""
+        """Return the error that says why the model does not answer, or None if it does."""
         if self.state == READY:
             return None
         if self.state in (RESTARTING, RELOADING, RELOADED):
@@ -87,7 +87,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A change of model folders (name -> signature) that is not served; `reasons` has a line for
+    """A change of model folders (name -> signature) that was rejected. `reasons` has one line for
     each mistake."""
 
     folders: dict[str, str]
@@ -96,10 +96,13 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Models:
-    """The table: models by name, what was rejected, how often a process of each model died,
-    tritonserver's process id, and how many reloads it has made. `checking` names models whose new
-    folders are being checked, `was_ready` says that once all models have answered their examples,
-    `on_demand` that POST /models loads them."""
+    """The table of models: the models by name, rejected changes, how many processes of each model
+    have died, tritonserver's process id, and how many models it has reloaded.
+
+    `checking` names the models whose new folders are being checked. `was_ready` says that at some
+    time all models had answered their examples. `on_demand` says that POST /models loads the
+    models.
+    """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
@@ -112,7 +115,8 @@ class Models:
 
     @cached_property
     def current(self) -> dict[str, Entry]:
-        """Return the models that a call may begin to use: all but those that are being unloaded."""
+        """Return the models that a call may begin to use: all except those that are being
+        unloaded."""
         return {name: entry for name, entry in self.entries.items() if entry.state != UNLOADING}
 
     @cached_property
@@ -121,46 +125,49 @@ class Models:
 
     @cached_property
     def by_target(self) -> dict[str, Entry]:
-        """Return the archives by their Target-Model, or by the platform's name."""
+        """Return the models by name, and archives also by their Target-Model."""
         return {
             **self.current,
             **{entry.target: entry for entry in self.current.values() if entry.target},
         }
 
     def with_entries(self, *entries: Entry) -> "Models":
-        """Return the table with these models added or replaced."""
+        """Return a table in which these models are added or replaced."""
         return replace(self, entries={**self.entries, **{entry.name: entry for entry in entries}})
 
     def latest(self, entry: Entry) -> Entry | None:
-        """Return this load of the model as it is now, None if another has replaced it."""
+        """Return the current entry of this load of the model, or None if another load has replaced
+        it."""
         latest = self.entries.get(entry.name)
         return latest if latest and latest.load_id == entry.load_id else None
 
     def updated(self, entry: Entry, **fields: Any) -> "Models":
-        """Return the table with these fields of the model, unless another load has replaced it."""
+        """Return a table with changed fields of the model, unless another load has replaced it."""
         latest = self.latest(entry)
         return self.with_entries(replace(latest, **fields)) if latest else self
 
     def moved(self, entry: Entry, event: Event, **fields: Any) -> "Models":
-        """Return the table with the model's state after `event`, and these fields, unless the event
-        changes nothing in its state or another load has replaced it."""
+        """Return a table in which `event` has changed the model's state, and the fields are changed
+        too. Return the same table if the event does not apply to the state, or if another load has
+        replaced the model."""
         latest = self.latest(entry)
         state = event.value.get(latest.state) if latest else None
         return self.updated(entry, state=state, **fields) if state else self
 
     def all_moved(self, event: Event, **fields: Any) -> "Models":
-        """Return the table after an event that happens to all models."""
+        """Return a table in which `event` has happened to all models."""
         models = self
         for entry in self.entries.values():
             models = models.moved(entry, event, **fields)
         return models
 
     def error(self, entry: Entry) -> ServingError | None:
-        """Return why the model does not answer. In an ensemble, the reasons of its parts come
-        first, at any depth."""
+        """Return the error that says why the model does not answer, or None if it does. For an
+        ensemble, errors of its parts come first, at any depth."""
         pending, called = [entry], list[Entry]()
         while pending:
-            if (model := pending.pop(0)) not in called:  # Triton does not load a circle
+            # Triton does not load models that call each other in a circle
+            if (model := pending.pop(0)) not in called:
                 called.append(model)
                 pending += [
                     self.by_triton_name[part] for part in model.parts if part in self.by_triton_name
@@ -169,13 +176,13 @@ class Models:
 
     @cached_property
     def ready(self) -> dict[str, Entry]:
-        """Return the models that answer, by each name that a caller may use."""
+        """Return the models that answer, by every name that callers may use."""
         return {name: entry for name, entry in self.by_target.items() if self.error(entry) is None}
 
     def unready(self) -> ServingError | None:
-        """Return why /ping is 503, None if all models that should serve do. A restarted or refused
-        model is no reason to replace a container that was ready once and serves others: a new
-        container would have the same model."""
+        """Return the error with which /ping answers 503, or None if every model that should be
+        served is. A restarting or refused model does not count if the container was ready once and
+        serves other models: a new container would have the same model."""
         entries = self.current
         if not entries:
             refused = "; ".join(

@@ -1,6 +1,6 @@
-"""Process 1 of the container: starts, watches and restarts nginx, gunicorn, tritonserver and the
-model manager.
+"""Process 1 of the container, which starts, watches and restarts nginx, gunicorn, tritonserver and
+the model manager.
 
-It does not know the models. processes.py has the command lines, supervisor.py the policy. Standard
-library only.
+It knows nothing about models. processes.py has the command lines, supervisor.py the policy.
+Standard library only.
 """

@@ -1,4 +1,4 @@
-"""The log of `serve` and of the processes that it runs: JSON lines, or text if the log is a
+"""The log of `serve` and of the processes that it runs: JSON lines, or text if the log goes to a
 terminal."""
 
 import contextlib
@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 LINE_LIMIT = 16 * 1024
-CHUNK = 64 * 1024  # the size of a pipe's buffer
+CHUNK = 64 * 1024  # the capacity of a pipe
 OUTPUT_END_TIMEOUT = 1.0
-OUTPUT_PATIENCE = 1.0  # seconds that a reader of the log may pause before lines are dropped
-# A caller must not be able to write to a terminal or begin a line of the log. Escape as in JSON,
-# like most lines.
+OUTPUT_PATIENCE = 1.0  # seconds for which the log's reader may pause before lines are dropped
+# Characters with which a caller could control a terminal or fake a line of the log. They are
+# escaped as in JSON, the format of most lines.
 ESCAPED = {
     code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
 }
@@ -31,7 +31,7 @@ LEVELS = {
 }
 LEVELS |= dict.fromkeys(("crit", "alert", "emerg"), "critical")
 PREFIXES = (
-    # tritonserver's two formats of --log-format
+    # tritonserver's two log formats (--log-format)
     re.compile(
         r"(?:[\dT:.-]+Z )?(?P<level>[IWEF])(?:\d{4} [\d:.]+)? \d+ (?P<logger>[\w.-]+:\d+)\] ",
         re.ASCII,
@@ -43,8 +43,8 @@ PREFIXES = (
 
 
 def as_json(process: str, line: str, level: str = "") -> str:
-    """Return the line as one JSON object; a line that is JSON already stays unchanged. If `level`
-    is "", guess it."""
+    """Return the line as a JSON object. Return a line that already is one unchanged. If `level` is
+    "", guess it."""
     if read_object(line):
         return line.translate(ESCAPED)
     level, logger, message = split_prefix(line, level)
@@ -58,8 +58,8 @@ def as_json(process: str, line: str, level: str = "") -> str:
 
 
 def as_text(process: str, line: str, level: str = "") -> str:
-    """Return the line for people: time, process, text; of nginx's and gunicorn's entries the
-    important fields."""
+    """Return the line for a terminal: time, process, text. From nginx's and gunicorn's entries keep
+    only the important fields."""
     entry = read_object(line)
     request = f"request {entry.get('request_id', '')}"
     if "status" in entry:
@@ -83,13 +83,13 @@ def as_text(process: str, line: str, level: str = "") -> str:
 
 
 def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
-    """Return a line's level, its source file ("" if it names none) and its message."""
+    """Return a line's level, the source file that it names (or ""), and its message."""
     matches = (prefix.match(line) for prefix in PREFIXES)
     match = next(filter(None, matches), None)
     if match is None:
         return level or ("error" if ERROR_LINE.search(line) else "info"), "", line
     word, message = match["level"], line[match.end() :]
-    # tritonserver's messages are JSON strings, with escaped line ends
+    # tritonserver's messages are JSON strings with escaped line breaks
     with contextlib.suppress(ValueError):
         message = (
             str(json.loads(message, strict=False)).strip() if message.startswith('"') else message
@@ -98,7 +98,7 @@ def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
 
 
 def read_object(line: str) -> dict[str, Any]:
-    """Return the line's JSON object, {} if the line is not one."""
+    """Return the line's JSON object, or {} if the line is not one."""
     with contextlib.suppress(ValueError, RecursionError):
         if line.startswith('{"') and line.endswith("}"):
             return dict(json.loads(line))
@@ -106,9 +106,9 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 class Output:
-    """Writes whole lines from many threads to one file descriptor. A log that nobody reads must not
-    block the supervisor: lines are then dropped, and their number is logged when the log is read
-    again."""
+    """Writes whole lines to a file descriptor. Safe to share between threads. If nobody reads the
+    log, it must not block the supervisor, so lines are dropped, and their number is logged once the
+    log is read again."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -119,19 +119,21 @@ class Output:
     def write(self, process: str, *lines: str, level: str = "") -> None:
         data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
         with self._lock:
-            patience = 0.0 if self._dropped else OUTPUT_PATIENCE  # a reader is awaited only once
+            # wait for a reader that has stopped reading only once
+            patience = 0.0 if self._dropped else OUTPUT_PATIENCE
             if self._dropped:
                 text = f"{self._dropped} lines were dropped: nobody read the log"
                 data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
-            with contextlib.suppress(OSError):  # in parts that fit into a pipe that takes any
+            # in parts small enough for a pipe that has any space
+            with contextlib.suppress(OSError):
                 while data and select.select([], [self._descriptor], [], patience)[1]:
                     data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
             self._dropped = self._dropped + len(lines) if data else 0
 
 
 class Pump(threading.Thread):
-    """Reads a process's output to its end, drops lines with `noise`, and writes the others without
-    what matches `omitted`; JSON stays unchanged."""
+    """Reads a process's output to its end, drops the lines that match `noise`, and writes the
+    others without the text that matches `omitted`. Lines that are JSON are not changed."""
 
     def __init__(
         self,
@@ -163,20 +165,22 @@ class Pump(threading.Thread):
                         for line in kept
                     ]
                 for line in map(str.strip, kept):
-                    if line and not line.startswith('{"'):  # an entry of nginx or gunicorn
+                    # not an entry of nginx or gunicorn, which is JSON
+                    if line and not line.startswith('{"'):
                         self._last_line = line
                         self._last_error = line if ERROR_LINE.search(line) else self._last_error
                 if kept:
                     self._output.write(self._process, *kept)
 
     def last_error(self) -> str:
-        """Return the last line that looks like an error, else the last line."""
+        """Return the last line that looks like an error, or else the last line."""
         self.join(OUTPUT_END_TIMEOUT)
         return self._last_error or self._last_line
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Yield the lines that have arrived, cut after 16 kB, with undecodable bytes replaced."""
+    """Yield the lines that have arrived. Cut lines after 16 kB, and replace bytes that cannot be
+    decoded."""
     rest = b""
     while data := os.read(stream.fileno(), CHUNK) or (rest and b"\n"):
         *whole, rest = (rest + data).split(b"\n")

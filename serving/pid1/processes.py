@@ -1,5 +1,5 @@
-"""The table of processes that `serve` watches: their command lines, environments and
-configurations."""
+"""The processes that `serve` supervises: their command lines, environments and configuration
+files."""
 
 import contextlib
 import glob
@@ -30,16 +30,16 @@ AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
 def table(
     settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
 ) -> list[Process]:
-    """Return the processes in the order of their start. nginx inherits the listeners. Raise
-    FileNotFoundError if a program is missing."""
+    """Return the processes in the order in which they are started. nginx inherits the listeners.
+    Raise FileNotFoundError if a program is missing."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    # Without ORT_DISABLE_TELEMETRY, ONNX Runtime writes a database below HOME and contacts its
-    # maker's servers.
+    # Without ORT_DISABLE_TELEMETRY, ONNX Runtime writes a database below HOME and contacts
+    # Microsoft's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     front = {**environ, **settings.environment(), **python, **quiet}
-    # only the front needs them
+    # only the front needs the secrets
     common = {name: value for name, value in front.items() if name not in SECRETS}
-    # loads, unloads and recovers models
+    # the model manager
     command = (sys.executable, "-m", "serving.model_lifecycle")
     manager = Process("manager", command, common, ROOT, answers_at=(settings.manager_socket, "/"))
     needed = [
@@ -52,9 +52,9 @@ def table(
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """Return gunicorn's process. A worker accepts no more connections than it has threads, so no
-    request waits behind a busy one while another worker is free. gunicorn itself replaces workers
-    that hang."""
+    """Describe gunicorn's process. A worker accepts no more connections than it has threads, so no
+    request waits behind a busy thread while another worker is free. gunicorn itself replaces
+    workers that hang."""
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": ROOT,
@@ -63,31 +63,31 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "threads": settings.threads,
         "worker-connections": settings.threads,
         "keep-alive": 0,
-        # nginx limits the request line, the headers and the methods, and answers in our JSON shape.
+        # nginx limits the request line, the headers and the methods, and its errors have our JSON
+        # format.
         "limit-request-line": 0,
         "limit-request-fields": 32768,
         "timeout": math.ceil(settings.hang_timeout),
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
-        # Otherwise it trusts headers SCRIPT_NAME and PATH_INFO, because it takes a unix socket's
-        # peer for a proxy.
+        # Otherwise gunicorn trusts the headers SCRIPT_NAME and PATH_INFO, because it takes every
+        # client of a Unix socket for a proxy.
         "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
     command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
     command += ["--permit-unconventional-http-method"]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    counts = settings.run_dir / "metrics"  # counters begin at 0 when `serve` starts
+    counts = settings.run_dir / "metrics"  # the counters begin at 0 when `serve` starts
     shutil.rmtree(counts, ignore_errors=True)
     counts.mkdir()
     one_thread = dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1"
     )
-    # A worker keeps freed memory for the next request until it is idle (front/services.py): without
-    # that, page faults take two fifths of its time with images. One arena, because malloc_trim
-    # leaves the ends of all
-    # others.
+    # A worker keeps freed memory for the next request until it is idle (front/services.py);
+    # otherwise page faults take two fifths of its time with images. It uses one arena, because
+    # malloc_trim does not release the ends of the others.
     heap = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), MALLOC_THRESHOLD)
     own = {
         "TOKENIZERS_PARALLELISM": "false",
@@ -98,16 +98,16 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
 
 
 def find_agent(environ: Mapping[str, str]) -> str | None:
-    """Return the agent's program, on the PATH or where AWS's package installs it; None if it is not
-    installed."""
+    """Return the CloudWatch agent's program, from the PATH or the folder where AWS's package
+    installs it, or None if it is not installed."""
     return shutil.which(AGENT, path=f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}")
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """Return no process if the agent is not asked for or not installed (`serve` warns of that).
-    Otherwise write its configuration into the run folder: it scrapes /metrics and publishes the
-    series that cloudwatch.json declares. With RUN_IN_CONTAINER it reads CW_CONFIG_CONTENT instead
-    of a file below /etc."""
+    """Describe the CloudWatch agent's process. Return [] if the agent is not requested or not
+    installed (`serve` warns in that case). Write its configuration into the run folder: it scrapes
+    /metrics and publishes the metrics that cloudwatch.json declares. With RUN_IN_CONTAINER it reads
+    CW_CONFIG_CONTENT instead of a file below /etc."""
     program = find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []
@@ -119,9 +119,10 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
         "scrape_configs": [job],
     }
     scrape_file = settings.run_dir / "prometheus.yaml"
-    scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")  # JSON is a part of YAML
+    # JSON is a subset of YAML
+    scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")
     configuration = json.loads(AGENT_TEMPLATE.read_text(encoding="utf-8"))
-    # else the agent asks the machine
+    # otherwise the agent asks the instance's metadata service
     if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
         configuration["agent"]["region"] = region
     prometheus = configuration["logs"]["metrics_collected"]["prometheus"]
@@ -137,27 +138,27 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
 
 
 def ping_address(settings: Settings) -> tuple[str, int]:
-    """Return where to reach nginx."""
+    """Return the address and port of nginx on this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host), settings.port
 
 
 def bracketed(host: str) -> str:
-    """Return an address as it is written before a port: IPv6 in brackets."""
+    """Return an address as written before a port: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
-# all requests are answered before; tritonserver waits only for instances that hang or have died
+# Seconds that tritonserver gets to exit. All requests have been answered by then, so it waits only
+# for instances that hang or have died.
 EXIT_SECONDS = 5
-# Threads of OpenBLAS spin for 2^28 cycles, 0.1 s, after each product of large matrices (its
-# blas_server.c); 2^16 are some 25 µs. Those of OpenMP look 300,000 times for the next operator
-# (libgomp's manual, GOMP_SPINCOUNT), which wastes most of their time if other threads need the
-# processors. 10,000 are
-# enough between the operators
-# of a network.
+# How long idle threads of math libraries spin. OpenBLAS's threads spin for 2^28 cycles (0.1 s)
+# after each product of large matrices (see its blas_server.c); 2^16 cycles are about 25 µs.
+# OpenMP's threads check 300,000 times for the next operator (GOMP_SPINCOUNT in libgomp's manual),
+# which wastes most of their time if other threads need the processors; 10,000 checks are enough
+# between two operators of a network.
 OPENBLAS_SPINNING, SPINNING = "16", "10000"
-# Lines that are not logged: tables, empty lines, the countdown, the usage (it hides which option is
-# wrong), and the library evhtp's about each connection on a Unix socket; without a GPU, that none
-# is found.
+# Lines that are not logged: tables, empty lines, the countdown, the usage (which hides the option
+# that is wrong), the library evhtp's messages about connections on a Unix socket, and, on a machine
+# without a GPU, that none was found.
 TRITON_NOISE = (
     r"^(Usage: tritonserver|(?!.*[Ee]rror)[A-Z][A-Za-z/ ]*:$|\t|  -)",
     r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
@@ -173,8 +174,8 @@ NO_GPU_NOISE = (
 def triton(
     settings: Settings, environ: Mapping[str, str], gpus: Callable[[], int] = gpu_count
 ) -> Process:
-    """Return tritonserver's process. Its shared memory has a unique name, so the files of a killed
-    one can be removed."""
+    """Describe tritonserver's process. The names of its files in shared memory have a unique
+    prefix, so that they can be removed if it is killed."""
     backends = tritonserver.backend_directory()
     settings.triton_folder.mkdir(mode=0o700, exist_ok=True)
     settings.staged_folder.mkdir(exist_ok=True)
@@ -189,7 +190,8 @@ def triton(
         command += [
             f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpus())
         ]
-    command += settings.additional_arguments  # the last option of a name counts
+    # added last, because tritonserver uses the last value of an option
+    command += settings.additional_arguments
     return Process(
         "tritonserver",
         tuple(command),
@@ -203,17 +205,17 @@ def triton(
 
 
 def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
-    """Return the options of tritonserver itself, without those of its backends."""
+    """Return tritonserver's own options, without those of its backends."""
     flags: dict[str, object] = {
-        # tritonserver loads all staged models before it listens; later the model manager loads and
-        # unloads models.
+        # tritonserver loads all staged models before it listens. After that, the model manager
+        # loads and unloads models.
         "model-repository": settings.staged_folder,
         "model-control-mode": "explicit",
         "load-model": "*",
         "backend-directory": backends,
         "allow-metrics": "true",
         "strict-readiness": str(settings.policy.strict).lower(),
-        # If a model cannot be loaded, tritonserver goes on, and /ping and /models name the model.
+        # If a model cannot be loaded, tritonserver continues, and /ping and /models name the model.
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
         "http-thread-count": settings.thread_count,
@@ -237,7 +239,7 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
 
 
 def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
-    """Yield the options that tritonserver hands to its backends."""
+    """Yield the options that tritonserver passes to its backends."""
     for backend in (python_backends := tritonserver.python_backends(backends)):
         yield f"--backend-config={backend},shm-default-byte-size={settings.shm_default_byte_size}"
         yield f"--backend-config={backend},shm-growth-byte-size={settings.shm_growth_byte_size}"
@@ -250,10 +252,11 @@ def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
 TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
-# of 4 MB or more, which nginx keeps in files, and no more bytes than requests may take in memory
+# Maximum number of uploads of 4 MB or more, which nginx keeps in files. Their bytes may not exceed
+# the memory for requests either.
 MOST_UPLOADS = 64
-NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # not on the PATH of every user
-USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
+NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # not on every user's PATH
+USUAL_CONNECTIONS = 4096  # per nginx worker, including idle callers
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",
@@ -261,16 +264,17 @@ NGINX_LOG_LEVELS = {
     "error": "error",
     "critical": "crit",
 }
-# bytes, the most that malloc allows: below it, it keeps what is freed
+# bytes, the maximum that malloc allows: smaller blocks are kept when they are freed
 MALLOC_THRESHOLD = f"{32 * 2**20}"
-# Lines that are not logged: about each /ping that the supervisor sends before gunicorn listens (it
-# logs that itself), and about each body that is too large, which gets an entry like every request.
+# Lines that are not logged: about every /ping that the supervisor sends before gunicorn listens
+# (the supervisor logs these itself), and about every body that is too large (the access log has an
+# entry for it).
 NGINX_NOISE = (
     r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',
     "client intended to send too large body",
 )
-# The query of a request that nginx's error log quotes. It has no space, but may have quotes; the
-# one that ends what is quoted stays.
+# The query string of a request that nginx's error log quotes. It contains no space but may contain
+# quotes. The quote that ends the quoted request is kept.
 QUERY = r'\?\S*?(?="?,?(?:\s|$))'
 
 
@@ -280,8 +284,8 @@ def nginx(
     listeners: Sequence[socket.socket] = (),
     folders: str = NGINX_FOLDERS,
 ) -> Process:
-    """Return nginx's process, and write nginx.conf into the run folder. The variable NGINX names
-    its listeners. The program is on the PATH or in one of `folders`."""
+    """Describe nginx's process, and write nginx.conf into the run folder. The variable NGINX lists
+    the listeners that it inherits. The program is searched on the PATH and in `folders`."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:{folders}")
     if not binary:
         raise FileNotFoundError(
@@ -290,8 +294,8 @@ def nginx(
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Otherwise nginx spends half of its time for a tensor of 600 kB on returning memory and
-    # requesting it again.
+    # Otherwise nginx spends half of its time for a tensor of 600 kB on returning memory to the
+    # system and requesting it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     inherited = {}
     if listeners:
@@ -310,13 +314,13 @@ def nginx(
 
 
 def nginx_configuration(settings: Settings) -> str:
-    """Return nginx.conf with every {{name}} replaced by one of `values`, else by the setting of
-    that name, and without each {{#name}} … {{/name}} whose setting is false."""
+    """Return the text of nginx.conf. Each {{name}} is replaced by one of `values`, or else by the
+    setting of that name. Each section {{#name}} … {{/name}} whose setting is false is removed."""
     roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {
-        # Without this, nginx as root runs its workers as another user, who cannot enter the run
-        # folder.
+        # If nginx runs as root, it would otherwise run its workers as another user, which cannot
+        # enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",
         "nginx_workers": min(4, math.ceil(cpu_quota())),
         "connections": connections,
@@ -336,7 +340,7 @@ def nginx_configuration(settings: Settings) -> str:
         "log_successes": int(settings.logs("info")),
         "log_mistakes": int(settings.logs("warning")),
         "load_timeout": _milliseconds(settings.load_timeout + 10),
-        "stream_timeout": _milliseconds(1.1 * settings.stream_timeout),  # its gRPC call ends first
+        "stream_timeout": _milliseconds(1.1 * settings.stream_timeout),  # the gRPC call ends first
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "program": ROOT,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
@@ -356,8 +360,8 @@ def nginx_configuration(settings: Settings) -> str:
 
 
 def own_hosts(settings: Settings) -> str:
-    """Return a regular expression of what `Host` may be. Any name may lead to an address that is
-    not a loopback one. Only a program leaves `Host` out."""
+    """Return a regular expression for valid `Host` headers. On an address that is not a loopback
+    address any name is valid. Only programs, not browsers, omit `Host`."""
     if not is_loopback(settings.host):
         return "^"
     named = [origin.partition("://")[2] for origin in settings.origins]
@@ -367,7 +371,7 @@ def own_hosts(settings: Settings) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches the address."""
+    """Return whether the address can be reached only from this machine."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

@@ -1,15 +1,15 @@
-"""Supervision: a table of processes, one loop, one policy.
+"""The supervisor of the processes: one list, one loop, one policy.
 
     starting --processes run, /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^------------- a process dies ---------------/
 
-A process that dies is started again after a growing pause. A process whose health check
-(`Process.answers_at`) does not answer for `hang_timeout` is killed, which counts as a death.
+A process that dies is restarted after a pause that grows each time. A process that does not answer
+its health check (`Process.answers_at`) for `hang_timeout` seconds is killed, which counts as a
+death.
 
-Everything ends, with the reason in the log, after more than five deaths of one process in a minute
-(deaths for lack of memory do not count, because callers cause them), and after a start that is not
-ready in time or whose /ping says that waiting will not help. Tests replay such histories with a
-fake System.
+Supervision fails, with the reason in the log, if one process dies more than five times in a minute
+(deaths for lack of memory do not count, because callers cause them), if the start takes too long,
+or if /ping says that waiting will not help. Tests replay such histories with a fake System.
 """
 
 import math
@@ -22,19 +22,21 @@ from serving.host.processes import describe_exit
 from serving.pid1.system import STOP_SIGNALS, PermanentFailure, Process, System
 from serving.settings.table import Settings
 
-DEATHS_ALLOWED = 5  # within WINDOW, of one process
+DEATHS_ALLOWED = 5  # of one process within WINDOW
 WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
-POLL_INTERVAL = 0.1  # while a process or readiness is awaited
-IDLE_INTERVAL = 1.0  # otherwise
-REPORT_INTERVAL = 5.0  # between two lines that say why a start is not ready yet
-# no request is in flight then, and a tritonserver that is loading models ignores a stop
+# seconds between two rounds of the loop while a process or readiness is awaited
+POLL_INTERVAL = 0.1
+IDLE_INTERVAL = 1.0  # seconds between two rounds otherwise
+REPORT_INTERVAL = 5.0  # between two lines in the log about why the start is not ready yet
+# A shorter time limit before the first readiness: no request is in flight, and tritonserver ignores
+# the signal while it is loading models.
 STOP_BEFORE_READY = 3.0
 
 
 class Failure(Exception):
-    """Supervision cannot go on; the message is the reason."""
+    """Raised if supervision cannot continue. The message is the reason."""
 
 
 @dataclass
@@ -49,8 +51,8 @@ class _Child:
 
 
 class Supervisor:
-    """Runs `processes` until a signal or a failure, then stops them, the last first. Logs the lines
-    `when_ready` when everything is ready for the first time."""
+    """Runs `processes` until a signal or a failure, then stops them in reverse order. Logs the
+    lines `when_ready` once everything is ready for the first time."""
 
     def __init__(
         self,
@@ -66,8 +68,8 @@ class Supervisor:
         self._oom_kills = system.oom_kills()
 
     def run(self) -> int:
-        """Return the exit code: 0 after a signal, 1 after a failure, whose reason is the last line
-        of the log."""
+        """Run until a signal or a failure. Return the exit code: 0 after a signal, 1 after a
+        failure, whose reason is the last line of the log."""
         code, reason = 0, "stopped"
         try:
             self._start_due()
@@ -100,12 +102,12 @@ class Supervisor:
                     self._give_up(child, f"{child.process.name} cannot be started: {err}")
 
     def _reap(self) -> list[tuple[_Child, int]]:
-        """Return our processes that ended, with their exit codes."""
+        """Return the supervised processes that have ended, with their exit codes."""
         ended = dict(self._system.reap())
         return [(child, ended[child.pid]) for child in self._children if child.pid in ended]
 
     def _handle_death(self, child: _Child, code: int) -> None:
-        """Plan to start the process again after a pause, or give it up."""
+        """Schedule a restart of the process after a pause, or give it up."""
         now, name, times = self._system.now(), child.process.name, child.deaths
         before, self._oom_kills = self._oom_kills, self._system.oom_kills()
         counted = before is not None and self._oom_kills is not None
@@ -146,7 +148,7 @@ class Supervisor:
                 self._system.kill_group(child.pid)
 
     def _give_up(self, child: _Child, reason: str) -> None:
-        """Never start it again. Raise Failure if serving needs it."""
+        """Stop restarting the process. Raise Failure if it is not optional."""
         if not child.process.optional:
             raise Failure(reason)
         child.retry_at = math.inf
@@ -177,11 +179,11 @@ class Supervisor:
             self._system.say(f"not ready after {took:.0f} s: {reason}", "warning")
 
     def _stop(self) -> None:
-        """Stop the processes one after the other, the last first, under one deadline, then kill
-        what is left."""
+        """Stop the processes one by one in reverse order, within one deadline, then kill those that
+        are left."""
         self._stage = "stopping"
         self._write_status()
-        # Callers may have got a 200 from /ping that this loop has not seen yet.
+        # /ping may have answered 200 to a caller before this loop has noticed.
         serves = self._has_been_ready or not self._system.ping()
         timeout = self._settings.stop_timeout
         deadline = self._system.now() + (timeout if serves else min(STOP_BEFORE_READY, timeout))
@@ -219,5 +221,5 @@ class Supervisor:
             )
         try:
             write_status(self._settings.status_file, self._stage, processes)
-        except OSError as err:  # a full disk must not end supervision
+        except OSError as err:  # a full disk must not end the supervision
             self._system.say(f"the status cannot be written: {err}", "warning")

@@ -1,6 +1,5 @@
-"""The supervised processes (Process), and access to Linux for the supervisor: processes, signals,
-output, health checks. Also what a start needs: open files (`ulimit -n`), listening ports, names in
-/dev/shm."""
+"""The supervisor's interface to Linux: processes, signals, output, health checks. Also what a start
+needs: the limit of open files (`ulimit -n`), listening sockets, names in /dev/shm."""
 
 import contextlib
 import fcntl
@@ -30,53 +29,57 @@ from serving.settings.table import Settings
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
-ATTEMPTS = 3  # health checks that fail one after the other before a server counts as hung
-PAUSE = 1.0  # seconds between two of them
-# CLOCK_REALTIME_COARSE, by which the kernel dates files: up to 4 ms behind time.time()
+ATTEMPTS = 3  # consecutive failed health checks after which a process counts as hung
+PAUSE = 1.0  # seconds between two health checks
+# CLOCK_REALTIME_COARSE, which the kernel uses for the times of files: up to 4 ms behind time.time()
 FILE_CLOCK = 5
-# of a process that has no request: logs, pipes, sockets, libraries, those of its metrics
+# open files of a process without requests: logs, pipes, sockets, libraries, metrics
 OWN_FILES = 64
-# nginx: the caller's connection, the one to gunicorn, a large body; gunicorn: fewer
+# open files for each request: in nginx the caller's connection, the one to gunicorn, and a large
+# body; in gunicorn fewer
 FILES_PER_REQUEST = 3
-FEWEST_FILES = 128  # below it tritonserver does not start with a model
-MOST_FILES = 65536  # unless more are needed
-BACKLOG = 1024  # as in nginx.conf
+FEWEST_FILES = 128  # tritonserver needs more than this to start with a model
+MOST_FILES = 65536  # the limit of open files, unless more are needed
+BACKLOG = 1024  # of connections that wait to be accepted, as in nginx.conf
 SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
 class Process:
-    """One row of the table of processes."""
+    """The description of one process to supervise."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
     stop_signal: signal.Signals = signal.SIGTERM
-    noise: tuple[str, ...] = ()  # regular expressions of lines that are not logged
-    omitted: str = ""  # regular expression of what is left out of the other lines
-    # glob patterns of files that it leaves when it is killed: shared memory, sockets
+    noise: tuple[str, ...] = ()  # regular expressions for lines that are not logged
+    omitted: str = ""  # regular expression for text that is removed from the other lines
+    # glob patterns for files that remain if it is killed: shared memory, sockets
     leftovers: tuple[str, ...] = ()
-    # Glob pattern of folders that it makes, and that others of our user may make too. They are
-    # removed if they are not older than the process and no other process of its name runs.
+    # Glob pattern for folders that it creates, and that other processes of the same user may create
+    # too. They are removed if they are not older than the process and no other process with its
+    # name is running.
     leftover_folders: str = ""
-    # serving goes on without it: it is not waited for, and too many deaths end only itself
+    # if true, a start does not wait for it, and serving continues without it after too many deaths
     optional: bool = False
-    answers_at: tuple[Address, str] | None = None  # address and path of its health check
-    listeners: tuple[socket.socket, ...] = ()  # inherited
+    answers_at: tuple[Address, str] | None = None  # the address and path of its health check
+    listeners: tuple[socket.socket, ...] = ()  # sockets that it inherits
 
 
 class PermanentFailure(str):
-    """A reason for which waiting does not help."""
+    """A reason why waiting will not help."""
 
     __slots__ = ()
 
 
 class HealthCheck(threading.Thread):
-    """Asks a server for its health repeatedly, each time on a new connection, until `ended` is set.
-    `silence` is the time in seconds of all failed attempts since the last answer, 0.0 before the
-    first answer. An attempt counts for at most its timeout, because the whole container may have
-    been paused."""
+    """Checks a server's health repeatedly, each time with a new connection, until `ended` is set.
+
+    `silence` is how many seconds the checks since the last answer have taken, 0.0 before the first
+    answer. Each check counts for at most its timeout, because the whole container may have been
+    paused.
+    """
 
     def __init__(
         self,
@@ -111,11 +114,11 @@ class _Running:
     process: Process
     child: subprocess.Popen[bytes]
     check: HealthCheck | None
-    started: float  # by FILE_CLOCK
+    started: float  # on the clock FILE_CLOCK
 
 
 class System:
-    """The supervisor's access to Linux. `ping_address` is nginx's; with a `hang_timeout` of 0 no
+    """The supervisor's interface to Linux. `ping_address` is nginx's. If `hang_timeout` is 0, no
     health is checked."""
 
     def __init__(self, ping_address: Address, output: Output, hang_timeout: float = 0.0) -> None:
@@ -123,27 +126,28 @@ class System:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
-        # nginx, gunicorn and Triton end their own children then
+        # when they get SIGTERM, nginx, gunicorn and Triton also end their own children
         self._prefix = dying_with_us("TERM")
 
     def catch_signals(self) -> None:
-        """Queue all signals from now on; the supervisor's loop acts on them."""
+        """Queue all signals from now on for the supervisor's loop."""
         for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._signals.put(received))
 
     def now(self) -> float:
-        """Return the time in seconds of a clock that never goes back."""
+        """Return the time in seconds on a monotonic clock."""
         return time.monotonic()
 
     def wait(self, timeout: float) -> int | None:
-        """Return the next signal, None if none came in time."""
+        """Return the next signal, or None if none arrives within `timeout` seconds."""
         try:
             return self._signals.get(timeout=timeout)
         except queue.Empty:
             return None
 
     def start(self, process: Process) -> int:
-        """Start the process as the leader of its own group, and return its pid. Raise OSError."""
+        """Start the process as the leader of a new process group, and return its pid. Raise
+        OSError."""
         started = time.clock_gettime(FILE_CLOCK)
         child = subprocess.Popen(
             (*self._prefix, *process.command),
@@ -168,18 +172,18 @@ class System:
         return child.pid
 
     def reap(self) -> list[tuple[int, int]]:
-        """Return (pid, exit code) of all processes that ended, inherited orphans too; kill the rest
-        of their groups."""
+        """Return (pid, exit code) of all processes that have ended, including inherited orphans.
+        Kill the other processes in their groups."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # no other process or group can get this number before the wait
+                # no new process or group can get this number before it is reaped
                 if child.si_pid in self._running:
                     self.kill_group(child.si_pid)
                 _, status = os.waitpid(child.si_pid, 0)
                 ended.append((child.si_pid, os.waitstatus_to_exitcode(status)))
                 if running := self._running.pop(child.si_pid, None):
-                    # so that Popen does not wait for it again
+                    # so that Popen does not wait for the process again
                     running.child.returncode = ended[-1][1]
                     if running.check:
                         running.check.ended.set()
@@ -192,35 +196,36 @@ class System:
         return ended
 
     def signal(self, pid: int, number: signal.Signals) -> None:
-        """Signal the process alone, not its group, and close its listeners, because it is to
-        end."""
+        """Send the process, but not its group, a signal to stop, and close its listeners."""
         if pid in self._running:
             os.kill(pid, number)
             for listener in self._running[pid].process.listeners:
                 listener.close()
 
     def kill_group(self, pid: int) -> None:
-        """Send SIGKILL to the process and all of its group."""
+        """Send SIGKILL to the process and its whole group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
     def silence(self, pid: int) -> float:
-        """Return for how many seconds the process has not answered its health check."""
+        """Return how many seconds the process has spent failing its health check since its last
+        answer."""
         check = self._running[pid].check
         return check.silence if check else 0.0
 
     def oom_kills(self) -> int | None:
-        """Return how many of our processes the kernel has killed for lack of memory, None if that
-        is unknown."""
+        """Return how many processes of this container the kernel has killed for lack of memory, or
+        None if that is unknown."""
         return machine.oom_kills()
 
     def last_error(self, process: Process) -> str:
-        """Return the last line of its output that looks like an error, else the last line."""
+        """Return the last line of the process's output that looks like an error, or else the last
+        line."""
         return self._pumps[process.name].last_error() if process.name in self._pumps else ""
 
     def ping(self) -> str:
-        """Return why /ping does not answer 200, "" if it does; a PermanentFailure if waiting will
-        not help."""
+        """Return why /ping does not answer 200, or "" if it does. Return a PermanentFailure if
+        waiting will not help."""
         try:
             status, body = ask(self._ping_address, "/ping", PING_TIMEOUT)
         except OSError as err:
@@ -235,19 +240,20 @@ class System:
             return f"/ping: {status} {body.decode('utf-8', 'replace').strip()}"
 
     def say(self, text: str, level: str = "info") -> None:
-        """Write one line of our own to the log; `level` is info, warning or error."""
+        """Write a line of the supervisor's own to the log. `level` is info, warning or error."""
         self._output.write("serve", text, level=level)
 
     def drain(self) -> None:
-        """Wait briefly until all output of the processes is in the log."""
+        """Wait briefly until all output of the processes has been logged."""
         deadline = self.now() + OUTPUT_END_TIMEOUT
         for pump in self._pumps.values():
             pump.join(max(0.0, deadline - self.now()))
 
 
 def raise_file_limit(max_concurrency: int) -> int:
-    """Raise the limit of open files to the hard one, for all processes that are started from now
-    on, and return it. Raise SettingsError if it is too low for `max_concurrency` requests."""
+    """Raise the limit of open files to the hard limit for all processes that are started from now
+    on. Return the new limit. Raise SettingsError if it is too low for `max_concurrency`
+    requests."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
     limit = (
@@ -273,7 +279,7 @@ def raise_file_limit(max_concurrency: int) -> int:
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
     """Yield a listening socket for each public port. nginx inherits them, so callers wait while
-    nginx is restarted. Raise SettingsError that names the ports that cannot be used."""
+    nginx restarts. Raise SettingsError with all ports that cannot be used."""
     wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
     wanted |= {"SAGEMAKER_TRITON_GRPC_PORT": settings.grpc_port} if settings.allow_grpc else {}
     wanted |= (
@@ -293,7 +299,7 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
                     "choose another port"
                 )
             else:
-                # two workers of nginx see a connection, and one gets it
+                # both of nginx's workers see a new connection, and only one gets it
                 listener.setblocking(False)
                 listeners.append(opened.enter_context(listener))
         if mistakes:
@@ -302,15 +308,15 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
 
 
 def new_prefix() -> str:
-    """Return the prefix of all names that one `serve` makes in /dev/shm."""
+    """Return a new prefix for all names in /dev/shm that belong to one `serve`."""
     return f"serve-{secrets.token_hex(8)}"
 
 
 @contextlib.contextmanager
 def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
-    """Remove the files that a killed `serve` left in /dev/shm, which may outlive a container (a
-    pod's volume, the host's own). Hold a lock while this `serve` lives, so that others leave its
-    files alone."""
+    """Remove the files that a killed `serve` left in /dev/shm, which may outlive a container (if it
+    is a pod's volume or the host's own). Hold a lock while this `serve` is running, so that others
+    do not remove its files."""
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,1 +1,2 @@
-"""Short processes before or beside Triton: completing configurations, checking models."""
+"""Short-lived processes that run before or beside Triton: to find and stage the models, and to
+check them."""

@@ -1,17 +1,17 @@
-"""Find mistakes in the models: `serve --check`, and what `build_engines` writes.
+"""Finds mistakes in the models, for `serve --check` and for the models that `build_engines` writes.
 
     config.pbtxt --protobuf--> configuration --client--> example
         --preprocess--> the tensors that the inputs take
 
-Settings and layout were checked before. The configuration for the other device is checked too.
-Models without a mistake are then loaded into a separate tritonserver, which listens on no port, and
-tested with their examples:
+Settings and layout have already been checked. The configurations for all devices are checked.
+Models without a mistake are then loaded into a separate tritonserver, which does not listen on a
+port, and tested with their examples:
 
     model folders -> links in a temporary folder -> tritonserver on Unix sockets there
         -> load -> example
 
-It runs as `python -m serving.preparation.check`, because PID 1 has the standard library only, and
-reads the settings from the environment.
+It runs as a separate process, `python -m serving.preparation.check`, because process 1 uses only
+the standard library. It reads the settings from the environment.
 """
 
 import os
@@ -60,11 +60,11 @@ QUIET = (
 
 
 def main() -> int:
-    """Print a line for each mistake and for each model that was loaded. Return 1 if something is
+    """Print one line for each mistake and for each model that was loaded. Return 1 if anything is
     wrong, else 0."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
-    if not settings.load_models:  # none is loaded at the start
+    if not settings.load_models:  # multi-model mode: no model is loaded at the start
         sys.stdout.write(
             "nothing is wrong with the settings; archives are checked when they are loaded\n"
         )
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
-    """Yield a line for each mistake: model, file, what is wrong."""
+    """Yield one line for each mistake: the model, the file and what is wrong."""
     for name, folder in folders.items():
         for file in (folder / CONFIG, *sorted(folder.glob("configs/*.pbtxt"))):
             for mistake in _mistakes(name, folder, file, settings):
@@ -110,12 +110,12 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
         yield mistake
     if mistake := mistake_of_client(folder, config, settings):
         yield mistake
-    elif config.input and config.output:  # otherwise Triton completes it from the model's file
+    elif config.input and config.output:  # otherwise Triton reads them from the model's file
         yield from _mistakes_of_client(describe_model(name, folder, config))
 
 
 def _mistakes_of_client(model: Model) -> Iterator[str]:
-    """Make the client, and compare the tensors that it makes of its example with the inputs of
+    """Create the client, and compare the tensors that it makes from its example with the inputs in
     config.pbtxt."""
     example = next(
         (path.name for path in sorted(model.path.glob("example.*"))), "the client's example"
@@ -154,9 +154,9 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
 def failures(
     settings: Settings, folders: Mapping[str, Path], names: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (model, reason) for each model of `names` that does not load or does not answer its
-    example. `folders` has the models and all that they call. Raise FileNotFoundError if there is no
-    tritonserver here."""
+    """Yield (model, reason) for each model of `names` that does not load or fails on its example.
+    `folders` contains these models and all that they call. Raise FileNotFoundError if there is no
+    tritonserver."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
         run_dir, pending = Path(scratch), list(names)
         store = Store(run_dir / "models", settings, tritonserver.backend_directory())
@@ -189,8 +189,8 @@ def failures(
 
 @contextmanager
 def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
-    """Yield a gateway to a tritonserver that serves no model yet. Raise TritonUnavailable if it
-    does not start. At the end remove the files that it and its stubs leave in /dev/shm and /tmp."""
+    """Yield a gateway to a new tritonserver without models. Raise TritonUnavailable if it does not
+    start. At the end, remove the files that it and its stubs leave in /dev/shm and /tmp."""
     prefix, began = f"check-{secrets.token_hex(8)}", time.time()
     socket, backends = run_dir / f"grpc.sock:{GRPC_PORT}", tritonserver.backend_directory()
     flags: dict[str, object] = {
@@ -258,7 +258,8 @@ def _wait_until_live(
 
 
 def _poll_failure(run_dir: Path, name: str, error: str) -> str:
-    """Return why Triton refused a configuration: it answers only that it did."""
+    """Return why Triton rejected a configuration. Its answer does not give the reason, but its log
+    does."""
     pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"
     found = (
         re.findall(pattern, (run_dir / "log").read_text(errors="replace"))

@@ -1,9 +1,9 @@
-"""Find the models to serve and what is wrong with the repositories: `python -m
+"""Finds the models to serve, and mistakes in the repositories: `python -m
 serving.preparation.survey`.
 
-`serve` runs it before anything else, because PID 1 has the standard library only and reading
-config.pbtxt needs protobuf. It reads the settings from the environment and prints the JSON of
-repository/layout.py. With `stage` it also stages the models for tritonserver.
+`serve` runs it first, as a separate process, because process 1 uses only the standard library and
+reading config.pbtxt needs protobuf. It reads the settings from the environment and prints the JSON
+of repository/layout.py. With `stage` it also stages the models for tritonserver.
 """
 
 import json
@@ -49,8 +49,8 @@ from serving.settings.table import Settings
 
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
-    """Return what a start needs to know, mistakes included. Also stage the models if asked to.
-    Raise OSError."""
+    """Return what `serve` needs to know about the models, including mistakes. If `stages`, also
+    stage the models. Raise OSError."""
     try:
         chosen = served(
             settings.model_repositories,
@@ -83,9 +83,10 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
 
 @dataclass(frozen=True)
 class Served:
-    """The models to serve: the final folders of the repositories; by name the folder and the
-    configuration of each model; the `default` for requests that name no model ("": none); and why
-    each `unreadable` configuration is of no use."""
+    """The models to serve. `folders` are the final folders of the repositories; `models` and
+    `configs` have the folder and the configuration of each model by name; `default` is the model
+    for requests that name none ("": there is none); `unreadable` says why a configuration cannot be
+    used."""
 
     folders: tuple[Path, ...]
     models: Mapping[str, Path]
@@ -96,9 +97,9 @@ class Served:
 
 
 def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
-    """Stage every model that is not `unreadable`, and write the first table. tritonserver loads
-    them whenever it starts; later only the model manager changes them. Add to `unreadable` the
-    models that cannot be staged. Return the choices of engines. Raise OSError."""
+    """Stage every model that is not `unreadable`, and write the first table. tritonserver loads the
+    staged models whenever it starts; from then on only the model manager changes them. Add models
+    that cannot be staged to `unreadable`. Return the choices of engines. Raise OSError."""
     store = Store(settings.staged_folder, settings, backends)
     entries: dict[str, Entry] = {}
     signatures: dict[str, str] = {}
@@ -111,7 +112,8 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
             continue
         if settings.policy.copied:
             copy_model(folder, copied := settings.copies_folder / load / name, clients)
-            config = None  # read the copy's configuration, because the folder may have changed
+            # read the copy's configuration instead, because the folder may have changed
+            config = None
         try:
             if choice := store.stage(copied, name, config=config):
                 choices[name] = choice
@@ -143,7 +145,7 @@ def served(
     folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = ""
 ) -> Served:
     """Return the models to serve from `folders`: those that `default` and `load` name, with the
-    parts of their ensembles; all models if these name none. Raise LayoutError with every
+    parts of their ensembles, or all models if these are empty. Raise LayoutError with every
     mistake."""
     _refuse(_mistakes_of_permission(folders))
     warnings: list[str] = []
@@ -204,11 +206,11 @@ def _refuse(mistakes: Iterable[str], *example: str) -> None:
 
 
 def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
-    """Yield the files that this user may not read: the image does not run as root, and archives
-    keep permissions."""
+    """Yield a message about the files in each folder that this user may not read. The image does
+    not run as root, and archives preserve permissions."""
     for folder in folders:
         paths = [folder, *folder.rglob("*")] if folder.exists() else []
-        # else a broken link
+        # leave out broken links
         here = (path for path in paths if os.access(path, os.F_OK) and path.name != "lost+found")
         if closed := [
             str(path)
@@ -222,9 +224,9 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _entered(folder: Path, warnings: list[str]) -> Path:
-    """Return the folder, or the only one in it if that is the repository (tar czf model.tar.gz
+    """Return the folder, or its only folder if that is the repository (as in tar czf model.tar.gz
     model_repository)."""
-    with suppress(OSError):  # _collect reports it
+    with suppress(OSError):  # _collect reports the error
         inner = folders_in(folder)
         if (
             not is_model(folder)

@@ -1,2 +1,2 @@
-"""The model folders on disk, whether they fit this machine, and the folder that Triton reads
+"""The model folders on disk, checks that they fit this machine, and the folder that Triton reads
 (staging.py)."""

@@ -1,7 +1,6 @@
-"""What a configuration must not ask of Triton, because it would end or stop tritonserver, take the
-machine, or read other files. Every model that Triton loads is checked, whoever brought it, before
-it is staged (repository/staging.py).
-"""
+"""Checks that a configuration does not make tritonserver crash or hang, use up the machine, or read
+other files. Every model is checked before it is staged (repository/staging.py), wherever it comes
+from."""
 
 import math
 import re
@@ -16,19 +15,20 @@ from serving.repository.model_config import MODEL, PACKAGES, backend_of, package
 from serving.repository.paths import named_file, real_path
 from serving.settings.table import Settings
 
-# The memory of an instance beside its weights, in bytes: a plain Python stub takes 17 MB, one with
-# numpy and ONNX Runtime 30 MB, and each instance 1 MB of shared memory.
+# Bytes of memory that an instance takes besides its weights: a plain Python stub takes 17 MB, one
+# with numpy and ONNX Runtime 30 MB, and each instance takes 1 MB of shared memory.
 PER_INSTANCE = 32 * 1024 * 1024
-# Weights are read and then packed for the processor: a ResNet-50 of 102 MB takes 2 to 4 times that.
+# Memory per byte of model files: weights are read and then packed for the processor. A ResNet-50 of
+# 102 MB takes 2 to 4 times its size.
 PER_BYTE_OF_FILES = 2
 SHARING = "pytorch"  # the backend whose instances share one copy of the weights
-MOST_INSTANCES = 256  # of a model: more than a machine has processors
-MOST_THREADS = 1024  # of an instance
-MOST_ROWS = 2**20  # max_batch_size: a sequence batcher allocates a slot for each
-MOST_LEVELS = 1000  # of priority: Triton allocates a queue for each
-MOST_ELEMENTS = 2**31 - 1  # of a row of a tensor: a message of gRPC has 2 GB
-MOST_WARMUP = 2**27  # elements of a warm-up's tensor, which Triton allocates
-MOST_RUNS = 10_000  # of a warm-up
+MOST_INSTANCES = 256  # of one model: more than the processors of any machine
+MOST_THREADS = 1024  # of one instance
+MOST_ROWS = 2**20  # max_batch_size: a sequence batcher allocates a slot for each row
+MOST_LEVELS = 1000  # priority levels: Triton allocates a queue for each
+MOST_ELEMENTS = 2**31 - 1  # elements in a row of a tensor: a gRPC message has at most 2 GB
+MOST_WARMUP = 2**27  # elements in a tensor for warm-up, which Triton allocates
+MOST_RUNS = 10_000  # repetitions of a warm-up
 THREADS = {
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -37,14 +37,15 @@ THREADS = {
     "INFERENCE_NUM_THREADS",
 }
 EXTENSION = "CPU_EXTENSION_PATH"
-# of a stub or its model file: a stub is started through a shell
+# names of stubs and of their model files: stubs are started through a shell
 STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
-_LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")  # a name of which Triton makes that of a library
+# a name from which Triton derives that of a library
+_LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")
 
 
 def check(folder: Path, config: Any, settings: Settings, root: Path | None) -> None:
-    """Raise ConfigError if the model must not be loaded. Its links and the files that config.pbtxt
-    names lead to files in `root` if it is in an archive; None: anywhere."""
+    """Raise ConfigError if the model must not be loaded. If `root` is given, the model comes from
+    an archive: its links, and the files that config.pbtxt names, must be inside that folder."""
     _check_versions(folder, config)
     for what, name in _libraries(config):
         if not _LIBRARY.fullmatch(name):
@@ -72,13 +73,13 @@ def loaded_versions(model: Path, config: Any) -> list[Path]:
 
 
 def instances_of(model: Path, config: Any) -> int:
-    """Return how many instances Triton starts, of all versions. A count of 0 means 1."""
+    """Return how many instances Triton starts, counting all versions. A count of 0 means 1."""
     counts = [max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group]
     return (sum(counts) or 1) * max(1, len(loaded_versions(model, config)))
 
 
 def memory_of(model: Path, config: Any) -> int:
-    """Return about how many bytes the loaded model takes."""
+    """Return approximately how many bytes the loaded model takes."""
     numbered, loaded = versions(model), loaded_versions(model, config)
     others = [entry for entry in model.iterdir() if entry not in numbered]
     weights = sum(map(_size, [*loaded, *others]))
@@ -88,7 +89,8 @@ def memory_of(model: Path, config: Any) -> int:
 
 
 def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
-    """Refuse instances that this machine can never hold. On a GPU, their weights may be there."""
+    """Refuse more instances than this machine can hold. On a GPU, ignore the weights, which may be
+    in its memory."""
     count = instances_of(folder, config)
     remedy = "lower count in instance_group, or load fewer versions"
     if count > MOST_INSTANCES:
@@ -106,7 +108,7 @@ def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
 
 
 def _check_versions(folder: Path, config: Any) -> None:
-    """Refuse a version that tritonserver itself does not, but dies of or waits for without end."""
+    """Refuse versions that tritonserver accepts, but on which it crashes or waits forever."""
     file = config.default_model_filename or FILES["python"]
     for version in versions(folder)[-1:]:
         if int(version.name) >= 2**63:
@@ -131,8 +133,8 @@ def _libraries(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
-    """Yield (what, number, most) for each number by which Triton allocates memory or repeats
-    work."""
+    """Yield (name, number, maximum) for each number that determines how much memory Triton
+    allocates or how often it repeats work."""
     sequences = config.sequence_batching
     yield "max_batch_size", config.max_batch_size, MOST_ROWS
     yield "priority_levels", config.dynamic_batching.priority_levels, MOST_LEVELS
@@ -146,7 +148,7 @@ def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
             yield f"model_warmup '{warmup.name}': the size of '{name}',", size, MOST_WARMUP
     for name in THREADS & config.parameters.keys():
         text = config.parameters[name].string_value
-        if text.isdecimal():  # the backend refuses any other text
+        if text.isdecimal():  # the backend rejects any other text
             yield f"parameter '{name}'", int(text[:20]), MOST_THREADS
 
 
@@ -159,8 +161,8 @@ def _elements(dims: Any) -> int:
 
 
 def _check_files(folder: Path, config: Any, root: Path | None) -> None:
-    """Refuse a file that config.pbtxt names if it is not in the model's folder, or is not a file or
-    a folder. Clients check those that their settings name (clients/base.py)."""
+    """Refuse files named in config.pbtxt that are outside the model's folder, or are neither a file
+    nor a folder. Clients check the files that their settings name (clients/base.py)."""
     for output in config.output:
         named_file(folder, output.label_filename, root)
     for warmup in config.model_warmup:
@@ -180,7 +182,7 @@ def _check_files(folder: Path, config: Any, root: Path | None) -> None:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder, without following links to
+    """Return the size in bytes of a file, or of all files below a folder. Do not follow links to
     folders."""
     if not path.is_dir():
         return path.stat().st_size if path.exists() else 0

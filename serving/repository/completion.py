@@ -1,11 +1,12 @@
-"""Completes the config.pbtxt of a model of Triton's Python backend, or of one made with it.
+"""Completes the config.pbtxt of a model that uses Triton's Python backend or a backend written for
+it.
 
-To complete configurations Triton starts each Python-based model twice: a load takes 1.4 s instead
-of 0.15 s. It can only be told so for all models, so if all of its backends are Python-based, it
-leaves configurations as they are, and `python -m serving.repository.completion MODEL CONFIG
-BACKENDS` completes one: by the function `complete` of one of our backends, or else by
-`auto_complete_config` of the backend's or the model's code, as the Python backend does it. For that
-code, classes that only Triton's stub has, such as Tensor, are empty.
+If Triton completes configurations, it starts each Python-based model twice, and a load takes 1.4 s
+instead of 0.15 s. This can only be turned off for all models at once. So if all of its backends are
+Python-based, it is turned off, and `python -m serving.repository.completion MODEL CONFIG BACKENDS`
+completes a configuration instead. It calls the function `complete` of our own backends, or else
+`auto_complete_config` of the backend's or the model's code, as the Python backend does. Classes
+that exist only in Triton's stub, such as Tensor, are replaced by empty ones for that code.
 """
 
 import importlib
@@ -28,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
-    """Complete the configuration in the folder `model`, in a process, because that runs code of the
-    model. `source` names the configuration. Raise ConfigError."""
+    """Complete the configuration in the folder `model`. A separate process does this, because it
+    runs code of the model. `source` names the configuration in errors. Raise ConfigError."""
     module, words = "serving.repository.completion", map(str, (model, model / CONFIG, backends))
     command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -46,7 +47,7 @@ def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
 
 
 def main(model: Path, file: Path, backends: Path) -> None:
-    """Complete the configuration in `file`. Raise ValueError if something is still missing, and
+    """Complete the configuration in `file`. Raise ValueError if anything is still missing, and
     whatever the backend's or the model's code raises."""
     config = read_file(file)
     if numbered := versions(model):
@@ -59,7 +60,7 @@ def main(model: Path, file: Path, backends: Path) -> None:
 
 
 def _completed(config: Any, version: Path, backends: Path) -> Any:
-    """Return the ModelConfig with what the code of the backend, or of the model, adds."""
+    """Return the ModelConfig completed by the code of the backend or of the model."""
     if not (backend := backend_of(config)):
         found = (name for name, file in FILES.items() if (version / file).exists())
         config.backend = backend = next(found, "")
@@ -89,14 +90,14 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
 
 
 class _Absent(type):
-    """The type of a class whose methods do nothing."""
+    """The type of the classes whose methods do nothing."""
 
     def __getattr__(cls, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 def _absent(name: str) -> Any:
-    """Return a class for a name that triton_python_backend_utils does not have."""
+    """Return an empty class for a name that is missing in triton_python_backend_utils."""
     if name.startswith("__"):
         raise AttributeError(name)
     return _Absent(name, (), {})

@@ -1,5 +1,5 @@
-"""Says what is wrong with the folders of an ensemble and its parts, at a start and when an archive
-is loaded."""
+"""Describes what is wrong with the folders of an ensemble and its parts, at the start and when an
+archive is loaded."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,21 +8,21 @@ from serving.errors import ConfigError
 from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, parts_of, read_file
 
-LISTED = 8  # names in a message
+LISTED = 8  # names that are listed in a message
 
 
 def check_parts(folder: Path, others: Sequence[Path]) -> None:
-    """Raise ConfigError if the model in `folder` of an archive is an ensemble that has no version,
-    or has its parts in its own folder. `others` are the archive's models, it included."""
+    """Raise ConfigError if the model in `folder` is an ensemble that has no version, or whose parts
+    are in its own folder. `others` are all models of the archive, including this one."""
     try:
         config = read_file(folder / CONFIG)
-    except Unreadable:  # reported when it is staged
+    except Unreadable:  # reported when the model is staged
         return
     if backend_of(config) != ENSEMBLE:
         return
     missing = [part for part in parts_of(config) if part not in {path.name for path in others}]
     inside = [part for part in missing if part in _models_in(folder)]
-    if inside and folder.name == "model":  # as the platform calls every archive's root
+    if inside and folder.name == "model":  # the platform's name for the root of every archive
         raise ConfigError("", at_root(folder, config.name or "ensemble"))
     if inside:
         raise ConfigError("", missing_part(folder, inside[0], [path.name for path in others]))
@@ -31,7 +31,7 @@ def check_parts(folder: Path, others: Sequence[Path]) -> None:
 
 
 def missing_part(folder: Path, part: str, names: Sequence[str]) -> str:
-    """Return that the ensemble in `folder` calls a model which is not among `names`."""
+    """Return the message that the ensemble in `folder` calls `part`, which is not among `names`."""
     remedy = f"; put it beside '{folder.name}': mv {folder / part} {folder.parent}/"
     return (
         f"the model '{folder.name}' calls '{part}', which does not exist; the models are: "
@@ -40,7 +40,7 @@ def missing_part(folder: Path, part: str, names: Sequence[str]) -> str:
 
 
 def no_version(folder: Path, is_ensemble: bool) -> str:
-    """Return that the model in `folder` has no folder of a version."""
+    """Return the message that the model in `folder` has no version folder."""
     expected = "that may be empty" if is_ensemble else "with the model file in it"
     return (
         f"the model '{folder.name}' has no version: found {contents(folder)} in {folder}; expected "
@@ -49,8 +49,8 @@ def no_version(folder: Path, is_ensemble: bool) -> str:
 
 
 def at_root(folder: Path, name: str) -> str:
-    """Return that the model `name` is not in a folder of its own, and how to move it, without the
-    models beside it, into one."""
+    """Return the message that the model `name` is at the root of a repository, with the commands
+    that move it into a folder of its own but leave the other models where they are."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     moved = " ".join(sorted(names - _models_in(folder)))
     return (

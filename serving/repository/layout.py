@@ -1,8 +1,8 @@
-"""The folders of a model repository: models, versions, configurations; and the survey's result.
-Standard library only.
+"""The layout of a model repository (models, versions, configurations), and the result of the
+survey. Standard library only.
 
-A repository is a folder of model folders; several are served as one. serve never writes to a
-repository: Triton gets links to its files (repository/staging.py).
+A repository is a folder of model folders. Several repositories are served like one. serve never
+writes to a repository: Triton reads links to its files (repository/staging.py).
 """
 
 import re
@@ -15,8 +15,8 @@ from serving.settings.table import AUTO
 PLATFORM_MODELS = Path("/opt/ml/model")
 BUILT_IN_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
-CLIENT = "client.py"  # in a model's folder: its own client (serving/clients.py)
-CLIENTS = "clients"  # in a repository: the folder of clients that its models share
+CLIENT = "client.py"  # a model's own client, in the model's folder (serving/clients.py)
+CLIENTS = "clients"  # the folder of clients that the models of a repository share
 WEIGHTS = (
     "model.onnx",
     "model.plan",
@@ -26,7 +26,7 @@ WEIGHTS = (
     "model.xml",
     "model.dali",
 )
-PLATFORMS = {  # Triton's platforms: backend and default file (core/src/constants.h)
+PLATFORMS = {  # Triton's platforms: their backends and default file names (core/src/constants.h)
     "onnxruntime_onnx": ("onnxruntime", "model.onnx"),
     "tensorrt_plan": ("tensorrt", "model.plan"),
     "pytorch_libtorch": ("pytorch", "model.pt"),
@@ -39,7 +39,8 @@ _VERSION = re.compile(r"[1-9]\d*")
 
 
 class LayoutError(Exception):
-    """A repository has a wrong layout. Each mistake says what was found and what was expected."""
+    """Raised if the layout of a repository is wrong. Each mistake says what was found and what was
+    expected."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -47,15 +48,15 @@ class LayoutError(Exception):
 
 
 def is_model(folder: Path) -> bool:
-    """Return whether the folder has a configuration, a version or weights. Another container's
-    code/ has none of them."""
+    """Return whether the folder contains a configuration, a version or weights. The code/ folder of
+    another container contains none of them."""
     named = any((folder / name).exists() for name in (CONFIG, *WEIGHTS))
     return named or bool(versions(folder)) or any(folder.glob("configs/*.pbtxt"))
 
 
 def holds_models(folder: Path) -> bool:
-    """Return whether it has a model, or something that was meant to be one, whose mistakes must be
-    reported."""
+    """Return whether the folder contains a model, or something that was meant to be one and whose
+    mistakes must be reported."""
     try:
         return is_model(folder) or any(
             is_model(child) or has_a_model(child) for child in folders_in(folder)
@@ -71,13 +72,13 @@ def has_a_model(folder: Path) -> bool:
 def final_folders(
     folders: Sequence[Path], platform_models: Path = PLATFORM_MODELS
 ) -> tuple[Path, ...]:
-    """Return the folders with a real one in place of "auto"."""
+    """Return the folders, with "auto" replaced by an actual folder."""
     auto = platform_models if AUTO in folders and holds_models(platform_models) else BUILT_IN_MODELS
     return tuple(auto if folder == AUTO else folder for folder in folders)
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in it, sorted by name, except hidden ones and those with a name that no
+    """Return the folders in a folder, sorted by name, without hidden ones and those whose names no
     model may have."""
     children = (path for path in folder.iterdir() if path.is_dir())
     return sorted(
@@ -88,14 +89,14 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def versions(model: Path) -> list[Path]:
-    """Return the folders that Triton regards as versions, the lowest number first."""
+    """Return the folders that Triton treats as versions, in ascending order."""
     numbered = (path for path in model.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir())
     return sorted(numbered, key=lambda path: int(path.name))
 
 
 def own_client(model: Path, named: str = "") -> Path | None:
-    """Return the file of the client that the model repository has for `model`, None if it has none.
-    `named` is config.pbtxt's parameter `client`."""
+    """Return the file of the client that the model repository contains for `model`, or None if
+    there is none. `named` is the parameter `client` in config.pbtxt."""
     name = (named or model.name).replace("-", "_")
     shared = (
         [model.parent / CLIENTS / f"{name}.py"] if name.isidentifier() and name[0] != "_" else []
@@ -104,18 +105,19 @@ def own_client(model: Path, named: str = "") -> Path | None:
 
 
 def config_file(model: Path, device: str) -> Path:
-    """Return the configuration file for the `device`. If it is not whole, it is merged into
-    config.pbtxt."""
+    """Return the configuration file for the `device`. If it is only a part of a configuration, it
+    is merged into config.pbtxt."""
     cpu_config = model / "configs/cpu.pbtxt"
     return cpu_config if device == "cpu" and cpu_config.is_file() else model / CONFIG
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The repositories' final folders, the models that are loaded, the one of requests that name
-    none ("": there is no such), and what the log should say: `engines` which were chosen and why. A
-    start ends with `mistakes`, those of the layout, or `unreadable`, those of configurations.
-    preparation/survey.py makes it; it passes between processes as JSON."""
+    """The result of surveying the repositories: their final folders, the models to load, the
+    `default` for requests that name no model ("": there is none), and lines for the log. `engines`
+    are lines about the chosen engines. A start fails if there are `mistakes`, which concern the
+    layout, or `unreadable` configurations. preparation/survey.py creates it; it is passed between
+    processes as JSON."""
 
     folders: Sequence[str] = ()
     models: Sequence[str] = ()

@@ -1,7 +1,7 @@
-"""A multi-model archive as the platform unpacked it: which of its folders are models.
+"""Finds the models in a multi-model archive that the platform has unpacked.
 
-An archive holds one model, with its config.pbtxt at the root or in its only folder, or an ensemble
-and its parts, each in a folder. Stray folders are ignored, and archives may be anywhere.
+An archive contains either one model, with its config.pbtxt at the root or in the only model folder,
+or an ensemble and its parts, each in a folder of its own. Other folders are ignored.
 """
 
 import os
@@ -31,8 +31,9 @@ _BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
 
 @dataclass(frozen=True)
 class Archive:
-    """`folder` is the model's own, or the ensemble's; `parts` are all folders that Triton must see,
-    it included; `root` is the unpacked archive, which no link leaves."""
+    """A located archive. `folder` is that of the model or the ensemble; `parts` are all folders
+    that Triton must see, including `folder`; `root` is the unpacked archive, which no link may
+    leave."""
 
     folder: Path
     parts: tuple[Path, ...]
@@ -41,7 +42,7 @@ class Archive:
 
 def locate(url: str, root: Path) -> Archive:
     """Return the archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB. Raise
-    InvalidRequest for a wrong URL, and ConfigError."""
+    InvalidRequest if the URL is wrong, and ConfigError if the archive is."""
     path = Path(os.path.normpath(url))
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
@@ -52,7 +53,7 @@ def locate(url: str, root: Path) -> Archive:
         raise InvalidRequest(f"'url' must be {expected}; got '{url}'")
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
-    # Triton would load any file that a link leads to, and quote it in its errors
+    # Triton would load any file that a link points to, and quote it in its errors
     inside = real_path(root.joinpath(*path.relative_to(root).parts[:2]), real_path(root))
     check_entries(path, inside)
     is_one = (path / CONFIG).is_file()

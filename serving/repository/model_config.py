@@ -1,15 +1,15 @@
-"""Read config.pbtxt as Triton's ModelConfig, answer questions about it, and choose the engine of an
-ONNX model on the processor: ONNX Runtime, or OpenVINO if that computes in BF16. PID 1 cannot import
-this: it lacks protobuf.
+"""Reads config.pbtxt as Triton's ModelConfig, answers questions about it, and chooses the engine
+that runs an ONNX model on the CPU: ONNX Runtime, or OpenVINO where it computes in BF16. Process 1
+cannot import this module, because it needs protobuf.
 
     cpu_engine in config.pbtxt: onnxruntime, openvino --> that one
     SERVE_CPU_ENGINE: onnxruntime, openvino ------------> that one
     cpu_engine: auto, as build_engines writes ----------> OpenVINO with AMX or AVX512-BF16
     none of these --------------------------------------> ONNX Runtime, as config.pbtxt says
 
-If OpenVINO cannot run or refuses the model, ONNX Runtime serves, so a repository works on every
-machine. BF16 has 8
-significant bits, so a model gets it only if its config.pbtxt has a cpu_engine or says it itself.
+If OpenVINO cannot run or rejects the model, ONNX Runtime is used, so a repository works on every
+machine. BF16 has only 8 significant bits, so a model is computed in BF16 only if its config.pbtxt
+has a cpu_engine or asks for BF16.
 """
 
 import importlib.util
@@ -29,34 +29,37 @@ from serving.errors import ConfigError
 from serving.host.machine import processor_features
 from serving.host.tritonserver import PYTHON, is_nvidia_image
 from serving.repository.layout import CONFIG, PLATFORMS, config_file, own_client
-from serving.repository.paths import real_path
+from serving.repository.paths import MOST_ENTRIES, real_path
 from serving.settings.table import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
-ENSEMBLE = "ensemble"  # of backend_of
-ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` writes
-BACKEND = {"platform", "backend", "default_model_filename"}  # fields that name it
-SEQUENCE_IDLE_SECONDS = 1.0  # of a model that sets none (sequence_batch_scheduler.cc)
+ENSEMBLE = "ensemble"  # a result of backend_of
+ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` adds to config.pbtxt
+BACKEND = {"platform", "backend", "default_model_filename"}  # fields that determine the backend
+SEQUENCE_IDLE_SECONDS = 1.0  # Triton's default (sequence_batch_scheduler.cc)
 PLAN_REMEDIES = (
     "a TensorRT plan runs only with the GPU model and the TensorRT version that it was "
     "built with: build it here (python -m build_engines build NAME --for tensorrt), or have "
     "ONNX Runtime's TensorRT provider serve the ONNX file (--for gpu); docs/build_engines.md"
 )
-LARGEST_CONFIG = 2**20  # bytes of config.pbtxt: 1.5 MB take 5 s to parse; ours have 2 kB
+LARGEST_CONFIG = 2**20  # bytes of config.pbtxt: 1.5 MB take 5 s to parse; ours have about 2 kB
 PACKAGES = "EXECUTION_ENV_PATH"
-MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's word for the model's folder
-STUB = "triton_python_backend_stub"  # in the model's folder: it is started instead of the backend's
+MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folder
+# unpacked bytes of packages: a conda environment with torch and CUDA has about 8 GB
+MOST_UNPACKED = 16 * 2**30
+# if the model's folder contains a file of this name, it is started instead of the backend's stub
+STUB = "triton_python_backend_stub"
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
-HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
+HOOK = "auto_complete_config"  # the function with which a Python model completes its configuration
 AUTO, ONNX_RUNTIME, OPENVINO = "auto", "onnxruntime", "openvino"
-PARAMETER = "cpu_engine"  # of config.pbtxt
+PARAMETER = "cpu_engine"  # a parameter in config.pbtxt
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
-# Linux's word -> its makers', the faster first
+# Linux's names -> the manufacturers' names, the fastest first
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 PRECISION, BF16_HINT = "INFERENCE_PRECISION_HINT", "HINT_BF16"  # OpenVINO's parameters
 # ONNX Runtime's parameter -> OpenVINO's
 THREADS = {"intra_op_thread_count": "INFERENCE_NUM_THREADS"}
-# load it without its package, which imports grpc and so takes half a second
+# import the module without its package, which imports grpc and takes half a second
 if MESSAGES not in sys.modules:
     _package: Any = importlib.util.find_spec("tritonclient")
     _spec: Any = PathFinder.find_spec(
@@ -73,15 +76,15 @@ ModelConfig, DataType, Control = (
 
 
 class Unreadable(ConfigError):
-    """A configuration that cannot be used; if it cannot be read, the `remedy` begins with line and
-    column."""
+    """Raised if a configuration cannot be used. If it cannot be parsed, the `remedy` begins with
+    the line and column."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(file, "cannot be used", " ".join(reason.split()))
 
 
 def parse_config(text: str) -> Any:
-    """Parse a config.pbtxt. Raise ConfigError with line and column."""
+    """Parse a config.pbtxt. Raise ConfigError with the line and column of a mistake."""
     try:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as err:
@@ -89,8 +92,8 @@ def parse_config(text: str) -> Any:
 
 
 def read_file(file: Path) -> Any:
-    """Read a config.pbtxt; an empty one if there is no file, because Triton completes that. Raise
-    Unreadable."""
+    """Read a config.pbtxt. Return an empty ModelConfig if there is no file, because Triton
+    completes it. Raise Unreadable."""
     try:
         return parse_config(_text(file) if file.is_file() else "")
     except (OSError, UnicodeDecodeError, ConfigError) as err:
@@ -98,7 +101,7 @@ def read_file(file: Path) -> Any:
 
 
 def _text(file: Path) -> str:
-    """Return the text of a config.pbtxt. Raise ConfigError if it is larger than LARGEST_CONFIG."""
+    """Read the text of a config.pbtxt. Raise ConfigError if it is larger than LARGEST_CONFIG."""
     with file.open("rb") as opened:
         content = opened.read(LARGEST_CONFIG + 1)
     if len(content) > LARGEST_CONFIG:
@@ -108,13 +111,13 @@ def _text(file: Path) -> str:
 
 
 def read_config(model: Path, device: str) -> Any:
-    """Return the configuration that is served for the model on the device. Raise Unreadable."""
+    """Return the configuration with which the model is served on the device. Raise Unreadable."""
     return read_merged(model, config_file(model, device))
 
 
 def read_merged(model: Path, file: Path) -> Any:
-    """Return the ModelConfig of a file of the model, merged into config.pbtxt if it is not whole.
-    Raise Unreadable."""
+    """Return the ModelConfig in `file`, merged into config.pbtxt if it is only a part of a
+    configuration. Raise Unreadable."""
     config = read_file(file)
     if file == model / CONFIG or is_whole(config):
         return config
@@ -122,21 +125,21 @@ def read_merged(model: Path, file: Path) -> Any:
 
 
 def is_whole(config: Any) -> bool:
-    """Return whether the file names tensors: then it replaces config.pbtxt, as in Triton; else it
-    overrides fields."""
+    """Return whether the configuration lists tensors. If so it replaces config.pbtxt, as in Triton;
+    otherwise it overrides fields."""
     return bool(config.input or config.output)
 
 
 def merged(base: Any, override: Any, text: str) -> Any:
-    """Return a copy of `base` with the fields of `override`, whose text is `text`, in place of its
-    own. Maps, such as `parameters`, are merged by key. The name of the model's file is replaced
-    together with the backend."""
+    """Return a copy of `base` in which the fields of `override` replace the existing ones. `text`
+    is the text of `override`. Maps, such as `parameters`, are merged by key. The model's file name
+    is replaced together with the backend."""
     config = ModelConfig()
     config.CopyFrom(base)
     replaced = {field.name for field, _ in override.ListFields() if not is_map(field)}
     for name in replaced | BACKEND if replaced & BACKEND else replaced:
         config.ClearField(name)
-    # the text, because in a message a 0 cannot be told from a missing number
+    # use the text, because a message does not distinguish a 0 from a missing number
     return text_format.Merge(text, config)
 
 
@@ -146,13 +149,14 @@ def is_map(field: Any) -> bool:
 
 
 def shared_clients(model: Path, config: Any) -> Path | None:
-    """Return the repository's folder of clients if the model's client is there."""
+    """Return the repository's folder of clients if it contains the model's client, else None."""
     file = own_client_of(model, config)
     return file.parent if file and file.parent != model else None
 
 
 def mistake_of_client(model: Path, config: Any, settings: Settings) -> str:
-    """Return why the model must not bring its client; "" if it may, or if it brings none."""
+    """Return the error message if the model repository contains a client for the model and that is
+    not allowed, else ""."""
     file = None if settings.model_clients else own_client_of(model, config)
     return (
         f"SERVE_MODEL_CLIENTS=false, and the model repository brings the client {file}"
@@ -162,38 +166,38 @@ def mistake_of_client(model: Path, config: Any, settings: Settings) -> str:
 
 
 def own_client_of(model: Path, config: Any) -> Path | None:
-    """Return the file of the client that the model repository has for `model`, whose ModelConfig is
-    `config`."""
+    """Return the file of the client that the model repository contains for `model`, or None.
+    `config` is the model's ModelConfig."""
     parameter = config.parameters.get("client")
     return own_client(model, str(parameter.string_value) if parameter else "")
 
 
 def written(config: Any) -> str:
-    """Return the config.pbtxt that `serve` writes."""
+    """Return the text of a config.pbtxt written by `serve`."""
     return "# Written by serve.\n" + str(text_format.MessageToString(config, as_utf8=True))
 
 
 def backend_of(config: Any) -> str:
-    """Return the backend's name; "" if Triton finds it by the model's files."""
+    """Return the name of the backend, or "" if Triton derives it from the model's files."""
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return ENSEMBLE
     return str(config.backend or PLATFORMS.get(config.platform, (config.platform, ""))[0])
 
 
 def with_plan_remedies(reason: str, folder: Path) -> str:
-    """Return why the model in `folder` did not load, followed by what to do if it is a TensorRT
-    plan."""
+    """Return the reason why the model in `folder` could not be loaded. If it is a TensorRT plan,
+    add what to do."""
     return f"{reason}; {PLAN_REMEDIES}" if any(folder.glob("*/*.plan")) else reason
 
 
 def parts_of(config: Any) -> list[str]:
-    """Return the models that the steps of an ensemble call, in order."""
+    """Return the names of the models that an ensemble calls, in order."""
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
 def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the configurations of all models that an ensemble calls, however deep; `find` returns
-    one by name."""
+    """Return the configurations of all models that an ensemble calls, directly or indirectly.
+    `find` returns a configuration by name."""
     configs: dict[str, Any] = {}
     pending = parts_of(config)
     while pending:
@@ -204,8 +208,8 @@ def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def correlation_type(config: Any) -> str | None:
-    """Return the datatype that holds the ids of sequences, "" if the model does not get them; None
-    without sequence batching."""
+    """Return the datatype of the ids of sequences, or "" if the model does not receive them. Return
+    None without sequence batching."""
     if not config.HasField("sequence_batching"):
         return None
     controls = (c for entry in config.sequence_batching.control_input for c in entry.control)
@@ -216,7 +220,7 @@ def correlation_type(config: Any) -> str | None:
 
 
 def sequence_idle_seconds(config: Any) -> float:
-    """Return the seconds without a request after which Triton ends a sequence."""
+    """Return after how many seconds without a request Triton ends a sequence."""
     return (
         float(config.sequence_batching.max_sequence_idle_microseconds / 1e6)
         or SEQUENCE_IDLE_SECONDS
@@ -224,15 +228,15 @@ def sequence_idle_seconds(config: Any) -> float:
 
 
 def datatype_name(data_type: int) -> str:
-    """Return ModelConfig's enum in the protocol's spelling: TYPE_FP32 -> FP32, TYPE_STRING ->
+    """Convert ModelConfig's enum to the protocol's spelling: TYPE_FP32 -> FP32, TYPE_STRING ->
     BYTES."""
     name = str(DataType.Name(data_type)).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 
 
 def is_complete(model: Path, config: Any) -> bool:
-    """Return whether the configuration is complete: it names a backend and all tensors with type
-    and dimensions, and the model has no auto_complete_config of its own."""
+    """Return whether the configuration is complete: it names a backend and all tensors with their
+    types and dimensions, and the model's code has no auto_complete_config."""
     typed = all(
         tensor.name and tensor.data_type and tensor.dims
         for tensor in (*config.input, *config.output)
@@ -246,13 +250,12 @@ def is_complete(model: Path, config: Any) -> bool:
 
 
 def mistake_of_packages(model: Path, config: Any) -> str:
-    """Return why the model cannot run with the packages that it brings; "" if it can, or if it
-    brings none.
+    """Return the error message if the model cannot run with the packages that it contains, else "".
 
-    EXECUTION_ENV_PATH names an archive that conda-pack or venv-pack made, or an unpacked one.
-    Triton's Python backend unpacks it, puts its bin/ first on PATH and starts the stub, which takes
-    the packages of the first `python3` there. If that is of another version than the stub, or is
-    not there, the model silently runs with the server's packages.
+    EXECUTION_ENV_PATH names an archive made by conda-pack or venv-pack, or its unpacked folder.
+    Triton's Python backend unpacks it, puts its bin/ first on PATH and starts the stub, which uses
+    the packages of the first `python3` on PATH. If that is a different version of Python, or is
+    missing, the model silently runs with the server's packages.
     """
     if PACKAGES not in config.parameters:
         return ""
@@ -267,8 +270,7 @@ def mistake_of_packages(model: Path, config: Any) -> str:
                 for file in files
             }
         else:
-            with tarfile.open(path) as archive:
-                links = {member.name.removeprefix("./"): member.linkname for member in archive}
+            links = _links_of_archive(path)
         mistake = _mistake(links, own_stub=(model / STUB).is_file())
     except ConfigError as err:
         mistake = str(err)
@@ -279,6 +281,22 @@ def mistake_of_packages(model: Path, config: Any) -> str:
     return f"{PACKAGES} '{setting}': {mistake}" if mistake else ""
 
 
+def _links_of_archive(path: Path) -> dict[str, str]:
+    """Return the targets of links in a tar archive by the names of its files, and "" for other
+    files. Raise ConfigError for more files or bytes than packages have."""
+    links = {}
+    with tarfile.open(path) as archive:
+        while member := archive.next():
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
+            links[member.name.removeprefix("./")] = member.linkname
+            if len(links) > MOST_ENTRIES:
+                raise ConfigError("", f"it has more than {MOST_ENTRIES} files")
+            # checked before tarfile unpacks the file to find the next one
+            if member.offset_data + member.size > MOST_UNPACKED:
+                raise ConfigError("", f"it unpacks to more than {MOST_UNPACKED // 2**30} GB")
+    return links
+
+
 def packages_of(model: Path, config: Any) -> Path:
     """Return the path that EXECUTION_ENV_PATH names."""
     setting = str(config.parameters[PACKAGES].string_value)
@@ -286,8 +304,8 @@ def packages_of(model: Path, config: Any) -> Path:
 
 
 def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
-    """Return what is wrong with the files of `links`: the names, and the targets of those that are
-    links (else "")."""
+    """Return what is wrong with a folder of packages, or "". `links` maps its files to the targets
+    of links, or to "" for other files."""
     if "bin/activate" not in links:
         return "it has no bin/activate; make it with conda-pack or venv-pack"
     matches = [match for match in map(_PYTHON.match, links) if match]
@@ -317,9 +335,9 @@ def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
 
 @dataclass(frozen=True)
 class Processor:
-    """This machine's processor: `features` are its instruction sets; `obstacle` says why OpenVINO
-    cannot run here ("": it can); `has_own_backend` whether Triton's backend for OpenVINO is this
-    project's."""
+    """This machine's processor. `features` are its instruction sets; `obstacle` says why OpenVINO
+    cannot run here ("": it can); `has_own_backend` says whether Triton's backend for OpenVINO is
+    this project's."""
 
     features: frozenset[str] = frozenset()
     obstacle: str = ""
@@ -328,8 +346,8 @@ class Processor:
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen engine. `reason` follows "because" in a message; `refused`: another engine was asked
-    for."""
+    """A chosen engine. `reason` follows "because" in a message. `refused` means that another engine
+    was requested."""
 
     engine: str
     reason: str
@@ -340,8 +358,8 @@ class Choice:
 
 
 def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
-    """Choose by config.pbtxt (`requested`) and by SERVE_CPU_ENGINE. Return None if neither leaves
-    the choice open."""
+    """Choose an engine by config.pbtxt (`requested`) and by SERVE_CPU_ENGINE (`setting`). Return
+    None if neither of them asks for a choice."""
     for engine, who in (
         (requested, f"config.pbtxt says {PARAMETER}"),
         (setting, "SERVE_CPU_ENGINE says so"),
@@ -366,9 +384,9 @@ def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
 def fitted(
     model: Path, settings: Settings, processor: Processor, config: Any = None
 ) -> tuple[Any, Choice | None]:
-    """Return the ModelConfig that is served for the model on this machine, and why an engine was
-    chosen, None if there was no choice. `config` is what its files say and is changed; None: they
-    are read. Raise Unreadable."""
+    """Return the ModelConfig with which the model is served on this machine, and why its engine was
+    chosen (None if there was no choice). `config` is modified; if it is None, it is read from the
+    model's files. Raise Unreadable."""
     file = config_file(model, settings.device)
     config = read_merged(model, file) if config is None else config
     if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
@@ -397,8 +415,8 @@ def fitted(
 
 
 def leave_openvino(config: Any, reason: str) -> Choice | None:
-    """Change the ModelConfig of a model that OpenVINO refuses for `reason`: ONNX Runtime serves it.
-    Return that choice, None if `fitted` did not choose OpenVINO."""
+    """Change a ModelConfig to ONNX Runtime because OpenVINO rejects the model for `reason`. Return
+    the new choice, or None if `fitted` had not chosen OpenVINO."""
     if config.backend != OPENVINO or ENGINE_REASON not in config.parameters:
         return None
     config.platform, config.backend = "onnxruntime_onnx", ""
@@ -408,7 +426,8 @@ def leave_openvino(config: Any, reason: str) -> Choice | None:
 
 
 def engine_of(config: Any) -> str:
-    """Return the engine that config.pbtxt asks for; "" if it asks for none. Raise ConfigError."""
+    """Return the engine that config.pbtxt requests, or "" if it requests none. Raise
+    ConfigError."""
     engine = (
         str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
     )
@@ -420,7 +439,7 @@ def engine_of(config: Any) -> str:
 
 
 def this_processor(backends: Path) -> Processor:
-    """Return this machine's processor: ask Linux and Python's packages, without importing them."""
+    """Describe this machine's processor. Look for Python packages without importing them."""
     folder = backends / OPENVINO
     has_own_backend = (folder / "model.py").is_file()
     obstacle = "" if folder.is_dir() else f"there is no backend '{OPENVINO}'"
@@ -430,7 +449,8 @@ def this_processor(backends: Path) -> Processor:
 
 
 def choice_lines(choices: Mapping[str, Choice], refused: bool) -> list[str]:
-    """Return a log line for each choice with its models: the `refused` choices, or the others."""
+    """Return one line for the log for each choice, with its models. Include only choices whose
+    `refused` has this value."""
     lines: dict[str, list[str]] = {}
     for name, choice in sorted(choices.items()):
         if choice.refused == refused:

@@ -1,6 +1,5 @@
-"""Where the paths of a model lead. This is the one check of every file that config.pbtxt, or a link
-in an archive, names. Standard library only.
-"""
+"""Finds out where the paths of a model lead. Every file that config.pbtxt names, and every link in
+an archive, is checked here. Standard library only."""
 
 import os
 import stat
@@ -8,15 +7,16 @@ from pathlib import Path
 
 from serving.errors import ConfigError
 
-# Of an archive, with links to folders followed. Triton follows them too when it looks for changes.
-MOST_ENTRIES = 200_000  # a conda environment with torch has about 60,000
-DEEPEST = 64  # folders in one another; such an environment has about 20
+# Limits for an archive, counting through links to folders, because Triton follows them too when it
+# looks for changes.
+MOST_ENTRIES = 200_000  # files and folders: a conda environment with torch has about 60,000
+DEEPEST = 64  # levels of nested folders; a conda environment has about 20
 
 
 def real_path(path: Path, root: Path | None = None) -> Path:
-    """Return the path to which the links of `path` lead: a file, a folder, or nothing. Raise
-    ConfigError if it is a FIFO, socket or device, on which a reader may wait forever, or if it is
-    not inside `root` (None: it may be anywhere)."""
+    """Return the file or folder to which the links of `path` lead; it may not exist. Raise
+    ConfigError if it is a FIFO, a socket or a device, on which a reader could wait forever, or if
+    it is outside `root` (None: anywhere is allowed)."""
     try:
         real = Path(os.path.realpath(path))
         if root and not real.is_relative_to(root):
@@ -25,7 +25,7 @@ def real_path(path: Path, root: Path | None = None) -> Path:
         mode = real.stat().st_mode
     except FileNotFoundError:
         return real
-    except (OSError, ValueError) as err:  # links in a circle, or a zero byte in the name
+    except (OSError, ValueError) as err:  # links in a circle, or a NUL byte in the name
         reason = getattr(err, "strerror", None) or err
         raise ConfigError(path, f"leads nowhere: {reason}", "correct or remove it") from err
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -35,8 +35,8 @@ def real_path(path: Path, root: Path | None = None) -> Path:
 
 def named_file(model: Path, name: str, root: Path | None = None, folder: str = "") -> Path:
     """Return the real path of a file that config.pbtxt names, relative to `folder` in the model's
-    folder. Raise ConfigError if it is not in the model's folder, and what real_path raises. Links
-    in the model's folder may lead anywhere in `root`."""
+    folder. Raise ConfigError if the name leads out of the model's folder, and what real_path
+    raises. Links in the model's folder may lead anywhere in `root`."""
     inside = Path(os.path.normpath(Path(folder, name)))
     if Path(name).is_absolute() or inside.parts[:1] == ("..",):
         raise ConfigError(f"'{name}'", "is not inside the model's folder", "put the file there")
@@ -44,8 +44,9 @@ def named_file(model: Path, name: str, root: Path | None = None, folder: str = "
 
 
 def check_entries(folder: Path, root: Path) -> None:
-    """Raise ConfigError for what Triton cannot read safely in an archive's folder: an entry that
-    leads out of `root` or is neither a file nor a folder, links in a circle, too many entries."""
+    """Raise ConfigError if an archive's folder contains something that Triton cannot read safely:
+    an entry that leads out of `root` or is neither a file nor a folder, links in a circle, or too
+    many entries."""
     count = 0
     pending: list[tuple[Path, tuple[Path, ...]]] = [(folder, (real_path(folder, root),))]
     while pending:

@@ -1,4 +1,4 @@
-"""Runs the processes of serving/preparation/, for `serve` and for model folders that change.
+"""Runs the processes in serving/preparation/, for `serve` and for model folders that change.
 Standard library only."""
 
 import json
@@ -14,11 +14,11 @@ from serving.repository.layout import LayoutError, Survey
 from serving.settings.table import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-END_SECONDS = 10.0  # a check that is asked to end removes its files
+END_SECONDS = 10.0  # seconds in which a check that is told to stop removes its files
 
 
 def survey(settings: Settings, *words: str) -> Survey:
-    """Return the survey of the model repositories (preparation/survey.py). Raise LayoutError."""
+    """Survey the model repositories (preparation/survey.py). Raise LayoutError."""
     code, stdout, stderr = _run("survey", settings, words)
     if code:
         raise LayoutError([f"the model repositories cannot be read: {_last(stderr)}"])
@@ -29,7 +29,7 @@ def survey(settings: Settings, *words: str) -> Survey:
 
 
 def mistakes(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Return a line for each mistake that `serve --check` finds in these models. Raise
+    """Return one line for each mistake that `serve --check` finds in these models. Raise
     LayoutError."""
     code, stdout, stderr = _run("check", settings)
     sound = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
@@ -40,15 +40,15 @@ def mistakes(settings: Settings, names: Sequence[str]) -> list[str]:
 
 
 def print_check(settings: Settings) -> int:
-    """Print what `serve --check` finds, however long that takes. Return the exit code."""
+    """Print what `serve --check` finds, without a time limit. Return the exit code."""
     return _run("check", settings, shown=True)[0]
 
 
 def _run(
     module: str, settings: Settings, words: Sequence[str] = (), shown: bool = False
 ) -> tuple[int, str, str]:
-    """Run a process to its end; its output is `shown`, or returned with its exit code. Raise
-    LayoutError if that is not soon enough."""
+    """Run a process to its end. Return its exit code and its output, which is empty if it was
+    `shown` instead. Raise LayoutError if the process takes too long."""
     words = [*dying_with_us("TERM"), sys.executable, "-m", f"serving.preparation.{module}", *words]
     environ = os.environ | settings.environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
     output, seconds = (None, None) if shown else (subprocess.PIPE, settings.start_timeout)

@@ -1,5 +1,5 @@
-"""The folder that Triton reads: `run/models/NAME/`, links to a model's files and the config.pbtxt
-that is served.
+"""The folder that Triton reads, `run/models/NAME/`: links to a model's files, and the config.pbtxt
+with which it is served.
 
     model folder
         --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
@@ -32,12 +32,13 @@ from serving.repository.model_config import (
 )
 from serving.settings.table import Settings
 
-LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, because it may be as large as the disk
+# bytes: larger files are linked rather than copied, because the disk may not have space for them
+LARGEST_COPY = 16 * 2**20
 
 
 class Store:
-    """Triton's repository in the folder `root`; safe to share between threads that stage different
-    models. A model is staged in a folder beside it, which then takes its place in one step."""
+    """Triton's repository in the folder `root`. Different threads may stage different models at the
+    same time. A model is staged in another folder, which then replaces the old one in one step."""
 
     def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
         self.root, self.settings, self.backends = root, settings, backends
@@ -56,10 +57,13 @@ class Store:
         config: Any = None,
         root: Path | None = None,
     ) -> Choice | None:
-        """Stage the model in `folder` as `triton_name`; `names` are Triton's names of the models
-        that an ensemble calls. `config` is the model's for this machine; if it is None, read it
-        from the folder, and return why an engine was chosen, None if there was no choice. No file
-        of the model is outside of `root`, its archive, if there is one. Raise ConfigError."""
+        """Stage the model in `folder` as `triton_name`.
+
+        `names` maps the models that an ensemble calls to Triton's names for them. `config` is the
+        model's configuration for this machine. If it is None, read it from the folder, and return
+        why an engine was chosen, or None if there was no choice. If `root` is given, it is the
+        model's archive, and no file of the model may be outside of it. Raise ConfigError.
+        """
         if self.only_python and not STARTABLE.fullmatch(triton_name):
             problem = (
                 "is not a name with which Triton's Python backend can start a model: rename "
@@ -79,11 +83,12 @@ class Store:
             for entry in folder.iterdir():
                 if entry.name not in (CONFIG, "configs"):
                     (shown / entry.name).symlink_to(entry.absolute())
-            config.name = ""  # Triton's name is the folder's
+            config.name = ""  # Triton then uses the name of the folder
             for step in config.ensemble_scheduling.step:
                 step.model_name = (names or {}).get(step.model_name, step.model_name)
             if is_ensemble := backend_of(config) == ENSEMBLE:
-                config.platform = ENSEMBLE  # Triton does not load one without (quirks.py)
+                # Triton refuses an ensemble without a platform (quirks.py)
+                config.platform = ENSEMBLE
             (shown / CONFIG).write_text(written(config), encoding="utf-8")
             if self.only_python and not is_ensemble and not is_complete(shown, config):
                 source = f"the configuration of '{folder.name}'"
@@ -105,8 +110,8 @@ class Store:
         return choice
 
     def leave_openvino(self, triton_name: str, reason: str) -> Choice | None:
-        """Stage a model that OpenVINO refused for `reason` for ONNX Runtime. Return that choice,
-        None if OpenVINO was not chosen for the model."""
+        """Stage a model for ONNX Runtime, because OpenVINO rejects it for `reason`. Return the new
+        choice, or None if OpenVINO had not been chosen for the model."""
         file = self.path(triton_name) / CONFIG
         unfinished = self.path(triton_name) / f".{CONFIG}"
         config = read_file(file)
@@ -121,15 +126,15 @@ class Store:
             shutil.rmtree(self.path(triton_name), ignore_errors=True)
 
     def names(self) -> set[str]:
-        """Return the names of all models that are staged."""
+        """Return the names of all staged models."""
         return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
 
 
 def signature(*folders: Path | None) -> str:
-    """Return a fingerprint that changes whenever a file in the folders changes; "" if the first is
-    not there."""
+    """Return a fingerprint that changes whenever a file in the folders changes. Return "" if the
+    first folder does not exist."""
     rows: list[str] = []
-    with suppress(FileNotFoundError):  # removed while we looked
+    with suppress(FileNotFoundError):  # a file was removed in the meantime
         for folder in filter(None, folders):
             for path in _entries(folder):
                 stat, name = path.stat(), path.relative_to(folder)
@@ -139,9 +144,9 @@ def signature(*folders: Path | None) -> str:
 
 
 def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
-    """Copy a model's folder, and beside it the folder of clients that it shares with others. A file
-    larger than LARGEST_COPY becomes a hard link, or a symbolic link if it is on another file
-    system. Raise OSError."""
+    """Copy a model's folder, and next to it the folder of clients that it shares with other models.
+    For a file larger than LARGEST_COPY create a hard link, or a symbolic link if the copy is on
+    another file system. Raise OSError."""
     target.mkdir(parents=True)
     for path in _entries(folder):
         copied = target / path.relative_to(folder)
@@ -159,8 +164,8 @@ def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
 
 
 def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield all files and folders below it, each folder before its contents. Follow links, but not
-    in circles."""
+    """Yield all files and folders below a folder, each folder before its contents. Follow links,
+    but not in circles."""
     above = (*above, os.path.realpath(folder))
     for path in sorted(folder.iterdir()):
         if (

@@ -1,2 +1,2 @@
-"""The operator's environment variables, read and checked. Standard library only, because all
-processes use it."""
+"""Reads and checks the operator's environment variables. Standard library only, because all
+processes import it."""

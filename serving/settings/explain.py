@@ -1,5 +1,5 @@
-"""Explains settings: --help, --print-config, unknown variables, docs/settings.md (-m
-serving.settings.explain)."""
+"""Describes the settings: for --help, --print-config, warnings about unknown variables, and
+docs/settings.md (python -m serving.settings.explain)."""
 
 import shlex
 import sys
@@ -22,7 +22,7 @@ row has several variables, the first that is set counts. `./serve --help` prints
 
 
 def markdown() -> str:
-    """Return docs/settings.md."""
+    """Return the text of docs/settings.md."""
     rows = []
     for row in TABLE:
         names = ", ".join(f"`{variable}`" for variable in row.variables)
@@ -33,15 +33,15 @@ def markdown() -> str:
 
 
 def help_text() -> str:
-    """Return two lines for each setting."""
+    """Return the settings for --help, two lines for each."""
     return "\n".join(
         f"  {', '.join(row.variables)}\n      {row.help} (default: {row.default})" for row in TABLE
     )
 
 
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Return a line `VARIABLE=value  # where from` for each setting, as a shell would read it.
-    Secrets are masked. A value is derived if it follows from the machine or from other settings."""
+    """Return one line `VARIABLE=value  # source` for each setting, quoted for a shell. Secrets are
+    masked. The source is "derived" if the value follows from the machine or from other settings."""
     lines = []
     for row in TABLE:
         value, read = getattr(settings, row.name), row.read(environ)
@@ -60,7 +60,7 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
-    """Return a warning for each variable that is named like a setting, but is not one."""
+    """Return a warning for each variable that has the prefix of a setting but is not one."""
     names = [name for row in TABLE for name in row.variables]
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
     hints = [

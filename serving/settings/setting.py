@@ -1,4 +1,4 @@
-"""One setting: how its variables are read, and how its value is written back."""
+"""The description of one setting: which variables it is read from, and how its value is written."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,8 +12,8 @@ LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 5
 
 
 class SettingsError(Exception):
-    """Some values are wrong; `mistakes` has a line for each: variable, value and what is
-    allowed."""
+    """Raised when settings are wrong. `mistakes` has one line for each, with the variable, its
+    value and what is allowed."""
 
     def __init__(self, mistakes: list[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -21,7 +21,7 @@ class SettingsError(Exception):
 
 
 def format_value(value: Any) -> str:
-    """Return the text that is read as this value."""
+    """Return the text from which a setting with this value would be read."""
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, bool):
@@ -31,14 +31,15 @@ def format_value(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(NamedValue):
-    """The first of `variables` that is set and not empty counts; the first is the main one."""
+    """A value that is read from environment variables: the first of `variables` that is set and not
+    empty. The first one is the name that docs and messages use."""
 
     variables: tuple[str, ...]
-    formatter: Callable[[Any], str] = format_value  # the parser's way back
-    secret: bool = False  # its value is never shown
+    formatter: Callable[[Any], str] = format_value  # the inverse of the parser
+    secret: bool = False  # the value is never shown
 
     def read(self, environ: Mapping[str, str]) -> Any:
-        """Return the value. Raise ValueError that names variable, value and what is allowed."""
+        """Return the value. Raise ValueError with the variable, its value and what is allowed."""
         for variable in self.variables:
             if text := environ.get(variable, "").strip():
                 try:
@@ -52,15 +53,14 @@ class Setting(NamedValue):
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """Read PATH or PATH:PATH:…"""
+    """Parse PATH or PATH:PATH:…"""
     if not all(parts := [part.strip() for part in text.split(":")]):
         raise ValueError(text)
     return tuple(map(Path, parts))
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Read SCHEME://HOST, with a port if it is not the scheme's own, or several with commas between
-    them."""
+    """Parse comma-separated origins SCHEME://HOST[:PORT]."""
     origins = tuple(part.strip().lower() for part in text.split(","))
     for origin in origins:
         if not re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", origin):
@@ -69,7 +69,7 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 
 def parse_port_range(text: str) -> tuple[int, ...]:
-    """Read LOW-HIGH, both inclusive."""
+    """Parse LOW-HIGH, both inclusive."""
     low, high = map(int, text.split("-"))
     if not 1 <= low <= high <= 65535:
         raise ValueError(text)
@@ -77,20 +77,20 @@ def parse_port_range(text: str) -> tuple[int, ...]:
 
 
 def parse_switch(text: str) -> str:
-    """Read a word in any case, or one of bool's words."""
+    """Parse a word in any case. Replace the words of a bool by true or false."""
     return str(WORDS.get(text.lower(), text)).lower()
 
 
 def parse_log_level(text: str) -> str:
-    """Read a name or a number of Python's logging; a number between two levels is the next one
-    up."""
+    """Read a level of Python's logging, by name or by number. A number between two levels counts as
+    the next higher level."""
     if not text.isdecimal():
         return text.lower()
     return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)
 
 
 def parse_header_secret(text: str) -> str:
-    """Read HEADER=VALUE, the value in characters that a header can carry."""
+    """Parse HEADER=VALUE. The value may contain only characters that a header can carry."""
     if not re.fullmatch(r"[A-Za-z0-9-]+=[!-~]([ -~]*[!-~])?", text):
         raise ValueError(text)
     return text

@@ -1,7 +1,7 @@
 """Connects to Triton, asks about the server and its models, and translates its errors. gateway.py
 runs inferences.
 
-The texts of errors that it knows are in quirks.py.
+The error texts that it recognizes are in quirks.py.
 """
 
 import contextlib
@@ -29,51 +29,52 @@ from serving.errors import (
 from serving.host.network import ask
 from serving.triton import quirks
 
-CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
-LOAD_CONNECT_SECONDS = 10.0  # of a load, for which a platform waits for minutes
-PROBE_SECONDS = 1.2  # on busy processors tritonserver took 0.7 s; nginx waits 2 s for /ping
+CONNECT_SECONDS = 0.5  # longer than the longest pause between two attempts to connect
+LOAD_CONNECT_SECONDS = 10.0  # for loads, which a platform waits minutes for
+PROBE_SECONDS = 1.2  # tritonserver took up to 0.7 s on a busy machine; nginx waits 2 s for /ping
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # of an error's text; a longer one loses its status to RESOURCE_EXHAUSTED
+    # for the text of an error: with a longer one, the status becomes RESOURCE_EXHAUSTED
     ("grpc.max_metadata_size", 2**20),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # finds a restarted Triton at once
+    ("grpc.initial_reconnect_backoff_ms", 100),  # to find a restarted Triton at once
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-METRICS_SECONDS = 1.0  # a scraper waits for 2
+METRICS_SECONDS = 1.0  # a scraper waits 2 s
 NOWHERE = Path("/nonexistent")
 ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all other codes mean InferenceFailed
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
     grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
-    # the registry knew the model, so it has just been unloaded
+    # the registry had found the model, so it has just been unloaded
     grpc.StatusCode.NOT_FOUND: ModelNotReady,
     grpc.StatusCode.DEADLINE_EXCEEDED: TritonTimeout,
     grpc.StatusCode.UNAVAILABLE: TritonUnavailable,
-    grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it is stopped
+    grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it stops
     grpc.StatusCode.ABORTED: TritonUnavailable,
 }
-NOT_CONNECTED = "failed to connect to all addresses"  # gRPC's own text: the call was not sent
+# gRPC's own text, which means that the call was not sent
+NOT_CONNECTED = "failed to connect to all addresses"
 NOT_ANSWERING = "tritonserver does not answer: it is starting or restarting; try again shortly"
 TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT"
 
 
 class BackendDied(Exception):
-    """Signals that a process of the model has died, with Triton's text about it. A caller sees the
-    ModelRestarting that Registry.report makes of it."""
+    """Raised when one of the model's processes has died, with Triton's message. The caller gets the
+    ModelRestarting that Registry.report creates from it."""
 
 
 class RegionUnknown(Exception):
-    """Signals that Triton was restarted and does not know the memory of an input. The gateway sends
-    it again."""
+    """Raised when Triton was restarted and no longer knows the shared memory of an input. The
+    gateway sends the input again."""
 
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """One version of a model in Triton's repository index; `state` is READY, LOADING, UNLOADING,
+    """One version of a model in Triton's repository index. `state` is READY, LOADING, UNLOADING or
     UNAVAILABLE."""
 
     name: str
@@ -83,15 +84,15 @@ class IndexEntry:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the load failed. A model that was never loaded has no reason."""
+        """Return whether the load failed. A model that was never loaded has an empty reason."""
         return self.state == "UNAVAILABLE" and self.reason not in ("", "unloaded")
 
 
 class Connection:
-    """A connection to one tritonserver; safe to share between threads.
+    """A connection to one tritonserver. Safe to share between threads.
 
-    `grpc_address` is a target of gRPC's, "unix:PATH" or "host:port". The channel is opened at its
-    first use, which is after gunicorn's fork, and kept. `timeout` bounds an inference, in seconds.
+    `grpc_address` is a gRPC target, "unix:PATH" or "host:port". The channel is opened at its first
+    use, which is after gunicorn's fork, and kept open. `timeout` limits an inference, in seconds.
     All methods raise ServingErrors.
     """
 
@@ -115,7 +116,7 @@ class Connection:
         again: Callable[[], Any] | None = None,
         seconds: float = CONNECT_SECONDS,
     ) -> Any:
-        """Make a call. If it could not be sent, repeat it, with `again` if given."""
+        """Call `send`. If the call could not be sent, repeat it, using `again` if given."""
         try:
             return send()
         except grpc.RpcError as err:
@@ -124,9 +125,9 @@ class Connection:
     def repeat(
         self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS
     ) -> Any:
-        """Repeat a call that failed with `error` if it could not be sent. Wait `seconds` for a
-        connection first: after a failed attempt to connect gRPC pauses, and fails all calls in
-        between, although Triton may just have come up. Raise the translated error."""
+        """Repeat a call that failed with `error` if it was not sent. First wait up to `seconds` for
+        a connection: after a failed attempt to connect, gRPC pauses and fails all calls until its
+        next attempt, even if Triton has just come up. Raise the translated error."""
         if error.code() is not grpc.StatusCode.UNAVAILABLE or not str(error.details()).startswith(
             NOT_CONNECTED
         ):
@@ -145,7 +146,7 @@ class Connection:
         timeout: float = PROBE_SECONDS,
         seconds: float = CONNECT_SECONDS,
     ) -> Any:
-        """Make a call that is not an inference."""
+        """Call a method other than inference."""
         return self.call(
             partial(getattr(self.stub, method), request, timeout=timeout), seconds=seconds
         )
@@ -176,19 +177,19 @@ class Connection:
         ]
 
     def config(self, model: str) -> Any:
-        """Return the model's configuration as Triton completed it (the ModelConfig protobuf)."""
+        """Return the model's configuration as completed by Triton (a ModelConfig protobuf)."""
         request = service_pb2.ModelConfigRequest(name=model)
         return self._ask("ModelConfig", request, PROBE_SECONDS * 2).config
 
     def unload(self, model: str) -> None:
-        """Make Triton begin to unload a model and its parts; `index` says when that has ended."""
+        """Make Triton begin to unload a model and its parts; `index` shows when it is done."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = True
         self._ask("RepositoryModelUnload", request, self.timeout)
 
     def load(self, model: str, timeout: float) -> tuple[str, ...]:
-        """Make Triton load a model whose repository it knows, and its parts, and wait for it.
-        Return the versions that it has loaded. Raise a ServingError."""
+        """Make Triton load a model from its repository, with its parts, and wait until it is
+        loaded. Return the versions that were loaded. Raise a ServingError."""
         request = service_pb2.RepositoryModelLoadRequest(model_name=model)
         self._ask("RepositoryModelLoad", request, timeout, LOAD_CONNECT_SECONDS)
         loaded = service_pb2.ModelMetadataRequest(name=model)
@@ -196,7 +197,7 @@ class Connection:
 
 
 def translated(err: grpc.RpcError) -> Exception:
-    """Return a ServingError, BackendDied or RegionUnknown for any gRPC error."""
+    """Translate a gRPC error to a ServingError, BackendDied or RegionUnknown."""
     kind = ERRORS.get(err.code(), InferenceFailed)
     details = without_trace(err.details() or "")
     if details.endswith(quirks.DECOUPLED):
@@ -210,8 +211,8 @@ def translated(err: grpc.RpcError) -> Exception:
 
 
 def translated_text(message: str) -> Exception:
-    """Return a ServingError or BackendDied for an error in a stream, which is a text without a
-    status."""
+    """Translate an error in a stream, which is a text without a status, to a ServingError or
+    BackendDied."""
     return _by_text(
         without_trace(message),
         InvalidRequest if quirks.MISTAKES.match(message) else InferenceFailed,
@@ -219,8 +220,9 @@ def translated_text(message: str) -> Exception:
 
 
 def _by_text(details: str, kind: type[ServingError]) -> Exception:
-    """Return an error of this kind, or of the kind that the text shows. If the model failed, the
-    text may say that memory or /dev/shm was short, or that the request's tensors do not fit."""
+    """Return an error of `kind`, or of a more specific kind that the text shows. If the model
+    failed, the text may say that memory or /dev/shm was short, or that the tensors' sizes do not
+    fit."""
     if details.startswith(quirks.UNKNOWN_MODEL):
         return ModelNotReady(details)
     if dead := quirks.DEAD_PROCESS.fullmatch(details):
@@ -241,12 +243,12 @@ def _by_text(details: str, kind: type[ServingError]) -> Exception:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """Return whether an error's text says that memory, or another resource that unloading frees,
-    was short."""
+    """Return whether an error's text says that memory was short, or another resource that unloading
+    models frees."""
     return bool(quirks.OUT_OF_MEMORY.search(message))
 
 
 def without_trace(message: str) -> str:
-    """Return a message of Triton's without the request's id in front and the python backend's
+    """Return Triton's message without the request's id at the beginning and the Python backend's
     traceback at the end."""
     return quirks.REQUEST_ID.sub("", message.split(quirks.TRACEBACK)[0]).strip()

@@ -1,4 +1,4 @@
-"""Sends a request's inferences to Triton, and reads its replies and streams of responses."""
+"""Sends inference requests to Triton, and reads its replies and streams of responses."""
 
 import contextlib
 from collections import deque
@@ -19,9 +19,10 @@ from serving.triton.tensors import InferReply, InferRequest
 
 
 class TritonGateway(Connection):
-    """A connection that also infers. `stream_timeout` bounds a stream of responses as `timeout`
-    does an inference, if the request's deadline is not earlier. Large inputs go through files in
-    /dev/shm whose names begin with `shared_prefix`, at most `shared_limit` bytes."""
+    """A connection that also runs inferences. `stream_timeout` limits a stream of responses as
+    `timeout` limits an inference, unless the request's deadline is earlier. Large inputs are passed
+    in files in /dev/shm whose names begin with `shared_prefix`, up to `shared_limit` bytes in
+    total."""
 
     def __init__(
         self,
@@ -38,15 +39,16 @@ class TritonGateway(Connection):
         self.shared_memory = SharedMemory(shared_prefix, shared_limit, self._register)
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> "Call":
-        """Return a call that is not sent yet."""
+        """Return a call that has not been sent yet."""
         return Call(self, request, deadline)
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> "Responses":
-        """Return the responses of a model that gives any number of them."""
+        """Send a request to a model that gives any number of responses. Return an iterator over
+        them."""
         return Responses(self, request, deadline)
 
     def _register(self, name: str, size: int) -> None:
-        """Make Triton map a file of /dev/shm."""
+        """Make Triton map a file in /dev/shm."""
         request = service_pb2.SystemSharedMemoryRegisterRequest(
             name=name, key=f"/{name}", byte_size=size
         )
@@ -56,13 +58,14 @@ class TritonGateway(Connection):
 class Call:
     """An inference. `send` starts it without waiting; `result` waits for the reply.
 
-    A call with regions of shared memory has no deadline in Triton and is never cancelled there:
-    nobody would know when Triton stops reading them. Its caller leaves at its own deadline, Triton
-    does the work all the same, and its answer frees the regions. So an overloaded model works for
-    callers that have left: for the calls in flight, and then for MOST_WAITING regions at a time.
+    A call with inputs in shared memory has no deadline in Triton and is never cancelled there,
+    because nobody would know when Triton stops reading the regions. Its caller gives up at its own
+    deadline, but Triton finishes the work, and its answer frees the regions. So an overloaded model
+    may work for callers that have given up: on the calls in flight, and after that on up to
+    MOST_WAITING regions at a time.
 
-    Without regions, `result` without `send` is cheaper, because gRPC starts a thread for each call
-    that is sent first.
+    Without regions, calling `result` without `send` is cheaper, because gRPC starts a thread for
+    each call that is sent first.
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
@@ -77,7 +80,7 @@ class Call:
         self._future = self._begin(self._gateway.stub.ModelInfer.future)
 
     def result(self) -> InferReply:
-        """Return the reply. Send the call first if that was not done. Raise a ServingError or
+        """Return the reply, after sending the call if necessary. Raise a ServingError or
         BackendDied."""
         try:
             message = self._answer()
@@ -89,11 +92,12 @@ class Call:
         return InferReply.of(message)
 
     def __iter__(self) -> Iterator[InferReply]:
-        """Yield the one reply, as Responses yields any number."""
+        """Yield the only reply. Responses has the same interface, and yields any number."""
         yield self.result()
 
     def cancel(self) -> None:
-        """End the call, because its caller no longer waits: in Triton too if it has no regions."""
+        """End the call because its caller no longer waits. If it has no regions, cancel it in
+        Triton too."""
         self._release()
         if self._future:
             self._future.cancel()
@@ -112,7 +116,7 @@ class Call:
             return self._gateway.repeat(err, again=self._wait)
 
     def _wait(self) -> Any:
-        """Send the call without regions, and wait for the answer."""
+        """Send the call without shared memory, and wait for the answer."""
         self._release()
         return self._begin(self._gateway.stub.ModelInfer)
 
@@ -125,16 +129,16 @@ class Call:
         return infer(message, timeout=timeout, metadata=self._request.metadata)
 
     def _release(self) -> None:
-        """Give the regions back: now if Triton has answered or the call was not sent, else in a
-        thread of gRPC's when it answers. A broken connection is an answer too, because tritonserver
-        has ended."""
+        """Give the regions back: immediately if Triton has answered or the call was not sent,
+        otherwise in one of gRPC's threads when Triton answers. A broken connection counts as an
+        answer, because tritonserver has ended."""
         lent, self._regions = self._regions, {}
         if not lent:
             return
         memory = self._gateway.shared_memory
         regions = lent.values()
         if self._future:
-            future, self._future = self._future, None  # `cancel` must not reach it any more
+            future, self._future = self._future, None  # `cancel` must no longer reach it
             if not future.done():
                 memory.wait(self._request.model, regions)
             future.add_done_callback(lambda _: memory.give_back(regions))
@@ -143,11 +147,11 @@ class Call:
 
 
 class Responses:
-    """The responses to one request, as they come. `cancel`, from any thread, or `close` ends them
-    early.
+    """An iterator over the responses to one request, as they arrive. `close`, or `cancel` from any
+    thread, ends it early.
 
-    After an error the stream is read to its end and not cancelled: a cancellation then can crash
-    Triton (quirks.py).
+    After an error the stream is read to its end rather than cancelled, because cancelling could
+    crash Triton (quirks.py).
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
@@ -159,7 +163,8 @@ class Responses:
         return self
 
     def __next__(self) -> InferReply:
-        again = None if self._has_begun else self._first  # what has begun is not sent twice
+        # never send a request twice once a response has arrived
+        again = None if self._has_begun else self._first
         message = self._gateway.call(partial(next, self._call), again)
         self._has_begun = True
         if message.error_message:
@@ -172,7 +177,8 @@ class Responses:
         return next(self._call)
 
     def _send(self) -> Any:
-        # The stream of requests ends after this one, so that of the responses ends after its last.
+        # The stream of requests ends after this one, so the stream of responses ends after the last
+        # response.
         requests, timeout = (
             iter([self._request.message({})]),
             self._deadline.left(self._gateway.stream_timeout),
@@ -182,12 +188,13 @@ class Responses:
         )
 
     def cancel(self) -> None:
-        """Cancel the call in Triton, because its caller no longer waits."""
+        """Cancel the call in Triton because its caller no longer waits."""
         if not self._has_failed:
             self._call.cancel()
 
     def close(self) -> None:
-        """Cancel, in the thread that reads. After an error, read on to the end."""
+        """Cancel the call; called by the thread that reads the responses. After an error, read the
+        stream to its end."""
         self.cancel()
         if self._has_failed:
             with contextlib.suppress(grpc.RpcError):

@@ -1,98 +1,98 @@
 r"""Workarounds for Triton's faults. If you upgrade Triton, read this file first.
 
-An entry says what Triton does, what works around it, and when that may go: the test that it names
-must hold without the workaround, with tritonserver 2.51.0 (24.10, of nvidia-pytriton 0.7.0) and
-with the later one of NVIDIA's image.
+An entry says what Triton does, what works around it, and when the workaround can be removed.
+"Remove when TEST passes" means: without the workaround, both with tritonserver 2.51.0 (24.10, from
+nvidia-pytriton 0.7.0) and with the later one in NVIDIA's image.
 
-Quirks without a text or number of their own:
+Faults without a text or number below:
 
-- An unload of an instance whose process has died never ends, and keeps about 36 threads and 1 MB of
-  /dev/shm. A load goes on beside it, and its new instances can be unloaded. So to remove a model,
-  Manager.unload_dead unloads, loads and unloads it again; the states `reloading` and `refusing` of
-  model_status/states.py are for this. Goes when tests/model_lifecycle/test_crashes.py holds.
-- A load of an unchanged model whose process has died does nothing. Manager.reload unloads it first.
-  Goes when the one above goes.
+- Unloading an instance whose process has died never ends, and keeps about 36 threads and 1 MB of
+  /dev/shm. A load can go on beside it, and its new instances can be unloaded. So to remove a model,
+  Manager.unload_dead unloads, loads and unloads it again; the states `reloading` and `refusing` in
+  model_status/states.py exist for this. Remove when tests/model_lifecycle/test_crashes.py passes.
+- Loading an unchanged model whose process has died does nothing. Manager.reload unloads it first.
+  Remove together with the entry above.
 - The index of models fails ("failed to stat file") while a staged folder changes. Manager.index and
-  Store share a lock. Goes when tests/model_lifecycle/test_multimodel.py holds.
-- An unload of a model that is being loaded waits until the load has ended, and so does the next
-  load. Manager.unload kills the model's process first. Goes when
-  tests/model_lifecycle/test_broken_off_loads.py holds.
-- An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds it. Goes when
-  tests/endpoint/test_ensembles.py holds.
-- To complete configurations, each Python model is started twice, and the first process gets a
-  second to end. repository/completion.py completes them instead. Goes when a load of such a model
+  Store share a lock. Remove when tests/model_lifecycle/test_multimodel.py passes.
+- Unloading a model that is being loaded waits until the load has ended, and so does the next load.
+  Manager.unload kills the model's process first. Remove when
+  tests/model_lifecycle/test_broken_off_loads.py passes.
+- An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds it. Remove
+  when tests/endpoint/test_ensembles.py passes.
+- To complete configurations, Triton starts each Python model twice, and gives the first process a
+  second to end. repository/completion.py completes them instead. Remove when loading such a model
   takes less than 0.2 s.
-- A stream that is cancelled after its error can crash tritonserver. Responses.close reads on to the
-  end. Goes when tests/endpoint/test_streaming.py holds a hundred times.
+- Cancelling a stream after its error can crash tritonserver. Responses.close reads it to its end.
+  Remove when tests/endpoint/test_streaming.py passes a hundred times.
 - A region of shared memory that is unregistered is unmapped even while a request reads it.
-  shared_memory.py never unregisters one. Goes when both versions have deferred unregistering
-  (server, pull request 7743); but a region that stays is faster.
-- Triton records each trace that it gets, even one that its caller does not sample.
-  front/incoming.py passes on sampled ones only. Goes when tests/endpoint/test_tracing.py holds.
+  shared_memory.py never unregisters one. Remove when both versions defer unregistering (server,
+  pull request 7743); but keeping a region registered is faster.
+- Triton records every trace that it receives, even one that its caller does not sample.
+  front/incoming.py forwards only sampled ones. Remove when tests/endpoint/test_tracing.py passes.
 - `classification` of an output of strings crashes tritonserver. bodies/kserve.py computes classes
-  itself. Goes when tests/endpoint/test_classification.py holds.
+  itself. Remove when tests/endpoint/test_classification.py passes.
 - The stub's Python ignores PYTHONDONTWRITEBYTECODE and writes bytecode into a model's folder.
-  backends/stub_wait.c sets it. Goes when tests/endpoint/test_lifecycle.py holds.
-- The HTTP endpoint finds no model whose name has a slash, and the Python backend none whose name
-  has a space. model_lifecycle/on_post.py replaces them. Goes when
-  tests/model_lifecycle/test_multimodel.py holds.
+  backends/stub_wait.c sets it. Remove when tests/endpoint/test_lifecycle.py passes.
+- The HTTP endpoint does not find a model whose name has a slash, nor the Python backend one whose
+  name has a space. model_lifecycle/on_post.py replaces these characters. Remove when
+  tests/model_lifecycle/test_multimodel.py passes.
 """
 
 import re
 
 # Processes that die
 
-# With this version alone backends/stub_wait.c was verified: it makes the Python backend wait for a
-# paused process, whose late answer would become the next caller's. Goes when
-# tests/endpoint/test_crashes.py holds
-# without the library.
+# The only version with which backends/stub_wait.c was verified. It makes the Python backend wait
+# for a paused process, whose late answer would otherwise go to the next caller. Remove when
+# tests/endpoint/test_crashes.py passes without the library.
 STUB_WAIT_VERSION = "2.51.0"
-# Reloads before model_lifecycle/recovery.py has tritonserver restarted. Each may leave a dead
-# instance (above): 20 MB of a /dev/shm of 64 MB. Goes with that quirk.
+# Number of reloads after which model_lifecycle/recovery.py restarts tritonserver. Each may leave a
+# dead instance behind (see above): in total 20 MB of a /dev/shm of 64 MB. Remove together with that
+# entry.
 MOST_RELOADS = 20
 
-# Texts of errors. A caller can put any words into one, such as the name of an input, so whole texts
-# are matched. Before it Triton writes the request's id and the ensembles that it came through, and
-# after it a traceback
-# of Python.
+# Texts of errors. A caller can put any words into one, such as the name of an input, so the
+# patterns match whole texts. Before the text Triton writes the request's id and the ensembles that
+# called the model, and after it a traceback of Python.
 
 REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 TRACEBACK = "\n\nAt:\n"
 _BEFORE = r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
-# Triton restarts no process of a Python model that has died; calls of it fail (python_be.cc). The
-# text names the process, unless it died while it held the lock for which the request waits.
-# triton/connection.py makes it BackendDied. Goes when the backend restarts processes
-# (python_backend, pull request 431).
+# Triton does not restart a process of a Python model that has died; calls to it fail
+# (python_be.cc). The text names the process, unless the process died while it held the lock that
+# the request waits for. triton/connection.py turns it into BackendDied. Remove when the backend
+# restarts processes (python_backend, pull request 431).
 DEAD_PROCESS = re.compile(
     _BEFORE + r"(Stub process (?:'[^']*' )?is not healthy|Failed to obtain the health mutex)\.?"
 )
-# UNAVAILABLE means that Triton is being stopped (server.cc, sequence_batch_scheduler.cc,
-# dynamic_batch_scheduler.cc), and also that the queue policy in config.pbtxt refuses the request
-# (scheduler_utils.cc). Goes when these have statuses of their own.
+# UNAVAILABLE means that Triton is stopping (server.cc, sequence_batch_scheduler.cc,
+# dynamic_batch_scheduler.cc), but also that the queue policy in config.pbtxt rejects the request
+# (scheduler_utils.cc). Remove when these have different statuses.
 STOPPING = re.compile(
     rf"{_BEFORE}Server (?:not ready|is stopping, scheduler for model has stopped accepting "
     rf"new inference requests)\.?"
 )
 QUEUE_POLICY = re.compile(_BEFORE + r"(Exceeds maximum queue size|Request timeout expired)\.?")
-# An unknown model is UNAVAILABLE, NOT_FOUND or INVALID_ARGUMENT. Goes when it is NOT_FOUND alone.
+# An unknown model is UNAVAILABLE, NOT_FOUND or INVALID_ARGUMENT. Remove when it is always
+# NOT_FOUND.
 UNKNOWN_MODEL = "Request for unknown model: "
-# A region that Triton does not know since its restart is INVALID_ARGUMENT
-# (system_shared_memory_manager.cc), as are a call of a decoupled model that is no stream, and a
-# step of a sequence that has not begun or is over. Goes as the above.
+# INVALID_ARGUMENT also means that Triton was restarted and does not know a region of shared memory
+# (system_shared_memory_manager.cc), that a decoupled model was called without a stream, or that a
+# step belongs to a sequence that has not begun or has ended. Remove when these have different
+# statuses.
 UNKNOWN_REGION = "Unable to find shared memory region"
 DECOUPLED = "doesn't support models with decoupled transaction policy"
 UNKNOWN_SEQUENCE = "must specify the START flag on the first request of the sequence"
-# An error in a stream is a text without a status; Triton crashes if it is asked for the status
-# (triton_grpc_error). These are the texts of infer_request.cc about wrong requests. Goes when
-# triton_grpc_error can be
-# sent.
+# An error in a stream is a text without a status; Triton crashes if it is asked to send the status
+# (triton_grpc_error). These are the texts in infer_request.cc about wrong requests. Remove when
+# triton_grpc_error works.
 MISTAKES = re.compile(
     r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) "
     r"|input ')"
 )
-# INTERNAL also means that tensors have sizes which do not go together, such as more tokens than the
-# model has positions: what operators of ONNX Runtime and TorchScript say in NVIDIA's backends and
-# in ours. Goes when backends answer INVALID_ARGUMENT.
+# INTERNAL also means that the sizes of tensors do not fit, such as more tokens than the model has
+# positions. These are the texts of operators of ONNX Runtime and TorchScript, in NVIDIA's backends
+# and in ours. Remove when backends answer INVALID_ARGUMENT.
 WRONG_SIZES = re.compile(
     r"onnx runtime error 2: "  # INVALID_ARGUMENT
     r"|Non-zero status code returned while running .* node\..*"
@@ -105,8 +105,9 @@ WRONG_SIZES = re.compile(
     r"expected input)",
     re.DOTALL,
 )
-# INTERNAL also means that memory is short: texts of frameworks, of Triton and of the system. Those
-# of Triton's SageMaker endpoint are all among them. Goes when backends answer RESOURCE_EXHAUSTED.
+# INTERNAL also means that memory is short. These are texts of frameworks, of Triton and of the
+# system, including all that Triton's SageMaker endpoint recognizes. Remove when backends answer
+# RESOURCE_EXHAUSTED.
 OUT_OF_MEMORY = re.compile(
     r"(?i:out[ _]?of[ _]?memory)|MemoryError|bad_alloc|RESOURCE_EXHAUSTED|No space left on device"
     r"|(?<![A-Za-z])OOM(?![a-z])"  # not in BLOOM, nor in a model's name like ROOM_3
@@ -114,25 +115,26 @@ OUT_OF_MEMORY = re.compile(
     r"|(?:Dst|Src) tensor is not initialized|CUDNN_STATUS_NOT_INITIALIZED"
     r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
 )
-# What Triton writes before the reason of a failed load, for each ensemble and version. It is cut
-# off.
+# What Triton writes before the reason of a failed load, once for each ensemble and version. It is
+# removed from messages.
 PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
 
-# Seconds that a stub gets until it has connected. If it is killed before, its load never ends, and
-# only a restart of tritonserver helps (model_lifecycle/manager.py). Goes when
-# tests/model_lifecycle/test_broken_off_loads.py holds.
+# Seconds in which a stub should have connected. If it is killed earlier, its load never ends, and
+# only a restart of tritonserver helps (model_lifecycle/manager.py). Remove when
+# tests/model_lifecycle/test_broken_off_loads.py passes.
 STUB_SECONDS = 3.0
 
-# Requests that harm it
+# Requests that harm Triton
 
-# A sequence's id goes unchecked into memory of the size of CORRID's datatype: a string overflows
-# the place of a number, and a number is cut. Behind a string of less than 128 bytes the memory is
-# of earlier ids or of nobody, and the model reads it too: it is refused, or its process dies.
-# headers.py (Sequencing) reads ids by that datatype. With the direct strategy a model with strings
-# as ids fails at times, probably because an empty slot is such a string too: use numbers there.
-# Goes when tests/fuzz/test_sequences.py holds.
+# Triton copies a sequence's id unchecked into a buffer the size of CORRID's datatype: a string
+# overflows a number's buffer, and a number that is too large is truncated. After a string of less
+# than 128 bytes the buffer contains earlier ids or uninitialized memory, which the model reads too:
+# it rejects the request, or its process dies. sessions.py (Sequencing) checks ids against that
+# datatype. With the direct strategy, a model whose ids are strings sometimes fails, probably
+# because an empty slot contains such a string too: use numbers there. Remove when
+# tests/fuzz/test_sequences.py passes.
 
-# The first dimension of a batch without rows. Triton takes such a batch and never answers, whatever
-# the backend; it answers all other empty shapes. job.py refuses it. Goes when
-# tests/endpoint/test_hostile_bodies.py holds.
+# The first dimension of a batch without rows. Triton accepts such a batch and never answers, with
+# any backend; it answers all other empty shapes. job.py rejects it. Remove when
+# tests/endpoint/test_hostile_bodies.py passes.
 NO_ROWS = (0,)

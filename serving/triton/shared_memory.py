@@ -1,4 +1,4 @@
-"""Writes large inputs into /dev/shm, so that Triton reads them there instead of receiving them over
+"""Writes large inputs to /dev/shm, so that Triton reads them there instead of receiving them over
 gRPC.
 
     free           --write------> lent
@@ -9,8 +9,8 @@ gRPC.
     any of these   --forget-----> gone       tritonserver was restarted
 
 A region is a file that is registered with Triton before its first use and never unregistered
-(quirks.py). Names are never used twice, so Triton cannot mistake an old region for a new one.
-`serve` removes the files when Triton ends.
+(quirks.py). Names are never reused, so Triton cannot mistake an old region for a new one. `serve`
+removes the files when Triton ends.
 """
 
 import contextlib
@@ -28,17 +28,19 @@ from serving.errors import ServingError
 from serving.triton.tensors import Tensor
 
 FOLDER = Path("/dev/shm")
-# bytes of an input: with 0.6 MB nothing is gained, with 4.9 MB a call takes half the time
+# Minimum size of an input in bytes: at 0.6 MB nothing is gained; at 4.9 MB a call takes half the
+# time.
 LEAST = 2**20
-# regions of one model: if more wait, it hangs or is overloaded, and its next tensors travel in
-# messages, which Triton drops when their callers leave. Four failed requests leave eight.
+# Regions of one model that wait for an answer. If there are more, the model hangs or is overloaded,
+# and its next tensors are sent in messages, which Triton drops when the caller leaves. Four failed
+# requests leave eight regions.
 MOST_WAITING = 8
 
 
 @dataclass(eq=False)
 class Region:
-    """A file of `size` bytes, of which the first `backed` have pages. `waits_for` is the model
-    that has not answered, "" unless the region waits."""
+    """A file of `size` bytes, whose first `backed` bytes have memory pages. `waits_for` is the
+    model that has not answered yet, "" unless the region is waiting."""
 
     name: str
     size: int
@@ -53,10 +55,11 @@ class Region:
 
 
 class SharedMemory:
-    """A worker's regions, with at most `limit` bytes of pages; safe to share between threads.
+    """A worker's regions, with at most `limit` bytes of memory pages in total. Safe to share
+    between threads.
 
-    The files' names begin with `prefix`; with "" none are made. `register` registers a file, by its
-    name and size, with Triton, or raises a ServingError.
+    The names of the files begin with `prefix`; if it is "", no files are created. `register(name,
+    size)` registers a file with Triton, or raises a ServingError.
     """
 
     def __init__(self, prefix: str, limit: int, register: Callable[[str, int], None]) -> None:
@@ -65,8 +68,8 @@ class SharedMemory:
         self._regions: set[Region] = set()
 
     def write(self, model: str, inputs: Sequence[Tensor]) -> dict[str, Region]:
-        """Write each large input of a call of the model into a region while there is room. Return
-        the regions by the inputs' names."""
+        """Write the large inputs of a call to `model` into regions, while there is space. Return
+        the regions by the names of the inputs."""
         written: dict[str, Region] = {}
         with self._lock:
             waiting = sum(region.waits_for == model for region in self._regions)
@@ -80,41 +83,41 @@ class SharedMemory:
         return written
 
     def wait(self, model: str, regions: Iterable[Region]) -> None:
-        """Keep lent regions until the model's answer gives them back."""
+        """Keep lent regions until the model answers and they are given back."""
         with self._lock:
             for region in regions:
                 region.waits_for = model
 
     def give_back(self, regions: Iterable[Region]) -> None:
-        """Free the regions for other calls, once for each `write`: two calls that share a region
-        would corrupt each other's answers."""
+        """Free the regions for other calls. Call this once for each `write`: two calls sharing a
+        region would corrupt each other's answers."""
         with self._lock:
             for region in regions:
                 region.is_free, region.waits_for = True, ""
 
     def forget(self, regions: Iterable[Region]) -> None:
-        """Drop all regions. Triton does not know these `regions`, so it was restarted."""
+        """Drop all regions, because Triton does not know these `regions` and so was restarted."""
         with self._lock:
             if not self._regions.isdisjoint(regions):
                 self._regions.clear()
 
     def trim(self) -> None:
-        """Return the pages of free regions to the system."""
+        """Return the memory pages of free regions to the system."""
         with self._lock:
             for region in self._regions:
                 if region.is_free:
                     region.empty()
 
     def remove_files(self, pid: int | str = "*") -> None:
-        """Remove the files of a worker that has ended. Triton still maps them, so free their pages
-        first."""
+        """Remove the files of a worker that has ended. Free their memory pages first, because
+        Triton still maps the files."""
         for path in FOLDER.glob(f"{self._prefix}-{pid}-*") if self._prefix else ():
             with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
                 mmap.mmap(file.fileno(), 0).madvise(mmap.MADV_REMOVE)
             path.unlink(missing_ok=True)
 
     def _lend(self, size: int) -> Region | None:
-        """Return a region for `size` bytes, None if there is no room or no Triton."""
+        """Return a region for `size` bytes, or None if there is no space or no Triton."""
         try:
             return self._reuse(size) or self._make(size)
         except FileNotFoundError:  # Triton has ended, and `serve` has removed its files
@@ -155,7 +158,8 @@ class SharedMemory:
         return region
 
     def _back(self, region: Region, size: int) -> None:
-        """Reserve pages for `size` bytes. Writing without them could end the process (SIGBUS)."""
+        """Reserve memory pages for `size` bytes. Writing without them could kill the process
+        (SIGBUS)."""
         if size <= region.backed:
             return
         if sum(other.backed for other in self._regions) - region.backed + size > self._limit:

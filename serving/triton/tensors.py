@@ -1,5 +1,5 @@
-"""Converts arrays to tensors as gRPC carries them: raw bytes with a name, a datatype and a
-shape."""
+"""Converts arrays to and from the tensors that gRPC carries: raw bytes with a name, a datatype and
+a shape."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from tritonclient.utils import (
 
 Array = NDArray[Any]
 Parameters = Mapping[str, bool | int | float | str]
-# bytes of an element
+# bytes of one element
 SIZES = {"BOOL": 1}
 SIZES |= {"INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8}
 SIZES |= {"UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8}
@@ -27,8 +27,8 @@ DATATYPES = {"BYTES", *SIZES}
 
 @dataclass(slots=True)
 class Tensor:
-    """One input or output. `data` holds its numbers, little-endian, or its strings, each after its
-    length."""
+    """One input or output. `data` contains its numbers in little-endian order, or its strings, each
+    preceded by its length."""
 
     name: str
     datatype: str
@@ -37,17 +37,17 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: str = "") -> "Tensor":
-        """Return an array as a tensor. Its dtype gives the datatype, except BF16, whose array is
-        float32."""
+        """Convert an array to a tensor. Its dtype determines the datatype, except for BF16, whose
+        arrays are float32."""
         return cls(
             name, datatype or np_to_triton_dtype(array.dtype), array.shape, to_raw(array, datatype)
         )
 
     def array(self) -> Array:
-        """Return the data as an array: BYTES as objects, BF16 as float32."""
+        """Return the data as an array. BYTES become objects, BF16 float32."""
         if self.datatype == "BYTES":
             flat: Array = deserialize_bytes_tensor(bytes(self.data))
-        elif self.datatype == "BF16":  # the upper half of a float32; numpy has no such type
+        elif self.datatype == "BF16":  # the upper half of a float32, for which numpy has no type
             flat = (np.frombuffer(self.data, dtype=np.uint16).astype(np.uint32) << 16).view(
                 np.float32
             )
@@ -58,7 +58,8 @@ class Tensor:
 
 @dataclass(slots=True)
 class InferRequest:
-    """A call to Triton. `version` "" is the latest; no `outputs` means all of them."""
+    """An inference request to Triton. `version` "" means the latest; empty `outputs` means all of
+    them."""
 
     model: str
     version: str
@@ -73,8 +74,8 @@ class InferRequest:
         return (("traceparent", self.traceparent),) if self.traceparent else ()
 
     def message(self, regions: Mapping[str, str]) -> Any:
-        """Return the protobuf. `regions` names the regions of the inputs that Triton reads from
-        shared memory."""
+        """Return the protobuf message. `regions` names the shared-memory regions from which Triton
+        reads inputs."""
         message = service_pb2.ModelInferRequest(
             model_name=self.model, model_version=self.version, id=self.id
         )
@@ -96,7 +97,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferReply:
-    """The outputs of one call, and the model's version."""
+    """The outputs of one call, and the version of the model that answered."""
 
     version: str
     outputs: tuple[Tensor, ...]
@@ -123,8 +124,8 @@ _FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
-    """Return an array's data for gRPC, without a copy if possible. A float32 is rounded to BF16 as
-    hardware does it: to the nearest, ties to even."""
+    """Return an array's data for gRPC, without a copy if possible. float32 is rounded to BF16 as
+    hardware does it: to the nearest value, ties to even."""
     if datatype == "BF16":
         bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
@@ -135,5 +136,5 @@ def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """Return the dtype of a datatype (BYTES: object)."""
+    """Return the numpy dtype for a datatype (object for BYTES)."""
     return np.dtype(triton_to_np_dtype(datatype))

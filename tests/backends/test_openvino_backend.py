@@ -190,6 +190,16 @@ def test_serve_a_model_with_a_warm_up(client: Client) -> None:
     )
 
 
+@pytest.mark.parametrize("index", [len(TABLE), -len(TABLE) - 1])
+def test_refuse_an_index_outside_of_its_table(client: Client, index: int) -> None:
+    good = {"index": np.array([[-1]], dtype=np.int64)}
+    wrong = {"index": np.array([[0], [index]], dtype=np.int64)}
+    first, answer = together(client, "lookup", [good, wrong])
+    assert isinstance(first, dict) and first["value"].tolist() == [[TABLE[-1]]]
+    assert isinstance(answer, InferenceServerException)
+    assert answer.status() == "StatusCode.INVALID_ARGUMENT" and f"index {index}" in str(answer)
+
+
 def test_serve_openvino_s_own_format_without_a_config(client: Client) -> None:
     generated = config(client, "own_format")
     assert generated["backend"] == "openvino"

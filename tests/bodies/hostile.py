@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -30,7 +30,7 @@ LARGEST = Budget().body_bytes
 class Ones(ModelClient):
     """A client that turns any JSON value into a 1."""
 
-    codec: ClassVar[Codec] = JSON
+    codec: Codec = JSON
     example = b"1"
     parameters = (
         Parameter("flag", False, ""),
@@ -42,7 +42,7 @@ class Ones(ModelClient):
         Parameter("names", Names(), ""),
     )
 
-    def preprocess(self, instances: Any) -> Any:
+    def prepare(self, instances: Any, parameters: Any) -> Any:
         return {"x": np.ones((len(instances), 1), np.float32)}
 
     def postprocess(self, outputs: Any, inputs: Any, instances: Any, parameters: Any) -> list[Any]:

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import thread_time
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,7 +38,7 @@ class Brightness(ModelClient):
     codec = IMAGE
     example = b""
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         rows = [np.asarray(image)[0, 0, 0] for image in instances]
         return {"x": np.array(rows, np.float32)[:, None], "not an input": np.zeros(1)}
 
@@ -221,10 +221,10 @@ def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
 class Length(ModelClient):
     """A client that sends a text's length to the same model."""
 
-    codec: ClassVar[Codec] = TEXT
+    codec: Codec = TEXT
     example = b""
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         return {"x": np.array([[len(text)] for text in instances], np.float32)}
 
     def postprocess(self, outputs: Tensors, *_: Any) -> list[Any]:
@@ -306,8 +306,8 @@ def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -
     alive = []
 
     class Remembering(Brightness):
-        def preprocess(self, instances: Sequence[Any]) -> Tensors:
-            tensors = super().preprocess(instances)
+        def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+            tensors = super().prepare(instances, parameters)
             made.extend(map(weakref.ref, (*instances, tensors["x"])))
             return tensors
 
@@ -328,7 +328,7 @@ def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -
 class Windows(Brightness):
     """A client that makes 400 rows of each instance, and keeps an object for each."""
 
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         most = MOST_ROWS // 400
         if len(instances) > most:
             raise TooManyRows(most)

@@ -12,9 +12,12 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from build_engines.build import build
-from build_engines.model_folder import StoredModel, open_model
+from build_engines.build import build, export
+from build_engines.families import find_family
+from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
+from build_engines.stored_model import StoredModel, open_model
+from build_engines.weights import Weights
 from tests.support.digits import held_out, held_out_pages
 
 Dims = Sequence[str | int]
@@ -24,6 +27,12 @@ def build_own(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
     """Build the model folder `own` of a file; return it."""
     build(Request("own", str(file), repository=tmp_path / "models", **options))
     return open_model("own", tmp_path / "models")
+
+
+def exported(request: Request, path: Path, folder: Path) -> ModelSpec:
+    """Write the fp32 model of these weights into the folder."""
+    weights = Weights(path)
+    return export(find_family(request, weights), weights, request, folder)
 
 
 def parsed(text: str) -> onnx.ModelProto:

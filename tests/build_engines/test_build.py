@@ -13,8 +13,9 @@ import pytest
 
 from build_engines.__main__ import main
 from build_engines.build import build
+from build_engines.build_record import read_record
 from build_engines.errors import BuildError
-from build_engines.model_folder import SCRATCH, read_record, scratch_folder
+from build_engines.publish import SCRATCH, scratch_folder
 from build_engines.recipes import RECIPES
 from build_engines.request import Request
 from tests.build_engines.models import save_scale

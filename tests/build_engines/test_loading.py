@@ -7,7 +7,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from build_engines.__main__ import main
-from build_engines.model_folder import load, read_config
+from build_engines.publish import load
+from serving.repository.model_config import read_config
 from tests.build_engines.models import save, save_classifier
 
 pytestmark = pytest.mark.stack
@@ -48,7 +49,7 @@ def save_matrix(file: Path, rows: int | str, columns: int, shape: list[int | str
 
 def test_configure_an_output_called_variable_as_computed(tmp_path: Path) -> None:
     assert build(tmp_path, save_matrix(tmp_path / "own.onnx", 1, 4, [4])) == 0
-    config = read_config(tmp_path / "models/own")
+    config = read_config(tmp_path / "models/own", "gpu")
     assert (config.max_batch_size, list(config.output[0].dims)) == (0, [1, 3])
 
 
@@ -75,7 +76,7 @@ def test_configure_a_state_beside_an_input_of_any_length(
         ],
     )
     assert build(tmp_path, save(graph, tmp_path / "own.onnx")) == 0
-    config = read_config(tmp_path / "models/own")
+    config = read_config(tmp_path / "models/own", "gpu")
     assert (config.max_batch_size, [list(each.dims) for each in config.output]) == (batch, dims)
 
 

@@ -50,7 +50,7 @@ def answers(client: Client, **outputs: Any) -> list[Any]:
 def test_fill_each_column_s_input_in_its_datatype() -> None:
     client = client_of(EACH)
     assert client.columns == ("age", "job", "paid")
-    tensors = client.preprocess([[1, "a", True], {"paid": "0", "age": "2.5", "job": "ö"}])
+    tensors = client.prepare([[1, "a", True], {"paid": "0", "age": "2.5", "job": "ö"}], {})
     columns = [tensors[name].tolist() for name in client.columns]
     assert columns == [[[1.0], [2.5]], [[b"a"], ["ö".encode()]], [True, False]]
     assert {name: array.dtype.str for name, array in tensors.items()} == {
@@ -62,7 +62,7 @@ def test_fill_each_column_s_input_in_its_datatype() -> None:
 
 def test_split_a_row_over_inputs_of_several_columns() -> None:
     client = client_of((TensorSpec("a", "FP64", (2,)), TensorSpec("b", "INT8", (1,))))
-    tensors = client.preprocess([["1", 2, 3], [4, 5.5, "6.0"]])
+    tensors = client.prepare([["1", 2, 3], [4, 5.5, "6.0"]], {})
     assert tensors["a"].tolist() == [[1.0, 2.0], [4.0, 5.5]]
     assert tensors["b"].tolist() == [[3], [6]]
 
@@ -88,16 +88,18 @@ def test_name_a_wrong_cell(datatype: str, cell: Any) -> None:
     client = client_of((TensorSpec("X", datatype, (1,)),))
     good = "a" if datatype == "BYTES" else 1
     with pytest.raises(DecodingError, match="'X'"):
-        client.preprocess([[good], [cell]])
+        client.prepare([[good], [cell]], {})
 
 
 def test_keep_all_digits_of_whole_numbers() -> None:
-    tensors = client_of((TensorSpec("id", "INT64", (1,)),)).preprocess(
-        [[2**62 + 1], [str(2**62 + 1)]]
+    tensors = client_of((TensorSpec("id", "INT64", (1,)),)).prepare(
+        [[2**62 + 1], [str(2**62 + 1)]], {}
     )
     assert tensors["id"].tolist() == [[2**62 + 1]] * 2
     assert (
-        client_of((TensorSpec("x", "FP32", (1,)),)).preprocess([["True"], ["3.4028235e38"]])["x"][1]
+        client_of((TensorSpec("x", "FP32", (1,)),)).prepare([["True"], ["3.4028235e38"]], {})["x"][
+            1
+        ]
         > 3.4e38
     )
 
@@ -106,7 +108,7 @@ def test_keep_all_digits_of_whole_numbers() -> None:
 def test_accept_booleans_as_pandas_writes_them(datatype: str) -> None:
     cells = pd.DataFrame([[True, False]]).to_csv(index=False, header=False).strip().split(",")
     client = client_of((TensorSpec("X", datatype, (2,)),))
-    assert (client.preprocess([cells])["X"].tolist(), client.header(cells)) == ([[1, 0]], None)
+    assert (client.prepare([cells], {})["X"].tolist(), client.header(cells)) == ([[1, 0]], None)
 
 
 def test_recognise_a_header_of_numbers_as_pandas_writes_it(tmp_path: Path) -> None:
@@ -128,18 +130,18 @@ def test_accept_blanks_in_names_that_lightgbm_stores_as_underscores(tmp_path: Pa
     assert client.header(["a_b", "mean radius"]) == ["a_b", "mean_radius"]
     assert client.header(["mean radius", "mean_radius"]) == ["mean_radius", "mean_radius"]
     for name in ("mean radius", "mean_radius"):
-        assert client.preprocess([{"a_b": 3, name: 1}])["X"].tolist() == [[1, 3]]
+        assert client.prepare([{"a_b": 3, name: 1}], {})["X"].tolist() == [[1, 3]]
     with pytest.raises(DecodingError, match="twice"):
-        client.preprocess([{"a_b": 3, "mean radius": 1, "mean_radius": 1}])
+        client.prepare([{"a_b": 3, "mean radius": 1, "mean_radius": 1}], {})
     with pytest.raises(DecodingError, match="'a b c'"):
-        client.preprocess([{"a b c": 3, "mean radius": 1}])
+        client.prepare([{"a b c": 3, "mean radius": 1}], {})
 
 
 def test_name_each_column_that_takes_empty_cells() -> None:
     client = client_of(EACH, missing="1")
-    assert client.preprocess([[1, None, True]])["job"].tolist() == [[b""]]
+    assert client.prepare([[1, None, True]], {})["job"].tolist() == [[b""]]
     with pytest.raises(DecodingError, match="'age'"):
-        client.preprocess([[None, "a", True]])
+        client.prepare([[None, "a", True]], {})
     with pytest.raises(InvalidRequest, match="'3'"):
         client_of(EACH, missing="3")
 
@@ -153,7 +155,7 @@ def test_return_booleans_for_boolean_predictions_and_classes() -> None:
 @pytest.mark.parametrize("row", [["", 1], [None, 1], {"a": "nan", "b": 1}])
 def test_read_empty_cells_as_nan_if_the_model_takes_them(row: Any, tmp_path: Path) -> None:
     client = client_of(folder=written(tmp_path, columns="a\nb\n"), missing="nan")
-    (cells,) = client.preprocess([row])["X"]
+    (cells,) = client.prepare([row], {})["X"]
     assert np.isnan(cells[0]) and cells[1] == 1
 
 
@@ -215,14 +217,14 @@ def test_derive_the_width_of_a_matrix_from_its_column_names(tmp_path: Path) -> N
     client = client_of(
         (TensorSpec("X", "FP32", (-1,)),), folder=written(tmp_path, columns="a\nb\nc\n")
     )
-    assert client.preprocess([{"c": 3, "b": 2, "a": 1}])["X"].tolist() == [[1, 2, 3]]
+    assert client.prepare([{"c": 3, "b": 2, "a": 1}], {})["X"].tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("inputs", [FLOATS, EACH])
 def test_make_an_example_that_the_model_takes(inputs: Any) -> None:
     client = client_of(inputs)
     row = ROW.from_bytes(client.example, Limits())
-    assert len(client.preprocess([row])) == len(inputs)
+    assert len(client.prepare([row], {})) == len(inputs)
     assert orjson.loads(client.example) == row
 
 

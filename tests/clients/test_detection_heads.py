@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw
 
 from clients.base import Model, TensorSpec
-from clients.yolov5 import Client
+from clients.object_detection import Client
 from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.test_boxes import onnx_nms
 
@@ -40,7 +40,7 @@ def detect(
         for number, output in enumerate(outputs)
     }
     (answer,) = client.postprocess(
-        arrays, client.preprocess(images), images, client.read_parameters(parameters)
+        arrays, client.prepare(images, {}), images, client.read_parameters(parameters)
     )
     detections: list[dict[str, Any]] = answer["detections"]
     return detections

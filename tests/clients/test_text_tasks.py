@@ -18,13 +18,13 @@ import transformers
 from onnx import TensorProto, helper
 from tokenizers import processors
 
-from build_engines.build import export
 from build_engines.request import Request
 from clients._text.fill_mask import FillMask
 from clients._text.tokenizer import LONGEST_TOKEN, PORTION
 from clients.base import Model
-from clients.bert import Client
+from clients.text import Client
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, ServingError
+from tests.build_engines.models import exported
 from tests.clients.text_models import (
     FAMILIES,
     LIMIT,
@@ -359,7 +359,7 @@ def test_pool_a_text_by_the_checkpoint_or_the_setting(
     (checkpoint / "1_Pooling").mkdir()
     kind = {"cls": "cls_token", "last": "lasttoken"}.get(pooling, f"{pooling}_tokens")
     (checkpoint / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{kind}": True}))
-    spec = export(Request("own", client="bert", task="embedding"), checkpoint, tmp_path / "bert")
+    spec = exported(Request("own", client="bert", task="embedding"), checkpoint, tmp_path / "bert")
     pooled: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "mean": lambda states: states.mean(0),
         "cls": lambda states: states[0],
@@ -537,7 +537,7 @@ def test_return_an_answer_of_partial_words(served_with: Serve) -> None:
 
 def test_require_logits_for_every_token_to_fill_masks(tmp_path: Path) -> None:
     served = serve(tmp_path, "fill-mask")
-    tensors = served.client.preprocess(MASKED)
+    tensors = served.client.prepare(MASKED, served.client.defaults)
     n, width = tensors["input_ids"].shape
     every = served.infer(tensors | {"masked_lm_positions": np.tile(np.arange(width), (n, 1))})
     model = served.client.model
@@ -568,7 +568,7 @@ def test_report_a_long_text_as_truncated(tmp_path: Path) -> None:
         (2, False),
     ]
     long = "the cat " * 10**6
-    tensors = served.client.preprocess([long, long[:100]])
+    tensors = served.client.prepare([long, long[:100]], served.client.defaults)
     assert tensors["num_tokens"][0] == LIMIT * LONGEST_TOKEN / 4 + 2
     assert (tensors["input_ids"][0] == tensors["input_ids"][1]).all()
     spaces = served.predict([" " * LIMIT * LONGEST_TOKEN + "the cat", "the cat"])
@@ -579,7 +579,10 @@ def test_get_the_same_tokens_from_texts_in_portions(tmp_path: Path) -> None:
     served = serve(tmp_path, "embedding")
     long = ["the cat " * 100, *TEXTS]
     times = 2 * PORTION // len("".join(long))
-    whole, portions = served.client.preprocess(long), served.client.preprocess(long * times)
+    whole, portions = (
+        served.client.prepare(long, served.client.defaults),
+        served.client.prepare(long * times, served.client.defaults),
+    )
     for name, rows in whole.items():
         assert np.array_equal(np.concatenate([rows] * times), portions[name])
 
@@ -588,7 +591,7 @@ def test_refuse_more_masks_than_the_limit(tmp_path: Path) -> None:
     """Each mask needs a row of scores for the whole vocabulary, and a sequence for each of its
     tokens."""
     served = serve(tmp_path, "fill-mask")
-    tensors = served.client.preprocess(["[MASK] " * 3])
+    tensors = served.client.prepare(["[MASK] " * 3], served.client.defaults)
     values = {served.client.model.outputs[0].name: np.zeros((1, 3, 10**3), np.float32)}
     with pytest.raises(InvalidRequest, match="'top_k'"):
         served.client.postprocess(
@@ -597,25 +600,28 @@ def test_refuse_more_masks_than_the_limit(tmp_path: Path) -> None:
     assert isinstance(served.client.task, FillMask)
     served.client.task.most_masks = 3
     with pytest.raises(DecodingError, match=r"instance 1: .*4 \[MASK\]"):
-        served.client.preprocess(["[MASK] " * 3, "[MASK] " * 4])
+        served.client.prepare(["[MASK] " * 3, "[MASK] " * 4], served.client.defaults)
 
 
 def test_lower_the_limit_of_a_model_but_never_raise_it(tmp_path: Path) -> None:
     serve(tmp_path, "embedding")
     for setting, width in (("10", 10), ("0", LIMIT), ("4096", LIMIT)):
         served = Served(tmp_path / "bert", max_length=setting)
-        assert served.client.preprocess(["cat " * 100])["input_ids"].shape == (1, width)
+        assert served.client.prepare(["cat " * 100], served.client.defaults)["input_ids"].shape == (
+            1,
+            width,
+        )
 
 
 def test_pad_to_the_longest_of_the_batch_or_to_a_multiple(tmp_path: Path) -> None:
     plain = serve(tmp_path, "embedding")
-    tensors = plain.client.preprocess(["the cat", "the cat sat on"])
+    tensors = plain.client.prepare(["the cat", "the cat sat on"], plain.client.defaults)
     assert tensors["input_ids"].tolist()[0] == [2, 5, 7, 3, 0, 0]
     assert tensors["attention_mask"].tolist()[0] == [1, 1, 1, 1, 0, 0]
     assert {tensors[spec.name].dtype for spec in plain.client.model.inputs} == {np.dtype(np.int64)}
     wide = Served(tmp_path / "bert", pad_to_multiple_of="16")
-    assert wide.client.preprocess(["the cat"])["input_ids"].shape == (1, 16)
-    assert wide.client.preprocess(["cat " * 20])["input_ids"].shape == (1, LIMIT)
+    assert wide.client.prepare(["the cat"], wide.client.defaults)["input_ids"].shape == (1, 16)
+    assert wide.client.prepare(["cat " * 20], wide.client.defaults)["input_ids"].shape == (1, LIMIT)
     ours, theirs = (
         [each["embedding"] for each in served.predict(TEXTS)] for served in (wide, plain)
     )
@@ -633,11 +639,17 @@ def test_refuse_to_fill_masks_without_a_mask_token(tmp_path: Path) -> None:
 def test_share_a_client_between_threads(served_with: Serve) -> None:
     served, _ = served_with("embedding")
     texts = [f"Sentence number {i} " + "goes on " * (i % 7) for i in range(64)]
-    expected = [served.client.preprocess([text])["input_ids"].tolist() for text in texts]
+    expected = [
+        served.client.prepare([text], served.client.defaults)["input_ids"].tolist()
+        for text in texts
+    ]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
             got = pool.map(
-                lambda text: served.client.preprocess([text])["input_ids"].tolist(), texts
+                lambda text: served.client.prepare([text], served.client.defaults)[
+                    "input_ids"
+                ].tolist(),
+                texts,
             )
             assert list(got) == expected
 

@@ -15,7 +15,7 @@ from clients._masks import outlines
 from clients._text.classification import TextRanking
 from clients._text.tokenizer import SHORT, TextTokenizer
 from clients.base import Model, Names, Parameter, TensorSpec
-from clients.bert import Client
+from clients.text import Client
 from serving.budget import MOST_MADE, MOST_NAMES, NEVER, Deadline
 from serving.codecs import IMAGE, Limits
 from serving.errors import DecodingError, InvalidRequest, TooLate

@@ -13,7 +13,6 @@ import transformers
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from build_engines.build import export
 from build_engines.comparison import compare
 from build_engines.errors import BuildError
 from build_engines.request import Request
@@ -23,6 +22,7 @@ from clients.base import Model, TensorSpec
 from clients.semantic_segmentation import best_classes
 from serving.codecs import Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
+from tests.build_engines.models import exported
 from tests.clients.text_models import Served, save_tokenizer
 from tests.clients.vision_models import (
     DETECTORS,
@@ -169,7 +169,7 @@ def test_get_the_vectors_of_transformers_from_an_encoder(name: str, tmp_path: Pa
         wanted = [of_the_network(checkpoint, name, picture).numpy() for picture in images()]
     else:
         whole = pipeline("image-feature-extraction", checkpoint, name)
-        wanted = [np.array(whole(picture, pool=True)[0]) for picture in images()]
+        wanted = [np.ravel(whole(picture, pool=True)) for picture in images()]
     np.testing.assert_allclose(ours, wanted, atol=1e-4)
     assert np.ptp(ours, axis=0).max() > 0.01  # the network tells the images apart
     scaled = [each["embedding"] for each in predict(client, images())]
@@ -194,12 +194,9 @@ def test_compare_texts_with_images_by_clip_s_two_towers(alone: bool, tmp_path: P
         tower.save_pretrained(folder)
     save_tokenizer(folder, "bytes")
     texts = ["the cat sat", "a dog", "quickly the fox ran under the moon"]
-    exported = export(Request("words", client="bert"), folder, tmp_path / "made")
+    written = exported(Request("words", client="bert"), folder, tmp_path / "made")
     vectors = np.array(
-        [
-            each["embedding"]
-            for each in Served(tmp_path / "made", **exported.settings).predict(texts)
-        ]
+        [each["embedding"] for each in Served(tmp_path / "made", **written.settings).predict(texts)]
     )
     images_ = np.array([each["embedding"] for each in predict(client, images(), normalize=True)])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -218,7 +215,7 @@ def test_refuse_the_text_tower_of_another_network(tmp_path: Path) -> None:
     folder = save_vision(tmp_path, "siglip")
     save_tokenizer(folder, "bytes")
     with pytest.raises(BuildError, match="SiglipModel"):
-        export(Request("words", client="bert"), folder, tmp_path / "made")
+        exported(Request("words", client="bert"), folder, tmp_path / "made")
 
 
 def test_get_a_vector_from_an_encoder_with_a_fixed_batch_of_one() -> None:

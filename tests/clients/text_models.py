@@ -19,10 +19,10 @@ from tokenizers import (
     trainers,
 )
 
-from build_engines.build import export
 from build_engines.request import Request
 from clients.base import Model, TensorSpec
-from clients.bert import Client
+from clients.text import Client
+from tests.build_engines.models import exported
 
 WORDS = (
     "the a cat dog fox sat ran on under mat rug moon sun is was red blue big ##s ##ly quick . , !"
@@ -213,5 +213,5 @@ def serve(
     """Save a checkpoint in `tmp`/checkpoint; return the folder that is built from it behind its
     client."""
     checkpoint = save_checkpoint(tmp / "checkpoint", task, family, **(changes or {}))
-    spec = export(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
+    spec = exported(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
     return Served(tmp / "bert", **{**spec.settings, "pad_to_multiple_of": "1", **own})

@@ -12,8 +12,8 @@ import transformers as hf
 from PIL import Image
 
 from build_engines.build import build
-from build_engines.model_folder import open_model
 from build_engines.request import Request
+from build_engines.stored_model import open_model
 from clients.base import ModelClient, Tensors
 from tests.build_engines.models import session
 
@@ -188,6 +188,11 @@ CLASSIFIERS: dict[str, Made] = {
 ENCODERS: dict[str, Made] = {
     "dinov2": (lambda: hf.Dinov2Model(hf.Dinov2Config(**SMALL)), "Bit", CUT),
     "vit-encoder": (lambda: hf.ViTModel(hf.ViTConfig(**SMALL)), "ViT", {"size": SIDES}),
+    "resnet-encoder": (
+        lambda: hf.ResNetModel(hf.ResNetConfig(**FOLDED)),
+        "ConvNext",
+        {"size": {"shortest_edge": 32}},
+    ),
     "clip": (_clip, "CLIP", CUT),
     "clip-vision": (lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SMALL)), "CLIP", CUT),
     "clip-projected": (
@@ -269,7 +274,7 @@ def predict(client: ModelClient, pictures: list[Image.Image], **parameters: Any)
     run, size, predictions = runner(client), client.model.max_batch_size, []
     for first in range(0, len(pictures), size):
         batch = pictures[first : first + size]
-        inputs = client.preprocess(batch)
+        inputs = client.prepare(batch, {})
         predictions += client.postprocess(
             run(inputs), inputs, batch, client.read_parameters(parameters)
         )

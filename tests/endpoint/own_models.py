@@ -12,10 +12,9 @@ import torch
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
 
-from build_engines.build import export
 from build_engines.request import Request
 from tests.build_engines import trained, yolov5_release
-from tests.build_engines.models import save_classifier, save_constants, save_scale
+from tests.build_engines.models import exported, save_classifier, save_constants, save_scale
 from tests.clients.text_models import save_checkpoint
 from tests.clients.vision_models import images, save_vision
 
@@ -32,7 +31,7 @@ def text(folder: Path, task: str, *labels: str, family: str = "bert") -> None:
 
 def text_file(folder: Path) -> None:
     text(folder, "text-classification")
-    export(Request("own"), folder / FOLDER, folder / "made")
+    exported(Request("own"), folder / FOLDER, folder / "made")
     (folder / "made/1/model.onnx").rename(folder / "opinions.onnx")
 
 

@@ -71,7 +71,7 @@ class Client(ModelClient):
     example = b"[1, 2]"
     parameters = (Parameter("times", 1, "what the sum is multiplied with", minimum=0),)
 
-    def preprocess(self, instances):
+    def prepare(self, instances, parameters):
         for number, instance in enumerate(instances):
             if not isinstance(instance, list):
                 raise DecodingError("expected a list of two numbers", instance=number)

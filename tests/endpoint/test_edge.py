@@ -110,6 +110,21 @@ def test_refuse_an_ambiguous_request_and_close_the_connection(server: Server, na
 
 
 @pytest.mark.parametrize(
+    "headers",
+    [
+        (b"X-Forwarded-Proto: https", b"X-Forwarded-Ssl: off"),
+        (b"Content-Type: text/plain", b"Content-Type: text/csv"),
+    ],
+    ids=["schemes", "types"],
+)
+def test_answer_json_despite_headers_that_gunicorn_refuses(
+    server: Server, headers: tuple[bytes, bytes]
+) -> None:
+    statuses, body = answers(server, get(b"/nowhere", *headers))
+    assert (statuses, json.loads(body)["code"]) == ([404], "not_found")
+
+
+@pytest.mark.parametrize(
     "request_bytes", [post(LENGTH, b"X-A: \x01\x1b", CLOSE), get(b"/\xff\xfe")]
 )
 def test_answer_400_to_bytes_that_only_gunicorn_refuses(

@@ -82,7 +82,7 @@ class Client(ModelClient):
     codec = IMAGE
     example = PICTURE
 
-    def preprocess(self, instances):
+    def prepare(self, instances, parameters):
         return {"x": np.full((len(instances), 2**19), 3, np.float32)}
 
     def postprocess(self, outputs, inputs, instances, parameters):

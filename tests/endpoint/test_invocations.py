@@ -15,7 +15,7 @@ import requests
 from numpy.typing import NDArray
 from PIL import Image
 
-from build_engines.weights.packages import file_of
+from build_engines.packages import file_of
 from tests.support.digits import held_out, held_out_pages
 from tests.support.harness import ROOT, Server, b64, encoded, expect_error, npy
 from tests.support.load import Load

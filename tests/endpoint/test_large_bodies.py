@@ -54,7 +54,7 @@ class Client(ModelClient):
     codec = JSON
     example = b"0"
 
-    def preprocess(self, instances):
+    def prepare(self, instances, parameters):
         return {"x": np.full((1, 2**20), instances[0], np.float32)}
 
     def postprocess(self, outputs, inputs, instances, parameters):

@@ -16,7 +16,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from build_engines.__main__ import main
-from clients.bert import TASKS
+from clients.text import TASKS
 from tests.clients.vision_models import assert_detections, images, pipeline
 from tests.endpoint.own_models import FOLDER, MAKERS, make
 from tests.page.browser import chromium, opened

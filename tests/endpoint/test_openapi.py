@@ -16,7 +16,7 @@ from flask import Flask
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from clients.bert import TASKS
+from clients.text import TASKS
 from predictor import create_app
 from serving.bodies import schemas
 from serving.clients import families
@@ -95,15 +95,18 @@ def test_list_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
 def test_describe_140_models_without_calling_them(described: Any) -> None:
     schemas = described["components"]["schemas"]
     assert schemas.keys() == {*families(), "Error", *SHAPES}
-    assert schemas["resnet"]["properties"]["parameters"]["properties"]["top_k"]["type"] == "integer"
-    of_texts = schemas["bert"]["properties"]["parameters"]["properties"]
+    assert (
+        schemas["image_classification"]["properties"]["parameters"]["properties"]["top_k"]["type"]
+        == "integer"
+    )
+    of_texts = schemas["text"]["properties"]["parameters"]["properties"]
     assert of_texts.keys() == {
         parameter.name for task in TASKS.values() for parameter in task.parameters
     }
     content = described["paths"]["/invocations"]["post"]["requestBody"]["content"][
         "application/json"
     ]
-    assert {"bert", "resnet", "yolov5"} <= content["examples"].keys()
+    assert {"text", "image_classification", "object_detection"} <= content["examples"].keys()
     for name, example in content["examples"].items():
         Draft202012Validator(described | {"$ref": f"#/components/schemas/{name}"}).validate(
             example["value"]

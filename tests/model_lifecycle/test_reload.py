@@ -40,7 +40,7 @@ class Client(ModelClient):
         super().__init__(model)
         self.word = (model.path / "word.txt").read_text()
 
-    def preprocess(self, instances):
+    def prepare(self, instances, parameters):
         return {"x": np.array([[float(each)] for each in instances], dtype=np.float32)}
 
     def postprocess(self, outputs, inputs, instances, parameters):

@@ -1,6 +1,7 @@
 """A Python model that brings its packages along: EXECUTION_ENV_PATH in real servers, and its
 mistakes."""
 
+import gzip
 import io
 import os
 import re
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from serving.host.tritonserver import PYTHON
-from serving.repository.model_config import STUB, mistake_of_packages, parse_config
+from serving.repository.model_config import MOST_UNPACKED, STUB, mistake_of_packages, parse_config
+from serving.repository.paths import MOST_ENTRIES
 from tests.support.harness import ONE_INSTANCE, Server, tensor
 
 MODEL = """
@@ -168,6 +170,20 @@ def test_accept_another_python_if_the_model_brings_its_stub(tmp_path: Path) -> N
     )
     (tmp_path / STUB).touch()
     assert mistake_of_packages(tmp_path, parse_config(OWN)) == ""
+
+
+@pytest.mark.unit
+def test_refuse_packages_of_too_many_files(tmp_path: Path) -> None:
+    archive(tmp_path, GOOD | {f"lib/{number}": "" for number in range(MOST_ENTRIES)})
+    assert "more than 200000 files" in mistake_of_packages(tmp_path, parse_config(OWN))
+
+
+@pytest.mark.unit
+def test_refuse_packages_of_too_many_bytes_before_unpacking_them(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("lib/zeros")
+    header.size = MOST_UNPACKED
+    (tmp_path / "env.tar.gz").write_bytes(gzip.compress(header.tobuf()))
+    assert "more than 16 GB" in mistake_of_packages(tmp_path, parse_config(OWN))
 
 
 @pytest.mark.unit

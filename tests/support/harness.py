@@ -454,7 +454,7 @@ class Client(ModelClient):
     codec = JSON
     example = b"1"
 
-    def preprocess(self, instances):
+    def prepare(self, instances, parameters):
         return {"INPUT": np.array([[each] for each in instances], dtype=np.float32)}
 
     def postprocess(self, outputs, inputs, instances, parameters):
@@ -477,7 +477,7 @@ class Client(ModelClient):
         Parameter("mistake", "", "what goes wrong in postprocess", choices=("", "raise", "lose")),
     )
 
-    def preprocess(self, instances):
+    def prepare(self, instances, parameters):
         return {"seconds": np.array([instances], dtype=np.float32)}
 
     def postprocess(self, outputs, inputs, instances, parameters):

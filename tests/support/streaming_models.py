@@ -72,7 +72,7 @@ class Client(ModelClient):
         Parameter("upper", False, "whether the words are told in capitals"),
     )
 
-    def preprocess(self, instances):
+    def prepare(self, instances, parameters):
         return {"text_input": np.array([[text.encode()] for text in instances], dtype=object)}
 
     def postprocess(self, outputs, inputs, instances, parameters):

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from clients.base import Model, ModelClient, Parameter, Tensors, best, softmax
-from serving.codecs import ENCODED_IMAGE
-from serving.errors import InferenceFailed
+from clients import ENCODED_IMAGE, InferenceFailed, Model, ModelClient, Parameter, Tensors
+from clients.base import best, softmax
 
 
 class Client(ModelClient):
@@ -21,7 +20,7 @@ class Client(ModelClient):
         super().__init__(model)
         self.labels = model.file("labels.txt").read_text(encoding="utf-8").splitlines()
 
-    def preprocess(self, instances: Sequence[bytes]) -> Tensors:
+    def prepare(self, instances: Sequence[bytes], parameters: Mapping[str, Any]) -> Tensors:
         """Pad with zeros to the longest; decoders ignore them."""
         longest = max(map(len, instances))
         rows = [np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in instances]

@@ -16,11 +16,13 @@ from PIL import Image
 
 from build_engines.__main__ import main
 from build_engines.build import build
-from build_engines.comparison import cosine, verify
+from build_engines.build_record import reference_folder
+from build_engines.comparison import verify
 from build_engines.errors import BuildError, UsageError
-from build_engines.model_folder import StoredModel, open_model, reference_folder
+from build_engines.measures import cosine
 from build_engines.request import Request
-from build_engines.runners import example_feed, onnx_runner, runner_of
+from build_engines.runners import OnnxFile, example_feed, runner_of
+from build_engines.stored_model import StoredModel, open_model
 from clients.base import TensorSpec
 from tests.build_engines.models import save_classifier, save_digits, save_pages
 from tests.support.harness import ROOT
@@ -156,7 +158,7 @@ def test_quantize_a_language_model_with_tied_embeddings(tmp_path: Path) -> None:
     )
     folder, _ = build(request)
     stored = open_model(folder.name, tmp_path / "models")
-    reference = onnx_runner(reference_folder(stored.record["source_sha256"]) / "model.onnx")
+    reference = OnnxFile(reference_folder(stored.record["source_sha256"]) / "model.onnx")
     feed = example_feed(stored.model, 2)
     assert cosine(runner_of(stored)(feed)["logits"], reference(feed)["logits"]) > 0.98
     weights = {tensor.name: tensor.data_type for tensor in onnx.load(stored.file).graph.initializer}

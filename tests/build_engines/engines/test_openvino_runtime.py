@@ -9,8 +9,8 @@ import pytest
 from build_engines.__main__ import main
 from build_engines.comparison import verify
 from build_engines.errors import BuildError
-from build_engines.model_folder import open_model
 from build_engines.runners import openvino_runner
+from build_engines.stored_model import open_model
 from serving.repository.model_config import read_config
 from tests.build_engines.models import save_digits, save_scale, save_texts
 

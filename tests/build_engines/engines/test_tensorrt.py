@@ -25,7 +25,7 @@ from build_engines.comparison import verify
 from build_engines.engines.quantization import Batches
 from build_engines.engines.tensorrt import activation_ranges, calibration_cache
 from build_engines.engines.trtexec import Trtexec, find_trtexec, this_gpu
-from build_engines.model_folder import open_model
+from build_engines.stored_model import open_model
 from serving.repository.model_config import read_config
 from tests.build_engines.models import parsed, save_digits
 from tests.support.harness import PATIENCE, ROOT, make_scale, wait_until

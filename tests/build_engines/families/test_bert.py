@@ -14,12 +14,14 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from build_engines.build import build, export
+from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import bundled
-from build_engines.model_folder import ModelSpec
+from build_engines.families.image_classification import FAMILY
+from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from tests.build_engines.models import session
+from build_engines.weights import Weights
+from tests.build_engines.models import exported, session
 from tests.clients.text_models import SMALL, save_tokenizer
 from tests.support.harness import PATIENCE, ROOT
 
@@ -47,7 +49,7 @@ def build_checkpoint(checkpoint: Path, task: str, folder: Path) -> ModelSpec:
     """Write the files that Triton needs, without the configuration; the checkpoint gets a
     tokenizer."""
     save_tokenizer(checkpoint, "pieces")
-    return export(Request("own", client="bert", task=task), checkpoint, folder)
+    return exported(Request("own", client="bert", task=task), checkpoint, folder)
 
 
 def batch(length: int = 11) -> Arrays:
@@ -179,4 +181,4 @@ def test_tell_another_network_from_the_committed_one(tmp_path: Path) -> None:
     (tmp_path / "resnet/1").mkdir(parents=True)
     (tmp_path / "resnet/1/model.onnx").write_bytes(b"another")
     with pytest.raises(BuildError, match="not the committed network"):
-        bundled.export(Request("resnet"), tmp_path / "models", tmp_path)
+        bundled.export(FAMILY, Weights(None), Request("resnet"), tmp_path / "models", tmp_path)

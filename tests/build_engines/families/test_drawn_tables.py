@@ -7,7 +7,7 @@ import joblib
 import numpy as np
 import pytest
 
-from build_engines.model_folder import StoredModel
+from build_engines.stored_model import StoredModel
 from tests.build_engines.drawn import PIPELINES, Drawn, drawn
 from tests.build_engines.families.test_table import answered, build_own
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from build_engines.build import build
 from build_engines.errors import BuildError
-from build_engines.families.image_network import HEADS
-from build_engines.model_folder import open_model
+from build_engines.families import detr
 from build_engines.request import Request
-from build_engines.runners import example_feed, onnx_runner, openvino_runner
+from build_engines.runners import OnnxFile, example_feed, openvino_runner
+from build_engines.stored_model import open_model
 from clients.base import ModelClient
 from tests.build_engines.models import session
 from tests.clients.vision_models import CLASSIFIERS, LABELS, image_processor_of, images, save_vision
@@ -35,7 +35,7 @@ def build_own(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClie
 def answers(
     client: ModelClient, folder: Path, pictures: list[Image.Image]
 ) -> list[dict[str, float]]:
-    inputs = client.preprocess(pictures)
+    inputs = client.prepare(pictures, {})
     (logits,) = session(folder / "1/model.onnx").run(["logits"], inputs)
     predictions = client.postprocess(
         {"logits": logits}, inputs, pictures, client.read_parameters({})
@@ -167,7 +167,7 @@ def test_compare_boxes_as_sets() -> None:
         rng.normal(size=(2, 40, 6)).astype(np.float32),
         rng.random((2, 40, 4)).astype(np.float32),
     )
-    same = HEADS["detr"].same
+    same = detr.HEAD.same
     assert same((scores[:, ::-1], boxes[:, ::-1]), (scores, boxes))
     assert not same((scores, boxes[:, ::-1]), (scores, boxes))
     other = scores.copy()
@@ -181,7 +181,7 @@ def test_time_a_network_of_any_size_and_run_it_on_openvino(tmp_path: Path) -> No
     feed = example_feed(open_model("own", folder.parent).model, 1)
     assert feed["input"].shape == (1, 3, 64, 64)
     file = folder / "1/model.onnx"
-    onnx, openvino = onnx_runner(file), openvino_runner(file, {"INFERENCE_PRECISION_HINT": "f32"})
+    onnx, openvino = OnnxFile(file), openvino_runner(file, {"INFERENCE_PRECISION_HINT": "f32"})
     for feeds in (feed, {"input": feed["input"][:, :, :40]}):
         wanted, served = onnx(feeds), openvino(feeds)
         assert all(np.allclose(served[name], wanted[name], atol=1e-4) for name in wanted)

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.onnx_file import parse_inputs
-from build_engines.model_folder import StoredModel
+from build_engines.families.torchscript import parse_inputs
+from build_engines.onnx_files import DATATYPES
 from build_engines.runners import runner_of
-from build_engines.weights.onnx_files import DATATYPES
+from build_engines.stored_model import StoredModel
 from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
 from tests.build_engines.models import (
@@ -150,8 +150,9 @@ def test_the_example_is_a_photo_unless_the_network_takes_grey(
         ({"client": "resnet", "settings": {"mean": "x"}}, "'mean'"),
         ({"client": "resnet", "settings": {"means": "1"}}, "'mean'"),
         ({"settings": {"means": "1"}}, "--client"),
+        ({"settings": {"TARGET_DEVICE": "GPU"}}, "this backend runs on the processor"),
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
-        ({"client": "nobody"}, "nobody"),
+        ({"client": "nobody"}, "nobody.* image_classification"),
         ({"client": "bert"}, "tokenizer"),
         ({"client": "resnet", "size": 320}, "--size 320"),
         ({"size": 320}, "--size 320"),
@@ -274,7 +275,7 @@ def test_take_a_detector_s_size_from_its_file_or_the_flag(
     )
     client = stored.client()
     assert client
-    (images,) = client.preprocess([picture().resize((800, 800))]).values()
+    (images,) = client.prepare([picture().resize((800, 800))], {}).values()
     assert images.shape[-2:] == (side, side)
 
 
@@ -298,7 +299,7 @@ def picture() -> Image.Image:
 def scores_of(stored: StoredModel) -> dict[int, float]:
     client = stored.client()
     assert client
-    inputs = client.preprocess([picture()])
+    inputs = client.prepare([picture()], {})
     (prediction,) = client.postprocess(
         runner_of(stored)(inputs), inputs, [picture()], client.read_parameters({})
     )
@@ -317,7 +318,7 @@ def test_keep_the_scores_of_the_file(
     client = stored.client()
     assert client
     network = session(save_classifier(tmp_path / "logits.onnx"))
-    logits = torch.from_numpy(network.run(["logits"], client.preprocess([picture()]))[0][0])
+    logits = torch.from_numpy(network.run(["logits"], client.prepare([picture()], {}))[0][0])
     wanted = getattr(torch, function)(logits, **({"dim": 0} if function == "softmax" else {}))
     assert scores_of(stored) == pytest.approx(dict(enumerate(wanted.tolist())), abs=1e-6)
 
@@ -458,8 +459,7 @@ class Summed(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("last", "activation"),
-    [(torch.nn.Softmax(1), "none"), (torch.nn.Sigmoid(), "none"), (torch.nn.Identity(), None)],
+    ("last", "activation"), [(torch.nn.Softmax(1), "none"), (torch.nn.Identity(), None)]
 )
 def test_keep_the_scores_of_torchscript(
     last: torch.nn.Module, activation: str | None, tmp_path: Path

@@ -15,7 +15,7 @@ from PIL import Image
 
 from build_engines.errors import BuildError
 from build_engines.families import efficientnet, yolov4_tiny
-from build_engines.weights.packages import file_of
+from build_engines.packages import file_of
 from tests.build_engines.models import session
 from tests.support.harness import ROOT
 

@@ -38,7 +38,7 @@ from sklearn.feature_selection import SelectKBest, VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
@@ -58,7 +58,8 @@ from sklearn.tree import DecisionTreeRegressor
 from build_engines.__main__ import main
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import table, table_estimators, table_trees
-from build_engines.model_folder import StoredModel
+from build_engines.stored_model import StoredModel
+from build_engines.weights import Weights
 from clients.base import TensorSpec
 from serving.errors import DecodingError
 from tests.build_engines import models, trained
@@ -253,7 +254,7 @@ def dumped(tmp_path: Path, model: Any) -> Path:
 def answered(stored: StoredModel, rows: list[Any]) -> list[Any]:
     client = stored.client()
     assert client
-    tensors = client.preprocess(rows)
+    tensors = client.prepare(rows, {})
     session = onnxruntime.InferenceSession(stored.file)
     names = [output.name for output in session.get_outputs()]
     outputs = {
@@ -708,6 +709,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
             KIND,
             "compute log1p yourself",
         ),
+        (TunedThresholdClassifierCV(LogisticRegression()), NUMBERS, CODES > 0, "threshold"),
         (LogisticRegression(), NUMBERS, np.char.add(KIND, "\n"), r"'a\\n'"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (DART, NUMBERS, CODES, "booster is dart"),
@@ -736,6 +738,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "network",
         "unknown",
         "function",
+        "threshold",
         "name",
         "operator",
         "dart",
@@ -860,7 +863,7 @@ def test_read_a_model_saved_under_numpy_2(tmp_path: Path) -> None:
     file.write_bytes(buffer.getvalue().replace(b"cnumpy.core.", b"cnumpy._core."))
     predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
     assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
-    assert table.read(file, True).random_state.get_state()[1].tolist() == random
+    assert table.read(Weights(file), True).random_state.get_state()[1].tolist() == random
     Watch.seen.pop()
     # nothing of NumPy is replaced while it is read
     assert Watch.seen == [getattr(NUMPY, BITS)]

@@ -15,14 +15,16 @@ import transformers
 from onnx import helper
 from safetensors.torch import load_file, save_file
 
-from build_engines.build import build, export
+from build_engines.build import build
 from build_engines.comparison import compare
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.text_network import load_network
-from build_engines.model_folder import ModelSpec, read_config
+from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from clients.bert import TASKS
+from clients.text import TASKS
 from serving.errors import InvalidRequest
+from serving.repository.model_config import read_config
+from tests.build_engines.models import exported
 from tests.clients.text_models import (
     FAMILIES,
     FROM_PADDING,
@@ -51,7 +53,7 @@ def modules(*kinds: str) -> Callable[[Path], Any]:
 
 
 def built(checkpoint: Path, folder: Path, **options: Any) -> ModelSpec:
-    return export(Request("own", **options), checkpoint, folder)
+    return exported(Request("own", **options), checkpoint, folder)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +192,12 @@ def save_convbert(folder: Path) -> None:
     transformers.ConvBertModel(config).save_pretrained(folder)
 
 
+def save_fnet(folder: Path) -> None:
+    """Save a network of Fourier transforms, which torch's tracer does not export."""
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    transformers.FNetModel(transformers.FNetConfig(vocab_size=99, **shape)).save_pretrained(folder)
+
+
 def test_build_the_encoder_of_t5(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
     size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
@@ -223,6 +231,7 @@ TOKENS, WEIGHTED = "token-classification", {"pooling_mode_weightedmean_tokens": 
         ("embedding", architecture(), "", "--task"),
         ("embedding", save_longformer, "", "LongformerModel"),
         ("embedding", save_convbert, "", "padding"),
+        ("embedding", save_fnet, "", "fft.* build the ONNX file"),
         (
             "embedding",
             lambda folder: change(folder / "config.json", vocab_size=999),
@@ -274,7 +283,7 @@ def test_convert_other_vocabularies_to_tokenizer_json(tmp_path: Path) -> None:
     change(checkpoint / "tokenizer_config.json", tokenizer_class="DistilBertTokenizer")
     model_spec = built(checkpoint, tmp_path / "model")
     client = Served(tmp_path / "model", **model_spec.settings).client
-    assert client.preprocess(["the cat"])["input_ids"][0, :4].tolist() == [2, 5, 6, 3]
+    assert client.prepare(["the cat"], client.defaults)["input_ids"][0, :4].tolist() == [2, 5, 6, 3]
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
@@ -332,7 +341,7 @@ def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
     assert ours.predict(TEXTS[:1]) == wanted.predict(TEXTS[:1])
     with pytest.raises(UsageError, match="--tokenizer"):
         build(Request("own", **options))
-    with pytest.raises(UsageError, match="--client bert"):
+    with pytest.raises(UsageError, match="--client text"):
         build(Request("own", **(options | {"client": ""}), tokenizer=checkpoint))
 
 
@@ -375,7 +384,7 @@ def test_keep_the_scores_of_texts_that_the_file_computes(function: str, tmp_path
     task = "text-classification"
     options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
     folder, _ = build(Request("own", **options, task=task, repository=tmp_path / "repository"))
-    parameters = read_config(folder).parameters
+    parameters = read_config(folder, "gpu").parameters
     ours = Served(
         folder, **{name: value.string_value for name, value in parameters.items()}
     ).predict(TEXTS)
@@ -392,7 +401,7 @@ def test_refuse_a_softmax_for_a_task_that_needs_logits(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "token-classification", num_labels=3)
     file = file_with_scores(checkpoint, tmp_path / "whole", "Softmax")
     options: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
-    with pytest.raises(BuildError, match="Softmax"):
+    with pytest.raises(BuildError, match="softmax"):
         build(
             Request(
                 "own", **options, task="token-classification", repository=tmp_path / "repository"

@@ -11,7 +11,7 @@ import torch
 from build_engines.__main__ import main
 from build_engines.errors import BuildError
 from build_engines.recipes import Recipe
-from build_engines.weights import sources
+from build_engines.weights import from_publisher, kind_of
 from tests.support.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.full
@@ -42,7 +42,7 @@ def test_say_what_to_do_with_another_kind_of_file_or_folder(
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"\0")
     with pytest.raises(BuildError, match=remedy):
-        sources.kind(tmp_path / "folder" if name.startswith("folder/") else tmp_path / name)
+        kind_of(tmp_path / "folder" if name.startswith("folder/") else tmp_path / name)
 
 
 def test_refuse_a_checkpoint_that_does_not_declare_its_inputs(
@@ -59,7 +59,7 @@ def test_an_exported_program_of_torch_has_to_become_an_onnx_file(tmp_path: Path)
     program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
     torch.export.save(program, tmp_path / "net.pt2")
     with pytest.raises(BuildError, match=r"torch\.onnx\.export\(torch\.export\.load"):
-        sources.kind(tmp_path / "net.pt2")
+        kind_of(tmp_path / "net.pt2")
 
 
 @pytest.mark.parametrize("client", [(), ("--client", "image-classification"), ("--client", "bert")])
@@ -113,12 +113,12 @@ def test_download_a_file_once_and_check_its_hash(tmp_path: Path) -> None:
     published = tmp_path / "yolov5s.pt"
     published.write_bytes(b"weights")
     recipe = Recipe("", "yolov5", url=published.as_uri(), sha256=sha256(b"weights").hexdigest())
-    assert sources.from_publisher(recipe).read_bytes() == b"weights"
+    assert from_publisher(recipe).read_bytes() == b"weights"
     published.unlink()
-    file = sources.from_publisher(recipe)
+    file = from_publisher(recipe)
     file.write_bytes(b"damaged")
     with pytest.raises(BuildError, match=recipe.sha256):
-        sources.from_publisher(recipe)
+        from_publisher(recipe)
     assert not file.exists()
     with pytest.raises(BuildError, match="--weights"):
-        sources.from_publisher(recipe)
+        from_publisher(recipe)

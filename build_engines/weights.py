@@ -1,18 +1,35 @@
-"""Finds the weights that --weights names: a file or folder, or a model of the Hugging Face hub."""
+"""Finds the weights that --weights names (a file or folder, or a model of the Hugging Face hub),
+and reads each of their files once."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import urllib.request
 import zipfile
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from build_engines import onnx_files
+from build_engines.build_record import cache_folder, digest
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.model_folder import cache_folder, digest
 from build_engines.recipes import Recipe
 from build_engines.request import Request
 
+# Kinds of weights. OWN: those of a recipe, which the project or a package has.
+OWN = "nothing"
+ONNX_FILE = "an ONNX file"
+TORCHSCRIPT_FILE = "a TorchScript file"
+CHECKPOINT = "a folder as save_pretrained writes it"
+TENSORS = "a file of torch.save"
+PICKLE = "a pickle"
+XGBOOST = "a file of XGBoost"
+LIGHTGBM = "a file of LightGBM"
+PICKLES = (".joblib", ".pkl", ".pickle")
+HEAD = 4096  # bytes that tell XGBoost's and LightGBM's files
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"
@@ -63,46 +80,100 @@ HUB_FILES = (  # patterns
 )
 
 
-def find(request: Request) -> Path | None:
-    """Return the file or folder with the weights, fetched from the hub for a HUB-ID; None for a
-    recipe's own weights.
+class Weights:
+    """A file or folder with weights; without a `path`, the recipe's own. What is read of it is read
+    once."""
 
-    UsageError if it is none of them.
-    """
+    def __init__(self, path: Path | None) -> None:
+        """Raise BuildError for a file or folder of another kind, with what to do with it."""
+        self.kind = kind_of(path) if path else OWN
+        self._path = path
+
+    @property
+    def path(self) -> Path:
+        """Return the path. Raise BuildError for a recipe's own weights, which have none."""
+        if self._path is None:
+            raise BuildError("name weights: --weights PATH or HUB-ID")
+        return self._path
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Return {"weights": the SHA-256 of the file, or of the folder's weights and
+        configuration}; nothing for a recipe's own."""
+        return {"weights": identity(self._path)} if self._path else {}
+
+    @cached_property
+    def graph(self) -> Any:
+        """Return an ONNX file's model, without weights from other files."""
+        return onnx_files.read(self.path)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Return the config.json of a checkpoint's folder."""
+        config: Mapping[str, Any] = json.loads(
+            (self.path / "config.json").read_text(encoding="utf-8")
+        )
+        return config
+
+    def has(self, *names: str) -> bool:
+        """Return whether a checkpoint's folder has one of these files; False for a file."""
+        return self.kind == CHECKPOINT and any((self.path / name).is_file() for name in names)
+
+    @property
+    def is_image(self) -> bool:
+        """Return whether a checkpoint's network takes images."""
+        return self.has("preprocessor_config.json", "processor_config.json")
+
+    @property
+    def architecture(self) -> str:
+        """Return the name of a checkpoint's network, "" if config.json does not say it."""
+        return str((self.config.get("architectures") or [""])[0])
+
+
+def find(request: Request) -> Weights:
+    """Return the weights of the flag, fetched from the hub for a HUB-ID, else those of the recipe.
+    Raise UsageError if they do not exist."""
     recipe = request.recipe
     if recipe and recipe.url and not request.weights:
-        return from_publisher(recipe)
+        return Weights(from_publisher(recipe))
     source = request.weights or (recipe.hub if recipe else "")
     if not source:
-        return None
+        return Weights(None)
     path = Path(source).expanduser()
     if path.exists():
-        return path
+        return Weights(path)
     if HUB_ID.fullmatch(source) and not path.suffix:
-        return from_hub(source)
+        return Weights(from_hub(source))
     raise UsageError(
         f"--weights '{source}': there is no such file; it takes a PATH or a HUB-ID (owner/name)"
     )
 
 
-def kind(path: Path) -> str:
-    """Return onnx, torchscript, checkpoint (a folder of save_pretrained) or tensors (a file of
-    torch.save)."""
+def kind_of(path: Path) -> str:
+    """Return the kind of a file or folder, one of the constants above. Raise BuildError."""
     if path.is_dir():
         if (path / "config.json").is_file():
-            return "checkpoint"
+            return CHECKPOINT
         raise BuildError(f"there is no config.json in {path}; {_hint(path)}")
     if path.suffix == ".onnx":
-        return "onnx"
+        return ONNX_FILE
+    if path.suffix in PICKLES:
+        return PICKLE
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head.startswith(b"tree\n"):
+        return LIGHTGBM
+    if path.suffix in (".json", ".ubj") and b"learner" in head:
+        return XGBOOST
     if zipfile.is_zipfile(path) and path.suffix != ".pt2":
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
         if "constants.pkl" in names:
-            return "torchscript"
+            return TORCHSCRIPT_FILE
         if "data.pkl" in names:
-            return "tensors"
+            return TENSORS
     if path.suffix in (".pth", ".pt"):
-        return "tensors"
+        return TENSORS
     raise BuildError(
         f"{path} is not one of these: an ONNX file (.onnx), a TorchScript or checkpoint "
         "file (.pt, .pth), a folder as save_pretrained writes it, a model of scikit-learn "

@@ -2,7 +2,7 @@
 weights."""
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,17 +68,11 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(value.name, DATATYPES[tensor.elem_type], shape)
 
 
-def computed(path: Path, outputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the outputs with the sizes that ONNX Runtime computes in place of those that the file
-    calls variable: Triton takes what is computed. Return them unchanged if ONNX Runtime does not
-    open the file; the load says why."""
-    import onnxruntime
-
-    try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception:
-        return tuple(outputs)
-    shapes = {each.name: each.shape for each in session.get_outputs()}
+def computed(
+    shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]
+) -> tuple[TensorSpec, ...]:
+    """Return the outputs with the sizes that ONNX Runtime computes, `shapes`, in place of those
+    that the file calls variable: Triton takes what is computed."""
     return tuple(replace(spec, shape=_filled(spec.shape, shapes[spec.name])) for spec in outputs)
 
 
@@ -134,23 +128,18 @@ def _metadata(model: onnx.ModelProto, key: str) -> Any:
         return None
 
 
-def squashed_by(model: onnx.ModelProto, output: str) -> str:
-    """Return the operator that makes scores of logits behind the output, Softmax or Sigmoid; "" if
-    it is neither."""
+def makes_scores(model: onnx.ModelProto, output: str) -> bool:
+    """Return whether an operator before the output makes scores of logits: a softmax or sigmoid."""
     makers = {name: node for node in model.graph.node for name in node.output}
     node = makers.get(output)
     for _ in makers:
         if node is None or node.op_type not in PASSING:
             break
         node = makers.get(node.input[0])
-    if (
-        node
-        and node.op_type == "Div"
-        and (powers := makers.get(node.input[0]))
-        and powers.op_type == "Exp"
-    ):
-        return "Softmax"  # as old exporters write it: powers, divided by their sum
-    return node.op_type if node and node.op_type in SQUASHING else ""
+    if node and node.op_type == "Div":  # a softmax of old exporters: powers, divided by their sum
+        powers = makers.get(node.input[0])
+        return bool(powers and powers.op_type == "Exp")
+    return bool(node and node.op_type in SQUASHING)
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:

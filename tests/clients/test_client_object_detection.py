@@ -11,7 +11,7 @@ from PIL import Image, ImageChops
 
 from clients._drawing import class_colour
 from clients.base import Model, TensorSpec
-from clients.yolov5 import Client
+from clients.object_detection import Client
 from serving.errors import InferenceFailed, InvalidRequest
 
 pytestmark = pytest.mark.unit
@@ -53,7 +53,7 @@ def rows_of(*rows: tuple[float, ...]) -> NDArray[np.float32]:
 
 
 def detect(client: Client, tables: Any, images: list[Image.Image], **parameters: Any) -> list[Any]:
-    inputs = client.preprocess(images)
+    inputs = client.prepare(images, {})
     return client.postprocess(
         {"out": np.asarray(tables)}, inputs, images, client.read_parameters(parameters)
     )
@@ -199,14 +199,14 @@ def test_scale_pixels_to_1_or_keep_255_in_uint8(
     labelled: Path, datatype: str, dtype: Any, pixel: Any
 ) -> None:
     client = client_of(labelled, datatype=datatype)
-    (values,) = client.preprocess([Image.new("RGB", (640, 640), (255, 51, 0))]).values()
+    (values,) = client.prepare([Image.new("RGB", (640, 640), (255, 51, 0))], {}).values()
     assert values.dtype == dtype
     np.testing.assert_allclose(values[0, :, 320, 320], pixel, atol=2e-4)
 
 
 def test_keep_the_batch_dimension_of_a_model(labelled: Path) -> None:
     client = client_of(labelled, (1, 3, 320, 320), (1, -1, 8))
-    assert client.preprocess([WIDE])["in"].shape == (1, 1, 3, 320, 320)
+    assert client.prepare([WIDE], {})["in"].shape == (1, 1, 3, 320, 320)
     (prediction,) = detect(client, [rows_of((160, 160, 16, 16, 1, 1, 0, 0))[None]], [WIDE])
     assert prediction["detections"][0]["box"] == {
         "xmin": 608,
@@ -229,7 +229,7 @@ def test_round_a_free_size_to_the_stride(
     labelled: Path, sizes: list[tuple[int, int]], expected: tuple[int, int]
 ) -> None:
     images = [Image.new("RGB", size) for size in sizes]
-    assert client_of(labelled, (3, -1, -1)).preprocess(images)["in"].shape[2:] == expected
+    assert client_of(labelled, (3, -1, -1)).prepare(images, {})["in"].shape[2:] == expected
 
 
 def test_draw_only_at_the_boxes(client: Client) -> None:

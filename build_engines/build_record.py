@@ -1,0 +1,60 @@
+"""build.json, which records what a folder was built from, and the cache of the fp32 models."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build_engines.model_spec import Engine
+
+RECORD = "build.json"  # the request a folder was built from, and the digests of its files
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cache_folder() -> Path:
+    """Return $BUILD_ENGINES_CACHE, else triton-multi-model in the user's cache folder."""
+    if folder := os.environ.get("BUILD_ENGINES_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-multi-model"
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return build.json's content, or {} without one."""
+    try:
+        return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def write_record(folder: Path, made_from: Mapping[str, Any], source: str, engine: Engine) -> None:
+    """Write build.json into the finished folder; `source` is the SHA-256 of the fp32 model."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    record = {
+        "made_from": made_from,
+        "source_sha256": source,
+        "precision": engine.precision,
+        "platform": engine.platform,
+        "engine": dict(engine.bound_to),
+        "files": {name: digest(folder / name) for name in names},
+    }
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def changed_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
+    """Return the names of files that are missing or have changed since the build."""
+    files = record["files"].items()
+    return [
+        name for name, sha in files if not (folder / name).is_file() or digest(folder / name) != sha
+    ]
+
+
+def reference_folder(source: str) -> Path:
+    """Return the folder that keeps the fp32 model with this SHA-256."""
+    return cache_folder() / "references" / source

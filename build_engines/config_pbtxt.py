@@ -1,0 +1,122 @@
+"""Writes config.pbtxt through Triton's own protobuf, so that Triton can read it."""
+
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from build_engines.model_spec import ONNX, Engine, ModelSpec
+from build_engines.request import Request
+from clients.base import TensorSpec
+from serving.repository.model_config import (
+    AUTO,
+    OPENVINO,
+    PARAMETER,
+    PRECISION,
+    is_map,
+    is_whole,
+    merged,
+)
+
+HEADER = "# Written by python -m build_engines.\n"
+
+
+def write_configs(
+    folder: Path, model_spec: ModelSpec, engine: Engine, request: Request, any_cpu_engine: bool
+) -> None:
+    """Write config.pbtxt for a GPU and configs/cpu.pbtxt for what differs without one.
+
+    An engine for a CPU only has the first alone. `any_cpu_engine`: `serve` may choose the engine on
+    a CPU, also one that computes in BF16.
+    """
+    cpu = model_config(
+        model_spec,
+        platform=model_spec.platform,
+        kind="KIND_CPU",
+        count=model_spec.cpu_instances,
+        request=request,
+    )
+    parameters = dict(engine.cpu_parameters)
+    is_open = any_cpu_engine and model_spec.platform == ONNX
+    if is_open:
+        parameters.setdefault(PARAMETER, AUTO)
+    elif parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
+        parameters[PRECISION] = "f32"
+    for name, value in (parameters | dict(model_spec.settings)).items():
+        cpu.parameters[name].string_value = value
+    if engine.cpu_only:
+        (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
+        return
+    gpu = model_config(
+        model_spec, platform=engine.platform, kind="KIND_GPU", count=1, request=request
+    )
+    if gpu.HasField("dynamic_batching"):
+        gpu.dynamic_batching.preferred_batch_size.extend(engine.preferred_batch_sizes)
+    if engine.accelerator:
+        accelerators = gpu.optimization.execution_accelerators.gpu_execution_accelerator
+        accelerators.add(name="tensorrt", parameters=engine.accelerator)
+    (folder / "config.pbtxt").write_text(render(gpu, model_spec.note))
+    (folder / "configs").mkdir()
+    (folder / "configs" / "cpu.pbtxt").write_text(render(difference(gpu, cpu)))
+
+
+def model_config(
+    model_spec: ModelSpec, platform: str, kind: str, count: int, request: Request
+) -> Any:
+    """Return the ModelConfig of the model on `platform`, with `count` instances on `kind`
+    (KIND_CPU, KIND_GPU)."""
+    config = model_config_pb2.ModelConfig(
+        platform=platform, max_batch_size=model_spec.max_batch_size
+    )
+    for spec in model_spec.inputs:
+        _tensor(config.input.add(), spec, model_spec.max_batch_size)
+    for spec in model_spec.outputs:
+        _tensor(config.output.add(), spec, model_spec.max_batch_size)
+    if model_spec.labels:
+        config.output[0].label_filename = model_spec.labels
+    group = config.instance_group.add(count=request.instances or count)
+    group.kind = group.Kind.Value(kind)
+    if model_spec.max_batch_size:
+        config.dynamic_batching.SetInParent()
+    parameters = ({"client": model_spec.client} if model_spec.client else {}) | dict(
+        model_spec.settings
+    )
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    return config
+
+
+def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
+    """Declare a tensor. config.pbtxt has no scalars: callers send [1], or [n, 1]; the model gets
+    [], or [n]."""
+    target.name, target.data_type = spec.name, data_type(spec.datatype)
+    target.dims.extend(spec.shape or (1,))
+    if not spec.shape and max_batch_size:
+        target.reshape.SetInParent()
+
+
+def data_type(datatype: str) -> int:
+    """Return Triton's enum of a datatype: FP32, INT64, BYTES …"""
+    return int(model_config_pb2.DataType.Value(f"TYPE_{datatype.replace('BYTES', 'STRING')}"))
+
+
+def render(config: Any, note: str = "") -> str:
+    """Return a ModelConfig as the text of a config.pbtxt, with `note` as a comment at its top."""
+    comment = "".join(f"# {line}\n" for line in note.splitlines())
+    text: str = text_format.MessageToString(config, use_short_repeated_primitives=True)
+    return HEADER + comment + text
+
+
+def difference(base: Any, other: Any) -> Any:
+    """Return the configs/NAME.pbtxt with which `serve` turns config.pbtxt, `base`, into `other`:
+    the differences, or all."""
+    own = model_config_pb2.ModelConfig()
+    for each, value in other.ListFields():
+        there = getattr(base, each.name)
+        if is_map(each):
+            for key in (key for key in value if key not in there or there[key] != value[key]):
+                getattr(own, each.name)[key].CopyFrom(value[key])
+        elif value != there:
+            own.MergeFrom(type(other)(**{each.name: value}))
+    return own if not is_whole(own) and merged(base, own, render(own)) == other else other

@@ -1,0 +1,38 @@
+"""Networks that turn an image into a vector: CLIP's and SigLIP's vision towers, DINOv2, ViT …"""
+
+from typing import Any
+
+from build_engines.errors import BuildError
+from build_engines.families.family import Family, Head
+from build_engines.families.image_folder import EXPORTS
+from build_engines.measures import IMAGES, VECTORS
+
+
+def _vector(network: Any, images: Any) -> tuple[Any, ...]:
+    """Return the embedding that CLIP and SigLIP compare with texts, else the pooled output."""
+    has_features = hasattr(network, "get_image_features")
+    output = network.get_image_features(images) if has_features else network(images)
+    embedding = getattr(output, "image_embeds", None)
+    if embedding is not None:
+        return (embedding,)
+    pooled = getattr(output, "pooler_output", None)
+    if pooled is None:
+        raise BuildError(
+            f"{type(network).__name__} has no pooled output, so it has no single vector for an "
+            "image"
+        )
+    # ResNet, RegNet and BiT pool to [batch, channels, 1, 1]
+    return (pooled.flatten(1) if pooled.shape[2:].numel() == 1 else pooled,)
+
+
+HEAD = Head(
+    ("VisionModelWithProjection", "Model"), "AutoModel", ("embedding",), _vector, labelled=False
+)
+FAMILY = Family(
+    client="image_embedding",
+    exports=EXPORTS,
+    head=HEAD,
+    example="efficientnet",
+    samples=IMAGES,
+    measure=lambda _: VECTORS,
+)

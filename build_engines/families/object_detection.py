@@ -1,0 +1,42 @@
+"""Detectors with the output of a YOLO: YOLOv5, v8 to 26, and what is exported in their layout."""
+
+from pathlib import Path
+
+from build_engines.errors import BuildError
+from build_engines.families import bundled, onnx_file, torchscript, yolov4_tiny
+from build_engines.families.family import Family
+from build_engines.measures import DETECTIONS, IMAGES
+from build_engines.model_spec import ModelSpec
+from build_engines.request import Request
+from build_engines.weights import CHECKPOINT, ONNX_FILE, TENSORS, TORCHSCRIPT_FILE, Weights
+
+
+def _checkpoint(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+    from build_engines.families import yolov5  # needs torch
+
+    return yolov5.export(family, weights, request, folder)
+
+
+def _refuse_folder(*_: object) -> ModelSpec:
+    raise BuildError(
+        "a YOLOv5 is one file: --weights names its checkpoint best.pt, or an ONNX file of it"
+    )
+
+
+FAMILY = Family(
+    client="object_detection",
+    exports={
+        ONNX_FILE: onnx_file.export,
+        TORCHSCRIPT_FILE: torchscript.export,
+        TENSORS: _checkpoint,
+        CHECKPOINT: _refuse_folder,
+    },
+    own_weights={"yolov5": bundled.export, "yolov4_tiny": yolov4_tiny.export},
+    example="yolov4_tiny",
+    boxes_in_pixels=True,
+    samples=IMAGES,
+    measure=lambda _: DETECTIONS,
+    static_int8=True,
+    fp32_head=True,
+    any_cpu_engine=True,
+)

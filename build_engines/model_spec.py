@@ -1,0 +1,81 @@
+"""The descriptions of a model that a family has written, and of the engine built from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from clients.base import TensorSpec
+
+# Triton's platforms
+ONNX = "onnxruntime_onnx"
+TORCHSCRIPT = "pytorch_libtorch"
+PLAN = "tensorrt_plan"
+MODEL_FILES = {ONNX: "model.onnx", TORCHSCRIPT: "model.pt", PLAN: "model.plan"}
+
+
+def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
+    """Return the tensor's shape with `batch` in front, 0 for none, and `length` for each dimension
+    that varies."""
+    return (*([batch] if batch else []), *(length if size == -1 else size for size in tensor.shape))
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model whose folder has 1/model.onnx in fp32 (or 1/model.pt), labels and an example already.
+
+    `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters`
+    tell it; `max_batch_size` 0 means no batch dimension; `lengths` are the least, the usual and the
+    most that a dimension of -1 is. `labels` is the file with a name for each value of the first
+    output; `note` is a comment for config.pbtxt.
+    """
+
+    client: str = ""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    max_batch_size: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    platform: str = ONNX
+    lengths: tuple[int, int, int] = (1, 128, 512)
+    labels: str = ""
+    note: str = ""
+
+    @property
+    def cpu_instances(self) -> int:
+        """Return the instances on a CPU: 1 if the backend merges waiting requests into runs on all
+        processors."""
+        return 1 if self.platform == ONNX and self.max_batch_size else 2
+
+    @property
+    def file(self) -> str:
+        """Return the name of the model's file."""
+        return MODEL_FILES[self.platform]
+
+    def profile(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return the least, the usual and the largest shape of each input, batch dimension
+        included."""
+        most = self.max_batch_size
+        sizes = list(
+            zip((1, max(most // 2, 1), most) if most else (0, 0, 0), self.lengths, strict=True)
+        )
+        return {
+            spec.name: tuple(full_shape(spec, batch, length) for batch, length in sizes)
+            for spec in self.inputs
+        }
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The engine that was built from 1/model.onnx.
+
+    `bound_to` says on which GPU and versions the engine depends, "engine" in build.json.
+    `cpu_only`: it always runs on a CPU. `cpu_parameters` go into the configuration for a CPU;
+    `accelerator` are the parameters of ONNX Runtime's TensorRT provider in the configuration for a
+    GPU.
+    """
+
+    platform: str
+    precision: str
+    bound_to: Mapping[str, str] = field(default_factory=dict)
+    preferred_batch_sizes: tuple[int, ...] = ()
+    cpu_only: bool = False
+    cpu_parameters: Mapping[str, str] = field(default_factory=dict)
+    accelerator: Mapping[str, str] = field(default_factory=dict)

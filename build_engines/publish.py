@@ -1,0 +1,116 @@
+"""Checks a finished folder, loads it into a tritonserver, and puts it in its place.
+
+A folder is made in a scratch folder, which is renamed when it is complete.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from build_engines.build_record import RECORD, digest, read_record, reference_folder
+from build_engines.errors import BuildError
+from serving.host.tritonserver import backend_directory, binary
+from serving.preparation.check import check_models, failures
+from serving.repository.model_config import ENSEMBLE, backend_of, configs_of_parts, read_config
+from serving.settings.table import Settings
+
+SCRATCH = ".build-"
+STALE = 86400  # seconds
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Yield a new folder in `parent`, which Triton and the tools ignore. Remove it at the end in
+    any case, and `parent` if that is new too and empty.
+
+    Folders that killed builds left are removed after a day.
+    """
+    new = not parent.exists()
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob(f"{SCRATCH}*"):
+        if time.time() - left.stat().st_mtime > STALE:
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if new:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+
+def check(folder: Path, name: str) -> None:
+    """Check the folder of the model `name` as `serve --check` does. Raise BuildError with the first
+    finding."""
+    for finding in check_models(Settings.from_env({}), {name: folder}):
+        raise BuildError(f"the model would not be served: {finding.removeprefix(f'{name}: ')}")
+
+
+def installed_backends() -> set[str]:
+    """Return the names of tritonserver's backends. Raise FileNotFoundError without tritonserver."""
+    binary()
+    return {path.name for path in backend_directory().iterdir()}
+
+
+def load(
+    folder: Path, target: Path, find_backends: Callable[[], set[str]] = installed_backends
+) -> None:
+    """Load the finished folder, which will become `target`, into a tritonserver, and test it with
+    its example. Raise BuildError if it would not be served. If it was not loaded, print why."""
+    settings, others = Settings.from_env({}), target.parent
+    try:
+        backends = find_backends()
+    except FileNotFoundError as err:
+        print(f"not loaded: {err}", flush=True)
+        return
+    config = read_config(folder, settings.device)
+    parts = configs_of_parts(config, lambda name: read_config(others / name, settings.device))
+    needed = {backend_of(each) for each in (config, *parts.values())} - {ENSEMBLE}
+    if missing := needed - backends:
+        print(f"not loaded: the tritonserver here has no backend '{min(missing)}'", flush=True)
+        return
+    folders = {target.name: folder} | {name: others / name for name in parts}
+    for _, reason in failures(settings, folders, [target.name]):
+        reason = " ".join(reason.replace(str(folder), str(target)).split())
+        raise BuildError(f"the model would not be served: {reason} (--no-load builds it unseen)")
+
+
+def keep_users_files(folder: Path, target: Path) -> None:
+    """Link the files that a user added to `target` into the new folder: another version, a
+    client.py."""
+    built = {RECORD, *read_record(target).get("files", ())}
+    for path in target.rglob("*"):
+        name = path.relative_to(target)
+        if path.is_file() and str(name) not in built and not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, folder / name)
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Rename the complete folder to `target`, and replace what `target` was."""
+    old = target.with_name(f".old-{target.name}-{os.getpid()}")
+    if target.exists():
+        target.rename(old)
+    try:
+        folder.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def keep_reference(folder: Path) -> None:
+    """Copy the folder's version 1, which is still in fp32."""
+    target = reference_folder(digest(folder / "1" / "model.onnx"))
+    if not target.is_dir():
+        with scratch_folder(target.parent) as scratch:
+            shutil.copytree(folder / "1", scratch, dirs_exist_ok=True)
+            publish(scratch, target)

@@ -1,0 +1,90 @@
+"""Reads a built model folder back: its configuration, its newest version, its client."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from build_engines.build_record import read_record
+from build_engines.engines.trtexec import this_gpu
+from build_engines.errors import BuildError
+from build_engines.model_spec import MODEL_FILES
+from clients.base import Model, ModelClient
+from serving.clients import make_client
+from serving.model_status.served_model import describe_model
+from serving.repository.layout import CONFIG, config_file, versions
+from serving.repository.model_config import Unreadable, read_merged
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """`config` is the ModelConfig that this machine uses, read from `config_file`; `record` the
+    build's build.json ({} without one)."""
+
+    folder: Path
+    config_file: Path
+    config: Any
+    model: Model
+    record: dict[str, Any]
+
+    @property
+    def version(self) -> Path:
+        """Return the folder of the newest version. Raise BuildError without one."""
+        folders = versions(self.folder)
+        if not folders:
+            raise BuildError(f"there is no version in {self.folder}: build the model first")
+        return folders[-1]
+
+    @property
+    def file(self) -> Path:
+        """Return the file that is served from the newest version."""
+        name = self.config.default_model_filename or MODEL_FILES.get(self.config.platform, "")
+        path = self.version / name
+        if not name or not path.is_file():
+            raise BuildError(
+                f"{self.folder.name} "
+                f"({self.config.platform or self.config.backend or 'no platform'}) has no "
+                f"model file that can be run here in {self.version}"
+            )
+        return path
+
+    def client(self) -> ModelClient | None:
+        """Return the model's client, if any. Raise BuildError if it cannot be made."""
+        try:
+            return make_client(self.model)
+        except Exception as err:  # a client's code may raise anything
+            raise BuildError(f"the client of {self.folder.name} cannot be made: {err}") from err
+
+
+def open_model(name: str, repository: Path, config_name: str | None = None) -> StoredModel:
+    """Return the model of that name. Raise BuildError if it does not exist or its configuration
+    cannot be read.
+
+    `config_name` is Triton's --model-config-name; None: "cpu" on a machine without a GPU.
+    """
+    if config_name is None:
+        config_name = "" if this_gpu() else "cpu"
+    folder = repository / name
+    if not folder.is_dir():
+        there = (
+            sorted(path.name for path in repository.iterdir() if path.is_dir())
+            if repository.is_dir()
+            else []
+        )
+        raise BuildError(
+            f"there is no model '{name}' in {repository}; there are: "
+            f"{', '.join(n for n in there if not n.startswith('.')) or 'none'}"
+        )
+    file = config_file(folder, config_name)
+    try:
+        config = read_merged(folder, file)
+    except Unreadable as err:
+        raise BuildError(str(err)) from err
+    if not file.is_file():
+        raise BuildError(f"{folder} has no {CONFIG}")
+    return StoredModel(
+        folder=folder,
+        config_file=file,
+        config=config,
+        model=describe_model(name, folder, config),
+        record=read_record(folder),
+    )

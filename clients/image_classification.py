@@ -1,0 +1,93 @@
+"""Image classification: a network that takes one image and gives one score for each class."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from clients._image import ImageClient
+from clients._input import EXAMPLE
+from clients._labels import LABELS, labels_mismatch, labels_of, scores_output
+from clients.base import ACTIVATIONS, Model, Parameter, Tensors, best
+from serving.errors import InferenceFailed, InvalidRequest
+
+
+class Client(ImageClient):
+    """Return the classes of an image, best first: `{"classes": [{"label", "class_id", "score"},
+    …]}`. Of several outputs the client uses the one with as many scores as there are labels, else
+    the one named logits or probabilities."""
+
+    example = EXAMPLE
+    settings = (
+        *ImageClient.settings,
+        Parameter(
+            "activation",
+            "softmax",
+            "what turns outputs into scores; softmax of one logit is sigmoid",
+            choices=("softmax", "sigmoid", "none"),
+        ),
+        LABELS,
+    )
+    parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1, maximum=1000),)
+
+    def __init__(self, model: Model) -> None:
+        """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit
+        together, OSError when the file that `labels` names is missing."""
+        super().__init__(model)
+        self.labels = labels_of(model, self.options["labels"])
+        self.label_of = self.labels.__getitem__ if self.labels else str
+        self.output = scores_output(model, len(self.labels))
+        self.outputs = (self.output.name,)
+        own_batch = model.max_batch_size == 0 and len(self.output.shape) > 1
+        shape = self.output.shape[int(own_batch) :]
+        # -1: the shape does not say
+        is_fixed = min(shape, default=-1) >= 0
+        self.classes = prod(shape) if is_fixed else -1
+        if mistake := self._mistake(self.output.shape, self.classes):
+            raise InvalidRequest(mistake)
+
+    def postprocess(
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
+    ) -> list[Any]:
+        """Return the `top_k` classes of each image, highest score first, ties by class id.
+
+        Raise InferenceFailed when the output is not finite or its number of classes is not that of
+        the labels.
+        """
+        scores = self.finite(outputs, self.output.name)
+        rows = scores.reshape(len(instances), -1)
+        classes = rows.shape[1]
+        if classes != self.classes:
+            mistake = self._mistake(outputs[self.output.name].shape[1:], classes)
+            if mistake:
+                raise InferenceFailed(mistake)
+        function = self.options["activation"]
+        if function == "softmax" and classes == 1:
+            function = "sigmoid"  # the softmax of one logit is always 1
+        label_of = self.label_of
+        top_k = parameters["top_k"]
+        return [
+            {
+                "classes": [
+                    {"label": label_of(i), "class_id": i, "score": score}
+                    for i, score in best(row, top_k)
+                ]
+            }
+            for row in ACTIVATIONS[function](rows)
+        ]
+
+    def _mistake(self, shape: Sequence[int], classes: int) -> str:
+        """Return why an output of this shape is not a score for each class, "" if it is: no more
+        than one dimension, beside a batch of its own, is other than 1."""
+        own_batch = len(shape) > 1 and shape[0] == -1
+        sizes = shape[int(own_batch) :]
+        if sum(size != 1 for size in sizes) > 1:
+            return (
+                f"output '{self.output.name}' {list(shape)} of model '{self.model.name}' is "
+                "not a list of scores, one for each class: a detector, a segmentation or an "
+                "encoder takes another client, or none"
+            )
+        return labels_mismatch(self.model, self.labels, self.output.name, classes)

@@ -1,0 +1,97 @@
+"""Serves texts with BERT and its relatives: embeddings, and the tasks of transformers' pipelines.
+
+The model's folder holds the setting `task` and the tokenizer's files as transformers saves them.
+The answers equal those of transformers' own pipelines with the same weights. clients/_text has a
+module for each task.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clients._text.answers import QuestionAnswering
+from clients._text.classification import TextClassification, TextRanking, ZeroShotClassification
+from clients._text.embedding import Embedding
+from clients._text.entities import TokenClassification
+from clients._text.fill_mask import FillMask
+from clients._text.task import Task
+from clients._text.tokenizer import TextTokenizer
+from clients.base import Model, ModelClient, Parameter, Tensors
+from serving.codecs import TEXT, Codec
+
+TASKS: dict[str, type[Task]] = {
+    "embedding": Embedding,
+    "fill-mask": FillMask,
+    "text-classification": TextClassification,
+    "token-classification": TokenClassification,
+    "question-answering": QuestionAnswering,
+    "zero-shot-classification": ZeroShotClassification,
+    "text-ranking": TextRanking,
+}
+TASK = Parameter("task", "embedding", "what the model's output is", choices=tuple(TASKS))
+
+
+class Client(ModelClient):
+    """Serves one task of texts. What an instance is, and which parameters a caller may set, depend
+    on the task."""
+
+    codec: Codec = TEXT
+    example = b"Paris is the [MASK] of France."
+    settings = (
+        TASK,
+        Parameter(
+            "tokenizer", "tokenizer", "folder of the tokenizer's files, inside the model's folder"
+        ),
+        Parameter("max_length", 0, "longest text in tokens; 0: the model's own limit", minimum=0),
+        Parameter(
+            "pad_to_multiple_of",
+            1,
+            "pads each batch to a multiple of this number of tokens",
+            minimum=1,
+        ),
+        Parameter("labels", "", "file of labels; default: id2label in config.json"),
+        *(setting for task in TASKS.values() for setting in task.settings),
+    )
+    parameters = tuple(
+        {value.name: value for task in TASKS.values() for value in task.parameters}.values()
+    )
+
+    def __init__(self, model: Model) -> None:
+        kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
+        self.codec = kind.codec
+        self.parameters = kind.parameters
+        super().__init__(model)
+        self.tokenizer = TextTokenizer(
+            model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation
+        )
+        self.task = kind(model, self.tokenizer, self.options)
+        self.outputs = self.task.outputs
+        self.int32 = {spec.name for spec in model.inputs if spec.datatype == "INT32"}
+
+    def rows(self, instance: Any) -> int:
+        return self.task.rows(instance)
+
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+        """Return input_ids, attention_mask and token_type_ids [rows, longest], INT64 or what the
+        model's inputs are, and what the task needs."""
+        tensors = self.task.tokens(instances, parameters)
+        return tensors | {name: tensors[name].astype(np.int32) for name in self.int32 & {*tensors}}
+
+    def postprocess(
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        instances: Sequence[Any],
+        parameters: Mapping[str, Any],
+    ) -> list[Any]:
+        """Return what the task predicts, with `tokens`, and whether the text was `truncated`."""
+        counts = inputs["num_tokens"]
+        truncated = inputs.get("truncated", counts > self.tokenizer.max_length)
+        predictions = self.task.predict(outputs, inputs, instances, parameters)
+        return [
+            prediction | {"tokens": count, "truncated": cut}
+            for prediction, count, cut in zip(
+                predictions, counts.tolist(), truncated.tolist(), strict=True
+            )
+        ]
