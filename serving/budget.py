@@ -19,7 +19,7 @@ import msgspec
 
 from serving.errors import PayloadTooLarge, TooLate
 from serving.named_value import MOST_NAMES as MOST_NAMES
-from serving.room import SMALL_JSON, WRITTEN, Parts, Room, json_objects, json_parts, reserve
+from serving.room import SHORT, SMALL_JSON, WRITTEN, Parts, Room, json_objects, json_parts, reserve
 
 Item = TypeVar("Item")
 
@@ -102,7 +102,7 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
     PayloadTooLarge if it has too many parts or exceeds one request's share, and Overloaded if other
     requests hold the memory."""
     if len(data) <= SMALL_JSON:
-        return Room()
+        return reserve(SHORT * len(data), "the JSON of the body")
     parts = json_parts(data)
     check_count(
         parts.objects + parts.lists + parts.strings,
@@ -113,15 +113,17 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
     return reserve(takes(parts), "the JSON of the body")
 
 
-# Large texts are parsed one at a time, because parsing holds the GIL: the worker's other threads
+LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
+# Such texts are parsed one at a time, because parsing holds the GIL: the worker's other threads
 # would wait for all of them.
 _READING = threading.Lock()
 
 
 @contextmanager
 def json_turn(data: bytes) -> Iterator[None]:
-    """Reserve memory for a JSON text and, if it is large, wait for its turn to be parsed."""
-    if not admit_json(data).is_held:
+    """Reserve memory for a JSON text and, if it is long, wait for its turn to be parsed."""
+    admit_json(data)
+    if len(data) <= LONG_JSON:
         yield
         return
     with _READING:

@@ -6,20 +6,21 @@ request's own thread reserves it before the step begins.
     reserve(form(data), "the form")      given back when the request leaves its slot
 
 The account is the request's slot (front/admission.py). The threads that decode for a request do not
-reserve anything. Steps that take less than SMALL are not counted: SERVE_MAX_CONCURRENCY bounds
-their sum.
+reserve anything.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-SMALL = 2**20  # bytes of a step that is not counted
 PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
-SMALL_JSON = 16 * 1024  # bytes of a text whose values take less
+SMALL_JSON = 1024  # bytes of a text whose parts are not counted
 
 # The table: bytes that a step takes for each …
+SHORT = 80  # byte of a small JSON text
 OBJECT = 200  # object of JSON that msgspec reads
 LIST = 90  # per list
 STRING = 60  # per string, besides its characters
@@ -115,7 +116,9 @@ def tensor_strings(count: int, length: int) -> int:
 class Account(Protocol):
     """The account of a request, which is its slot."""
 
-    def take(self, size: int, step: str) -> int: ...
+    size: int  # bytes that it has taken
+
+    def take(self, size: int, step: str) -> None: ...
 
     def give_back(self, size: int) -> None: ...
 
@@ -137,11 +140,11 @@ class Room:
         return self._size > 0
 
     def grow(self, size: int, step: str) -> None:
-        """Reserve `size` bytes in all, unless less than SMALL is missing. Raise PayloadTooLarge,
-        Overloaded."""
+        """Reserve `size` bytes in all. Raise PayloadTooLarge, Overloaded."""
         missing = size - self._size
-        if self._account and missing >= SMALL:
-            self._size += self._account.take(missing, step)
+        if self._account and missing > 0:
+            self._account.take(missing, step)
+            self._size = size
 
     def shrink(self, size: int = 0) -> None:
         """Give back all but `size` bytes."""
@@ -149,6 +152,12 @@ class Room:
         if self._account and surplus > 0:
             self._account.give_back(surplus)
             self._size = size
+
+    def add(self, other: "Room") -> None:
+        """Hold what another room holds, too."""
+        self._account = self._account or other._account
+        self._size += other._size
+        other._size = 0
 
     def __enter__(self) -> "Room":
         return self
@@ -168,4 +177,19 @@ def reserve(size: int, step: str) -> Room:
     account = _ACCOUNT.get()
     if account is None:
         return Room()
-    return Room(account, account.take(size, step))
+    account.take(size, step)
+    return Room(account, size)
+
+
+@contextmanager
+def collected() -> Iterator[Room]:
+    """Yield a room that, after the context, has all that its steps have reserved and not given
+    back."""
+    account = _ACCOUNT.get()
+    room = Room(account)
+    before = account.size if account else 0
+    try:
+        yield room
+    finally:
+        if account:
+            room._size = account.size - before

@@ -33,7 +33,7 @@ from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
-from serving.room import INPUT, KEPT, OUTPUT, TOKEN, Room, reserve
+from serving.room import INPUT, KEPT, OUTPUT, TOKEN, Room, collected, reserve
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
@@ -181,12 +181,13 @@ class InstancesJob(Job):
         deadline = request.deadline
         size = 1 if self.sequence else client.model.max_batch_size or 1
         size = min(size, self._most_rows())
-        with request.timings.stage("decode"):
+        with collected() as raw, request.timings.stage("decode"):
             opened = request.decoder.open(client, first, self.items[first : first + size])
         memory = opened.memory
         tensors_of_images = len(opened.values) * self._row_bytes() if memory else 0
-        room = self._room(memory + tensors_of_images, holds)
+        room = Room()
         try:
+            room = self._room(memory + tensors_of_images, holds)
             with request.decoder.turn(client.codec.name, opened.is_large, deadline):
                 with request.timings.stage("decode"):
                     instances = request.decoder.decode(client, opened)
@@ -218,7 +219,9 @@ class InstancesJob(Job):
                 room = self._room(size, holds or kept > 0)
         except BaseException:
             room.shrink()
+            raw.shrink()
             raise
+        room.add(raw)
         end = first + len(instances)
         return Batch(first, end, instances, tensors, list(_parts(client, tensors)), memory, room)
 

@@ -12,7 +12,7 @@ import io
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from itertools import islice
 from typing import Any, ClassVar
@@ -39,7 +39,7 @@ from serving.headers import JSON_LINES, JSON_TYPE
 from serving.job import Job, Reply, Run, admit_step
 from serving.model_status.served_model import ServedModel
 from serving.request import PATH, UNNAMED, Request, Target
-from serving.room import reserve
+from serving.room import Room, collected, reserve
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,14 @@ BATCHES = 4  # batches of the model in one group: one is prepared while Triton w
 
 @dataclass(frozen=True)
 class Record:
-    """One line: either instances, another kind of request, or an error. The answer to a `bare`
-    record is its prediction without anything around it."""
+    """One line: either instances, another kind of request, or an error; and the room of its values.
+    The answer to a `bare` record is its prediction without anything around it."""
 
     instances: Instances | None = None
     shape: Shape | None = None
     error: ServingError | None = None
     is_bare: bool = False
+    room: Room = field(default_factory=Room)
 
     @property
     def count(self) -> int:
@@ -102,6 +103,11 @@ class JsonLines:
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
         """Parse a line. Return a Record with the error if the line is wrong."""
+        with collected() as room:
+            record = self._record(line, served, target)
+        return replace(record, room=room)
+
+    def _record(self, line: bytes, served: ServedModel, target: Target) -> Record:
         try:
             value = read_json(line)
             if isinstance(value, dict):
@@ -188,7 +194,10 @@ class LinesJob(Job):
         size = 1 if self.served.sequencing else BATCHES * batch
         try:
             for records in groups(self._records, size):
-                lines = self._answer(gateway, records)
+                with collected() as room:
+                    lines = self._answer(gateway, records)
+                for each in (room, *[record.room for record in records]):
+                    each.shrink()
                 self.request.budget.grow(answer, len(written) + sum(map(len, lines)))
                 written += b"".join(lines)
                 count += len(lines)

@@ -2,7 +2,8 @@
 encoded."""
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -41,8 +42,31 @@ SIZE_TAGS = {
 WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
 BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 
+# Pillow makes a Python object of each value of a tag, of a fraction in 2.4 µs
+MOST_VALUES = 2**17
+MOST_FRACTIONS = 2**12
+FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}
+WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data are one value
+
 # read strips in C: Pillow's Python code takes minutes for a million of them
 TiffImagePlugin.READ_LIBTIFF = True
+
+
+def _load_few(load: Callable[..., Any], most: int, tags: Any, data: bytes, *options: Any) -> Any:
+    """Return the values of a tag. Raise DecodingError if their `data` are too long."""
+    if len(data) > most:
+        raise DecodingError(
+            f"the image has too much metadata (a tag of {len(data)} bytes); save it again without "
+            "metadata"
+        )
+    return load(tags, data, *options)
+
+
+_LOADERS = TiffImagePlugin.ImageFileDirectory_v2._load_dispatch
+for kind in _LOADERS.keys() - WHOLE:
+    size, load = _LOADERS[kind]
+    count = MOST_FRACTIONS if kind in FRACTIONS else MOST_VALUES
+    _LOADERS[kind] = (size, partial(_load_few, load, count * size))
 
 
 def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from serving.budget import check_time
 from serving.codecs.base import FORM, Codec, Limits, decode_base64, describe
@@ -129,6 +129,8 @@ class Header:
                 f"more than the limit of {most} ({BYTES_PER_PIXEL} a pixel); send it "
                 "smaller, or as a JPEG that is not progressive"
             )
+        if "exif" in image.info:  # read here, because it may be refused
+            image.getexif().get(ExifTags.Base.Orientation)
         # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats are decoded whole
         if self.side:
             image.draft(image.mode, (self.side, self.side))

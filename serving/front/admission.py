@@ -15,7 +15,8 @@ from time import monotonic
 
 from serving.errors import Overloaded, PayloadTooLarge
 from serving.model_status.shared_files import ALL_MODELS, TOTAL, Leases
-from serving.room import SMALL
+
+SMALL = 2**20  # bytes of a slot that others need not know
 
 LIMITS = (
     "and the limits are SERVE_MAX_CONCURRENCY requests and SERVE_REQUEST_MEMORY_SHARE of the "
@@ -88,18 +89,20 @@ class Slot:
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._size = 0
+        self.size = 0
+        self._counted = 0  # bytes of these that the workers' shared counter has
         self._column = -1  # the column of the model's counter; -1 if the request holds no model
         self._kept = 0  # the bytes counted for the model: those of the body
 
-    def take(self, size: int, step: str) -> int:
-        """Add `size` bytes, which a step is about to take, to the account. Ignore small steps.
-        Return how many bytes were added. Raise PayloadTooLarge if the request would exceed the
-        memory for all requests, and Overloaded if other requests hold the memory."""
+    def take(self, size: int, step: str) -> None:
+        """Add `size` bytes, which a step is about to take, to the account. Raise PayloadTooLarge if
+        the request would exceed the memory for all requests, and Overloaded if other requests hold
+        the memory."""
         admission = self._admission
-        if size < SMALL:
-            return 0
-        own = self._size + size
+        own = self.size + size
+        if own - self._counted < SMALL:
+            self.size = own
+            return
         if own > admission.most_bytes:
             raise PayloadTooLarge(
                 f"{step} would take about {size} bytes of memory, with what the request takes "
@@ -107,11 +110,13 @@ class Slot:
                 "time, or raise SERVE_REQUEST_MEMORY_SHARE"
             )
         with admission.lock:
-            self._count(size)
+            before = self._counted
+            self._count(own)
             total = admission.leases.bytes(TOTAL)
             if total <= admission.most_bytes:
-                return size
-            self._count(-size)
+                self.size = own
+                return
+            self._count(before)
         raise Overloaded(
             f"{step} would take about {size} bytes of memory, and other requests have taken "
             f"{total - own} of {admission.most_bytes}, {LIMITS}"
@@ -119,14 +124,17 @@ class Slot:
 
     def give_back(self, size: int) -> None:
         """Subtract `size` bytes from the account after a step. Do nothing after `leave`."""
+        self.size = max(0, self.size - size)
+        if self._counted - self.size < SMALL:
+            return
         with self._admission.lock:
-            size = min(size, self._size)
-            self._count(-size)
-            self._admission.freed += size
+            self._admission.freed += self._counted - self.size
+            self._count(self.size)
 
     def _count(self, size: int) -> None:
-        self._admission.leases.add(self._admission.row, TOTAL, 0, size)
-        self._size += size
+        """Make the shared counter have `size` bytes of this slot."""
+        self._admission.leases.add(self._admission.row, TOTAL, 0, size - self._counted)
+        self._counted = size
 
     def keep(self, model: str, column: int) -> None:
         """Take a slot of the model whose counter is `column`, which keeps the model loaded until
@@ -146,7 +154,7 @@ class Slot:
                         f"in their bodies, {LIMITS}"
                     )
             self._column = column
-            self._kept = self._size
+            self._kept = self.size
             self._count_model(1)
 
     def _count_model(self, sign: int) -> None:
@@ -165,9 +173,9 @@ class Slot:
         admission = self._admission
         with admission.lock:
             self._release()
-            admission.leases.add(admission.row, TOTAL, -1, -self._size)
-            admission.freed += self._size
-            self._size = 0
+            admission.leases.add(admission.row, TOTAL, -1, -self._counted)
+            admission.freed += self._counted
+            self.size = self._counted = 0
             admission.last_active = monotonic()
 
     def __enter__(self) -> "Slot":

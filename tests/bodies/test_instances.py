@@ -262,18 +262,17 @@ class Account:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.taken = 0
+        self.size = 0
         self.peak = 0
 
-    def take(self, size: int, step: str) -> int:
-        if self.taken + size > self.most:
+    def take(self, size: int, step: str) -> None:
+        if self.size + size > self.most:
             raise Overloaded(step)
-        self.taken += size
-        self.peak = max(self.peak, self.taken)
-        return size
+        self.size += size
+        self.peak = max(self.peak, self.size)
 
     def give_back(self, size: int) -> None:
-        self.taken -= size
+        self.size -= size
 
 
 @pytest.fixture
@@ -295,11 +294,11 @@ def test_send_a_batch_ahead_only_if_both_fit_into_memory(
     items = [item(n) for n in range(3)]
     account = accounts(300)
     assert predict(echo, client_of(1), items)[0] == [0.0, 1.0, 2.0]
-    assert (echo.sent, account.taken, account.peak) == ([1, 1, 1], 0, 248)
+    assert (echo.sent, account.size, account.peak) == ([1, 1, 1], 0, 248)
     echo.sent.clear()
     account = accounts(200)
     assert predict(echo, client_of(1), items)[0] == [0.0, 1.0, 2.0]
-    assert (account.taken, account.peak) == (0, 156)
+    assert (account.size, account.peak) == (0, 156)
 
 
 def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -> None:
@@ -313,10 +312,10 @@ def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -
             return tensors
 
     class Looking(Account):
-        def take(self, size: int, step: str) -> int:
-            if size and not self.taken:
+        def take(self, size: int, step: str) -> None:
+            if size and not self.size:
                 alive.append([reference() for reference in made])
-            return super().take(size, step)
+            super().take(size, step)
 
     open_account(Looking(200))
     try:
@@ -346,7 +345,7 @@ def test_bound_the_rows_of_a_batch_and_reserve_all_of_them(
     account = accounts(2**30)
     assert predict(echo, client_of(8, Windows), [item(n) for n in range(5)])[0] == [0.0] * 5
     assert sum(echo.batches) == 2000
-    assert account.taken == 0
+    assert account.size == 0
     assert account.peak >= 2 * 400 * (100 * TOKEN + 4 * (INPUT + OUTPUT))
 
 
@@ -356,4 +355,4 @@ def test_wait_for_room_no_longer_than_the_caller(
     account = accounts(100)
     with pytest.raises(TooLate):
         predict(echo, client_of(1), [item(0)], None, Deadline.after(0.05))
-    assert account.taken == 0
+    assert account.size == 0

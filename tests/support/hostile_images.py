@@ -116,6 +116,13 @@ def ico() -> bytes:
     return b"\0\0\1\0\1\0" + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(inside), 22) + inside
 
 
+def exif_of(kind: int, values: bytes) -> bytes:
+    """Return EXIF whose orientation has many values of this type."""
+    count = len(values) // {3: 2, 5: 8}[kind]
+    entry = struct.pack("<HHII", 274, kind, count, 26)
+    return b"II*\0" + struct.pack("<IH", 8, 1) + entry + bytes(4) + values
+
+
 def jpeg_of_one_scan(**options: Any) -> bytes:
     """Return a JPEG that is cut off behind its first scan."""
     whole = encoded(Image.new("RGB", (SIDE, SIDE)), "JPEG", subsampling=0, **options)
@@ -149,6 +156,14 @@ REFUSED: dict[str, tuple[Maker, str]] = {
         "90000000 bytes",
     ),
     "a JPEG with a scan of one component": (jpeg_of_one_component, "90000000 bytes"),
+    "a WebP whose orientation is 100,000 fractions": (
+        lambda: encoded(Image.new("RGB", (16, 16)), "WEBP", exif=exif_of(5, bytes(800_000))),
+        "metadata",
+    ),
+    "a PNG whose orientation is 400,000 numbers": (
+        lambda: encoded(Image.new("RGB", (16, 16)), exif=exif_of(3, bytes(800_000))),
+        "metadata",
+    ),
     "a JPEG of comments": (lambda: jpeg_with(b"\xff\xfe\0\2" * 100_000), "metadata"),
     "a JPEG of small EXIF parts": (
         lambda: jpeg_with(b"\xff\xe1\0\x09Exif\0\0X" * 100_000),
