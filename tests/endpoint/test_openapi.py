@@ -197,8 +197,8 @@ def test_describe_the_items_of_every_array(described: Any) -> None:
     arrays = [part for part in parts(described) if part.get("type") == "array"]
     assert arrays and not [array for array in arrays if "items" not in array]
     instances = {
-        "resnet": ({"b64": "eA=="}, "eA=="),
-        "bert": ("a text", 5),
+        "image_classification": ({"b64": "eA=="}, "eA=="),
+        "text": ("a text", 5),
         "table": ([1, "a"], "1,a"),
     }
     for name, (right, wrong) in instances.items():
