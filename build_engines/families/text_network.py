@@ -34,6 +34,7 @@ LOADERS = {
     "zero-shot-classification": "AutoModelForSequenceClassification",
     "text-ranking": "AutoModelForSequenceClassification",
 }
+TYPES_AS_WORDS = ("xlm", "flaubert")  # values of model_type in config.json
 TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")  # of texts: their embedding is projected
 # Weights that pretraining leaves in a checkpoint beside the requested network.
 SPARE = (
@@ -68,6 +69,12 @@ def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
     loader = named if named in TOWERS or named.endswith("EncoderModel") else LOADERS[task]
     unused = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
     network = load(getattr(transformers, loader), checkpoint, f"for {task}", unused, SPARE)
+    if network.config.model_type in TYPES_AS_WORDS:
+        raise BuildError(
+            f"{checkpoint} is a {type(network).__name__}, which looks the types of tokens up among "
+            "its words, and this build leaves them out: export it to ONNX with token_type_ids, and "
+            "build that file (--client text --tokenizer FOLDER)"
+        )
     if hasattr(network, "get_text_features") and named not in TOWERS:
         raise BuildError(
             f"{checkpoint} is a {named}: of networks of texts and images, only CLIP's can be served"

@@ -198,6 +198,11 @@ def save_fnet(folder: Path) -> None:
     transformers.FNetModel(transformers.FNetConfig(vocab_size=99, **shape)).save_pretrained(folder)
 
 
+def save_xlm(folder: Path) -> None:
+    shape = {"emb_dim": 16, "n_layers": 1, "n_heads": 2}
+    transformers.XLMModel(transformers.XLMConfig(vocab_size=99, **shape)).save_pretrained(folder)
+
+
 def test_build_the_encoder_of_t5(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
     size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
@@ -231,6 +236,7 @@ TOKENS, WEIGHTED = "token-classification", {"pooling_mode_weightedmean_tokens": 
         ("embedding", architecture(), "", "--task"),
         ("embedding", save_longformer, "", "LongformerModel"),
         ("embedding", save_convbert, "", "padding"),
+        ("embedding", save_xlm, "", "types of tokens"),
         ("embedding", save_fnet, "", "fft.* build the ONNX file"),
         (
             "embedding",
