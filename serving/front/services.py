@@ -1,6 +1,7 @@
 """The objects that the routes of the Flask app share, created once per app."""
 
 import ctypes
+import gc
 import time
 
 import flask
@@ -81,6 +82,7 @@ class Services:
                 self.gateway.shared_memory.trim()
                 trimmed = active
             if is_idle or freed - returned > MUCH:
+                gc.collect()  # errors that were kept refer to themselves and to what was refused
                 libc.malloc_trim(0)
                 returned = freed
 

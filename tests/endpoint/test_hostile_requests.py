@@ -200,6 +200,21 @@ def test_answer_the_largest_requests_of_honest_callers(server: Server, name: str
     assert reply.status_code == 200, reply.text[:500]
 
 
+def test_return_the_memory_of_refused_images(server: Server, idle: int) -> None:
+    front = Front(server)
+    before = front.memory()
+    body = encoded(Image.new("RGB", (32, 32)))[:8] + bytes(24 * 2**20)
+
+    def send(_: int) -> int:
+        kind = {"Content-Type": "image/png"}
+        query = {"model_name": "resnet"}
+        return server.post(params=query, data=body, headers=kind).status_code
+
+    with ThreadPoolExecutor(8) as callers:
+        assert set(callers.map(send, range(64))) <= {400, 503}
+    wait_until(lambda: front.memory() < before + 96 * 2**20, "the bodies are freed")
+
+
 def check(row: Hostile, reply: requests.Response) -> None:
     """Check that the reply has one of the row's statuses, and that an error says what was wrong."""
     assert reply.status_code in row.statuses, reply.text[:500]
