@@ -118,8 +118,8 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
                 response = stream_reply(source, job)
             else:
                 response = whole_reply(source, job)
-                if response.is_streamed:  # a large reply, which may take as long as a stream
-                    allow_time(job.request.stream_deadline, seconds, sent)
+                if response.is_streamed:  # a large reply, which the caller must read in this time
+                    allow_time(Deadline.after(seconds), seconds, sent)
     except Exception as err:
         response = error_reply(err)
     response.headers.update(source.reply_headers())
