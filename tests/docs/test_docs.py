@@ -44,10 +44,9 @@ def image_settings() -> str:
         others = clients.keys() - set(names)
         listed = ", ".join(f"`{name}`" for name in names)
         shown = f"all but `{others.pop()}`" if len(others) == 1 else listed
-        rows.append(
-            f"| `{setting.name}` | `{setting.default}` | {setting.expected()} | {setting.help} | "
-            f"{shown} |"
-        )
+        default = str(setting.default).lower()
+        allowed = setting.expected().removeprefix("a list of at most 1000 ")
+        rows.append(f"| `{setting.name}` | `{default}` | {allowed} | {setting.help} | {shown} |")
     return "\n".join(rows) + "\n"
 
 
