@@ -111,10 +111,10 @@ class Family:
             write = self.own_weights.get(request.model)
         if write is None:
             whose = f"the client {self.client}" if self.client else "a model without a client"
-            raise UsageError(
-                f"--weights '{request.weights}' is {weights.kind}; {whose} is built from "
-                f"{', '.join(self.exports)}"
-            )
+            what = f"--weights '{request.weights}' is {weights.kind}"
+            if not request.weights:
+                what = f"{request.model} has no weights of its own for it: add --weights"
+            raise UsageError(f"{what}; {whose} is built from {', '.join(self.exports)}")
         (folder / "1").mkdir(parents=True, exist_ok=True)
         return write(self, weights, request, folder)
 
