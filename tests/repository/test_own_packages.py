@@ -179,6 +179,13 @@ def test_refuse_packages_of_too_many_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
+def test_refuse_packages_of_too_many_files_of_one_name(tmp_path: Path) -> None:
+    members = tarfile.TarInfo("lib/same").tobuf() * (MOST_ENTRIES + 1)
+    (tmp_path / "env.tar.gz").write_bytes(gzip.compress(members))
+    assert "more than 200000 files" in mistake_of_packages(tmp_path, parse_config(OWN))
+
+
+@pytest.mark.unit
 def test_refuse_packages_of_too_many_bytes_before_unpacking_them(tmp_path: Path) -> None:
     header = tarfile.TarInfo("lib/zeros")
     header.size = MOST_UNPACKED
