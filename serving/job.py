@@ -79,6 +79,9 @@ class Job:
         before this one, followed by its own. Raise a ServingError."""
         return replies[-1]
 
+    def release(self, step: Step) -> None:
+        """Free what the job keeps of the batch of a step that has been answered."""
+
     def reply(self, results: Iterator[Any]) -> Reply:
         """Return the reply in one piece, made from the results of all steps."""
         raise NotImplementedError
@@ -190,10 +193,11 @@ class Run:
                         parts.append(reply)
                     else:
                         yield job.finish(step, [*parts, reply])
+                if not step.is_partial:
+                    job.release(step)
+                    parts.clear()
                 if step.is_last:
                     return
-                if not step.is_partial:
-                    parts.clear()
                 # release what this step holds, because the next one may have to wait for memory
                 step, call, reply = replace(step, inputs=()), None, None
                 step, call = ahead or self._begin(step)

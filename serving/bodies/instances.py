@@ -163,8 +163,6 @@ class InstancesJob(Job):
         if batch is None:
             batch = self._next_batch(0)
         elif not batch.calls:
-            if self.is_decoupled:
-                batch.clear()
             batch = self._next_batch(batch.end, batch.room.is_held)
         inputs = batch.calls.pop(0)
         is_partial = bool(batch.calls)
@@ -282,9 +280,12 @@ class InstancesJob(Job):
         version = replies[-1].version
         if self.picture:
             return Predictions(batch.first, version, predictions, batch.instances, batch.memory)
-        if not self.is_decoupled:  # else more responses may follow
-            batch.clear()
         return Predictions(batch.first, version, predictions)
+
+    def release(self, step: Step) -> None:
+        """Free the batch, unless its image is still to be drawn on."""
+        if not self.picture:
+            step.batch.clear()
 
     def _failed(self, step: str, error: Exception) -> InferenceFailed:
         kind = type(error).__name__
