@@ -195,18 +195,9 @@ class InstancesJob(Job):
                     rows = accumulate(map(client.rows, instances))
                     fitting = sum(count <= size for count in rows)
                     instances = instances[: max(1, fitting)]
-                try:
-                    tensors = self._preprocess(instances, first)
-                except TooManyRows as err:
-                    instances = instances[: err.fitting]
-                    tensors = self._preprocess(instances, first)
-                shape, count = _rows(client, tensors)
-                most = self._most_rows(shape)
-                if count > most and len(instances) > 1:
-                    instances = instances[: max(1, most * len(instances) // count)]
-                    tensors = self._preprocess(instances, first)
-                    shape, count = _rows(client, tensors)
+                instances, tensors = self._fitting(instances, first)
             # the size of the tensors is known by now
+            shape, count = _rows(client, tensors)
             row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
             kept = TOKEN * prod(shape) * _objects(client, tensors)
             size = memory // KEPT + count * row + kept
@@ -222,6 +213,21 @@ class InstancesJob(Job):
         room.add(raw)
         end = first + len(instances)
         return Batch(first, end, instances, tensors, list(_parts(client, tensors)), memory, room)
+
+    def _fitting(self, instances: list[Any], first: int) -> tuple[list[Any], Tensors]:
+        """Return as many of the instances as have few enough rows, at least one, and their
+        tensors."""
+        try:
+            tensors = self._preprocess(instances, first)
+        except TooManyRows as err:
+            instances = instances[: err.fitting]
+            tensors = self._preprocess(instances, first)
+        shape, count = _rows(self.client, tensors)
+        most = self._most_rows(shape)
+        if count > most and len(instances) > 1:
+            instances = instances[: max(1, most * len(instances) // count)]
+            tensors = self._preprocess(instances, first)
+        return instances, tensors
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
         """Return how many bytes the tensors of one row take, if the row of an input has this
