@@ -62,11 +62,16 @@ def _load_few(load: Callable[..., Any], most: int, tags: Any, data: bytes, *opti
     return load(tags, data, *options)
 
 
-_LOADERS = TiffImagePlugin.ImageFileDirectory_v2._load_dispatch
-for kind in _LOADERS.keys() - WHOLE:
-    size, load = _LOADERS[kind]
-    count = MOST_FRACTIONS if kind in FRACTIONS else MOST_VALUES
-    _LOADERS[kind] = (size, partial(_load_few, load, count * size))
+def _bound_tags() -> None:
+    """Make Pillow load at most so many values of a tag: each becomes a Python object."""
+    loaders = TiffImagePlugin.ImageFileDirectory_v2._load_dispatch
+    for kind in loaders.keys() - WHOLE:
+        size, load = loaders[kind]
+        count = MOST_FRACTIONS if kind in FRACTIONS else MOST_VALUES
+        loaders[kind] = (size, partial(_load_few, load, count * size))
+
+
+_bound_tags()
 
 
 def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:
