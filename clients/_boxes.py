@@ -12,12 +12,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients._labels import label_of
-from clients.base import check_time
+from clients.base import Parameter, check_time
+from serving.budget import MOST_DETECTIONS
 
 Floats = NDArray[np.floating[Any]]
 GREY = 114  # the colour of YOLOv5's padding
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 PORTION = 1_024  # boxes that are compared together: `nms` often needs no more of them
+
+
+def confidence(default: float) -> Parameter:
+    """Return the parameter of every detector by which callers leave out weak detections."""
+    return Parameter(
+        "confidence", default, "return only detections with a score above it", minimum=0, maximum=1
+    )
+
+
+def max_detections(default: int) -> Parameter:
+    """Return the parameter of every detector by which callers bound the detections of an image."""
+    return Parameter(
+        "max_detections",
+        default,
+        "how many to return per image",
+        minimum=1,
+        maximum=MOST_DETECTIONS,
+    )
 
 
 def detections_of(

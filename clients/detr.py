@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._boxes import detections_of
+from clients._boxes import confidence, detections_of, max_detections
 from clients._drawing import draw
 from clients._image import ImageClient
 from clients._input import WHOLE, check_whole
 from clients._labels import LABELS, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
-from serving.budget import MOST_DETECTIONS
 from serving.errors import InferenceFailed, InvalidRequest
 
 # transformers' names of the outputs
@@ -49,18 +48,7 @@ class Client(ImageClient):
         ),
         LABELS,
     )
-    parameters = (
-        Parameter(
-            "confidence", 0.5, "return only detections with a score above it", minimum=0, maximum=1
-        ),
-        Parameter(
-            "max_detections",
-            100,
-            "how many to return per image",
-            minimum=1,
-            maximum=MOST_DETECTIONS,
-        ),
-    )
+    parameters = (confidence(0.5), max_detections(100))
 
     outputs = (LOGITS, BOXES)
 

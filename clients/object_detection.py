@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._boxes import Letterbox, detections_of, nms
+from clients._boxes import Letterbox, confidence, detections_of, max_detections, nms
 from clients._drawing import draw
 from clients._heads import (
     AUTO,
@@ -29,7 +29,6 @@ from clients._input import EXAMPLE
 from clients._labels import LABELS, labels_mismatch, labels_of
 from clients._masks import outlines
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
-from serving.budget import MOST_DETECTIONS
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -70,9 +69,7 @@ class Client(ModelClient):
         LABELS,
     )
     parameters: tuple[Parameter, ...] = (
-        Parameter(
-            "confidence", 0.25, "return only detections with a score above it", minimum=0, maximum=1
-        ),
+        confidence(0.25),
         Parameter(
             "iou",
             0.45,
@@ -80,13 +77,7 @@ class Client(ModelClient):
             minimum=0,
             maximum=1,
         ),
-        Parameter(
-            "max_detections",
-            300,
-            "how many to return per image",
-            minimum=1,
-            maximum=MOST_DETECTIONS,
-        ),
+        max_detections(300),
         Parameter("classes", Names(), "labels or class ids to keep; all when empty"),
     )
 
