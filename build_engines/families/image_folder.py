@@ -6,7 +6,6 @@ that the client prepares them like the processor. Modules that need torch or tra
 imported late.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +15,15 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families import onnx_file, torchscript
 from build_engines.families.family import Export, Family
 from build_engines.families.onnx_file import with_tensors
+from build_engines.families.own_file import copy_example
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
-from build_engines.request import REPOSITORY, Request
+from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weights
 from clients._input import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32
-EXAMPLE = REPOSITORY / "efficientnet/example.jpg"
 IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
 
 
@@ -44,7 +43,6 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         )
     elif request.labels:
         raise UsageError(f"--labels {request.labels}: an encoder has no classes")
-    shutil.copyfile(EXAMPLE, folder / EXAMPLE.name)
     model_spec = ModelSpec(
         client=request.named_client or family.client,
         max_batch_size=MAX_BATCH_SIZE,
@@ -55,11 +53,13 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     if keeps_ratio(asked):
         shorter, longer = map(int, asked["resize_to"].split(","))
         model_spec = replace(model_spec, max_batch_size=1, lengths=(1, shorter, longer))
-    return with_tensors(request, folder, model_spec)
+    model_spec = with_tensors(request, folder, model_spec)
+    copy_example(family, folder, model_spec)
+    return model_spec
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels, None if transformers made up their names."""
+    """Return the labels; none if transformers made up their names."""
     names = {int(key): str(value) for key, value in (config.get("id2label") or {}).items()}
     labels = tuple(names[index] for index in sorted(names))
     return () if "LABEL_0" in labels else labels
