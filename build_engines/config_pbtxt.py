@@ -27,8 +27,8 @@ def write_configs(
 ) -> None:
     """Write config.pbtxt for a GPU and configs/cpu.pbtxt for what differs without one.
 
-    An engine for a CPU only has the first alone. `any_cpu_engine`: `serve` may choose the engine on
-    a CPU, also one that computes in BF16.
+    If the engine always runs on a CPU, write config.pbtxt alone, for the CPU. With `any_cpu_engine`
+    `serve` chooses the engine on a CPU, also one that computes in BF16.
     """
     cpu = model_config(
         model_spec,

@@ -208,8 +208,12 @@ def _resized(size: Size, options: Mapping[str, Any]) -> Size:
 def _normalization(
     spec: TensorSpec, channels: int, channels_last: bool, options: Mapping[str, Any]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return gain and offset, so that pixel * gain + offset is the input. A UINT8 input takes plain
-    pixels, so the number of its values is not checked."""
+    """Return (gain, offset): the input is pixel * gain + offset. Raise InvalidRequest if `mean` or
+    `std` has neither one value nor one per channel.
+
+    A UINT8 input gets the pixels themselves. Nobody reads its gain and offset, so any number of
+    values is accepted.
+    """
     plural = "s" if channels > 1 else ""
     for name in ("mean", "std"):
         count = len(options[name])

@@ -23,7 +23,8 @@ NO_FP16 = (
 
 
 def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Write 1/model.onnx in the requested precision."""
+    """Return the engine for a CPU. For int8, quantize 1/model.onnx in place; for fp32, leave the
+    model's file as it is. Raise UsageError for another precision."""
     if request.precision == "fp16":
         raise UsageError(NO_FP16)
     if model_spec.platform == TORCHSCRIPT:

@@ -40,21 +40,23 @@ class FillMask(Task):
         return tensors | {POSITIONS: self._positions(tensors["input_ids"], instances)}
 
     def _positions(self, ids: Array, instances: Sequence[str]) -> Array:
+        """Return the positions of the masks [texts, most masks], with 0 behind the last one of a
+        text. Raise DecodingError for a text without a mask, or with too many."""
         masks = ids == self.tokenizer.mask_id
         most = int(masks.sum(axis=1).max())
-        filled = np.zeros((len(ids), max(1, most)), np.int64)
+        positions = np.zeros((len(ids), most), np.int64)
         for index, (row, text) in enumerate(zip(masks, instances, strict=True)):
-            positions = np.flatnonzero(row)
-            if not len(positions):
+            found = np.flatnonzero(row)
+            if not len(found):
                 raise DecodingError(self._missing_mask(text), instance=index)
-            if len(positions) > self.most_masks:
+            if len(found) > self.most_masks:
                 reason = (
-                    f"it has {len(positions)} {self.tokenizer.mask}, at most {self.most_masks} are "
+                    f"it has {len(found)} {self.tokenizer.mask}, at most {self.most_masks} are "
                     "filled in at a time"
                 )
                 raise DecodingError(reason, instance=index)
-            filled[index, : len(positions)] = positions
-        return filled
+            positions[index, : len(found)] = found
+        return positions
 
     def _missing_mask(self, text: str) -> str:
         mask = self.tokenizer.mask

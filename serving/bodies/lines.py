@@ -213,24 +213,11 @@ class LinesJob(Job):
         return Reply(bytes(written), JSON_LINES, self.version)
 
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        """Return one line for each record of a group. If the group fails, halve it until the wrong
-        records are alone."""
+        """Return one line for each record of a group. If the group fails, halve it until each wrong
+        record is alone."""
         admit_step()
-        first = records[0]
         try:
-            if first.error:
-                raise first.error
-            if first.instances:
-                return self._predict(gateway, first.instances.parameters, records)
-            if first.shape:
-                reply = first.shape.bind(self.served, self.request).answer(gateway)
-                if reply.content_type != JSON_TYPE:
-                    raise NotAcceptable(
-                        "a line cannot hold binary outputs: ask for outputs without binary_data"
-                    )
-                self.version = reply.version
-                return [reply.content + b"\n"]
-            return []
+            return self._lines(gateway, records)
         except ServingError as err:
             if err.status >= HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
@@ -239,6 +226,24 @@ class LinesJob(Job):
         half = len(records) // 2
         lines = self._answer(gateway, records[:half])
         return lines + self._answer(gateway, records[half:])
+
+    def _lines(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
+        """Return the lines of records that are one job. Only those with instances are several
+        (`groups`). Raise a ServingError."""
+        first = records[0]
+        if first.error:
+            raise first.error
+        if first.instances:
+            return self._predict(gateway, first.instances.parameters, records)
+        if not first.shape:
+            return []
+        reply = first.shape.bind(self.served, self.request).answer(gateway)
+        if reply.content_type != JSON_TYPE:
+            raise NotAcceptable(
+                "a line cannot hold binary outputs: ask for outputs without binary_data"
+            )
+        self.version = reply.version
+        return [reply.content + b"\n"]
 
     def _predict(
         self, gateway: TritonGateway, parameters: Mapping[str, Any], records: list[Record]
