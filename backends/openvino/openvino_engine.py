@@ -73,6 +73,8 @@ def read(file: Path, settings: OpenvinoSettings) -> Any:
 
 
 def _contains(file: Path, words: bytes) -> bool:
+    if file.stat().st_size == 0:  # nothing to map; read_model says what is wrong
+        return False
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(words) >= 0
 

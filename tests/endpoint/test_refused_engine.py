@@ -129,8 +129,9 @@ def test_the_check_passes_with_a_warning(
     assert any(message.startswith(WARNING) for message in caplog.messages)
 
 
-def test_what_both_engines_refuse_is_refused(tmp_path: Path) -> None:
-    write_model(tmp_path / "broken", b"this is not an ONNX file", CONFIG)
+@pytest.mark.parametrize("content", [b"this is not an ONNX file", b""])
+def test_what_both_engines_refuse_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_model(tmp_path / "broken", content, CONFIG)
     folders = {"broken": tmp_path / "broken"}
     ((name, reason),) = failures(Settings.from_env(OPENVINO), folders, ["broken"])
     assert name == "broken" and "broken/1/model.onnx" in reason
