@@ -24,6 +24,7 @@ MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 QUICK = {"ping-interval": 0.2, "ping-time": 30, "start-up": PATIENCE}
 # where a late answer to one fails the test
 PLATFORMS_PINGS = {"ping-interval": RULES["ping-interval"].limit}
+LINES_OF_A_FAILURE = 200  # what the container printed last, for pytest to show
 # Seconds for a container to answer with what is wrong, before it is given up: a busy machine needs
 # the longer ones.
 ENOUGH_TO_ANSWER = (2, 8, 32, 120)
@@ -82,7 +83,9 @@ class Simulation:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        if kind:
+            print(*self.lines[-LINES_OF_A_FAILURE:], sep="\n")
         self._server.close()
         self._queue.close()
         self.endpoint.stop()
