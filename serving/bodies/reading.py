@@ -14,20 +14,13 @@ from werkzeug.http import parse_options_header
 
 from serving.bodies.decoder import Item
 from serving.bodies.documents import SHAPES, WHOLE_BODY, Shape, read_binary, read_object, read_shape
+from serving.bodies.forms import TEXT, URL_ENCODED, TextOrForm, named_in_form, read_form
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody
 from serving.bodies.schemas import BOM, read
-from serving.bodies.tables import (
-    TEXT,
-    URL_ENCODED,
-    CsvBody,
-    TextOrForm,
-    named_in_form,
-    read_csv,
-    read_form,
-)
+from serving.bodies.tables import CsvBody, read_csv
 from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, JSON_LINES, NPY_TYPE, preferred

@@ -1,5 +1,4 @@
-"""Bodies of CSV, whose rows are instances of a model that accepts rows, and bodies of text and
-forms, which the model interprets.
+"""Bodies of CSV, whose rows are instances of a model that accepts rows.
 
 Rows are kept as bytes until they are processed, because their cells take several times as much
 memory.
@@ -9,32 +8,21 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl
-
-from werkzeug.exceptions import RequestEntityTooLarge
-from werkzeug.formparser import MultiPartParser
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Instances, InstancesJob, check_media_type
+from serving.bodies.instances import InstancesJob, check_media_type
 from serving.bodies.schemas import BOM
-from serving.budget import (
-    MOST_FIELD,
-    MOST_HEADERS,
-    MOST_INSTANCES,
-    MOST_PARTS,
-    check_count,
-    in_time,
-)
-from serving.codecs import FORM, ROW, Limits, read_cells
-from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
-from serving.headers import CSV, JSON_TYPE
+from serving.budget import MOST_INSTANCES, check_count, in_time
+from serving.codecs import Limits, read_cells
+from serving.errors import DecodingError, InvalidRequest
+from serving.headers import CSV
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
-from serving.request import RESERVED, UNNAMED, Request, Target
-from serving.room import FILES, ITEM, form, reserve
+from serving.request import UNNAMED, Request, Target
+from serving.room import ITEM, reserve
 
 HEADER = {"present": True, "absent": False}  # the media type's parameter `header` (RFC 4180)
 
@@ -145,135 +133,3 @@ def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
             row.clear()
     if row:
         yield bytes(row)
-
-
-TEXT = "text/plain"
-URL_ENCODED = "application/x-www-form-urlencoded"  # a form; also curl's default for any body
-MOST_FIELDS = 32  # fields in a URL-encoded form
-FIRST_KEY = re.compile(rb"(\w{1,64})=")
-
-
-@dataclass(frozen=True)
-class TextOrForm:
-    """A text or a form, whose meaning depends on the model:
-
-    - for a model of tables: CSV or JSON, in a form as its only file
-    - for a model of texts: a text, or one in each file of a form
-    - for any model: a form whose fields are the keys of an instance, such as `text`; the other
-      fields are parameters
-    """
-
-    items: list[Item]
-    media_type: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    named: Target = UNNAMED
-
-    def bind(self, served: ServedModel, request: Request) -> Job:
-        return self._shape(served.require_client()).bind(served, request)
-
-    def _shape(self, client: ModelClient) -> Instances | CsvBody:
-        keys = client.instance_keys()
-        values = self._fields(client)
-        if instance := {key: value for key, value in values.items() if key in keys}:
-            others = {*keys, *RESERVED}
-            parameters = {key: value for key, value in values.items() if key not in others}
-            return Instances([Item("form", value=instance)], parameters, named=self.named)
-        if not self.items:
-            fields = f", or the fields {', '.join(keys)}" if keys else ""
-            raise InvalidRequest(
-                f"the form has no file; send one or more (curl -F image=@picture.jpg){fields}"
-            )
-        if client.codec is ROW and self.media_type != URL_ENCODED:
-            return self._table()
-        if TEXT in client.codec.media_types and self.media_type != URL_ENCODED:
-            return self._instances(TEXT)
-        return self._instances(self.media_type)
-
-    def _fields(self, client: ModelClient) -> Mapping[str, Any]:
-        """Return the fields of a form without files, or {} for any other body."""
-        if self.media_type != URL_ENCODED:
-            return {} if self.items else self.parameters
-        keys = (*client.instance_keys(), *RESERVED)
-        return _url_encoded(self.items[0].raw or b"", keys)
-
-    def _table(self) -> Instances | CsvBody:
-        if len(self.items) > 1:
-            raise InvalidRequest(
-                f"the form has {len(self.items)} files; send one of CSV, a line for each row"
-            )
-        raw = self.items[0].raw or b""
-        if raw.lstrip()[:1] in (b"[", b"{"):
-            return self._instances(JSON_TYPE)
-        return CsvBody(raw, parameters=self.parameters)
-
-    def _instances(self, media_type: str) -> Instances:
-        return Instances(self.items, self.parameters, media_type=media_type, named=self.named)
-
-
-END_OF_HEADERS = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-
-
-def _check_headers(data: bytes, boundary: str) -> None:
-    """Raise PayloadTooLarge if a part of a form has too many headers: werkzeug would need 40 times
-    their length in memory."""
-    separator = f"--{boundary}".encode(errors="replace")
-    starts = (match.end() for match in re.finditer(re.escape(separator), data))
-    for start in islice(starts, MOST_PARTS + 1):
-        within = data[start : start + MOST_HEADERS]
-        is_last = within.startswith(b"--") or len(within) < MOST_HEADERS
-        if not is_last and not END_OF_HEADERS.search(within):
-            raise PayloadTooLarge(
-                f"a part of the form has more than {MOST_HEADERS} bytes of headers: send the "
-                "values in the body of the part"
-            )
-
-
-def _url_encoded(data: bytes, keys: Iterable[str]) -> dict[str, str]:
-    """Parse a form that begins with one of `keys`. Return {} if the data is something else: curl
-    declares any body to be a form."""
-    beginnings = tuple(f"{key}=".encode() for key in keys)
-    if not data.startswith(beginnings) or data.count(b"&") >= MOST_FIELDS:
-        return {}
-    with reserve(form(data), "the form"):
-        return dict(parse_qsl(data.decode(errors="replace"), keep_blank_values=True))
-
-
-def named_in_form(data: bytes) -> Target:
-    """Return the model that a URL-encoded form names. Raise InvalidRequest if it names two
-    different ones."""
-    key = FIRST_KEY.match(data)
-    fields = _url_encoded(data, [key[1].decode()]) if key else {}
-    return Target.within("the form", fields)
-
-
-def read_form(data: bytes, boundary: str) -> TextOrForm:
-    """Parse a multipart form, whose parts are separated by `boundary`. Each file is an instance.
-    Each field names the model, or is a parameter or a key of an instance. Raise InvalidRequest or
-    PayloadTooLarge."""
-    reserve(FILES * len(data), "the form")
-    _check_headers(data, boundary)
-    parser = MultiPartParser(
-        stream_factory=lambda *_, **__: io.BytesIO(),
-        max_form_parts=MOST_PARTS,
-        max_form_memory_size=MOST_FIELD,
-    )
-    try:
-        separator = boundary.encode("ascii")
-        fields, files = parser.parse(io.BytesIO(data), separator, len(data))
-    except RequestEntityTooLarge as err:
-        raise PayloadTooLarge(
-            f"the form has more than {MOST_PARTS} files and fields, or a field of more than "
-            f"{MOST_FIELD} bytes: send fewer at a time, and a large one as a file"
-        ) from err
-    except ValueError as err:
-        raise InvalidRequest(
-            f"the body is not a complete form with the boundary '{boundary}' of its "
-            f"Content-Type ({err}): `curl -F` and HTTP libraries write both"
-        ) from err
-    for name, values in fields.lists():
-        if len(values) > 1:
-            raise InvalidRequest(f"the form has the field '{str(name)[:100]}' twice; send it once")
-    # werkzeug returns the name None for a part without a name
-    items = [Item(str(name), raw=file.read()) for name, file in files.items(multi=True)]
-    parameters = {str(name): value for name, value in fields.items() if name not in RESERVED}
-    return TextOrForm(items, FORM, parameters, Target.within("the form", fields))

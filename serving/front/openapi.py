@@ -19,10 +19,10 @@ from msgspec.json import schema_components
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving import VERSION
+from serving.bodies.forms import TEXT as TEXT_TYPE
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES
 from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
-from serving.bodies.tables import TEXT as TEXT_TYPE
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
 from serving.front.models import managed

@@ -10,12 +10,13 @@ import pytest
 from clients.base import Model, TensorSpec
 from clients.table import Client
 from serving.bodies.documents import FlatBody
+from serving.bodies.forms import TextOrForm
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_attributes, read_body
-from serving.bodies.tables import CsvBody, TextOrForm
+from serving.bodies.tables import CsvBody
 from serving.codecs import JSON
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate
 from serving.headers import JSON_TYPE, streamed_type
