@@ -1,9 +1,9 @@
 """Builds one model in a scratch folder, which is renamed to the model's name when it is complete.
 
     weights -> family -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt
-        -> build.json -> checked -> compared -> loaded -> published
+        -> build.json -> the user's files added -> checked -> compared -> loaded -> published
 
-A build that is interrupted or fails leaves the repository as it was.
+A build that is interrupted or fails leaves the repository as it was (but see publish.publish).
 """
 
 import json
@@ -19,7 +19,7 @@ from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
 from backends.pytorch.naming import REMOVED as REMOVED_FROM_PYTORCH
 from build_engines.build_record import (
     changed_files,
-    digest,
+    digest_of_version,
     read_record,
     reference_folder,
     write_record,
@@ -73,19 +73,19 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
         return there, False
     with scratch_folder(request.repository) as folder:
         model_spec = export(family, weights, request, folder)
-        source = digest(folder / "1" / model_spec.file)
+        source = digest_of_version(folder / "1")
         if model_spec.platform == ONNX and request.precision != "fp32":
-            keep_reference(folder)
+            keep_reference(folder, source)
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request, family.any_cpu_engine)
         write_record(folder, made_from, source, engine)
         target = request.repository / (request.name or _usual_name(request, engine))
+        keep_users_files(folder, target)
         check(folder, target.name)
         if engine.precision == "int8":
             _compare_with_fp32(folder, target.name, engine, source, request)
         if request.load:
             _load(folder, target, request)
-        keep_users_files(folder, target)
         publish(folder, target)
     return target, True
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,21 @@ def digest(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
+    """Return the SHA-256 of a single file, or of the names and digests of several. The names are
+    relative to `folder`."""
+    digests = {str(file.relative_to(folder)): digest(file) for file in files}
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    lines = "".join(f"{digests[name]} {name}\n" for name in sorted(digests))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def digest_of_version(folder: Path) -> str:
+    """Return the SHA-256 of the model in a version's folder, with the weights beside it."""
+    return digest_of_files(folder, (file for file in folder.rglob("*") if file.is_file()))
 
 
 def cache_folder() -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from build_engines.build_record import digest, reference_folder
+from build_engines.build_record import digest_of_version, reference_folder
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families import family_of
 from build_engines.measures import Samples, cosine
@@ -50,7 +50,7 @@ def verify(
         known = (
             path
             for path in (kept, stored.version / "model.onnx")
-            if path.is_file() and digest(path) == sha256
+            if path.is_file() and digest_of_version(path.parent) == sha256
         )
         if not (reference := next(known, None)):
             raise BuildError(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from build_engines.build_record import RECORD, digest, read_record, reference_folder
+from build_engines.build_record import RECORD, read_record, reference_folder
 from build_engines.errors import BuildError
 from serving.host.tritonserver import backend_directory, binary
 from serving.preparation.check import check_models, failures
@@ -94,7 +94,8 @@ def keep_users_files(folder: Path, target: Path) -> None:
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Rename the complete folder to `target`, and replace what `target` was."""
+    """Rename the complete folder to `target`, and replace what `target` was. A process that is
+    killed between the two renames leaves the replaced folder as `.old-NAME-PID` beside it."""
     old = target.with_name(f".old-{target.name}-{os.getpid()}")
     if target.exists():
         target.rename(old)
@@ -107,9 +108,9 @@ def publish(folder: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def keep_reference(folder: Path) -> None:
-    """Copy the folder's version 1, which is still in fp32."""
-    target = reference_folder(digest(folder / "1" / "model.onnx"))
+def keep_reference(folder: Path, source: str) -> None:
+    """Copy the folder's version 1, which is still in fp32 and has the SHA-256 `source`."""
+    target = reference_folder(source)
     if not target.is_dir():
         with scratch_folder(target.parent) as scratch:
             shutil.copytree(folder / "1", scratch, dirs_exist_ok=True)

@@ -1,7 +1,6 @@
 """Finds the weights that --weights names (a file or folder, or a model of the Hugging Face hub),
 and reads each of their files once."""
 
-import hashlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines import onnx_files
-from build_engines.build_record import cache_folder, digest
+from build_engines.build_record import cache_folder, digest, digest_of_files
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.recipes import Recipe
 from build_engines.request import Request
@@ -98,9 +97,15 @@ class Weights:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return {"weights": the SHA-256 of the file, or of the folder's weights and
-        configuration}; nothing for a recipe's own."""
-        return {"weights": identity(self._path)} if self._path else {}
+        """Return {"weights": SHA-256} of the file and the files that it names, or of the folder's
+        weights and configuration; {} for a recipe's own. Raise BuildError if a file is missing."""
+        if self._path is None:
+            return {}
+        if self.kind == ONNX_FILE:
+            folder = self._path.parent
+            files = [self._path, *onnx_files.external_files(self.graph, folder)]
+            return {"weights": digest_of_files(folder, files)}
+        return {"weights": identity(self._path)}
 
     @cached_property
     def graph(self) -> Any:
@@ -196,11 +201,8 @@ def identity(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's weights and configuration."""
     if path.is_file():
         return digest(path)
-    files = sorted(
-        file for file in path.rglob("*") if file.is_file() and file.suffix in CHECKPOINT_SUFFIXES
-    )
-    lines = "".join(f"{digest(file)} {file.relative_to(path)}\n" for file in files)
-    return hashlib.sha256(lines.encode()).hexdigest()
+    files = (file for file in path.rglob("*") if file.suffix in CHECKPOINT_SUFFIXES)
+    return digest_of_files(path, (file for file in files if file.is_file()))
 
 
 def from_hub(model: str) -> Path:

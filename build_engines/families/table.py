@@ -36,7 +36,7 @@ LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pand
 
 def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write 1/model.onnx, columns.txt and labels.txt."""
-    if request.precision not in ("fp32", "auto"):
+    if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
     batch_size = BATCH_SIZE

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from build_engines.__main__ import main
@@ -52,6 +53,15 @@ def test_build_again_only_after_a_change(tmp_path: Path) -> None:
     assert (folder / "config.pbtxt").stat().st_size > 100
 
 
+def test_build_again_after_a_change_of_weights_beside_the_file(tmp_path: Path) -> None:
+    save_scale(tmp_path / "scale.onnx", external=True)
+    folder, _ = build(request(tmp_path))
+    assert not build(request(tmp_path))[1]
+    (tmp_path / "weights.bin").write_bytes(np.float32(3).tobytes())
+    assert build(request(tmp_path))[1]
+    assert (folder / "1/weights.bin").read_bytes() == np.float32(3).tobytes()
+
+
 def test_record_sources_and_results_but_nothing_of_this_machine(tmp_path: Path) -> None:
     folder, _ = build(request(tmp_path))
     record = read_record(folder)
@@ -77,6 +87,16 @@ def test_keep_files_of_the_user_in_the_folder(tmp_path: Path) -> None:
     assert build(request(tmp_path, max_batch_size=2))[1]
     assert (folder / "notes.txt").read_text() == "mine"
     assert (folder / "2/model.onnx").is_file()
+
+
+def test_check_the_files_of_the_user_before_the_model_is_replaced(tmp_path: Path) -> None:
+    folder, _ = build(request(tmp_path))
+    (folder / "labels.txt").write_text("a")
+    (folder / "client.py").write_text("raise OSError('the client of the user')")
+    before = files(folder)
+    with pytest.raises(BuildError, match="the client of the user"):
+        build(request(tmp_path, max_batch_size=2))
+    assert files(folder) == before
 
 
 def test_remove_what_a_killed_build_left_after_a_day(tmp_path: Path) -> None:
