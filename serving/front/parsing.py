@@ -27,13 +27,16 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
     if source.environ.get("QUERY_STRING"):
         query = source.args.to_dict()
         targets.append(Target.within("the query string", query))
-    named = body.named
-    if isinstance(body, JsonLines):
-        named = named.without(Target.agreed([route, *targets], route.source))
-    targets.append(named)
     if route.source == PATH:  # other names are ignored, but versions must still agree
         targets = [replace(target, name=None) for target in targets]
-    target = Target.agreed([route, *targets], route.source)
+    targets = [route, *targets]
+    named = body.named
+    if isinstance(body, JsonLines):
+        # the first line counts only for what nothing else names; lines that differ fail alone
+        named = named.without(Target.agreed(targets, route.source))
+    elif route.source == PATH:
+        named = replace(named, name=None)
+    target = Target.agreed([*targets, named], route.source)
     if target.name is None and "model" in query:
         raise InvalidRequest(
             "the query string names no model; did you mean model_name instead of model?"

@@ -233,6 +233,13 @@ def test_ignore_a_name_in_the_body_beside_the_model_in_the_path(running: Contain
     assert running.invoke("first", json=body).json()["result"] == {"ten": 70.0}
 
 
+def test_ignore_a_name_in_the_query_beside_the_model_in_the_path(running: Container) -> None:
+    for kind, body in (("application/json", '{"instances": [7]}'), ("application/jsonlines", "7")):
+        headers = {"Content-Type": kind}
+        reply = running.invoke("first", data=body, headers=headers, params={"model_name": "b"})
+        assert reply.status_code == 200, reply.text
+
+
 @pytest.mark.parametrize(
     "query", [{"limit": "0"}, {"limit": "x"}, {"next_page_token": "a"}, {"next_page_token": "_w=="}]
 )
