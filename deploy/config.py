@@ -45,8 +45,7 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the requests in a file by operation. Raise ArgumentTypeError if it does not contain
-    any."""
+    """Return the file's requests, keyed by operation. Raise ArgumentTypeError if it has none."""
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_BYTES:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_NAMES = 1_000  # in one value, such as the classes to keep: ImageNet has 1,000
+MOST_NAMES = 1_000  # names in one value, e.g. the classes to keep; ImageNet has 1,000
 INT64 = range(-(2**63), 2**63)
 ALIKE = 0.75  # difflib's ratio: a name that is less similar is not taken for a typing mistake
 

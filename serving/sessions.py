@@ -151,9 +151,10 @@ class Session:
         name = header.partition(";")[0].strip()
         if not name:
             return None
-        if starts := name == NEW_SESSION:
+        starts = name == NEW_SESSION
+        if starts:
             name = sequencing.new_id()
-        sequencing.read_text(name)
+        sequencing.read_text(name)  # raises an error for a wrong id
         return cls(sequencing, name, starts, any(ends))
 
     def parameters(

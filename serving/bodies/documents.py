@@ -5,7 +5,8 @@ In flat JSON, such as {"text_input": "…", "max_tokens": 8}, a key that is not 
 is a parameter. If the model has a client, such an object is an instance, {"text": "…"}, or contains
 instances in the format of Hugging Face's toolkit: {"inputs": "…"}.
 
-A body is parsed only once, except for large bodies that simdjson cannot read. Each JSON library has
+A body is parsed only once, except for large bodies that simdjson cannot read. (A body without a
+media type that becomes a text is also checked for being JSON: instances.py.) Each JSON library has
 its own purpose:
 
 - msgspec reads all bodies except large tensors. It checks each shape against a Struct, which is
@@ -309,8 +310,8 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Return the members of an object. Raise ValueError if it has more than MOST_KEYS keys, or a
-    key twice: simdjson searches each key from the beginning and finds only the first."""
+    """Return the members of an object. Raise ValueError if it has more than MOST_KEYS keys or a
+    duplicate key: simdjson searches each key from the beginning and finds only the first."""
     names = list(islice(value, MOST_KEYS))
     if len(set(names)) < len(value):
         raise ValueError(names)

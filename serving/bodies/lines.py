@@ -78,7 +78,7 @@ class Record:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A body of JSON lines. `generates` is that of a FlatBody."""
+    """A body of JSON lines. `generates` means the same as in FlatBody."""
 
     data: bytes
     generates: bool = False
@@ -168,7 +168,8 @@ class CsvLines:
 
 
 class LinesJob(Job):
-    """A body of lines, processed one job after another. `version` is one that answered."""
+    """A body of lines, processed one job after another. `version` is a model version that
+    answered at least one line."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""

@@ -170,7 +170,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     """Return a 16-bit grey image with 8 bits. A transparent level becomes white."""
     levels = np.asarray(image)
-    bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12 bits
+    bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12
     grey = (levels >> (bits - 8)).astype(np.uint8)
     # Pillow inverts only such images of 8 bits
     if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:

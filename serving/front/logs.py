@@ -22,7 +22,7 @@ from gunicorn.glogging import Logger
 from serving.front.incoming import incoming
 
 OURS = ("predictor", "serving", "clients")
-LONGEST_MESSAGE = 1000  # characters: the name of a model in a request can be long
+LONGEST_MESSAGE = 1000  # characters; a message may quote a caller's long model name
 
 
 class JsonFormatter(logging.Formatter):

@@ -243,7 +243,7 @@ def page() -> Response:
 
 def _ask(method: str, **fields: str) -> None:
     """Ask the model manager to load or unload a model. If it is just starting, wait for it. Raise
-    the error that it answers, or ModelNotReady."""
+    the error that it returns, or ModelNotReady."""
     settings = services().settings
     connection = LocalConnection(settings.manager_socket, settings.load_timeout + MANAGER_MARGIN)
     end = time.monotonic() + MANAGER_SECONDS

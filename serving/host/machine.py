@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path("/")
@@ -42,11 +43,12 @@ def cpu_quota(root: Path = ROOT) -> float:
 def memory_limit(root: Path = ROOT) -> int:
     """Return how many bytes of memory this process may use: the limit of its control group, but no
     more than the machine has."""
-    groups = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
+    limits = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
     lines = (root / "proc/meminfo").read_text().splitlines()
     line = next(line for line in lines if line.startswith("MemTotal:"))
     total = int(line.split()[1]) * 1024
-    return min([total, *(limit for limits in groups for limit in limits if limit > 0)])
+    limited = [limit for limit in chain.from_iterable(limits) if limit > 0]
+    return min([total, *limited])
 
 
 def has_gpu(root: Path = ROOT) -> bool:

@@ -1,5 +1,5 @@
 """Makes Triton load a staged model. If OpenVINO was chosen for the model and rejects it, ONNX
-Runtime is used instead: an engine does not decide whether a model is valid."""
+Runtime is used instead: a model is valid if one engine can run it."""
 
 import logging
 from collections.abc import Collection

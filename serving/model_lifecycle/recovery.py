@@ -37,8 +37,8 @@ REFUSED_MOST = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Report:
-    """A crash that a call has seen: Triton's names of the model and its parts, Triton's message,
-    and when the call began."""
+    """A crash that a call has noticed: the names of the model and its parts in Triton, Triton's
+    message, and when the call began."""
 
     models: list[str]
     details: str

@@ -142,6 +142,6 @@ class Registry:
 def _no_version(entry: Entry, name: str, version: str) -> InvalidRequest | VersionNotFound:
     """Return the error for a version that Triton's model `name` does not have."""
     text = f"model '{name}' has no version {quoted(version)}"
-    if entry.target:  # for an archive, whose platform would take a 404 to mean "not loaded"
+    if entry.target:  # an archive: SageMaker would take a 404 to mean that it is not loaded
         return InvalidRequest(f"{text}; leave it out for the latest")
     return VersionNotFound(f"{text}; its versions are: {', '.join(entry.versions)}")

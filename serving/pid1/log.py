@@ -119,7 +119,7 @@ class Output:
     def write(self, process: str, *lines: str, level: str = "") -> None:
         data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
         with self._lock:
-            # wait for a reader that has stopped reading only once
+            # wait only once for a reader that has stopped reading
             patience = 0.0 if self._dropped else OUTPUT_PATIENCE
             if self._dropped:
                 text = f"{self._dropped} lines were dropped: nobody read the log"

@@ -39,8 +39,8 @@ BATCH_MEGABYTES = 100  # of all requests that batch transform sends at once
 # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 BATCH_TIMEOUT = 600.0
 GRPC_PORT = 8001  # Triton puts it behind the socket's name, as it would behind a host
-# The options of tritonserver that `serve` sets so that it can be reached, by the variable that sets
-# them, if any.
+# The options of tritonserver that `serve` sets itself, keyed by the environment variable that
+# determines them ("": none does).
 _OWN_OPTIONS = {
     "": {"http-port", "http-address", "sagemaker-port"},
     "SERVE_HOST": {"grpc-address", "metrics-address"},
@@ -107,7 +107,7 @@ _switch = partial(_choice, parser=parse_switch)
 
 @dataclass(frozen=True)
 class Settings:
-    """The table's values. Timeouts are in seconds, sizes in MB of 1024*1024 bytes."""
+    """The table's values. Timeouts are in seconds, sizes in MiB."""
 
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
 
