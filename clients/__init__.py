@@ -1,7 +1,7 @@
-"""The clients: what is needed around Triton, one module for each task. The `client` parameter of
-config.pbtxt names the module.
+"""Clients turn requests into a model's tensors, and its outputs into predictions: one module per
+task. The `client` parameter in config.pbtxt names the module.
 
-A client of your own imports what it needs from here, and this much is stable (docs/clients.md):
+A client of your own imports what it needs from here. These names are stable (docs/clients.md):
 
     from clients import TEXT, DecodingError, ModelClient, Parameter
 """
@@ -23,5 +23,5 @@ from serving.errors import InferenceFailed as InferenceFailed
 from serving.errors import InvalidRequest as InvalidRequest
 from serving.errors import NotAcceptable as NotAcceptable
 
-# the names that people look for -> the client of the task
+# well-known networks -> the client of their task
 FACES = {"bert": "text", "resnet": "image_classification", "yolov5": "object_detection"}

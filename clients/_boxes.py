@@ -18,18 +18,18 @@ from serving.budget import MOST_DETECTIONS
 Floats = NDArray[np.floating[Any]]
 GREY = 114  # the colour of YOLOv5's padding
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
-PORTION = 1_024  # boxes that are compared together: `nms` often needs no more of them
+PORTION = 1_024  # boxes that `nms` compares at a time; often the first portion is enough
 
 
 def confidence(default: float) -> Parameter:
-    """Return the parameter of every detector by which callers leave out weak detections."""
+    """Return the parameter `confidence`, which all detectors have."""
     return Parameter(
         "confidence", default, "return only detections with a score above it", minimum=0, maximum=1
     )
 
 
 def max_detections(default: int) -> Parameter:
-    """Return the parameter of every detector by which callers bound the detections of an image."""
+    """Return the parameter `max_detections`, which all detectors have."""
     return Parameter(
         "max_detections",
         default,
@@ -42,7 +42,7 @@ def max_detections(default: int) -> Parameter:
 def detections_of(
     labels: Sequence[str], classes: NDArray[Any], scores: NDArray[Any], corners: Floats
 ) -> list[dict[str, Any]]:
-    """Return n detections as callers get them, of class ids [n], scores [n] and boxes [n,4] in
+    """Return n detections as the reply has them, from class ids [n], scores [n] and boxes [n,4] in
     pixels of the image."""
     boxes = corners.astype(np.float64).round(2).tolist()
     return [
@@ -58,8 +58,8 @@ def detections_of(
 
 @dataclass(frozen=True)
 class Letterbox:
-    """An image of `width`×`height` scaled to `new_width`×`new_height` and laid into a target at
-    (left, top)."""
+    """Places an image of `width`×`height`, scaled to `new_width`×`new_height`, in a target with its
+    corner at (`left`, `top`)."""
 
     width: int
     height: int

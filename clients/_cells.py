@@ -33,10 +33,10 @@ LONGEST_WORD = 10  # characters of a cell that are compared with WORDS
 def array_of(
     rows: Sequence[Row], datatype: str, missing: Sequence[bool], column: Callable[[int], str]
 ) -> Array:
-    """Return rows of one length as [rows, cells] of that datatype; `missing` says which columns
-    take empty cells.
+    """Return rows of equal length as an array [rows, cells] of `datatype`. `missing` says for each
+    column whether its cells may be empty.
 
-    Raise DecodingError with the number of the row, and as its field the `column` of the cell.
+    Raise DecodingError with the number of the row. Its field is `column` of the cell's index.
     """
     whole = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
     if whole is not None:
@@ -70,8 +70,9 @@ def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array |
 
 
 def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] | None]:
-    """Return for each column the cells that `array_of` makes of its known categories, None if it
-    may have other cells too. The build writes the file if an encoder refuses other cells."""
+    """Return each column's known categories, as the cells that `array_of` makes of them, or None if
+    other cells are allowed too. The build writes `file` if an encoder refuses unknown
+    categories."""
     columns: list[Any] = [None] * len(datatypes)
     if file.exists():
         columns = orjson.loads(file.read_bytes())
@@ -89,7 +90,7 @@ def check_known(
     array: Array, known: Sequence[Collection[Any] | None], column: Callable[[int], str]
 ) -> None:
     """Raise DecodingError, as array_of does, for a cell that is not one of its column's `known`
-    categories. NaN is an empty cell, which array_of has checked."""
+    categories. NaN is an empty cell, which array_of has already checked."""
     for index, values in enumerate(known):
         if values is None:
             continue
@@ -114,12 +115,13 @@ def is_number(text: str) -> bool:
 
 
 def is_empty(cell: Any) -> bool:
-    """Return whether the cell is null, or a text without a character."""
+    """Return whether the cell is null or a blank text."""
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
 def _parser(datatype: str, missing: bool) -> Callable[[Any], Any]:
-    """Read one cell. Raise ValueError with what was expected."""
+    """Return the function that reads one cell of `datatype`. It raises ValueError with what was
+    expected."""
     if datatype in FLOATS:
         return lambda cell: _float(cell, datatype, missing)
     if datatype in INTEGERS:
@@ -131,7 +133,7 @@ def _float(cell: Any, datatype: str, missing: bool) -> float:
     number = _number(cell)
     if math.isnan(number) and not missing:
         raise ValueError("it is empty, and this model takes no missing values there")
-    with np.errstate(over="ignore"):  # a number a little beyond the limit is rounded to it
+    with np.errstate(over="ignore"):  # a number slightly beyond the limit is rounded to it
         if np.isinf(FLOATS[datatype](number)):
             raise ValueError(f"{describe(cell)} is beyond {datatype}")
     return number
@@ -156,8 +158,8 @@ def _number(cell: Any) -> float:
 
 
 def _integer(cell: Any, datatype: str) -> int:
-    """Read a whole number: digits exactly, because a float has no more than 16 of them; 3.0 is
-    3."""
+    """Read a whole number. Digits are read exactly, because a float holds no more than 16 of them.
+    3.0 is read as 3."""
     try:
         value = (
             int(cell)

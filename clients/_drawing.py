@@ -1,4 +1,4 @@
-"""Draw detections on a picture."""
+"""Draws detections on a picture."""
 
 import colorsys
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
-VEIL = 110  # of 255: how much of its colour a mask has
-WIDEST_STROKE = 32  # pixels, of 120 megapixels; letters are six times as high
-SEEN = 0.5  # keypoints of a lower score are not drawn
+VEIL = 110  # opacity of a mask, out of 255
+WIDEST_STROKE = 32  # pixels, reached at 120 megapixels; letters are six times as high
+SEEN = 0.5  # keypoints with a lower score are not drawn
 
 
 def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.Image:
@@ -20,7 +20,7 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
     if any(detection.get("polygons") for detection in detections):
         _draw_masks(picture, detections)
     drawing = ImageDraw.Draw(picture)
-    for detection in reversed(detections):  # the best on top
+    for detection in reversed(detections):  # so that the best is on top
         _draw_frame(drawing, picture.width, detection, stroke)
         for point in detection.get("keypoints", ()):
             if point.get("score", 1) >= SEEN:
@@ -62,8 +62,8 @@ def _draw_frame(
 
 
 def class_colour(class_id: int) -> Colour:
-    """Return a strong colour that differs between neighbouring classes: their hues are a golden
-    angle apart."""
+    """Return a strong colour for the class. Hues of successive class ids are a golden angle apart,
+    so that neighbouring classes differ."""
     hue = class_id * 0.618034 % 1
     red, green, blue = (round(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.85, 0.9))
     return red, green, blue

@@ -1,13 +1,13 @@
-"""Finds a detector's head by the shapes of the network's outputs (only in `head_of`), and reads it
-(`candidates`).
+"""Recognises a detector's head by the shapes of the network's outputs (`head_of`), and reads its
+boxes (`candidates`).
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
     columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11
     final    [300, 6]       xmin, ymin, xmax, ymax, score, class      YOLOv10, YOLO26, any with NMS
 
-After these values a box may have 32 coefficients for the prototypes of masks, [32, 160, 160] in a
-second output, or keypoints, which the setting `keypoints` distinguishes from classes. All other
-heads are refused with a message that says what they are and what to do. Sources: the exporters of
+After these values a box may have 32 mask coefficients, for prototypes [32, 160, 160] in a second
+output, or keypoints, which only the setting `keypoints` tells from class scores. All other heads
+are refused with a message that says what they are and what to do. Sources: the exporters of
 ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation of each task's
 output.
 """
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from serving.errors import InvalidRequest
 
 ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setting `layout`
-# values of a box before its class scores; FINAL has none of them
+# values before a box's class scores; FINAL has no class scores
 BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
 MASKS = 32  # coefficients of a box in a segmentation head
 PERSON = 1 + 17 * 3  # a pose head for COCO: one class, 17 keypoints
 COCO = 80
-# columns after NMS: with the image's number; masks or keypoints unannounced
+# columns that boxes after NMS may also have: an angle or the image's number, masks, keypoints
 STRANGE_FINAL = (7, 6 + MASKS, 6 + 17 * 3)
-MOST_FINAL = 1000  # boxes after NMS; a network has thousands before it
+MOST_FINAL = 1000  # boxes after NMS; before it there are thousands
 DETECTION = (
     "export the detection model (yolo export model=yolov8n.pt format=onnx), or build it "
     "without --client: then it takes and gives tensors"
@@ -41,8 +41,9 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Head:
-    """`layout` is ROWS, COLUMNS or FINAL; `classes` is -1 if the shape does not say. After its
-    classes a box has `masks` coefficients, and `keypoints`: how many, and the values of each."""
+    """The form of a detector's output. `layout` is ROWS, COLUMNS or FINAL. `classes` is their
+    number, or -1 if the shape does not say. After its class scores, a box has `masks` mask
+    coefficients and keypoints; `keypoints` is (their number, values of each)."""
 
     layout: str
     classes: int
@@ -52,8 +53,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Boxes [n,4] as corners in the network's input, scores, classes, and the values of a box after
-    its classes."""
+    """The boxes [n,4] of an image, as corners in the network's input, with their scores and classes
+    [n], and as `extras` the values after the class scores."""
 
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -153,8 +154,8 @@ def _is_strange(table: Shape, fits_labels: bool) -> bool:
 
 
 def _surplus(head: Head, labels: int) -> str:
-    """Return what a box has in addition to class scores; "" if it seems to have nothing else, or if
-    that is unknown."""
+    """Return what a box seems to have besides class scores, as a part of an error message; "" if it
+    seems to have nothing else, or if that is unknown."""
     if not labels:
         heads = {
             COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its "

@@ -1,4 +1,5 @@
-"""Clients of one image: it is resized, cut and normalized by the settings of clients/_input.py."""
+"""The base class of clients that take one image. It resizes, crops and normalizes the image by the
+settings of clients/_input.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +15,13 @@ from serving.codecs import IMAGE
 from serving.errors import InferenceFailed
 
 Pixels = NDArray[np.uint8]
-# longer side / shorter side; to resize such an image before cropping would take gigabytes
+# how many times its target a side may be: resizing a longer image before cropping it would take
+# gigabytes
 RIBBON = 16
-# the interpolations that jump: a difference in rounding changes a whole pixel
+# interpolations in which a rounding difference replaces a whole pixel
 STEPS = ("nearest", "box")
-# a JPEG is decoded at no less than this times its resized size: 12 megapixels at an eighth for 224
+# a JPEG may be decoded smaller, but to at least this multiple of its resized size: for 224 pixels,
+# 12 megapixels are decoded at an eighth
 AMPLE = 1.4
 
 
@@ -26,7 +29,7 @@ class ImageClient(ModelClient):
     """A model whose first input, whatever its name, is one image."""
 
     codec = IMAGE
-    # of the image as it was sent: it is decoded at its full size
+    # whether answers are in pixels of the image as sent; it is then decoded at its full size
     answers_in_pixels = False
     settings: tuple[Parameter, ...] = SETTINGS
 
@@ -49,7 +52,7 @@ class ImageClient(ModelClient):
         """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for
         keep_ratio."""
         pixels = [self.fit(image) for image in instances]
-        # a view of one image takes no copy
+        # a single image is not copied
         stacked = np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
         return {self.input.name: self.normalize(stacked)}
 
@@ -80,9 +83,10 @@ class ImageClient(ModelClient):
         return values[:, None] if frame.own_batch else values
 
     def _shortest(self, image: Image.Image) -> Image.Image:
-        """Cover `resized`, then crop the centre: the rule of torchvision and transformers for
-        ImageNet. Pillow takes two thirds of the time if it computes only the crop, and rounds by
-        less than torchvision's two ways differ."""
+        """Resize the image to cover `resized`, then crop the centre, as torchvision and
+        transformers do for ImageNet. Unless `resizes_first`, compute only the crop: Pillow then
+        takes two thirds of the time, and rounding differs less than between torchvision's own two
+        methods."""
         (width, height), (least_height, least_width) = image.size, self.frame.resized
         covering = (least_height * width // height, least_height)
         if least_width * height >= least_height * width:
@@ -119,8 +123,8 @@ class ImageClient(ModelClient):
         return values
 
     def of_each(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
-        """Return the same with one row for each image, also if the network has a batch dimension of
-        its own."""
+        """Return an output as FP32 with one row for each image, also if the network has a batch
+        dimension of its own. Raise InferenceFailed when it is not finite."""
         values = self.finite(outputs, name)
         if self.frame.own_batch and values.shape[1:2] == (1,):
             return values[:, 0]

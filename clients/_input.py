@@ -1,4 +1,4 @@
-"""Reads how one image becomes a network's input: from the input's shape and datatype, and from
+"""Decides how an image becomes a network's input, from the input's shape and datatype and from
 SETTINGS, which `parameters` in config.pbtxt set (docs/clients.md has their table).
 
 The network gets `(pixel · scale - mean) / std`, or the pixels themselves when its input is UINT8.
@@ -55,7 +55,7 @@ SETTINGS = (
     Parameter("mean", (0.485, 0.456, 0.406), "subtracted after scale"),
     Parameter("std", (0.229, 0.224, 0.225), "divides after mean", minimum=1e-6),
 )
-# The settings of a client that answers for the whole image:
+# the settings of a client whose answers are about the whole image
 WHOLE = tuple(
     replace(each, default="stretch") if each.name == "resize" else each for each in SETTINGS
 )
@@ -67,13 +67,13 @@ Size = tuple[int, int]  # height and width
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The form of the network's input: `size` is (height, width), (-1, -1) if each image has a size
-    of its own.
+    """The form of the network's input. `size` is (height, width), or (-1, -1) if each image has a
+    size of its own.
 
-    `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0. An image is
-    resized to `resized` before the centre of `size` is cut out of it; for shortest it covers this,
-    and for keep_ratio these are the shorter side and the most of the longer one. Per channel, pixel
-    · `gain` + `offset` is (pixel · scale - mean) / std.
+    `own_batch` says that the model's shape includes a batch dimension although max_batch_size is 0.
+    An image is resized to `resized` before the centre of `size` is cropped. With shortest, the
+    image covers `resized`; with keep_ratio, `resized` is the shorter side and the limit of the
+    longer one. Per channel, pixel · `gain` + `offset` is (pixel · scale - mean) / std.
     """
 
     size: Size
@@ -87,14 +87,14 @@ class Frame:
 
 
 def keeps_ratio(settings: Mapping[str, Any]) -> bool:
-    """Return whether each image keeps its proportions, so its size differs from others': no
-    batch."""
+    """Return whether images keep their proportions. Their sizes then differ, so they cannot be
+    batched."""
     return settings.get("resize") == KEEP_RATIO
 
 
 def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) -> Frame:
-    """Return the frame that the input and the settings give. Raise InvalidRequest if they do not
-    fit together."""
+    """Return the frame that follows from the input and the settings. Raise InvalidRequest if they
+    do not fit together."""
     own_batch = len(spec.shape) == 4
     shape = spec.shape[1:] if own_batch else spec.shape
     if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
@@ -124,9 +124,9 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) 
 
 
 def check_whole(options: Mapping[str, Any], frame: Frame) -> None:
-    """Raise InvalidRequest if the network does not get the whole image and nothing else. The rules
-    of transformers may cut it, because its pipelines also stretch the answer for the centre over
-    the whole image."""
+    """Raise InvalidRequest unless the network gets exactly the whole image. With `exact` the image
+    may be cropped, because transformers' pipelines also crop it, and stretch the answer for the
+    centre over the whole image."""
     stretches = options["resize"] == "stretch" and frame.resized == frame.size
     whole = keeps_ratio(options) or stretches
     if not whole and (not options["exact"] or options["resize"] == "pad"):
@@ -211,7 +211,7 @@ def _normalization(
     """Return (gain, offset): the input is pixel * gain + offset. Raise InvalidRequest if `mean` or
     `std` has neither one value nor one per channel.
 
-    A UINT8 input gets the pixels themselves. Nobody reads its gain and offset, so any number of
+    A UINT8 input gets the pixels themselves. Its gain and offset are not used, so any number of
     values is accepted.
     """
     plural = "s" if channels > 1 else ""

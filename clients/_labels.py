@@ -1,4 +1,4 @@
-"""Read the labels of a model's classes, and find the output that has a score for each of them."""
+"""Reads the labels of a model's classes, and finds the output that has a score for each of them."""
 
 import re
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's fold
 
 
 def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]:
-    """Return the labels in the file that `setting` names; none when config.pbtxt does not name one
-    and there is no `filename`. Raise OSError when config.pbtxt names a missing file."""
+    """Return the labels in `filename`. If there is no such file, return none, or raise OSError if
+    config.pbtxt names it in `setting`."""
     return _cleaned(names_of(model, filename, setting))
 
 
 def names_of(model: Model, filename: str, setting: str) -> list[str]:
-    """Return the same as they are in the file, for names that the model itself has: their blanks
-    count."""
+    """Return the file's lines under the same conditions, but unchanged: the names of columns or
+    classes that the model itself uses may contain blanks at their ends."""
     if setting not in model.parameters and not model.file(filename).exists():
         return []
     return _lines(model, filename)
@@ -31,7 +31,7 @@ def read_labels(model: Model, filename: str) -> list[str]:
 
 
 def _lines(model: Model, filename: str) -> list[str]:
-    """Return the lines, of which only a line feed ends one, without the empty lines at the end."""
+    """Return the lines without the blank ones at the end. Only a line feed ends a line."""
     lines = [
         line.removesuffix("\r")
         for line in model.file(filename).read_bytes().decode("utf-8").split("\n")
@@ -42,19 +42,19 @@ def _lines(model: Model, filename: str) -> list[str]:
 
 
 def _cleaned(lines: Sequence[str]) -> list[str]:
-    """Return the lines that are not empty, without blanks around them, which a hand-written file
-    may have."""
+    """Return the lines that are not blank, stripped, because a hand-written file may have blanks at
+    the ends of lines."""
     return [line.strip() for line in lines if line.strip()]
 
 
 def label_of(labels: Sequence[str], class_id: int) -> str:
-    """Return the class's label; its number when the model has no labels."""
+    """Return the class's label, or its number if the model has no labels."""
     return labels[class_id] if labels else str(class_id)
 
 
 def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: int) -> str:
-    """Return an error text when the numbers of labels and classes differ; "" when they agree or one
-    is unknown."""
+    """Return an error text if there are not as many labels as classes; "" if there are, or if one
+    number is unknown."""
     if not labels or classes in (-1, len(labels)):
         return ""
     return (
@@ -64,11 +64,10 @@ def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: i
 
 
 def scores_output(model: Model, labels: int) -> TensorSpec:
-    """Return the output that has a score for each class: of several, the first with as many scores
-    as there are `labels`, else the first whose name says so, else the model's first. Raise
-    InvalidRequest if none of these decides.
-    """
-    counts = {}  # of the outputs that are a list for each instance
+    """Return the output that has a score for each class. Of several outputs it is the first with as
+    many scores as there are `labels`, else the first named logits or probabilities, else the
+    model's first. Raise InvalidRequest if that is ambiguous."""
+    counts = {}  # scores of each output that is one list per instance
     for spec in model.outputs:
         own_batch = model.max_batch_size == 0 and len(spec.shape) > 1
         shape = spec.shape[int(own_batch) :]

@@ -1,7 +1,7 @@
-"""The outlines of a segmentation head's masks (YOLACT, Bolya et al. 2019).
+"""Computes the outlines of a segmentation head's masks (YOLACT, Bolya et al. 2019).
 
-A mask is where the sum of the network's prototypes, each times a coefficient of the box, is above 0
-inside the box.
+A pixel of the box belongs to its mask if the network's prototypes, each multiplied by the box's
+coefficient for it, add up to more than 0 there.
 """
 
 import math
@@ -16,7 +16,7 @@ from clients._boxes import Letterbox
 from clients.base import in_time
 
 Polygons = list[list[float]]
-MOST_PIXELS = 2**21  # of a map of classes
+MOST_PIXELS = 2**21  # in a map of classes
 
 
 def outlines(
@@ -25,9 +25,9 @@ def outlines(
     prototypes: NDArray[Any],
     fit: Letterbox,
 ) -> list[Polygons]:
-    """Return for each box, in the network's input, with its coefficients [n,M] of prototypes
-    [M,height,width], the outer edges of its mask in pixels of the image, as lists [x1, y1, x2, y2,
-    …], the largest first."""
+    """Return the outer edges of each box's mask as lists [x1, y1, x2, y2, …] in pixels of the
+    image, the largest first. `boxes` [n,4] are in the network's input, `coefficients` are [n,M],
+    `prototypes` are [M,height,width]."""
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     return [
         _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
@@ -44,7 +44,7 @@ def map_size(width: int, height: int) -> tuple[int, int]:
 
 
 def _ratio(levels: NDArray[np.float32], fit: Letterbox) -> NDArray[Any]:
-    """Return the map's width and height as shares of the network's input."""
+    """Return the map's width and height, divided by those of the network's input."""
     height, width = levels.shape
     return np.array([width / fit.target_width, height / fit.target_height])
 
@@ -66,7 +66,8 @@ def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) 
 
 
 def _in_image(edge: NDArray[Any], fit: Letterbox) -> list[float]:
-    """Return x and y in the image of each of the edge's pixels, at the pixel's centre."""
+    """Return the edge as [x1, y1, x2, y2, …] in pixels of the image, from the centres of its
+    pixels."""
     centres = edge.reshape(-1, 2).astype(np.float32) + 0.5
     points = fit.points_to_image(centres).astype(np.float64).round(2)
     numbers: list[float] = points.reshape(-1).tolist()
@@ -89,8 +90,8 @@ def _sampled(
     step: NDArray[np.float64],
     size: Sequence[int],
 ) -> NDArray[Any]:
-    """Return `size` (width, height) values, bilinearly from the point `first` (x, y) on, `step`
-    apart."""
+    """Return `size` (width, height) values, interpolated bilinearly at points `step` apart, the
+    first of which is `first` (x, y)."""
     grid = np.column_stack((np.diag(step), first))
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     values: NDArray[Any] = cv2.warpAffine(

@@ -1,4 +1,4 @@
-"""Resize a whole image, for detectors, segmenters and encoders: pad it to a size, or keep its
+"""Resizes a whole image, for detectors, segmenters and encoders: pads it to a size, or keeps its
 proportions."""
 
 from collections.abc import Callable, Mapping
@@ -58,14 +58,14 @@ def keep_ratio(
 
 
 def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> tuple[int, int]:
-    """Return the size that transformers gives such an image: get_size_with_aspect_ratio, for YOLOS
-    …_yolos."""
+    """Return the size to which transformers resizes an image of this size:
+    get_size_with_aspect_ratio or, with a divisor, YOLOS' version of it."""
     least = min(height, width)
     share = float(shorter)
     if max(height, width) / least * shorter > longer:
         share = longer * float(least) / max(height, width)
         shorter = round(share)
-    # the order of YOLOS' rule is another
+    # YOLOS' version compares in another order
     if least == shorter and (divisor == 1 or height <= width):
         size = (height, width)
     elif width < height:

@@ -1,6 +1,6 @@
-"""What a client is: data and two pure functions. It keeps no request's state on `self`: worker
-threads share it. A loop that a caller can make long asks `check_time`, which ends the request when
-its time is over.
+"""Defines what a client is: data and two pure functions. Worker threads share a client, so it keeps
+no state of requests on `self`. A loop whose length a caller decides calls `check_time`, which ends
+the request when its time is over.
 
 bytes --codec--> instance --prepare--> tensors --Triton--> outputs --postprocess--> prediction
       DecodingError       InvalidRequest          InferenceFailed …             (JSON)
@@ -53,8 +53,8 @@ class Model:
 
     @property
     def takes_nothing(self) -> bool:
-        """Return whether a request may leave out all inputs. With a batch dimension Triton refuses
-        it, because nothing says how many rows there are."""
+        """Return whether a request may leave out all inputs. If a model has a batch dimension,
+        Triton refuses that, because nothing says how many rows there are."""
         return not self.max_batch_size and all(spec.optional for spec in self.inputs)
 
     def file(self, name: str) -> Path:
@@ -67,7 +67,7 @@ class Model:
 
 
 class TooManyRows(Exception):
-    """Signals that a batch would become more than MOST_ROWS rows. Its first `fitting` instances
+    """Raised if a batch would have more than MOST_ROWS rows. Its first `fitting` instances alone
     would not."""
 
     def __init__(self, fitting: int) -> None:
@@ -77,8 +77,8 @@ class TooManyRows(Exception):
 
 @dataclass(frozen=True)
 class Parameter(NamedValue):
-    """A named value from config.pbtxt or a request. `removed` are pairs of a value that it once had
-    and what replaces that."""
+    """A named value from config.pbtxt or a request. `removed` has pairs of a value that is no
+    longer supported and what replaces it."""
 
     removed: tuple[tuple[str, str], ...] = ()
 
@@ -96,23 +96,23 @@ class Parameter(NamedValue):
 
 
 class ModelClient(ABC):
-    """What one task needs around Triton. The attributes are its data: a class sets those that all
-    its models share, `__init__` those of one model."""
+    """Does what a task needs before and after Triton. A class sets the attributes that are the same
+    for all its models; `__init__` sets those of one model."""
 
     # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
     codec: Codec
-    # The keys that a JSON object may have, else it is 400. None: those that the codec reads (JSON:
-    # all).
+    # the keys that a JSON object may have, otherwise the reply is 400; None: those that the codec
+    # reads (JSON: all)
     keys: tuple[str, ...] | None = None
-    # one instance as a caller would post it, asked at each start; a file `example.*` replaces it
+    # one instance as a caller would post it, sent at each start; a file `example.*` replaces it
     example: bytes
-    # What differs between two models of the task: read from config.pbtxt's `parameters`.
+    # what differs between models of the task, read from `parameters` in config.pbtxt
     settings: tuple[Parameter, ...] = ()
-    # What a caller may set per request; config.pbtxt's `parameters` may change the defaults.
+    # what a caller may set per request; `parameters` in config.pbtxt may change the defaults
     parameters: tuple[Parameter, ...] = ()
     # images may be decoded smaller, with sides of at least this many pixels; 0: only at full size
     side: int = 0
-    # the names of a row's cells, in their order, if they have names
+    # the names of a row's cells, in order; () if they have no names
     columns: tuple[str, ...] = ()
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
@@ -135,12 +135,12 @@ class ModelClient(ABC):
         self.defaults = _values(self.parameters, texts)
 
     def instance_keys(self) -> tuple[str, ...]:
-        """Return the keys of an instance that is an object; none if any key is taken, as a table's
-        columns are."""
+        """Return the keys that an instance may have if it is an object; none if it may have any, as
+        a table's columns."""
         return self.keys or self.codec.keys or ()
 
     def check_keys(self, instance: Any) -> None:
-        """Raise DecodingError for a JSON object with a key that nothing would read."""
+        """Raise DecodingError for a JSON object with an unknown key."""
         keys = self.codec.keys if self.keys is None else self.keys
         if keys is None or not isinstance(instance, dict):
             return
@@ -164,12 +164,12 @@ class ModelClient(ABC):
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return {tensor name: array of n rows} for n decoded instances, row i made from instance
         i. Only the model's inputs are sent to Triton; `postprocess` gets all arrays. If an instance
-        makes several rows (`rows`), postprocess must find in them which instance a row belongs
-        to."""
+        may become several rows (`rows`), the arrays must tell postprocess which instance each row
+        belongs to."""
 
     def rows(self, instance: Any) -> int:
-        """Return about how many rows `prepare` makes of the instance, which bounds the instances in
-        a batch."""
+        """Return roughly how many rows `prepare` makes of the instance. This bounds the instances
+        in a batch."""
         return 1
 
     @abstractmethod
@@ -180,9 +180,9 @@ class ModelClient(ABC):
         instances: Sequence[Any],
         parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return n predictions, which JSON can write, for Triton's outputs of those n instances, in
-        the same order. `inputs` is what prepare returned, `parameters` what read_parameters
-        returned."""
+        """Return n predictions, which JSON can represent, for n instances in the same order.
+        `outputs` are Triton's, `inputs` is what prepare returned, `parameters` is what
+        read_parameters returned."""
 
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of each parameter, for GET /models and the page."""
@@ -196,13 +196,13 @@ class ModelClient(ABC):
         )
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns that a CSV's first line names, () if the model does not know them,
-        None for a row."""
+        """Return the columns that the first line of a CSV names. Return () if it is a header but
+        the model does not know its names, None if it is a row."""
         return None
 
 
 def _values(declared: Sequence[Parameter], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the value of each parameter: what `texts` say, else the default."""
+    """Return the value of each parameter: the one in `texts`, else the default."""
     values = {parameter.name: parameter.default for parameter in declared}
     for parameter in declared:
         if parameter.name in texts:
@@ -222,8 +222,8 @@ def sigmoid(logits: Array) -> Array:
 
 
 def best(scores: Array, count: int) -> list[tuple[int, float]]:
-    """Return (index, score) of the `count` highest scores of a vector, highest first, equal ones by
-    their index."""
+    """Return (index, score) of the `count` highest scores of a vector, highest first, ties by
+    index."""
     candidates = np.arange(len(scores))
     if count < len(scores):
         least = np.partition(scores, -count)[-count]

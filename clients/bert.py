@@ -1,4 +1,4 @@
-"""The client `bert`: texts. The defaults are those of a sentence encoder: embeddings of length
+"""The client `bert`: texts. Its defaults are those of a sentence encoder: embeddings of length
 1."""
 
 from clients import text

@@ -1,5 +1,5 @@
-"""Object detection by the networks of transformers that answer with a set of boxes: DETR, YOLOS,
-RT-DETR, D-FINE …"""
+"""Object detection with networks of transformers that return a set of boxes: DETR, YOLOS, RT-DETR,
+D-FINE …"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

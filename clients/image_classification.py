@@ -12,9 +12,9 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 
 class Client(ImageClient):
-    """Return the classes of an image, best first: `{"classes": [{"label", "class_id", "score"},
-    …]}`. Of several outputs the client uses the one with as many scores as there are labels, else
-    the one named logits or probabilities."""
+    """Finds the classes of an image, best first: `{"classes": [{"label", "class_id", "score"},
+    …]}`. If the model has several outputs, the client uses the one with as many scores as there are
+    labels, else the one named logits or probabilities."""
 
     example = EXAMPLE
     settings = (
@@ -39,7 +39,7 @@ class Client(ImageClient):
         self.outputs = (self.output.name,)
         own_batch = model.max_batch_size == 0 and len(self.output.shape) > 1
         shape = self.output.shape[int(own_batch) :]
-        # -1: the shape does not say
+        # -1 if the shape does not say
         is_fixed = min(shape, default=-1) >= 0
         self.classes = prod(shape) if is_fixed else -1
         if mistake := self._mistake(self.output.shape, self.classes):
@@ -80,8 +80,8 @@ class Client(ImageClient):
         ]
 
     def _mistake(self, shape: Sequence[int], classes: int) -> str:
-        """Return why an output of this shape is not a score for each class, "" if it is: no more
-        than one dimension, beside a batch of its own, is other than 1."""
+        """Return why an output of this shape is not one score for each class; "" if it is. Apart
+        from a batch dimension of its own, only one dimension may differ from 1."""
         own_batch = len(shape) > 1 and shape[0] == -1
         sizes = shape[int(own_batch) :]
         if sum(size != 1 for size in sizes) > 1:

@@ -1,5 +1,5 @@
-"""Images as vectors, by the vision encoders of transformers or any network that gives one vector
-for an image."""
+"""Image embedding: a vision encoder of transformers, or any network that gives one vector per
+image."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +12,9 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 
 class Client(ImageClient):
-    """`{"embedding": [floats]}`, of length 1 or as the network gives it. The client uses the
-    model's first output, [dimensions]; its settings are those of its input (clients/_input.py)."""
+    """Predicts `{"embedding": [floats]}`, of length 1 or as the network gives it. The client uses
+    the model's first output, [dimensions]. Its settings are those of its input
+    (clients/_input.py)."""
 
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
 

@@ -1,5 +1,5 @@
-"""Object detection: a network with a head of clients/_heads.py, as those of YOLOv5, v8 to 26; with
-masks or keypoints if the head has them."""
+"""Object detection with a head that clients/_heads.py reads, such as those of YOLOv5 and v8 to 26,
+with masks or keypoints if the head has them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,23 +33,24 @@ from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
 
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
-MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
+MAX_MASKS = 300  # per image: each takes up to the time of a map as large as the network's input
 RUN_LENGTHS = "take polygons, and fill them with COCO's own tools (frPyObjects, merge)"
-DIGITS = 18  # the most of a class id: every number of 18 digits fits INT64
+DIGITS = 18  # the longest class id: every number of 18 digits fits INT64
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 
 
 class Client(ModelClient):
     """Finds objects in an image, best first: `{"detections": [{"label", "class_id", "score", "box":
     {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`, boxes in pixels of the
-    image as it was sent. A segmentation head adds to each its `"polygons": [[x1, y1, x2, y2, …],
-    …]`, the outer edges of its mask (holes are filled), a pose head its `"keypoints": [{"x", "y",
-    "score"}, …]`.
+    image as it was sent. With a segmentation head, a detection also has `"polygons": [[x1, y1, x2,
+    y2, …], …]`, the outer edges of its mask (holes are filled); with a pose head, `"keypoints":
+    [{"x", "y", "score"}, …]`.
 
     The network gets letterboxed RGB from 0 to 1, or from 0 to 255 when its input is UINT8. A box
-    counts only for its best class, with the score objectness · class score; NMS is done per class,
-    and not at all behind an end-to-end head, where `iou` does nothing. The client uses the model's
-    first input and first output, and the prototypes of masks, an output of three dimensions.
+    counts only for its best class, and its score is objectness · class score. NMS is done within
+    each class. An end-to-end head needs none, so `iou` has no effect on it. The client uses the
+    model's first input and first output, and for masks an output of three dimensions, the
+    prototypes.
     """
 
     codec = IMAGE
@@ -253,7 +254,8 @@ class Client(ModelClient):
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: NDArray[Any]) -> None:
-        """Raise InferenceFailed if it is YOLOv5's table of one class, which has six columns too."""
+        """Raise InferenceFailed if the table is YOLOv5's for one class, which has six columns
+        too."""
         ids = table[:, 5]
         classes = len(self.labels) or np.inf
         is_id = (ids == ids.round()) & (ids >= 0) & (ids < classes)
@@ -330,8 +332,8 @@ def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
 
 
 def _points(values: NDArray[np.float32], fit: Letterbox) -> list[list[dict[str, float]]]:
-    """Map [n, keypoints, 2 or 3] of the network's input to x and y in the image, and the score if
-    there is one."""
+    """Return keypoints [n, keypoints, 2 or 3] of the network's input as x and y in the image, with
+    their scores if there are any."""
     places, scores = values[..., :2], values[..., 2:]
     points = fit.points_to_image(places.reshape(-1, 2))
     rounded = points.astype(np.float64).round(2)

@@ -1,5 +1,6 @@
-"""The client `resnet`: image classification. The defaults are a ResNet's input: the shorter side
-becomes 1/0.875 of the network's, the centre is cut out, with ImageNet's mean and std."""
+"""The client `resnet`: image classification. Its defaults are a ResNet's: the shorter side is
+resized to 1/0.875 of the network's, the centre is cropped, and pixels are normalized by ImageNet's
+mean and std."""
 
 from clients import image_classification
 

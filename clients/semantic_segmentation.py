@@ -1,5 +1,5 @@
-"""A class for each pixel of an image, by SegFormer or any network that gives a map of scores for
-each class."""
+"""Semantic segmentation: a class for each pixel, by SegFormer or any network that gives a map of
+scores for each class."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ from clients.base import Model, Parameter, Tensors
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
-MOST_CLASSES = 256  # that a pixel of a grey PNG can say
+MOST_CLASSES = 256  # a pixel of a grey PNG has no more values
 
 
 class Client(ImageClient):
@@ -105,8 +105,8 @@ class Client(ImageClient):
         return result | {"image": {"width": size[0], "height": size[1]}}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
-        """Return the image under a veil of its classes' colours. Raise InvalidRequest if the map
-        was not asked for."""
+        """Return the image, tinted with the colours of its classes. Raise InvalidRequest if the
+        prediction has no map."""
         if "map" not in prediction:
             raise InvalidRequest(
                 "a picture is drawn from the map: leave the parameter 'map' at png"
@@ -120,8 +120,8 @@ class Client(ImageClient):
 
 def best_classes(scores: NDArray[np.float32], size: tuple[int, int]) -> Pixels:
     """Enlarge scores [classes, height, width] to `size` (width, height), and return the class of
-    each pixel, of equal scores the first class. One class at a time, so that it takes the memory of
-    three maps."""
+    each pixel, the first of those with equal scores. Classes are enlarged one at a time, so no more
+    than three maps are in memory."""
     best = np.zeros(size[::-1], np.uint8)
     highest = cv2.resize(scores[0], size, interpolation=cv2.INTER_LINEAR)
     for index, plane in enumerate(scores[1:], 1):

@@ -1,8 +1,9 @@
-"""Rows of a table: numbers and strings by column -> a prediction, and a probability for each class.
+"""Serves models of tables: a row of numbers and strings becomes a prediction and, for a classifier,
+a probability for each class.
 
-For the ONNX files that skl2onnx and onnxmltools write for scikit-learn, XGBoost and LightGBM
-models: an input for each column, a matrix of all columns, or several of both. The answers equal
-those of the model's own predict and predict_proba.
+It takes the ONNX files that skl2onnx and onnxmltools write for scikit-learn, XGBoost and LightGBM
+models, whose inputs are single columns, a matrix of all columns, or both. The answers equal those
+of the model's own predict and predict_proba.
 """
 
 import math
@@ -22,23 +23,24 @@ Array = NDArray[Any]
 REFUSE = "refuse"
 NAN = "nan"
 CATEGORIES = "categories.json"
-BLANK = {"BYTES": "", "BOOL": False}  # an example's cell; of numbers it is 0
+BLANK = {"BYTES": "", "BOOL": False}  # cells of the example; numbers are 0
 BOOLEANS = ["False", "True"]
 LISTED = 20  # columns that an error names
 INDEX = "pandas' index (to_csv(index=False) leaves it out)"
-# what pandas calls the column of an index: to_csv, and read_csv of such a file
+# pandas' names for the column of an index: to_csv writes the first, read_csv returns the second
 INDEX_NAMES = {"", "Unnamed: 0"}
 
 
 def _numbers(text: str) -> tuple[int | float, ...]:
-    """Return the numbers of a list like 0,1,2.5. Raise ValueError if they are none."""
+    """Return the numbers of a list like 0,1,2.5. Raise ValueError if the text is not such a
+    list."""
     numbers = orjson.loads(f"[{text}]")
     return tuple(n if type(n) is int else float(n) for n in numbers)
 
 
 class Client(ModelClient):
-    """`{"prediction": …}`, of a classifier also `"probabilities": {class: …}`; further outputs by
-    their own names."""
+    """Predicts `{"prediction": …}`, and for a classifier also `"probabilities": {class: …}`.
+    Further outputs have their own names."""
 
     codec = ROW
     settings = (
@@ -139,9 +141,9 @@ class Client(ModelClient):
                 )
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns if the cells name some. pandas numbers columns without names 0, 1, 2
-        …: three or more such cells are a header too, and so are as many different words as a model
-        of nameless numbers has columns."""
+        """Return the columns that the cells name, or () for a header without known names. pandas
+        numbers columns without names 0, 1, 2 …, so three or more such cells are a header. So are
+        different words, one per column, if all of the model's columns are numbers without names."""
         cells = [self._column(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):
             return cells
@@ -161,7 +163,7 @@ class Client(ModelClient):
         return () if words and not has_strings else None
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return each input [n, its columns]. Raise DecodingError that names the row and the
+        """Return each input as [n, its columns]. Raise DecodingError with the row and the
         column."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
         arrays = {}
@@ -230,7 +232,8 @@ class Client(ModelClient):
         return named
 
     def _column(self, name: str) -> str:
-        """Return the column that a caller names: LightGBM keeps 'mean radius' as 'mean_radius'."""
+        """Return the model's name of a column that a caller names: LightGBM stores 'mean radius' as
+        'mean_radius'."""
         stored = name.replace(" ", "_")
         is_stored = name not in self.known_names and stored in self.known_names
         return stored if is_stored else name
@@ -242,8 +245,8 @@ class Client(ModelClient):
         instances: Sequence[Any],
         parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return each output's value of each row; the first output that is not a probability is the
-        prediction."""
+        """Return the values of all outputs for each row. The first output that is not a probability
+        is the prediction."""
         values: dict[str, list[Any]] = {}
         for spec in self.model.outputs:
             array = outputs[spec.name].reshape(len(instances), -1)
@@ -281,8 +284,7 @@ class Client(ModelClient):
 
 
 def _width(spec: TensorSpec, named: int) -> int:
-    """Return the number of columns of an input; `named` is their number if its shape does not
-    say."""
+    """Return an input's number of columns, which is `named` if its shape does not say."""
     columns = math.prod(spec.shape)
     is_unknown = columns < 1 and not named
     if len(spec.shape) > 1 or spec.datatype not in DTYPES or is_unknown:

@@ -73,8 +73,8 @@ class Client(ModelClient):
         return self.task.rows(instance)
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return input_ids, attention_mask and token_type_ids [rows, longest], INT64 or what the
-        model's inputs are, and what the task needs."""
+        """Return input_ids, attention_mask and token_type_ids [rows, longest], in the datatype of
+        the model's inputs (INT64 or INT32), and what else the task needs."""
         tensors = self.task.tokens(instances, parameters)
         return tensors | {name: tensors[name].astype(np.int32) for name in self.int32 & {*tensors}}
 

@@ -1,4 +1,4 @@
-"""The client `yolov5`: object detection. The defaults are those of YOLOv5's detect.py: images of
+"""The client `yolov5`: object detection. Its defaults are those of YOLOv5's detect.py: images of
 640 pixels, sides that are multiples of 32, scores above 0.25, an IoU of at most 0.45."""
 
 from clients import object_detection

@@ -12,14 +12,14 @@ from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients.base import Model, Parameter, Tensors, best, check_time, softmax
 
 DEFAULT_STRIDE = 128  # tokens, for windows of at least twice as many
-# transformers' names, if a network does not have one output for both
+# transformers' names of the outputs, if a network does not have one output for both
 TWO_OUTPUTS = ("start_logits", "end_logits")
 IMPOSSIBLE = -10000.0  # the logit of a token that cannot be part of an answer
 
 
 class QuestionAnswering(Task):
     """Predicts `{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end
-    count characters of the context. An empty answer says that the context has none."""
+    count characters of the context. An empty answer means that the context has none."""
 
     codec = Fields("question", "context")
     parameters = (
@@ -99,7 +99,7 @@ class QuestionAnswering(Task):
         count = top_k * 2 + 10 if aligned else top_k
         for encoding, start, end in windows:
             check_time()
-            offsets = encoding.offsets  # a list that is made anew for each look at it
+            offsets = encoding.offsets  # each access builds a new list
             starts, ends = self._probabilities(encoding, start, end)
             none = min(none, float(starts[0] * ends[0]))
             starts[0] = ends[0] = 0.0
@@ -147,8 +147,8 @@ def _spans(
 
 
 def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
-    """Return where the words of an answer's first and last token begin and end in the context, None
-    if one of them is not part of a word."""
+    """Return the start and end, in the context, of the whole words from an answer's first token to
+    its last; None if one of the two is not part of a word."""
     words = [encoding.token_to_word(token) for token in (first, last)]
     spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]
     return (spans[0][0], spans[1][1]) if spans[0] and spans[1] else None

@@ -1,5 +1,5 @@
-"""Turns scores of a text or a pair into classes, into classes that the caller names, or into a
-ranking."""
+"""Text tasks with one score per class or text: classes of a text or a pair, classes that the caller
+names, and rankings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
 FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
-# functions of torch behind the scores of a CrossEncoder -> ours
+# torch's names of the functions that a CrossEncoder may apply to its scores -> ours
 CROSS_ENCODERS = {"Identity": "none", "Sigmoid": "sigmoid"}
-MOST_LABELS = 100  # a label is a row with the whole text
+MOST_LABELS = 100  # each label makes a row with the whole text
 LONGEST_TEMPLATE = 1_000  # characters
 HOLE = "{}"
 
@@ -205,9 +205,9 @@ class ZeroShotClassification(Task):
 
 
 class TextRanking(Task):
-    """Predicts `{"ranking": [{"index", "score"}, …]}`: the documents by how well they answer a
-    query, best first. The network reads pairs (a cross-encoder); index counts the documents as
-    sent."""
+    """Predicts `{"ranking": [{"index", "score"}, …]}`: the documents, sorted by how well they
+    answer the query. The network is a cross-encoder, which reads pairs. `index` counts the
+    documents as sent."""
 
     codec = Fields("query", "documents", lists=("documents",))
     parameters = (

@@ -10,11 +10,11 @@ from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Parameter, Tensors
 from serving.errors import InvalidRequest
 
-POOLED = "sentence_embedding"  # the name that sentence-transformers gives it
+POOLED = "sentence_embedding"  # sentence-transformers' name of the output
 
 
 class ExplicitPrompt(str):
-    """A prompt that is set: also an empty one takes the place of the model's default prompt."""
+    """A prompt that the caller set. Even an empty one replaces the model's default prompt."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class Embedding(Task):
         self.default_prompt = prompts.get("default_prompt_name") or ""
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        # more is never read
+        # the tokenizer reads no more than that
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
         if prompt:
             instances = [prompt + text for text in instances]
@@ -90,8 +90,8 @@ class Embedding(Task):
         instances: Sequence[Any],
         parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
-        """Return vectors from [n, sequence, hidden], or from [n, hidden] if the model pools
-        itself."""
+        """Return vectors from [n, sequence, hidden], or from [n, hidden] if the network pools the
+        tokens itself."""
         values = self.read(outputs)
         if values.ndim == 3:
             values = self._pooled(values, inputs["attention_mask"])

@@ -17,7 +17,7 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True)
 class Token:
-    """Describes a token, or a word of several; `tag` is the label of its highest score."""
+    """A token, or a word of several tokens. `tag` is the label with the highest score."""
 
     text: str
     scores: Array
@@ -59,7 +59,7 @@ class TokenClassification(Task):
         return 1 + len(instance) // (4 * self.tokenizer.max_length)
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        """Return also the rows' `encodings` and `owners`."""
+        """Return the inputs, and the rows' `encodings` and `owners`."""
         length = self.tokenizer.max_length
         stride = parameters["stride"]
         return self.tokenizer.windows(
@@ -90,8 +90,8 @@ class TokenClassification(Task):
     def _entities(
         self, text: str, first: int, encoding: Encoding, scores: Array, strategy: str
     ) -> list[Entity]:
-        """Return the entities of a window of the text, of which the characters before `first` were
-        not read."""
+        """Return the entities in one window of the text. Characters before `first` were not
+        read."""
         tokens = list(self._tokens(text, first, encoding, scores))
         if strategy in ("first", "average", "max"):
             tokens = [self._word(group, strategy) for group in _words(tokens)]

@@ -11,8 +11,8 @@ from clients.base import Model, Names, Parameter, Tensors, best, check_time, sof
 from serving.errors import DecodingError, InvalidRequest
 
 POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
-MOST_MASKS = 32  # in a text: a mask is a row of scores for the whole vocabulary, 120 kB of FP32
-MOST_FILLED = 2_000  # masks · top_k of a text: each of these is written as a whole sequence
+MOST_MASKS = 32  # per text: a mask has a score for each token of the vocabulary, 120 kB in FP32
+MOST_FILLED = 2_000  # masks · top_k per text: each of these results repeats the whole text
 
 
 class FillMask(Task):
@@ -34,14 +34,14 @@ class FillMask(Task):
         self.compact = POSITIONS in {tensor.name for tensor in model.inputs}
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        """Return also masked_lm_positions [n, most masks]. Raise DecodingError for a text without a
-        mask."""
+        """Return the inputs, and masked_lm_positions [n, most masks]. Raise DecodingError for a
+        text without a mask."""
         tensors = super().tokens(instances, parameters)
         return tensors | {POSITIONS: self._positions(tensors["input_ids"], instances)}
 
     def _positions(self, ids: Array, instances: Sequence[str]) -> Array:
-        """Return the positions of the masks [texts, most masks], with 0 behind the last one of a
-        text. Raise DecodingError for a text without a mask, or with too many."""
+        """Return the positions of the masks [texts, most masks], padded with 0. Raise DecodingError
+        for a text without a mask, or with too many."""
         masks = ids == self.tokenizer.mask_id
         most = int(masks.sum(axis=1).max())
         positions = np.zeros((len(ids), most), np.int64)
@@ -121,8 +121,8 @@ class FillMask(Task):
         ]
 
     def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:
-        """Return the text with that token. Other masks stay, and then also [CLS] and [SEP], as in
-        transformers."""
+        """Return the text with `token` at `position`. If it has other masks, these stay, and so do
+        [CLS] and [SEP], as in transformers."""
         filled = ids.copy()
         filled[position] = token
         kept = filled[filled != self.tokenizer.pad_id].tolist()

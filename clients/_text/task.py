@@ -23,8 +23,8 @@ Array = NDArray[Any]
 
 
 class Task(ABC):
-    """Holds the task of one model, without any request's state. `truncation` says which text of a
-    pair is shortened."""
+    """A task of one model. It keeps no state of requests. `truncation` says which text of a pair is
+    shortened."""
 
     codec: Codec = TEXT
     settings: tuple[Parameter, ...] = ()
@@ -45,13 +45,13 @@ class Task(ABC):
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return the model's inputs, one row or more for each instance, and `num_tokens` [n
-        instances] before truncation. `truncated` [n instances] is there if a text with more tokens
-        than the model takes may still be read whole."""
+        instances], counted before truncation. Add `truncated` [n instances] if a text with more
+        tokens than the model takes may be read whole all the same, in windows."""
         return self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
 
     def encode_rows(self, texts: Sequence[Text], owners: Sequence[int]) -> Tensors:
-        """Return the tokens of several texts an instance: `owners` [rows] is the instance of each,
-        `num_tokens` counts those of an instance's longest text."""
+        """Return the tokens of several texts per instance. `owners` [rows] is the instance of each
+        text, and `num_tokens` counts the tokens of each instance's longest text."""
         tensors = self.tokenizer.encode(texts, self.options["pad_to_multiple_of"], owners)
         counts = np.zeros(owners[-1] + 1, np.int64)
         np.maximum.at(counts, owners, tensors["num_tokens"])
@@ -69,7 +69,7 @@ class Task(ABC):
         """Return a prediction for each instance. `inputs` is what `tokens` returned."""
 
     def read(self, outputs: Tensors) -> Array:
-        """Return the first output that is read, as FP32."""
+        """Return the first of the task's outputs, as FP32."""
         return outputs[self.outputs[0]].astype(np.float32, copy=False)
 
     def labels(self) -> list[str]:
@@ -103,7 +103,8 @@ class Fields(TextCodec):
             self.expected = f"a string, or {self.expected}"
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Return a text, or the object if the bytes are JSON of one or if a text is not enough."""
+        """Return the bytes as text. If they are a JSON object with the task's keys, or if the task
+        needs more than a text, return the object."""
         text = super().open(data, limits)
         value = {}
         if text.lstrip().startswith("{"):
@@ -149,7 +150,7 @@ class Fields(TextCodec):
 
 def as_text(instance: str | Mapping[str, str]) -> str | tuple[str, str]:
     """Return a text, or the pair of a text and its `text_pair`. As in transformers, an empty
-    `text_pair` is none."""
+    `text_pair` counts as none."""
     if isinstance(instance, str):
         return instance
     return (

@@ -26,16 +26,16 @@ Array = NDArray[Any]
 Text = str | tuple[str, str]  # a pair is one row: both texts, with special tokens between them
 
 UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
-# A text is cut to so many characters for each token that the model takes. WordPiece turns a longer
-# word into one [UNK] (max_input_chars_per_word), so only a text of such words, or of spaces, loses
-# tokens.
+# A text is cut to this many characters for each token that the model takes. WordPiece turns a
+# longer word into one [UNK] (max_input_chars_per_word), so only a text of such words, or of spaces,
+# loses tokens.
 LONGEST_TOKEN = 100
-# characters that are tokenized together: each takes some 300 bytes until truncation, and hash
-# signs, which take the longest, 1.3 s
+# Characters that are tokenized at a time. Each takes about 300 bytes until truncation. A portion of
+# hash signs, which are the slowest, takes 1.3 s.
 PORTION = 2**18
-LONGEST_TEXT = PORTION  # for a model whose tokenizer names no limit
-# A longer text of a pair is cut before the pair is tokenized. The number is of characters for each
-# token that the model takes.
+LONGEST_TEXT = PORTION  # characters, if the tokenizer names no limit
+# A text of a pair with more characters than this for each token that the model takes is cut before
+# the pair is tokenized.
 SHORT = 4
 POSITIONS_FROM_PADDING = {
     "roberta",
@@ -92,7 +92,7 @@ class TextTokenizer:
         name for which text of a pair is truncated. Raise ConfigError if the folder has no tokenizer
         that can be read."""
         self.config = _read_json(folder / "config.json")
-        # prompts of an embedding, what follows the scores of a CrossEncoder
+        # an embedding's prompts, or the function that a CrossEncoder applies to its scores
         self.sentence_transformers = _read_json(folder / "config_sentence_transformers.json")
         self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(
             folder / "tokenizer_config.json"
@@ -123,8 +123,8 @@ class TextTokenizer:
         self._windows = threading.Lock()
 
     def _limit(self) -> int:
-        """Return the smaller limit of the tokenizer and the position table. Some tables begin after
-        the pad id."""
+        """Return the smaller limit of the tokenizer and of the position table. Some tables begin
+        after the padding's id."""
         positions = int(self.config.get("max_position_embeddings", UNLIMITED))
         # ESM-2 has no position table
         is_rotary = self.config.get("position_embedding_type") == "rotary"
@@ -143,13 +143,13 @@ class TextTokenizer:
         self, texts: Sequence[Text], multiple: int, owners: Sequence[int] | None = None
     ) -> Tensors:
         """Return INT64 [n, longest rounded up to `multiple`] of n texts or pairs, padded on the
-        right. `owners` [n] are the instances that the texts come from, if these are not the texts
-        themselves.
+        right. `owners` [n] says which instance each text comes from, if the instances are not the
+        texts themselves.
 
         `num_tokens` [n] counts the tokens before truncation, with special tokens. For a text that
         was cut to LONGEST_TOKEN characters per token it counts the tokens that were read, and is
-        more than max_length. Raise DecodingError for a text without tokens, because a model would
-        answer it from nothing.
+        more than max_length. Raise DecodingError for a text without tokens, because the model's
+        answer would mean nothing.
         """
         rows = []
         counts = []
@@ -178,7 +178,7 @@ class TextTokenizer:
         return text[-length:] if self.direction == "left" else text[:length]
 
     def _parts(self, text: Text, length: int) -> Text:
-        """Return the same of a text, or of each text of a pair."""
+        """Return that part of a text, or of each text of a pair."""
         if isinstance(text, str):
             return self.part(text, length)
         first, second = text
@@ -208,9 +208,9 @@ class TextTokenizer:
             yield portion
 
     def _shortened(self, text: Text, measured: dict[str, tuple[int, str]]) -> Text:
-        """Return a pair with its long texts cut to twice the tokens that the model takes. Of what
-        does not fit, the library makes a window of each part of one text with each of the other: 10
-        s for two texts of 20,000 hash signs."""
+        """Return a pair with its long texts cut to twice the tokens that the model takes. Otherwise
+        the library would combine each overflowing part of one text with each part of the other,
+        which takes 10 s for two texts of 20,000 hash signs."""
         if isinstance(text, str):
             return text
         first, second = (
@@ -220,8 +220,8 @@ class TextTokenizer:
         return first, second
 
     def _measure(self, text: str, measured: dict[str, tuple[int, str]]) -> tuple[int, str]:
-        """Return how many tokens a text of a pair has, and the part of it with twice as many as the
-        model takes. `measured` keeps them: many pairs may share a text."""
+        """Return the number of tokens of a text of a pair, and the part of the text with twice as
+        many as the model takes. `measured` caches both, because many pairs may share a text."""
         if text not in measured:
             check_time()
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
@@ -276,9 +276,9 @@ class TextTokenizer:
         pair's first text. Neighbours share `stride` tokens. Return the rows of all windows, or of
         each text's first if not `every`.
 
-        Besides the inputs: `encodings` [rows], `owners` [rows], the number of each row's text,
-        `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too long,
-        TooManyRows.
+        Besides the inputs, return `encodings` [rows], `owners` [rows] (the index of each row's
+        text), `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too
+        long, TooManyRows.
         """
         encodings: list[Encoding] = []
         owners = []
@@ -334,7 +334,7 @@ class TextTokenizer:
         return [whole, *whole.overflowing]
 
     def _count_of_windows(self, windows: Sequence[Encoding], stride: int, is_pair: bool) -> int:
-        """Count the tokens of the whole text, those that windows share only once."""
+        """Count the tokens of the whole text. Tokens that windows share count once."""
         repeated = self.tokenizer.num_special_tokens_to_add(is_pair)  # tokens of each window
         if is_pair:
             repeated += windows[0].sequence_ids.count(0)
@@ -353,9 +353,9 @@ class TextTokenizer:
 
 
 def load_with_transformers(folder: Path) -> Any:
-    """Return what transformers' AutoTokenizer makes of a folder, without the network and without
-    code of the folder. Raise ConfigError if it needs code or a package that is missing, or has no
-    `backend_tokenizer`."""
+    """Return the folder's tokenizer from transformers' AutoTokenizer, which uses no network and
+    runs no code of the folder. Raise ConfigError if the tokenizer needs such code or a missing
+    package, or has no `backend_tokenizer`."""
     for file in ("tokenizer_config.json", "config.json"):
         code = _read_json(folder / file).get("auto_map") or {}
         if (file == "tokenizer_config.json" and isinstance(code, list)) or "AutoTokenizer" in code:
@@ -363,7 +363,7 @@ def load_with_transformers(folder: Path) -> Any:
                 f"has a tokenizer with code of its own (auto_map in {file}), which is never run"
             )
             raise ConfigError(folder, reason, REMEDY)
-    # read by the import
+    # the import reads these
     for name, value in (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_VERBOSITY", "error")):
         os.environ.setdefault(name, value)
     from transformers import AutoTokenizer
@@ -397,8 +397,8 @@ def _why_not(folder: Path, error: Exception) -> str:
 
 def _gives_types(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Return whether transformers gives the network token types: by model_input_names, else by the
-    tokenizer's class. If neither is named, the model type decides. The network gets zeros
-    instead."""
+    tokenizer's class. If neither is named, the model type decides. If it does not, the network gets
+    zeros."""
     if names := settings.get("model_input_names"):
         return "token_type_ids" in names
     if name := settings.get("tokenizer_class") or config.get("tokenizer_class"):
