@@ -1,1 +1,2 @@
-"""Makes what Triton serves: `python -m build_engines build MODEL` fills model_repository/MODEL."""
+"""Builds the models that Triton serves: `python -m build_engines build MODEL` writes
+model_repository/MODEL."""

@@ -12,8 +12,8 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.recipes import RECIPES
 from build_engines.request import REPOSITORY, Request, positive
 
-INTERRUPTED = 130  # a shell's status of a command that SIGINT ended
-# seconds until a command that still runs is interrupted again; cleaning up takes at most 6
+INTERRUPTED = 130  # a shell's status for a command that SIGINT ended
+# seconds until a command that is still running is interrupted again; cleaning up takes at most 6
 SWALLOWED = 8.0
 FIELDS = dataclasses.fields(Request)[1:]
 

@@ -1,9 +1,9 @@
-"""`archive`: write a model as SageMaker takes it, NAME.tar.gz with the folder NAME in it; an
-ensemble with all its parts.
+"""`archive`: writes the archive that SageMaker takes, NAME.tar.gz with the folder NAME in it. An
+ensemble's archive contains all its parts.
 
-The same model gives the same bytes: entries are sorted, without times and owners. Copies are for
-multi-model endpoints: each has its own name, and so have its parts, because two loaded ensembles
-cannot share a part by name.
+The same model always makes the same bytes: entries are sorted, and have no times and owners. Copies
+are for multi-model endpoints: each has its own name, and so have its parts, because two loaded
+ensembles cannot share a part by name.
 """
 
 import gzip
@@ -29,10 +29,10 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
     """Write OUT/NAME.tar.gz, or for copies OUT/NAME-0.tar.gz with the folder NAME_0 …; return the
     files.
 
-    Raise BuildError if the model or a part of it is not there.
+    Raise BuildError if the model or one of its parts is missing.
     """
     folders: dict[str, Path] = {}
-    clients: dict[str, Path] = {}  # of the repository, by the parts that use them
+    clients: dict[str, Path] = {}  # the repository's own clients, by the part that uses them
     left = [name]
     while left:
         if (part := left.pop()) not in folders:
@@ -87,7 +87,7 @@ def _write(
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove an entry's time, owner and own rights."""
+    """Remove an entry's time and owner, and give it the usual permissions."""
     return entry.replace(
         deep=False,
         mtime=0,
@@ -100,9 +100,9 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
-    """Return the config.pbtxt for the copy of model `name`. It has the new names of the model and
-    of its steps, and names the client that the old name selected: one of this project, or, if the
-    model `shares` one, of its repository."""
+    """Return the config.pbtxt of a copy of the model `name`, with the new names of the model and of
+    its steps. If the old name selected the client, which may be one of this project or, if the
+    model `shares` one, of its repository, the copy names that client."""
     config = parse_config(text)
     if config.name:
         config.name = names[name]

@@ -58,7 +58,7 @@ ON_A_GPU = ("gpu", "tensorrt")  # targets
 OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
 REMOVED = REMOVED_FROM_OPENVINO | REMOVED_FROM_PYTORCH
 COMPARED = 64  # samples, at most
-SESSION = "session."  # any of ONNX Runtime's own
+SESSION = "session."  # how ONNX Runtime's own settings begin
 
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
@@ -98,8 +98,8 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def check_settings(client: str, names: Iterable[str]) -> None:
-    """Raise UsageError for a setting that neither the client nor a backend has: with what replaces
-    a removed one, else with the nearest name."""
+    """Raise UsageError for a setting that neither the client nor a backend has. The message says
+    what replaces a removed setting, and which known one is nearest to an unknown one."""
     own: set[str] = set()
     whose = "a backend (name the --client for its own)"
     if client:
@@ -118,8 +118,8 @@ def check_settings(client: str, names: Iterable[str]) -> None:
 def _compare_with_fp32(
     folder: Path, name: str, engine: Engine, source: str, request: Request
 ) -> None:
-    """Print how alike the answers of INT8 and of fp32 are on samples that calibration did not see,
-    or, without samples, on those of `verify`. Raise BuildError if a limit fails."""
+    """Compare INT8 with fp32 on samples that were not used for calibration or, without samples, on
+    those of `verify`. Print the scores. Raise BuildError if one is below its limit."""
     if not (request.compare and engine.cpu_only):
         print(
             f"INT8 is not compared with fp32: do so with verify {name} --samples PATH", flush=True
@@ -173,8 +173,8 @@ def _up_to_date(request: Request, made_from: Mapping[str, Any]) -> Path | None:
 
 
 def _usual_name(request: Request, engine: Engine) -> str:
-    """Return the model's name, followed by the precision of a CPU's engine that is not fp32: both
-    can be served."""
+    """Return the model's name. If the engine runs on CPUs only and is not fp32, append its
+    precision, so that both can be served."""
     if engine.cpu_only and engine.precision != "fp32":
         return f"{request.model}_{engine.precision}"
     return request.model

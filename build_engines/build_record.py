@@ -1,4 +1,5 @@
-"""build.json, which records what a folder was built from, and the cache of the fp32 models."""
+"""Reads and writes build.json, which records what a folder was built from, and finds the cache of
+fp32 models."""
 
 import hashlib
 import json

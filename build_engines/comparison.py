@@ -1,4 +1,5 @@
-"""`verify`: compare an engine with the fp32 model that it was made from; each limit must hold."""
+"""Compares an engine with the fp32 model that it was made from, for `verify` and for builds. Each
+score must reach its limit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from clients.base import Model, ModelClient, Tensors
 from serving.codecs import Limits
 from serving.model_status.served_model import ServedModel
 
-TENSOR_COSINE = 0.99  # the least of two outputs that are alike
+TENSOR_COSINE = 0.99  # the least cosine of two outputs that count as alike
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ def compare(
     source: Path | None = None,
     held_out: bool | None = None,
 ) -> list[Score]:
-    """Return the scores of `engine` on at most `count` samples of `source`, 0 for all; `held_out`
-    is as for Samples.read.
+    """Return the scores of `engine` on at most `count` samples of `source` (0: all); `held_out` is
+    as for Samples.read.
 
-    Without `source` texts are compared on sentences of our own, images on the model's example,
-    others on random tensors.
+    Without `source`, texts are compared on built-in sentences, images on the model's example, and
+    other models on random tensors.
     """
     family = family_of(model.parameters.get("client", ""))
     if client is None or (family and not family.samples):
@@ -104,7 +105,7 @@ def compare(
 def compare_tensors(
     feed: Tensors, engine: Runner, reference: Runner, note: str = "random input"
 ) -> list[Score]:
-    """Return the cosine of each output."""
+    """Return a score for each output: the cosine of what the two runners return."""
     ours, theirs = _run(engine, feed), _run(reference, feed)
     return [
         Score(
@@ -140,8 +141,8 @@ def _run(run: Runner, feed: Tensors) -> Tensors:
 def for_calibration(
     client: ModelClient, samples: Samples, source: Path | None, held_out: bool | None = None
 ) -> Iterator[Tensors]:
-    """Yield the client's tensors for each instance of `source`, batch dimension included;
-    `held_out` as for Samples.read."""
+    """Yield the client's tensors for each instance of `source`, with a batch dimension; `held_out`
+    is as for Samples.read."""
     if source is None:
         raise UsageError(
             "INT8 is calibrated: name a folder of images, or a file of texts, with --calibration"

@@ -88,8 +88,8 @@ def model_config(
 
 
 def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
-    """Declare a tensor. config.pbtxt has no scalars: callers send [1], or [n, 1]; the model gets
-    [], or [n]."""
+    """Declare a tensor. config.pbtxt cannot declare a scalar: callers send [1], or [n, 1] in a
+    batch, and the model gets [], or [n]."""
     target.name, target.data_type = spec.name, data_type(spec.datatype)
     target.dims.extend(spec.shape or (1,))
     if not spec.shape and max_batch_size:
@@ -109,8 +109,8 @@ def render(config: Any, note: str = "") -> str:
 
 
 def difference(base: Any, other: Any) -> Any:
-    """Return the configs/NAME.pbtxt with which `serve` turns config.pbtxt, `base`, into `other`:
-    the differences, or all."""
+    """Return the configs/NAME.pbtxt with which `serve` turns `base`, the config.pbtxt, into
+    `other`: only what differs if that is enough, else all of `other`."""
     own = model_config_pb2.ModelConfig()
     for each, value in other.ListFields():
         there = getattr(base, each.name)

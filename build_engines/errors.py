@@ -6,7 +6,8 @@ BRIEF = 150  # characters
 
 
 class BuildError(Exception):
-    """What is wrong and what to do, in one line for the caller; the command ends with `code`."""
+    """The build failed. The message says what is wrong and what to do, in one line; the command
+    exits with `code`."""
 
     code: ClassVar[int] = 1
 

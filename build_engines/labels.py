@@ -1,4 +1,4 @@
-"""Files with one label on each line."""
+"""Reads and writes files with one label per line."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -23,9 +23,9 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.labels import read_lines
 from clients.base import ModelClient
 
-OVERLAP = 0.5  # the least of two boxes that are one object
-HELD_OUT = 4  # INT8 is compared on each 4th sample and calibrated on the others,
-LEAST = 8  # of at least so many
+OVERLAP = 0.5  # the least overlap of two boxes that count as one object
+HELD_OUT = 4  # INT8 is compared on every 4th sample and calibrated on the others
+LEAST = 8  # samples for both
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -43,9 +43,9 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Samples:
-    """What a family's engines are calibrated and compared on. `find` finds all samples of a folder
-    or file, `instances` turns some of them into instances of a client; without a source the
-    comparison takes those `built_in`."""
+    """The samples on which a family's engines are calibrated and compared. `find` finds all samples
+    in a folder or file, and `instances` turns some of them into a client's instances. Without a
+    source, the `built_in` ones are compared."""
 
     find: Callable[[Path | None], Sequence[Any]]
     instances: Callable[[ModelClient, Sequence[Any]], Iterator[Any]]
@@ -54,7 +54,7 @@ class Samples:
     def read(
         self, client: ModelClient, source: Path | None, held_out: bool | None = None
     ) -> Iterator[Any]:
-        """Yield the instances of `source`: those held out of calibration (True), the other ones
+        """Yield the instances of `source`: those held out of calibration (True), the others
         (False), or all (None). Raise UsageError."""
         if source is None and self.built_in:
             return self.built_in(client)
@@ -109,7 +109,7 @@ def _texts(client: ModelClient, lines: Sequence[str]) -> Iterator[Any]:
 
 
 def _sentences(client: ModelClient) -> Iterator[Any]:
-    """Yield the sentences of our own, with a mask if the task fills one."""
+    """Yield the built-in sentences, with a mask if the task fills one."""
     mask = f" {client.tokenizer.mask}" if client.options["task"] == "fill-mask" else ""  # type: ignore[attr-defined]
     for text in TEXTS:
         yield text_instance(client, f"{text}{mask}")

@@ -1,4 +1,4 @@
-"""The descriptions of a model that a family has written, and of the engine built from it."""
+"""Describes a model that a family has written, and the engine built from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ MODEL_FILES = {ONNX: "model.onnx", TORCHSCRIPT: "model.pt", PLAN: "model.plan"}
 
 
 def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
-    """Return the tensor's shape with `batch` in front, 0 for none, and `length` for each dimension
-    that varies."""
+    """Return the tensor's shape with `batch` in front (0: no batch dimension), and `length` for
+    each dimension that varies."""
     return (*([batch] if batch else []), *(length if size == -1 else size for size in tensor.shape))
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model whose folder has 1/model.onnx in fp32 (or 1/model.pt), labels and an example already.
+    """A model whose folder already has 1/model.onnx in fp32 (or 1/model.pt), labels and an example.
 
-    `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters`
-    tell it; `max_batch_size` 0 means no batch dimension; `lengths` are the least, the usual and the
-    most that a dimension of -1 is. `labels` is the file with a name for each value of the first
+    `client` is a module of clients/, "" for none; `settings` become its `parameters` in
+    config.pbtxt; `max_batch_size` 0 means no batch dimension; `lengths` are the least, usual and
+    largest size of a dimension of -1. `labels` is the file with a name for each value of the first
     output; `note` is a comment for config.pbtxt.
     """
 
@@ -40,8 +40,8 @@ class ModelSpec:
 
     @property
     def cpu_instances(self) -> int:
-        """Return the instances on a CPU: 1 if the backend merges waiting requests into runs on all
-        processors."""
+        """Return the number of instances on a CPU: 1 if the backend merges waiting requests into
+        runs on all processors, else 2."""
         return 1 if self.platform == ONNX and self.max_batch_size else 2
 
     @property

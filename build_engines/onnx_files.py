@@ -42,8 +42,8 @@ def read(path: Path) -> onnx.ModelProto:
 
 
 def specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs as the file has them, the first dimension included; -1 where one
-    varies."""
+    """Return the inputs and outputs as the file declares them, with their first dimension; a
+    variable dimension is -1."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     return _specs(inputs), _specs(model.graph.output)
@@ -71,8 +71,9 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 def computed(
     shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]
 ) -> tuple[TensorSpec, ...]:
-    """Return the outputs with the sizes that ONNX Runtime computes, `shapes`, in place of those
-    that the file calls variable: Triton takes what is computed."""
+    """Return the outputs with the sizes that ONNX Runtime computes, `shapes`, for dimensions that
+    the file declares as variable. Triton's backend compares config.pbtxt with the computed
+    sizes."""
     return tuple(replace(spec, shape=_filled(spec.shape, shapes[spec.name])) for spec in outputs)
 
 
@@ -129,7 +130,8 @@ def _metadata(model: onnx.ModelProto, key: str) -> Any:
 
 
 def makes_scores(model: onnx.ModelProto, output: str) -> bool:
-    """Return whether an operator before the output makes scores of logits: a softmax or sigmoid."""
+    """Return whether the output comes from a softmax or a sigmoid, and so holds scores, not
+    logits."""
     makers = {name: node for node in model.graph.node for name in node.output}
     node = makers.get(output)
     for _ in makers:

@@ -1,4 +1,4 @@
-"""Weights that come in Python packages, which `make setup` installs. Nothing imports them."""
+"""Finds weights in Python packages that `make setup` installs. Nothing imports them."""
 
 from importlib import metadata
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checks a finished folder, loads it into a tritonserver, and puts it in its place.
+"""Checks a finished folder, loads it into a tritonserver, and moves it into the repository.
 
 A folder is made in a scratch folder, which is renamed when it is complete.
 """

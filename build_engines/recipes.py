@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Recipe:
     """A row of RECIPES.
 
-    `client` is also the family that reads the weights. `hub` is the Hugging
-    Face model with the weights, `url` and `sha256` are the publisher's file; all are "" if the
-    weights come from elsewhere.
+    `client` is also the family that reads the weights. `hub` is the Hugging Face model with the
+    weights, `url` and `sha256` are the publisher's file. All three are "" if the weights come from
+    elsewhere.
     """
 
     summary: str

@@ -1,6 +1,6 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
-"""What `build` is asked to make. Each field is also a flag of the command line, and declared only
-here."""
+"""Declares what `build` can be asked for. Each field is also a flag of the command line, and is
+declared only here."""
 
 import argparse
 from collections.abc import Mapping
@@ -47,10 +47,10 @@ def pair(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Request:
-    """What to build. 0, -1, "" and () leave a choice to the family, or to Triton.
+    """What to build. With 0, -1, "" or (), the family or Triton chooses.
 
-    `model` is a recipe's name or the user's own. The fields' names are in build.json: a model whose
-    record has others is built again.
+    `model` is a recipe's name or the user's own. build.json records the fields by name: if they
+    change, a model is built again.
     """
 
     model: str
@@ -152,7 +152,7 @@ class Request:
 
     @property
     def recipe(self) -> Recipe | None:
-        """Return None for a model of the user's own."""
+        """Return the recipe, or None for a model of the user's own."""
         return RECIPES.get(self.model)
 
     @property

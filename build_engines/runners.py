@@ -1,4 +1,4 @@
-"""Run a model's file outside Triton, with the options of its backend.
+"""Runs a model's file outside Triton, with the options of its backend.
 
 ONNX Runtime runs in this process, OpenVINO in one of its own, and a TensorRT plan through trtexec.
 """
@@ -25,7 +25,7 @@ from serving.repository.model_config import OPENVINO, engine_of
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]
-LEVELS = {"b": 2, "u": 256}  # of a Boolean, of a pixel
+LEVELS = {"b": 2, "u": 256}  # the number of values of a Boolean and of a pixel
 
 
 class OnnxFile:
@@ -38,7 +38,7 @@ class OnnxFile:
         except (ValueError, FileNotFoundError) as err:
             raise BuildError(first_line(err)) from err
         self.inputs = {node.name for node in self.session.get_inputs()}
-        # of each output, with a text where a dimension varies
+        # the outputs' shapes; a dimension that varies is a string or None
         self.outputs = {node.name: node.shape for node in self.session.get_outputs()}
 
     def __call__(self, feed: Tensors) -> Tensors:
@@ -48,8 +48,8 @@ class OnnxFile:
 
 
 def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
-    """Run an ONNX file by OpenVINO. In one process with ONNX Runtime it has crashed, so it has a
-    process of its own."""
+    """Return the Runner of an ONNX file in OpenVINO. It runs in a process of its own, because
+    OpenVINO has crashed in one process with ONNX Runtime."""
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
     def run(feed: Tensors) -> Tensors:
@@ -98,9 +98,9 @@ RUNNERS: dict[str, Callable[[Path], Runner]] = {
 
 
 def runner_of(stored: StoredModel) -> Runner:
-    """Run the model's newest version by the engine that its configuration names.
+    """Return the Runner of the model's newest version, by the engine that its configuration names.
 
-    BuildError for a platform that only Triton runs.
+    Raise BuildError for a platform that only Triton runs.
     """
     platform = stored.config.platform
     if platform not in RUNNERS:

@@ -17,8 +17,8 @@ from serving.repository.model_config import Unreadable, read_merged
 
 @dataclass(frozen=True)
 class StoredModel:
-    """`config` is the ModelConfig that this machine uses, read from `config_file`; `record` the
-    build's build.json ({} without one)."""
+    """A model's folder, read back. `config` is the ModelConfig that this machine uses, from
+    `config_file`; `record` is the content of build.json ({} without one)."""
 
     folder: Path
     config_file: Path

@@ -18,7 +18,7 @@ from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.recipes import Recipe
 from build_engines.request import Request
 
-# Kinds of weights. OWN: those of a recipe, which the project or a package has.
+# Kinds of weights. OWN: a recipe's, which come with the project or a package.
 OWN = "nothing"
 ONNX_FILE = "an ONNX file"
 TORCHSCRIPT_FILE = "a TorchScript file"
@@ -28,7 +28,7 @@ PICKLE = "a pickle"
 XGBOOST = "a file of XGBoost"
 LIGHTGBM = "a file of LightGBM"
 PICKLES = (".joblib", ".pkl", ".pickle")
-HEAD = 4096  # bytes that tell XGBoost's and LightGBM's files
+HEAD = 4096  # bytes by which XGBoost's and LightGBM's files are recognised
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"
@@ -80,11 +80,11 @@ HUB_FILES = (  # patterns
 
 
 class Weights:
-    """A file or folder with weights; without a `path`, the recipe's own. What is read of it is read
-    once."""
+    """A file or folder with weights or, without a `path`, a recipe's own weights. Each of its files
+    is read once."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raise BuildError for a file or folder of another kind, with what to do with it."""
+        """Raise BuildError for a file or folder that cannot be built, with what to do with it."""
         self.kind = kind_of(path) if path else OWN
         self._path = path
 
@@ -131,7 +131,7 @@ class Weights:
 
     @property
     def architecture(self) -> str:
-        """Return the name of a checkpoint's network, "" if config.json does not say it."""
+        """Return the name of a checkpoint's network, "" if config.json does not name it."""
         return str((self.config.get("architectures") or [""])[0])
 
 
@@ -221,8 +221,8 @@ def from_hub(model: str) -> Path:
 
 
 def from_publisher(recipe: Recipe) -> Path:
-    """Return the publisher's file, from the cache or the network. BuildError if its SHA-256 is not
-    the recipe's."""
+    """Return the publisher's file, from the cache or the network. Raise BuildError if its SHA-256
+    is not the recipe's."""
     file = cache_folder() / recipe.url.rpartition("/")[2]
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,2 +1,2 @@
-"""From an fp32 model to the file that is served: ONNX Runtime and OpenVINO on a CPU, TensorRT on a
-GPU."""
+"""Turn an fp32 model into the file that is served: by ONNX Runtime and OpenVINO on a CPU, by
+TensorRT on a GPU."""

@@ -40,10 +40,11 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
 
 
 def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Leave 1/model.onnx in fp32, which OpenVINO computes in BF16 where the processor can, or in
-    INT8.
+    """Return the engine for OpenVINO. For int8, quantize 1/model.onnx in place; for fp32, leave the
+    file as it is: OpenVINO computes it in BF16 if the processor can. Raise UsageError for another
+    precision.
 
-    The configuration names the engine, because ONNX Runtime is slow with such an INT8 file.
+    The configuration names OpenVINO, because ONNX Runtime is slow with such an INT8 file.
     """
     if request.precision == "fp16":
         raise UsageError(NO_FP16)
@@ -56,8 +57,8 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
 
 
 def for_gpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Leave 1/model.onnx as it is: ONNX Runtime's TensorRT provider serves it, on any GPU, without
-    a plan to ship.
+    """Return the engine for any GPU. 1/model.onnx stays as it is: ONNX Runtime's TensorRT provider
+    serves it, so there is no plan to ship.
 
     The provider builds an engine at the first request of each shape and keeps it in its cache. The
     parameters are those of NVIDIA's ONNX Runtime backend (its README, "ONNX Runtime with TensorRT

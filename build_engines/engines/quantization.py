@@ -1,12 +1,13 @@
-"""INT8 for a CPU, by ONNX Runtime's quantiser.
+"""Quantizes a model to INT8 for a CPU, with ONNX Runtime's quantizer.
 
-Images: static INT8 (QDQ, per channel, calibrated) of the convolutions. A detector's last
+Images: the convolutions become static INT8 (QDQ, per channel, calibrated). A detector's last
 convolutions and the decoding after them stay in fp32, because boxes and scores share one tensor
-there, and one scale for both costs 0.05 of mAP50-95. For ONNX Runtime the operators between the
-convolutions are INT8 too. For OpenVINO they must not be: it fuses a convolution, the activation
+there, and one scale for both costs 0.05 of mAP50-95. For ONNX Runtime, the operators between the
+convolutions become INT8 too. For OpenVINO they must not: it fuses a convolution, the activation
 after it and the rounding for the next one into one step, unless something between them is rounded.
-Texts: dynamic INT8 of the matrices for ONNX Runtime; static, calibrated INT8 for OpenVINO, which
-has no fast kernel for dynamic INT8.
+
+Texts: the matrix products become dynamic INT8 for ONNX Runtime, and static, calibrated INT8 for
+OpenVINO, which has no fast kernel for dynamic INT8.
 """
 
 import logging
@@ -56,7 +57,7 @@ OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
 def quantized(
     model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
 ) -> Path:
-    """Write 1/model.int8.ENGINE.onnx, made from 1/model.onnx."""
+    """Write 1/model.int8.ENGINE.onnx from 1/model.onnx, and return its path."""
     source, target = folder / "1" / "model.onnx", folder / "1" / f"model.int8.{engine}.onnx"
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared = Path(scratch) / "prepared.onnx"
@@ -112,8 +113,8 @@ def _static(
 
 
 def preparation(graph: Any, first: str = "Conv") -> list[str]:
-    """Return the names of the nodes before the first convolution. They normalize pixels: INT8 would
-    save nothing there, and would round."""
+    """Return the names of the nodes before the first convolution. They normalize pixels, where INT8
+    would save no time and lose precision."""
     return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
@@ -125,7 +126,7 @@ def heads(graph: Any) -> list[str]:
         for name in node.input:
             consumers.setdefault(name, []).append(node)
     behind: dict[str, set[str]] = {}
-    # topologically sorted, so what is behind a node is known by then
+    # nodes are sorted topologically, so those behind a node come first here
     for node in reversed(graph.node):
         following = [n for output in node.output for n in consumers.get(output, [])]
         behind[node.name] = {n.name for n in following}.union(*(behind[n.name] for n in following))
@@ -146,11 +147,9 @@ def _dynamic(source: Path, target: Path) -> None:
 
 
 def _untie(path: Path) -> None:
-    """Give each Gemm its own matrix, because the quantiser transposes it in place although other
-    nodes may read it.
-
-    BERT's word embeddings, for example, are also its language model's last matrix.
-    """
+    """Give each Gemm its own matrix, because the quantizer transposes it in place even if other
+    nodes read it too. BERT's word embeddings, for example, are also the last matrix of its language
+    model."""
     model = onnx.load(path)
     uses = Counter(name for node in model.graph.node for name in node.input)
     matrices = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -168,7 +167,7 @@ def _untie(path: Path) -> None:
 
 
 def _tidy(path: Path) -> None:
-    """Remove the operator sets that no node uses, so that older runtimes need not know them."""
+    """Remove the operator sets that no node uses, because older runtimes may not know them."""
     model = onnx.load(path)
     used = {node.domain for node in model.graph.node} | {""}
     kept = [entry for entry in model.opset_import if entry.domain in used]
@@ -202,8 +201,8 @@ def _model_of(model_spec: ModelSpec, folder: Path) -> Model:
 
 
 def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
-    """Return the model's client with the files in the folder. Raise BuildError if they do not fit
-    together."""
+    """Return the model's client, made with the files in the folder. Raise BuildError if they do not
+    fit together."""
     try:
         return make_client(_model_of(model_spec, folder)) if model_spec.client else None
     except Exception as err:  # a client's code may raise anything
@@ -223,8 +222,8 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calibration_batches(client: ModelClient, request: Request) -> Batches:
-    """Return the client's tensors of the files of --calibration, without those on which the engine
-    is compared."""
+    """Return the client's tensors for the samples of --calibration, without those on which the
+    engine is compared."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} has no INT8 that is calibrated")

@@ -1,10 +1,10 @@
-"""Build a TensorRT plan with trtexec, on the kind of GPU that serves it.
+"""Builds a TensorRT plan with trtexec, on the kind of GPU that serves it.
 
     1/model.onnx --profile, precision--> trtexec --> 1/model.plan (, 1/calibration.cache)
 
-The ONNX file stays: it is served on a machine without a GPU, and a plan for another GPU is built
-from it. INT8's ranges are measured here, by ONNX Runtime on the calibration instances, and written
-as TensorRT's calibration cache.
+The ONNX file stays: it is served on machines without a GPU, and plans for other GPUs are built from
+it. ONNX Runtime measures INT8's ranges here, on the calibration instances, and they are written as
+TensorRT's calibration cache.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""Build and run TensorRT plans with trtexec of TensorRT 10 or newer, NVIDIA's program (its options:
-NVIDIA/TensorRT, samples/common/sampleOptions.cpp), and ask which GPU it builds for."""
+"""Builds and runs TensorRT plans with NVIDIA's program trtexec, of TensorRT 10 or newer, and asks
+which GPU it builds for. Its options are in NVIDIA/TensorRT, samples/common/sampleOptions.cpp."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from serving.host.processes import dying_with_us
 
 # where NVIDIA's images of TensorRT and of PyTorch have it
 FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"
-HELP_SECONDS = 60.0  # its libraries are gigabytes, read from a cold disk
+HELP_SECONDS = 60.0  # its libraries are gigabytes, and the disk may be cold
 SMI_SECONDS = 20.0  # nvidia-smi waits while a driver is being loaded
 OLDEST = 10  # TensorRT's major version; older ones lack INT64, which the text clients send
 WORKSPACE_MB = 4096
@@ -51,7 +51,7 @@ class Gpu:
 
 
 def this_gpu() -> Gpu | None:
-    """Return None if nvidia-smi is missing or fails."""
+    """Return this machine's first GPU, or None if nvidia-smi is missing or fails."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS)
@@ -62,14 +62,15 @@ def this_gpu() -> Gpu | None:
 
 
 def find_trtexec() -> str:
-    """Return its path, on PATH or in the folders of NVIDIA's images; "" if there is none."""
+    """Return the path of trtexec, on PATH or in the folders of NVIDIA's images; "" if it is in none
+    of them."""
     return shutil.which("trtexec", path=f"{os.environ.get('PATH', os.defpath)}:{FOLDERS}") or ""
 
 
 @dataclass(frozen=True)
 class Trtexec:
-    """The program's path, its TensorRT version as NvInferVersion.h packs it (100800), and what
-    --help prints."""
+    """The program's path, its TensorRT version as NvInferVersion.h packs it (100800), and the
+    output of --help."""
 
     path: str
     code: int
@@ -138,8 +139,8 @@ class Trtexec:
             raise BuildError("trtexec succeeded but wrote no plan")
 
     def run(self, *words: str) -> None:
-        """Run it, and print its newest line every 5 s. Raise BuildError with its last errors if it
-        fails.
+        """Run trtexec, and print its newest line every 5 s. Raise BuildError with its last errors
+        if it fails.
 
         The kernel kills it when this process ends, even by SIGKILL.
         """
@@ -181,7 +182,7 @@ def _quoted(name: str) -> str:
 
 
 def run_plan(path: Path, feed: Tensors) -> Tensors:
-    """Return the outputs of the plan, built from the model.onnx beside it, with six digits. Raise
+    """Run the plan, whose model.onnx is beside it, and return its outputs with six digits. Raise
     BuildError.
 
     trtexec loads the plan again for each call, which takes seconds.
@@ -218,7 +219,7 @@ def run_plan(path: Path, feed: Tensors) -> Tensors:
 
 
 def bound_to() -> dict[str, str]:
-    """Return what a plan depends on of this machine; nothing where none can be built."""
+    """Return what a plan built on this machine depends on; {} if none can be built here."""
     try:
         return {"gpu": gpu.gpu, "tensorrt": Trtexec.find().version} if (gpu := this_gpu()) else {}
     except BuildError:

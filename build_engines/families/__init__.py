@@ -1,5 +1,5 @@
-"""The families of models that can be built. Each module with a FAMILY is one; the others are what
-they export with."""
+"""The families of models that can be built. Each module with a FAMILY is one; the other modules
+hold what they share."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from build_engines.weights import CHECKPOINT, TENSORS, Weights
 from clients import FACES
 from serving.clients import families as client_names
 
-# the first that takes weights builds them
+# the first family that takes the weights builds them
 FAMILIES = (
     table.FAMILY,
     image_classification.FAMILY,
@@ -71,7 +71,7 @@ def find_family(request: Request, weights: Weights) -> Family:
 
 
 def _unknown(weights: Weights) -> BuildError:
-    """Return why no family takes a folder."""
+    """Return the error for a folder that no family takes."""
     if weights.is_image:
         return _other_network(weights, [family.head for family in FAMILIES if family.head])
     kind = weights.config.get("model_type") or "no model_type in config.json"
@@ -83,7 +83,7 @@ def _unknown(weights: Weights) -> BuildError:
 
 
 def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
-    """Return that a folder's network has none of these heads, and what to do with it."""
+    """Return the error for a folder whose network has none of these heads, with what to do."""
     if not weights.is_image:
         return BuildError(
             f"{weights.path} has no preprocessor_config.json: it does not say how images are "

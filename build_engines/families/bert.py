@@ -1,4 +1,4 @@
-"""BERT's encoder as an ONNX graph, from its weights, without torch (Devlin et al. 2018,
+"""Writes BERT's encoder as an ONNX graph from its weights, without torch (Devlin et al. 2018,
 arXiv:1810.04805)."""
 
 import math
@@ -17,7 +17,7 @@ from build_engines.families.onnx_graph import Array, Graph
 
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# of BERT's first training, in many checkpoints
+# weights of BERT's pretraining that many checkpoints still contain
 SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")
 POOLING = ("mean", "cls")
 
@@ -31,8 +31,8 @@ def is_plain(config: Mapping[str, Any], pooling: str) -> bool:
 
 
 def load_weights(checkpoint: Path) -> dict[str, Array]:
-    """Return the tensors named as in BertModel: without "bert.", and LayerNorm's called weight and
-    bias."""
+    """Return the tensors under BertModel's names: without "bert.", and with LayerNorm.weight and
+    .bias instead of .gamma and .beta."""
     tensors: dict[str, Array] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
         for key, tensor in load_file(file).items():
@@ -44,13 +44,13 @@ def load_weights(checkpoint: Path) -> dict[str, Array]:
 def bert_model(
     config: Mapping[str, Any], tensors: Mapping[str, Array], pooling: str
 ) -> onnx.ModelProto:
-    """Return the ONNX model of a checkpoint: `config` is its config.json, `tensors` its weights
-    (any float type), `pooling` what an embedding is made from: the tokens' mean, or the first of
-    them (cls). Raise BuildError.
+    """Return the ONNX model of a checkpoint. `config` is its config.json, `tensors` are its weights
+    (of any float type), and `pooling` says what an embedding is: the mean of the tokens, or the
+    first of them (cls). Raise BuildError.
 
     Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids. Outputs FP32:
-    last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden], 3 kB in
-    BERT-base of states that are 1.6 MB.
+    last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden], which in
+    BERT-base has 3 kB instead of 1.6 MB.
     """
     try:
         graph = _BertGraph(config, tensors)
@@ -80,8 +80,8 @@ def bert_model(
 
 
 class _BertGraph(Graph):
-    """Standard operators of opset 17, in an order in which ONNX Runtime's optimiser recognises and
-    fuses attention, GELU and skip-LayerNorm."""
+    """Uses the standard operators of opset 17, in an order in which ONNX Runtime's optimizer
+    recognises and fuses attention, GELU and skip-LayerNorm."""
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ class _BertGraph(Graph):
         return self.constant(key, self.tensor(key))
 
     def linear(self, x: str, key: str) -> str:
-        """x·Wᵀ + b; W is stored transposed, because ONNX Runtime's fusions look for MatMul and
-        Add."""
+        """Compute x·Wᵀ + b. W is stored transposed, because ONNX Runtime's fusions look for MatMul
+        and Add."""
         product = self.add(
             "MatMul", x, self.constant(f"{key}.weight.T", self.tensor(f"{key}.weight").T)
         )
@@ -115,14 +115,14 @@ class _BertGraph(Graph):
         return self.add("LayerNormalization", x, scale, bias, axis=-1, epsilon=self.epsilon)
 
     def gelu(self, x: str) -> str:
-        """x/2 · (1 + erf(x/√2)) (arXiv:1606.08415)."""
+        """Compute x/2 · (1 + erf(x/√2)) (arXiv:1606.08415)."""
         erf = self.add("Erf", self.add("Div", x, self.floats(math.sqrt(2.0))))
         return self.add(
             "Mul", self.add("Mul", x, self.add("Add", erf, self.floats(1.0))), self.floats(0.5)
         )
 
     def embeddings(self) -> str:
-        """LayerNorm(word + token type + position): [batch, sequence, hidden]."""
+        """Compute LayerNorm(word + token type + position): [batch, sequence, hidden]."""
         words = self.add("Gather", self.weight("embeddings.word_embeddings.weight"), "input_ids")
         types = self.add(
             "Gather", self.weight("embeddings.token_type_embeddings.weight"), "token_type_ids"
@@ -134,8 +134,8 @@ class _BertGraph(Graph):
         return self.layer_norm(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
-        """attention_mask -> what is added to the scores, [batch, 1, 1, sequence]: 0, or -10000 for
-        padding."""
+        """Turn attention_mask into what is added to the scores, [batch, 1, 1, sequence]: 0, or
+        -10000 for padding."""
         mask = self.add("Unsqueeze", "attention_mask", self.integers(1))
         mask = self.add("Unsqueeze", mask, self.integers(2))
         absent = self.add("Sub", self.floats(1.0), self.add("Cast", mask, to=TensorProto.FLOAT))
@@ -146,7 +146,8 @@ class _BertGraph(Graph):
         return self.add("Transpose", self.add("Reshape", self.linear(x, key), split), perm=order)
 
     def attention(self, x: str, mask: str, key: str) -> str:
-        """Multi-head attention before its output layer: [batch, sequence, hidden] -> the same."""
+        """Compute multi-head attention before its output layer: [batch, sequence, hidden] -> the
+        same."""
         query = self.split_heads(x, f"{key}.query", (0, 2, 1, 3))
         keys = self.split_heads(x, f"{key}.key", (0, 2, 3, 1))
         values = self.split_heads(x, f"{key}.value", (0, 2, 1, 3))

@@ -1,4 +1,4 @@
-"""`resnet` and `yolov5`: small networks that read handwritten digits. Their weights are in
+"""Builds `resnet` and `yolov5`, small networks that read handwritten digits. Their weights are in
 model_repository."""
 
 import shutil
@@ -32,7 +32,7 @@ SPECS = {
 def export(
     _: Family, __: Weights, request: Request, folder: Path, repository: Path = REPOSITORY
 ) -> ModelSpec:
-    """Copy the committed files; BuildError if the network is not the committed one."""
+    """Copy the committed files. Raise BuildError if the network is not the committed one."""
     spec, source = SPECS[request.model], repository / request.model
     network = source / "1" / "model.onnx"
     if request.size or {"mean", "std", "scale"} & set(request.settings):

@@ -1,4 +1,4 @@
-"""Networks that answer with a set of boxes: DETR, YOLOS, RT-DETR, D-FINE …"""
+"""Networks that return a set of boxes: DETR, YOLOS, RT-DETR, D-FINE …"""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from build_engines.families.image_folder import EXPORTS
 from build_engines.measures import DETECTIONS, IMAGES
 from clients.detr import BOXES, LOGITS
 
-STRANGE_BOXES = 0.05  # the share of the boxes that may differ
+STRANGE_BOXES = 0.05  # the share of boxes that may differ
 
 
 def _boxes(network: Any, images: Any) -> tuple[Any, ...]:
@@ -18,7 +18,8 @@ def _boxes(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Compare boxes without order; among equally good ones, a network may choose others."""
+    """Compare boxes in any order. Some may differ, because the file may choose others among equally
+    good ones."""
     for ours, theirs in zip(np.concatenate(outputs, 2), np.concatenate(wanted, 2), strict=True):
         nearest = np.abs(ours[:, None] - theirs).max(2).min(0)
         if (nearest > CLOSE * max(1, np.abs(theirs).max())).mean() > STRANGE_BOXES:

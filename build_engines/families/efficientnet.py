@@ -1,8 +1,8 @@
-"""`efficientnet`: EfficientNet-Lite0, the 1,000 classes of ImageNet, from the weights of a package,
-without torch.
+"""Builds `efficientnet`, EfficientNet-Lite0 with the 1,000 classes of ImageNet, from the weights of
+a package, without torch.
 
-Google's EfficientNet-B0 without squeeze-and-excite and with ReLU6 (github.com/tensorflow/tpu,
-efficientnet/lite); ml-illustrated converted the weights for PyTorch (Apache-2.0).
+It is Google's EfficientNet-B0 without squeeze-and-excite and with ReLU6 (github.com/tensorflow/tpu,
+efficientnet/lite). ml-illustrated converted the weights for PyTorch (Apache-2.0).
 """
 
 import json
@@ -65,11 +65,11 @@ def export(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Names nothing but what a state_dict holds: storages, and tensors as (storage, offset, size,
+    """Allows only what a state_dict holds: storages, and tensors, read as (storage, offset, size,
     stride)."""
 
     def persistent_load(self, pid: Any) -> Any:
-        """pid is "storage", its type, its key, …"""
+        """Return the type and key of a storage. `pid` is ("storage", type, key, …)."""
         return pid[1:3]
 
     def find_class(self, module: str, name: str) -> Any:
@@ -81,9 +81,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
-    """Return the tensors of a state_dict that torch before 1.6 saved: pickles of the format's
-    number, its version, the machine, the tensors and the storages' keys; then each storage's length
-    and its data."""
+    """Return the tensors of a state_dict that torch before 1.6 saved. The file has five pickles (a
+    number for the format, its version, the machine, the tensors, the storages' keys), then each
+    storage's length and data."""
     with path.open("rb") as file:
         *_, tensors, keys = (_Unpickler(file).load() for _ in range(5))
         types = {key: dtype for (dtype, key), *_ in tensors.values()}
@@ -128,7 +128,7 @@ class _Network(ImageGraph):
         self.least, self.most = self.value(np.float32(0)), self.value(np.float32(6))
 
     def block(self, x: str, name: str, stride: int, expansion: int) -> str:
-        """Widen, convolve each channel, narrow (MBConv)."""
+        """Add an MBConv block: widen, convolve each channel, narrow."""
         if expansion != 1:
             x = self.convolution(x, f"{name}._expand_conv", f"{name}._bn0")
         x = self.convolution(x, f"{name}._depthwise_conv", f"{name}._bn1", stride)
@@ -137,8 +137,8 @@ class _Network(ImageGraph):
     def convolution(
         self, x: str, name: str, norm: str, stride: int = 1, active: bool = True
     ) -> str:
-        """Convolve with TensorFlow's "same" padding, normalize, and cut off below 0 and above 6 if
-        it is active."""
+        """Add a convolution with TensorFlow's "same" padding and a batch norm. If `active`, clip to
+        0 to 6."""
         kinds = {
             "gamma": "weight",
             "beta": "bias",

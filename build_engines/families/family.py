@@ -1,4 +1,4 @@
-"""What the build knows about one family of models, in one object."""
+"""Defines a family: all that the build knows about one family of models, in one object."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from build_engines.weights import OWN, Weights
 from clients.base import ModelClient
 
 Arrays = Sequence[NDArray[Any]]
-CLOSE = 1e-3  # how near a file's answers are to the network's
+CLOSE = 1e-3  # by which a file's answers may differ from the network's
 
 
 def equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Return whether all arrays are the same, up to rounding."""
+    """Return whether all arrays are equal up to rounding."""
     return all(
         np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(outputs, wanted, strict=True)
     )
@@ -35,10 +35,10 @@ def logits(network: Any, images: Any) -> tuple[Any, ...]:
 class Head:
     """How networks of transformers become a file that the family's client reads.
 
-    `architectures` are the ends of their names in config.json, `loader` the class of transformers
-    that loads them. `read` turns the network and its images into the tensors called `outputs`,
-    `same` compares two lists of these. `labelled`: config.json names the classes; `finds_boxes`:
-    the image processor says which boxes are kept.
+    `architectures` are the ends of their names in config.json, `loader` is the class of
+    transformers that loads them. `read` turns the network and its images into the tensors called
+    `outputs`, and `same` compares two lists of these. With `labelled`, config.json names the
+    classes. With `finds_boxes`, the image processor says which boxes are kept.
     """
 
     architectures: tuple[str, ...]
@@ -70,14 +70,13 @@ class Family:
     a package brings. Weights for which no client is named are taken by the first of FAMILIES whose
     `head` fits, or that `recognises` them.
 
-    `write_files` writes what a file of the user's own needs beside it, and returns settings.
-    `example` is the model of the repository that has an example for such a file; `classifies`: its
-    scores are Triton's classes; `from_logits`: with these settings its client computes scores from
-    logits, whatever the file does; `boxes_in_pixels`: its client takes boxes in pixels of the
-    input.
+    `write_files` writes the other files that a user's own file needs, and returns settings.
+    `example` is the model of the repository that has an example for such a file. `classifies`: its
+    scores are Triton's classes. `from_logits`: with these settings, its client computes scores from
+    logits. `boxes_in_pixels`: its client takes boxes in pixels of the input.
 
     `samples` and `measure` are for comparing an engine with fp32 (None: on tensors). `static_int8`:
-    INT8 is that of calibrated convolutions; `fp32_head`: the last of them stay in fp32.
+    INT8 means calibrated convolutions; `fp32_head`: the last of them stay in fp32.
     `any_cpu_engine`: the answers stay within the limits in BF16, so on CPUs with AMX `serve` runs
     the model on OpenVINO. `cpu_only`: no GPU computes its operators.
     """
@@ -100,7 +99,7 @@ class Family:
     cpu_only: bool = False
 
     def takes(self, weights: Weights) -> bool:
-        """Return whether weights for which no client is named are of this family."""
+        """Return whether this family builds these weights if no client is named."""
         return bool(self.head and self.head.fits(weights)) or self.recognises(weights)
 
     def export(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:

@@ -1,7 +1,7 @@
-"""Folders of transformers whose network takes one image -> model folders. EXPORTS are all weights
-that families of images are built from.
+"""Turns folders of transformers whose network takes one image into model folders. EXPORTS has the
+kinds of weights that image families are built from.
 
-config.json and the image processor decide the client's settings. The build checks on some images
+config.json and the image processor determine the client's settings. The build checks on some images
 that the client prepares them like the processor. Modules that need torch or transformers are
 imported late.
 """
@@ -24,7 +24,7 @@ from clients._input import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32
-IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
+IN_NETWORK = ("scale", "mean", "std")  # the client's settings that are part of the network
 
 
 def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
@@ -59,7 +59,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels; none if transformers made up their names."""
+    """Return the labels; none if they are only transformers' placeholders."""
     names = {int(key): str(value) for key, value in (config.get("id2label") or {}).items()}
     labels = tuple(names[index] for index in sorted(names))
     return () if "LABEL_0" in labels else labels

@@ -1,5 +1,5 @@
-"""Exports any network of transformers that takes one image to ONNX, from pixels to what its client
-reads, with torch. The only module that loads these networks and their image processors."""
+"""Exports any network of transformers that takes one image to ONNX with torch, from pixels to what
+its client reads. Only this module loads these networks and their image processors."""
 
 import itertools
 from collections.abc import Mapping
@@ -36,19 +36,19 @@ TRIED = (
     (640, 640),
     (60, 47),
 )  # widths and heights of the images on which processor and client are compared
-# the same where each image keeps its proportions
+# the same if images keep their proportions
 ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
 FIXED = (
     'to serve it at one size set "size": {"height": 640, "width": 640} in preprocessor_config.json'
 )
-TOWERS = ("CLIPVisionModelWithProjection",)  # their embedding is projected
+TOWERS = ("CLIPVisionModelWithProjection",)  # networks that project their embedding
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 
 def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -> dict[str, str]:
-    """Write the network: input UINT8 [N,3,height,width] -> the outputs that the family's client
-    reads. Return the client's settings. If each image keeps its proportions, height and width are
-    free. Raise BuildError."""
+    """Write the network as ONNX, from the input UINT8 [N,3,height,width] to the outputs that the
+    family's client reads. Return the client's settings. Height and width are free if images keep
+    their proportions. Raise BuildError."""
     head = family.head
     if head is None:
         raise BuildError(f"no network of transformers is built for the client {family.client}")
@@ -94,7 +94,8 @@ def _processor(checkpoint: Path) -> Any:
 
 
 def settings_of(processor: Any) -> dict[str, str]:
-    """Return the client's settings that equal the processor. Raise BuildError if there are none."""
+    """Return the settings with which a client prepares images like the processor. Raise BuildError
+    if there are none."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
     order = {"channel_order": "bgr"} if getattr(processor, "do_flip_channel_order", False) else {}
     resample = int(getattr(processor, "resample", None) or 0)
@@ -134,7 +135,8 @@ def _name(processor: Any) -> str:
 
 
 def _geometry(processor: Any, height: int, width: int) -> dict[str, str]:
-    """Return how the processor resizes and cuts; `check_same` finds what this misses."""
+    """Return the settings for how the processor resizes and crops. `check_same` finds what this
+    misses."""
     size, kind, shortest = (
         {"size": f"{height},{width}"},
         type(processor).__name__,
@@ -160,8 +162,8 @@ def _edge(processor: Any, name: str) -> int:
 
 
 def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
-    """Return the same for a processor that keeps the proportions. Raise BuildError if it does not
-    say how."""
+    """Return these settings for a processor that keeps the proportions. Raise BuildError if it does
+    not say how."""
     shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
     if not shortest or not longest:
         raise BuildError(
@@ -202,8 +204,8 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
 
 
 def scores_of(processor: Any) -> dict[str, str]:
-    """Return the settings of a detector's client. They follow from what the processor keeps of a
-    box with two equally good classes, and of 300 good boxes."""
+    """Return the settings of a detector's client, which follow from how many the processor keeps of
+    300 good boxes with three equally good classes."""
     try:
         logits = torch.full((1, 300, 3), 9.0)
         outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
@@ -234,7 +236,8 @@ def check_same(processor: Any, client: ImageClient) -> None:
 
 
 class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network as RGB pixels UINT8 -> its outputs, without transformers' result classes."""
+    """The network from RGB pixels, UINT8, to its outputs as tensors, without transformers' result
+    classes."""
 
     def __init__(self, network: Any, client: ImageClient, head: Head) -> None:
         super().__init__()

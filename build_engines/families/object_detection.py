@@ -1,4 +1,4 @@
-"""Detectors with the output of a YOLO: YOLOv5, v8 to 26, and what is exported in their layout."""
+"""Detectors with a YOLO's output: YOLOv5, v8 to 26, and networks exported in their layout."""
 
 from pathlib import Path
 

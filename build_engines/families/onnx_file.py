@@ -1,4 +1,4 @@
-"""A user's own ONNX file as a model folder. Its tensors are read from it."""
+"""Turns a user's own ONNX file into a model folder. The tensors are read from the file."""
 
 import shutil
 from dataclasses import replace
@@ -59,7 +59,8 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def _opened(file: Path) -> OnnxFile | None:
-    """Return the file in ONNX Runtime; None if that does not open it: the load says why."""
+    """Return the file, opened in ONNX Runtime. Return None if it cannot be opened: the load at the
+    end says why."""
     try:
         return OnnxFile(file)
     except BuildError:
@@ -69,9 +70,9 @@ def _opened(file: Path) -> OnnxFile | None:
 def _with_scores(
     family: Family, request: Request, folder: Path, graph: Any, spec: ModelSpec
 ) -> ModelSpec:
-    """Return the ModelSpec with the output that its client reads first, and with `activation` none
-    if the file makes scores of its logits itself. Raise BuildError if it does so and the client
-    computes scores of them again."""
+    """Return the ModelSpec with the output that its client reads in first place, and with
+    `activation` none if the file itself turns logits into scores. Raise BuildError if it does and
+    the client computes scores from logits anyway."""
     settings = {**spec.settings, **request.settings}
     from_logits = family.from_logits(settings)
     if not from_logits and "activation" not in settings_of(spec.client):

@@ -1,4 +1,4 @@
-"""ONNX graphs written with onnx's helpers and without torch."""
+"""Writes ONNX graphs with onnx's helpers, without torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ IR_VERSION = 8  # opset 17's own: older runtimes read it too
 
 
 class Graph:
-    """Collects nodes and initializers; every method returns the name of the tensor that it adds."""
+    """Collects nodes and initializers. Every method returns the name of the tensor that it adds."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -30,7 +30,7 @@ class Graph:
         return output
 
     def constant(self, name: str, value: Any) -> str:
-        """An initializer; stored only once, even if it is used several times."""
+        """Add an initializer; only once, even if it is used several times."""
         if name not in self.initializers:
             self.initializers[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
         return name
@@ -68,7 +68,7 @@ class ImageGraph(Graph):
         )
 
     def value(self, value: Any) -> str:
-        """A constant that nothing else uses."""
+        """Add a constant under a name of its own."""
         return self.constant(f"constant_{len(self.initializers)}", value)
 
     def split(self, x: str, sizes: Sequence[int], axis: int) -> list[str]:

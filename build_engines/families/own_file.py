@@ -1,5 +1,5 @@
-"""What the user's own ONNX and TorchScript files have in common: what a flag says of them, what a
-run shows, and their example."""
+"""Shared by the builds of a user's own ONNX and TorchScript files: reads the flags, observes a run,
+and copies an example."""
 
 import shutil
 from collections.abc import Iterable
@@ -22,16 +22,16 @@ from serving.clients import family as client_class
 
 MAX_BATCH_SIZE = 8
 ROWS = 3  # random rows that run together
-LENGTHS = (32, 1024)  # their free sizes
-SIDE = 640  # of random images for a detector: YOLO's own
-ALIKE = 0.01  # how near they must answer alone
-FEW_BOXES = 1000  # may be only those of the objects that were found
-LEAST_PIXELS = 32.0  # one box of a random image is at least so large or so far from the corner
+LENGTHS = (32, 1024)  # sizes of their variable dimensions, tried in this order
+SIDE = 640  # of random images for a detector; it is YOLO's default
+ALIKE = 0.01  # by which answers together and alone may differ, as a share of the largest value
+FEW_BOXES = 1000  # an output with no more may list only objects found, none in a random image
+LEAST_PIXELS = 32.0  # at least one box of a random image is this large or this far from the corner
 GREY = "resnet"  # the model of the repository whose example is grey
 
 
 def settings_of(client: str) -> dict[str, Any]:
-    """Return the default of each setting of a client; none without one."""
+    """Return the default of each setting of a client; {} without a client."""
     declared = client_class(client).settings if client else ()
     return {setting.name: setting.default for setting in declared}
 
@@ -39,7 +39,7 @@ def settings_of(client: str) -> dict[str, Any]:
 def described(
     family: Family, request: Request, folder: Path, names: Iterable[str] = ()
 ) -> ModelSpec:
-    """Write the labels (of the flag, else the file's own `names`) and the family's further files.
+    """Write the labels (from the flag, else the file's own `names`) and the family's other files.
     Return the ModelSpec, still without tensors."""
     settings = family.write_files(request, folder)
     default = settings_of(family.client).get("labels")
@@ -57,10 +57,13 @@ def described(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run on random rows shows. `mixes_rows`: they get other answers together than alone, so
-    the first dimension is not a batch, although it varies, but time, for example. `are_shares`:
-    each row of the first output has no number below 0, and the sum 1, as behind a softmax.
-    `largest`: the largest number of the first output; 0 if that has few boxes."""
+    """What a run on random rows shows.
+
+    `mixes_rows`: rows have other answers together than alone, so the first dimension varies but is
+    not a batch; it may be time, for example. `are_shares`: each row of the first output has no
+    number below 0 and sums to 1, as after a softmax. `largest`: the largest number of the first
+    output; 0 if it has few boxes.
+    """
 
     mixes_rows: bool = False
     are_shares: bool = False
@@ -68,7 +71,7 @@ class Seen:
 
 
 def observe(family: Family, run: Runner, spec: ModelSpec) -> Seen:
-    """Run random rows together and, if they are a batch, alone. Return nothing seen if the model
+    """Run random rows together and, if they are a batch, alone. Return an empty Seen if the model
     does not run on them."""
     model = Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {})
     for length in (SIDE,) if family.boxes_in_pixels else LENGTHS:
@@ -89,8 +92,8 @@ def observe(family: Family, run: Runner, spec: ModelSpec) -> Seen:
 
 
 def check_boxes(family: Family, seen: Seen) -> None:
-    """Raise BuildError if the boxes of random images are not in pixels: YOLOX's are offsets in the
-    cells of a grid. A file that did not run is accepted."""
+    """Raise BuildError if the boxes of random images are not in pixels. YOLOX's, for example, are
+    offsets in the cells of a grid. A file that did not run is accepted."""
     if family.boxes_in_pixels and 0 < seen.largest < LEAST_PIXELS:
         raise BuildError(
             f"the boxes are not in pixels (at most {seen.largest:.1f}), as YOLOX's and normalized "
@@ -100,8 +103,8 @@ def check_boxes(family: Family, seen: Seen) -> None:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Return whether two arrays are the same, up to rounding, which can change a few of the
-    integers that are computed from floats."""
+    """Return whether two arrays are equal up to rounding. A few integers may differ, because
+    rounding can change those that are computed from floats."""
     if a.shape != b.shape or a.dtype.kind != "f":
         return bool(a.shape == b.shape and np.count_nonzero(a != b) <= ALIKE * a.size)
     return np.allclose(a, b, rtol=0, atol=ALIKE * np.abs(b).max(initial=0))
@@ -112,8 +115,8 @@ def _are_shares(scores: Any) -> bool:
 
 
 def with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
-    """Return the ModelSpec with the setting `size`: of the flag, else the `trained` one of the
-    file, if the input's height and width are free. Raise UsageError for a flag without effect."""
+    """Return the ModelSpec with the setting `size` if the input's height and width are free: from
+    the flag, else `trained`, the size in the file. Raise UsageError for a flag without effect."""
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
     takes_size = "size" in settings_of(spec.client)
     is_free = takes_size and sides.count(-1) >= 2

@@ -1,5 +1,5 @@
-"""Models of scikit-learn, XGBoost and LightGBM, and their ONNX files, as model folders for the
-client `table`."""
+"""Turns models of scikit-learn, XGBoost and LightGBM, and ONNX files of them, into model folders
+for the client `table`."""
 
 import json
 import re
@@ -31,7 +31,8 @@ from build_engines.weights import LIGHTGBM, ONNX_FILE, PICKLE, XGBOOST, Weights
 from clients.table import CATEGORIES
 
 COLUMNS, LABELS = "columns.txt", "labels.txt"
-LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")  # of pickles
+# libraries whose objects pickles hold
+LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")
 
 
 def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
@@ -60,7 +61,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
 def _converted(
     request: Request, weights: Weights, folder: Path
 ) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str], int]:
-    """Return the graph, the classes, the settings and the most rows of a run. Write columns.txt,
+    """Return the graph, the classes, the settings and the largest batch. Write columns.txt,
     categories.json and example.json."""
     estimator = read(weights, request.allow_pickle)
     from build_engines.families.table_estimators import convert
@@ -82,7 +83,7 @@ def _converted(
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
     """Write labels.txt from the user's names, else from classes that are texts. Return the setting
-    for numbers other than 0, 1, 2 …."""
+    `classes` if they are numbers other than 0, 1, 2 …."""
     texts = [name for name in classes if isinstance(name, str)]
     if texts and request.labels:
         raise UsageError(
@@ -132,8 +133,9 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the object. NumPy 1, which Triton's stub needs, also reads what NumPy 2 pickled: other
-    names of modules, and random generators by their class, with the seed beside the state."""
+    """Return the pickled object. This also lets NumPy 1, which Triton's stub needs, read what NumPy
+    2 pickled: NumPy 2 has other names of modules, and stores a random generator's class, with the
+    seed beside the state."""
     from joblib import numpy_pickle
 
     class Unpickler(numpy_pickle.NumpyUnpickler):  # type: ignore[misc]  # joblib has no types
@@ -155,7 +157,7 @@ def _unpickled(path: Path) -> Any:
 
 
 def _absent(module: str, name: str) -> str:
-    """Return what is missing for a pickle that needs this name, and what to do."""
+    """Return what a pickle that needs this name lacks, and what to do."""
     if module.startswith("catboost"):
         return f"holds a model of CatBoost: {OF_CATBOOST}"
     return (
@@ -214,8 +216,8 @@ def _lightgbm(path: Path, _: bool) -> Any:
 
 
 def _recognises(weights: Weights) -> bool:
-    """Return whether skl2onnx or onnxmltools wrote an ONNX file, or a library of tables a file of
-    its own."""
+    """Return whether the weights are a table's model: a pickle, a file of XGBoost or LightGBM, or
+    an ONNX file that skl2onnx or onnxmltools wrote."""
     return weights.kind in READERS or (weights.kind == ONNX_FILE and has_operators(weights.graph))
 
 

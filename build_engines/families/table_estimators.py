@@ -1,7 +1,7 @@
-"""Trained models of scikit-learn, XGBoost and LightGBM -> ONNX.
+"""Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX.
 
-Models of trees, and the steps before them, are written by table_trees and table_steps, whose
-answers are the library's own. skl2onnx converts all others.
+table_trees and table_steps write models of trees and the steps before them, whose answers are the
+library's own. skl2onnx converts all others.
 """
 
 import re
@@ -42,17 +42,17 @@ from clients.base import TensorSpec
 MATRIX = "X"
 BOOLEANS = (False, True)
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
-MOST_VALUES = 1 << 22  # of leaves in a run of trees, of 8 bytes each
+MOST_VALUES = 1 << 22  # values of leaves in a run of trees, 8 bytes each
 OF_TREES = Limits(1.0, 1e-5)  # in FP32, with the user's rows
 FAR = (-np.inf, np.inf)
-MOST_ROWS = 50_000  # of the trees alone: thresholds beyond that are asked in part
+MOST_ROWS = 50_000  # on which trees are compared alone; of more thresholds only some are tried
 
 
 @dataclass(frozen=True)
 class Converted:
-    """The mended graph, the most rows of a run, the columns' names (if they have any), the classes,
-    the setting `missing` ("" for none), a row like those of training, and for each column its only
-    categories, None if it may have other cells."""
+    """A converted model: its graph, the largest batch, the columns' names (if they have any), the
+    classes, the setting `missing` ("" for none), a row like those of training, and for each column
+    its only categories, or None if it may have other cells."""
 
     model: onnx.ModelProto
     batch_size: int
@@ -96,7 +96,7 @@ def convert(
             f"steps before the trees within a {last} are not converted exactly; {OWN_ROWS}"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the libraries' own, of arrays without names of columns
+        warnings.simplefilter("ignore")  # the libraries', about arrays without names of columns
         try:
             written = write(estimator, columns, own)
         except UnknownStep as err:
@@ -142,7 +142,7 @@ def _categories(column: Column) -> list[Any] | None:
 
 
 def _check_share(estimator: Any, written: Written, share: float, rows: int, which: str) -> None:
-    """Print the share of rows that are alike. Raise BuildError if they are too few."""
+    """Print the share of rows whose answers are alike. Raise BuildError if it is too small."""
     print(f"the model and its ONNX file agree on {share:.1%} of {rows} rows {which}", flush=True)
     if not written.limits(share):
         raise BuildError(
@@ -153,7 +153,7 @@ def _check_share(estimator: Any, written: Written, share: float, rows: int, whic
 
 
 def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Written:
-    """Return a graph of the library's own nodes."""
+    """Convert a model of trees and the steps before it, node by node."""
     graph = Graph()
     cells = _inputs(graph, columns, estimator)
     steps, last = _parts(estimator)
@@ -183,9 +183,9 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
 def _are_whole_in_fp32(
     steps: Sequence[Any], last: Any, trees: table_trees.Trees, cells: Sequence[Cells]
 ) -> bool:
-    """Return whether the library rounds whole numbers to FP32 without FP64 before it. XGBoost reads
-    each column of a frame by itself. Otherwise columns of several types become FP64 first, and
-    LightGBM takes a frame as FP64, but an array of whole numbers as FP32."""
+    """Return whether the library rounds whole numbers to FP32 directly, not to FP64 first. XGBoost
+    does, because it reads each column of a frame by itself. Otherwise columns of several types
+    become FP64 first; LightGBM takes a frame as FP64, but an array of whole numbers as FP32."""
     library = _library(last)
     if library == "xgboost" and not steps:
         return True
@@ -197,7 +197,7 @@ def _are_whole_in_fp32(
 
 
 def _compare(estimator: Any, written: Written, own: list[Array] | None) -> None:
-    """Compare the whole on rows like those of training, and on the user's."""
+    """Compare the whole model on rows like those of training, and on the user's."""
     asked = {"like those of training": written.cells} | ({"of --data": own} if own else {})
     for which, rows in asked.items():
         share = agreement(estimator, written.model, written.columns, rows, written.limits)
@@ -238,8 +238,8 @@ def _compare_trees(estimator: Any, written: Written, last: Any, trees: table_tre
 
 
 def _near(thresholds: Array, most: float) -> Array:
-    """Return the thresholds and their neighbours, or the categories from 0 to `most` beside
-    them."""
+    """Return the thresholds and their neighbours or, for categories, the whole numbers next to them
+    from 0 to `most`."""
     values = thresholds[np.isfinite(thresholds)]
     if not np.isnan(most):
         sides = np.concatenate([np.floor(values), np.ceil(values)])
@@ -257,8 +257,8 @@ def _width(last: Any) -> int:
 
 
 def _skl2onnx(estimator: Any, columns: list[Column], own: list[Array] | None) -> Written:
-    """Return skl2onnx's graph, in FP64 where that is converted and answers alike, otherwise in
-    FP32. Trees within other models are of FP32."""
+    """Convert with skl2onnx, in FP64 if that is supported and answers alike, otherwise in FP32.
+    Trees within other models are converted in FP32."""
     if reason := _unconvertible(estimator):
         raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}")
     narrow = [
@@ -307,7 +307,7 @@ def _converted(
 def _finished(
     estimator: Any, model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]
 ) -> tuple[table_onnx.Class, ...]:
-    """Give the model's outputs their types and shapes. Return the classes, none if they are
+    """Give the model's outputs their types and shapes. Return the classes; none if they are
     booleans or 0, 1, 2 …."""
     classes = table_onnx.mend(model, feed(model, cells, columns))
     known = np.asarray(getattr(estimator, "classes_", ()))
@@ -348,7 +348,7 @@ def _check_answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Col
 
 
 def _unconvertible(estimator: Any) -> str:
-    """Return which part skl2onnx is known not to convert, or ""."""
+    """Return why skl2onnx cannot convert the model, "" if no reason is known."""
     for step in _within(estimator):
         if type(step).__name__ == "FunctionTransformer" and step.func is not None:
             name = getattr(step.func, "__name__", step.func)
@@ -425,8 +425,8 @@ def _library(estimator: Any) -> str:
 
 
 def _chosen(estimator: Any) -> Any:
-    """Return the model that a search over parameters found best, whose answers are the search's;
-    of a pipeline the steps that do something."""
+    """Return the best model of a search over parameters, whose answers are the search's. Return a
+    pipeline without the steps that do nothing."""
     while hasattr(estimator, "best_estimator_"):
         estimator = estimator.best_estimator_
     if not hasattr(estimator, "steps"):
@@ -460,7 +460,7 @@ def _parts(estimator: Any) -> tuple[list[Any], Any]:
 
 
 def _within(estimator: Any) -> list[Any]:
-    """Return the model and all models within it, down to those of trees."""
+    """Return the model and all models within it, without those within models of trees."""
     found: list[Any] = []
     pending, seen = [estimator], set()
     while pending:
@@ -489,8 +489,8 @@ def _is_trained(model: Any) -> bool:
 
 
 def _best(estimator: Any) -> Any:
-    """Keep the trees up to the best one, which the predict of XGBoost's scikit-learn interface uses
-    after early stopping. A Booster's own predict uses all trees."""
+    """Keep the trees up to the best one after early stopping, as predict in XGBoost's scikit-learn
+    interface does. A Booster's own predict uses all trees."""
     last = _last(estimator)
     if hasattr(last, "get_booster"):
         last._Booster = best_trees(last.get_booster())
@@ -547,22 +547,21 @@ def _register_boosters() -> None:
 
 
 def _register_scorers() -> None:
-    """Name the option zipmap, which skl2onnx sets in every pipeline, to the one converter that
-    lacks it."""
+    """Add the option zipmap, which skl2onnx sets in every pipeline, to the one converter that lacks
+    it."""
     from skl2onnx.common._registration import get_converter
 
     get_converter("SklearnLinearSVC")._options["zipmap"] = [True, False, "columns"]
 
 
 def columns_of(estimator: Any) -> list[Column]:
-    """Return the columns, with the names it was trained with and the categories that its encoders
-    know."""
+    """Return the columns with their names in training and the categories that the encoders know."""
     return _known(estimator, [Column(name) for name in _names(estimator)])
 
 
 def _known(step: Any, columns: list[Column]) -> list[Column]:
-    """Return the columns as the first encoder in the step knows them: one that comes first, or
-    after imputers."""
+    """Return the columns with what the first encoder in the step knows of them. It is the first
+    step, or comes after imputers only."""
     if hasattr(step, "steps"):
         for _, each in step.steps:
             columns = _known(each, columns)
@@ -594,7 +593,8 @@ def _known(step: Any, columns: list[Column]) -> list[Column]:
 
 
 def _merged(first: Column, second: Column) -> Column:
-    """Return what two steps know of one column. A category that one of them refuses is refused."""
+    """Return a column with what two steps know of it. A category that one of them refuses is
+    refused."""
     if first.closed and second.closed:
         values = [each for each in first.values if is_missing(each) or each in second.values]
         return replace(first, values=tuple(values), filled=first.filled and second.filled)
@@ -621,7 +621,7 @@ def _names(estimator: Any) -> list[str]:
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())
-    # LightGBM's, which names columns Column_0 … where they had no names
+    # LightGBM's, which calls columns without names Column_0 …
     if hasattr(booster, "num_feature"):
         names = booster.feature_name()
         return (
@@ -652,7 +652,7 @@ def _first(estimator: Any) -> Any:
 
 
 def best_trees(booster: Any) -> Any:
-    """Return XGBoost's Booster up to its best round, the whole if it did not stop early."""
+    """Return XGBoost's Booster up to its best round; the whole Booster if it did not stop early."""
     best = booster.attr("best_iteration")
     return booster[: int(best) + 1] if best else booster
 

@@ -1,4 +1,4 @@
-"""Nodes of an ONNX graph, written one by one."""
+"""Builds an ONNX graph node by node."""
 
 from collections.abc import Collection
 from typing import Any
@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
-# the newest that all of skl2onnx's operators have; Triton 23.01 runs them
+# the newest that all of skl2onnx's converters support; Triton 23.01 runs them
 OPSETS = {"": 17, ML: 3}
 IR_VERSION = 8  # of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
 INPUT_TYPES = {
@@ -21,15 +21,15 @@ INPUT_TYPES = {
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return the name, with underscores behind it if it is taken."""
+    """Return the name, with underscores appended as long as it is taken."""
     while name in taken:
         name += "_"
     return name
 
 
 class Graph:
-    """Collects nodes and constants. Inputs have the names of columns, which may be any, so names of
-    other tensors keep out of their way."""
+    """Collects nodes and constants. Inputs have the names of columns, which may be any, so other
+    tensors avoid these names."""
 
     def __init__(self) -> None:
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -45,7 +45,7 @@ class Graph:
         return name
 
     def add(self, operator: str, *inputs: Any, domain: str = "", **attributes: Any) -> str:
-        """Add a node, whose inputs are names of tensors and arrays. Return the name of its
+        """Add a node, whose inputs are names of tensors, or arrays. Return the name of its
         output."""
         names = [each if isinstance(each, str) else self._constant(each) for each in inputs]
         output = free_name(f"{operator}_{len(self._nodes)}", self._columns)
@@ -61,8 +61,8 @@ class Graph:
         return name
 
     def model(self, outputs: dict[str, str]) -> onnx.ModelProto:
-        """Return the model; `outputs` has the tensor of each output's name, which is changed if a
-        column has it. Their types are those that a run shows."""
+        """Return the model. `outputs` has the tensor of each output's name; a name that a column
+        has is changed. The outputs have no types yet; those come from a run (table_onnx.mend)."""
         outputs = {free_name(name, self._columns): tensor for name, tensor in outputs.items()}
         named = [helper.make_node("Identity", [tensor], [name]) for name, tensor in outputs.items()]
         graph = helper.make_graph(

@@ -1,4 +1,4 @@
-"""The graphs of tables' models: they are changed, because Triton serves only tensors with a batch
+"""Changes the graphs of tables' models, because Triton serves only tensors with a batch
 dimension."""
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ OF_CATBOOST = (
     "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
     "that"
 )
-ROWS = (2, 3)  # of the runs that show which dimensions vary
+ROWS = (2, 3)  # rows of the two runs that show which dimensions vary
 Class = int | str
 Feed = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def has_operators(model: onnx.ModelProto) -> bool:
 
 
 def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
-    """Cut ZipMap off, and make the first dimension of every tensor the batch. Return the classes
+    """Remove ZipMap, and make the first dimension of every tensor the batch. Return the classes
     that ZipMap named, in the order of the probabilities. `rows` are at least three rows like those
     of training. Raise UsageError if the model does not run on several rows."""
     classes = _cut_zip_map(model.graph)
@@ -42,7 +42,8 @@ def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
 
 
 def answer_booleans(model: onnx.ModelProto) -> None:
-    """Make the first output, the numbers 0 and 1 of classes that are booleans, booleans."""
+    """Turn the first output, the numbers 0 and 1 of two classes, into the booleans that the classes
+    are."""
     output = model.graph.output[0]
     columns = [value.name for value in model.graph.input]
     number = free_name(f"{output.name}_number", columns)
@@ -62,8 +63,8 @@ def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
 
 
 def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
-    """Cut off a ZipMap, which turns probabilities into dictionaries, not tensors: its input gets
-    its output's name."""
+    """Remove ZipMap, which turns probabilities into dictionaries. Its input gets its output's name.
+    Return the classes that it named."""
     zip_map = next(
         (node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None
     )
@@ -105,7 +106,7 @@ def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
     one, other = (_outputs(model, count, rows) for count in ROWS)
     for value, small, large in zip(model.graph.output, one, other, strict=True):
         if isinstance(small, np.ndarray):
-            # of a discriminant analysis
+            # a discriminant analysis returns its answers as one row
             if (small.shape, large.shape) == tuple((1, count) for count in ROWS):
                 _rename(model.graph, value.name, f"{value.name}_row")
                 model.graph.node.append(
@@ -145,9 +146,9 @@ def _blank(value: onnx.ValueInfoProto, rows: int) -> Any:
 
 
 def run(model: onnx.ModelProto, feed: Mapping[str, Any]) -> Sequence[Any]:
-    """All outputs."""
+    """Return all outputs."""
     options = onnxruntime.SessionOptions()
-    # converters write shapes that outputs do not have, which is mended here
+    # converters declare wrong shapes of outputs, which `mend` corrects
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     outputs: Sequence[Any] = session.run(None, dict(feed))

@@ -1,4 +1,5 @@
-"""Rows like those of training, and how alike a trained model and its ONNX file answer them."""
+"""Makes rows like those of training, and measures how alike a trained model and its ONNX file
+answer them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,15 +34,15 @@ LEARNED = (  # attributes with a value, or a row of values, for each column
     "_fit_X",
     "X_train_",
 )
-# the only thresholds of columns that are false or true: of scikit-learn, XGBoost and LightGBM
+# the one threshold of a column that is false or true, in scikit-learn, XGBoost and LightGBM
 OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The share of the rows whose answers must be alike, and the difference of two like numbers as
-    a part of the numbers' spread."""
+    """The least share of rows whose answers are alike, and the largest difference of two like
+    numbers, as a share of the numbers' spread."""
 
     share: float
     close: float
@@ -55,10 +56,13 @@ EXACT, USUAL = Limits(1.0, 1e-6), Limits(0.99, 1e-3)
 
 @dataclass(frozen=True)
 class Column:
-    """`name` is "" if columns have no names; `values` are the categories that the model knows, ()
-    for numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before
-    the encoder. `missing` is a missing text as the model takes it. `dtype` is the type of
-    categories that are whole numbers, because a library compares two types of 64 bits in FP64."""
+    """A column as the model takes it.
+
+    `name` is "" if columns have no names; `values` are the categories that the model knows, () for
+    numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
+    encoder. `missing` is a missing text as the model takes it. `dtype` is the type of categories
+    that are whole numbers, because libraries compare two different types of 64 bits in FP64.
+    """
 
     name: str
     datatype: str = "FP64"
@@ -74,8 +78,8 @@ def is_missing(value: Any) -> bool:
 
 
 def sample(columns: Sequence[Column], points: Sequence[Sequence[float]]) -> list[Array]:
-    """Return ROWS cells for each column, as the model itself takes them, none of them missing:
-    categories in equal shares, or numbers of the range of the column's `points`."""
+    """Return ROWS cells for each column, as the model takes them, none of them missing: categories
+    in equal shares, or numbers in the range of the column's `points`."""
     rng = np.random.default_rng(0)
     pairs = zip(columns, points, strict=True)
     return [_cells(column, np.unique(np.array(own, float)), rng) for column, own in pairs]
@@ -96,8 +100,9 @@ def _cells(column: Column, points: Array, rng: np.random.Generator) -> Array:
 
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
-    """Return numbers in and around the range of the points, half of them whole; all of them if the
-    points are those of whole numbers. Without points return numbers of all sizes."""
+    """Return numbers in and around the range of the points. Half of them are whole; all of them if
+    the points are thresholds between whole numbers. Without points, return numbers of all
+    magnitudes."""
     if not len(points):
         return np.asarray(rng.choice([-1, 1], ROWS) * 10 ** rng.uniform(-2, 4, ROWS))
     spread = float(np.ptp(points)) or abs(float(points[0])) or 1.0
@@ -109,8 +114,8 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
 
 
 def points_of(model: Any, count: int) -> list[list[float]]:
-    """Return values of each of `count` columns that are like those of training, as far as a scaler,
-    an imputer or stored rows have them."""
+    """Return values like those of training for each of `count` columns, as far as a scaler, an
+    imputer or stored rows know them."""
     collected: list[list[float]] = [[] for _ in range(count)]
     if hasattr(model, "steps"):
         for _, step in model.steps:
@@ -248,7 +253,7 @@ def missing_columns(
     cells: Sequence[Array],
     limits: Limits,
 ) -> list[int]:
-    """Return the indices of the columns in which the model and its ONNX file take missing cells
+    """Return the indices of the columns in which the model and its ONNX file answer missing cells
     alike."""
 
     def takes(indices: Sequence[int]) -> bool:
@@ -266,7 +271,7 @@ def missing_columns(
     if not able or takes(able):
         return able
     first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
-    # else a number that may be missing is one that the model hardly reads
+    # in other models, a number seems to take missing cells only if the model hardly reads it
     apart = hasattr(first, "transformers_")
     accepting = [
         index for index in able if (apart or columns[index].datatype == "BYTES") and takes([index])
@@ -331,7 +336,7 @@ _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multi
 
 
 def _alike(wanted: Array, got: Array, close: float) -> Array:
-    """Return which rows are the same."""
+    """Return for each row whether the answers are alike."""
     if got.dtype.kind in "OSU":
         return np.asarray(wanted.astype(str).ravel() == got.astype(str).ravel())
     if wanted.ndim == 1 and got.ndim == 2 and got.shape[1] == 2:

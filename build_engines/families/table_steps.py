@@ -1,4 +1,4 @@
-"""The steps before a model's trees, as nodes of ONNX that compute in FP64 what scikit-learn's
+"""Converts the steps before a model's trees to ONNX nodes that compute in FP64 what scikit-learn's
 transform computes, to the last bit.
 
 A step takes columns and returns columns. Steps that only choose columns write no node.
@@ -26,8 +26,8 @@ class UnknownStep(BuildError):
 @dataclass(frozen=True)
 class Cells:
     """One column: column number `index` of the `width` columns of a tensor. `fill` replaces a
-    missing text. `stored` is the column as it came into a sparse matrix, which stores those of its
-    cells that are not 0; None for the column itself."""
+    missing text. `stored` is the column as it entered a sparse matrix, which stores only the cells
+    that are not 0; None for the column itself."""
 
     tensor: str
     index: int = 0
@@ -39,16 +39,16 @@ class Cells:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns. If scikit-learn holds them in a sparse matrix, some of its steps round otherwise,
-    and XGBoost takes a cell that is not stored as missing."""
+    """The columns after a step. If scikit-learn holds them in a sparse matrix, some of its steps
+    round differently, and XGBoost takes a cell that is not stored as missing."""
 
     cells: Sequence[Cells]
     sparse: bool = False
 
 
 def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) -> str:
-    """Return the columns as one tensor of FP64. `whole_in_fp32`: whole numbers are rounded to
-    FP32 at once, because FP64 before it would round some of those above 2^53 otherwise."""
+    """Return the columns as one tensor of FP64. `whole_in_fp32`: whole numbers are rounded to FP32
+    directly, because rounding to FP64 first would change some of those above 2^53."""
     parts = []
     for (tensor, datatype, width), group in groupby(
         cells, lambda each: (each.tensor, each.datatype, each.width)
@@ -70,8 +70,8 @@ def columns_of(tensor: str, count: int) -> list[Cells]:
 
 
 def changed(table: Table, tensor: str) -> list[Cells]:
-    """Return the columns of the tensor, which a step makes of those of the table one by one. What
-    a sparse matrix stores stays stored, also if it becomes 0."""
+    """Return the columns of the tensor, each of which a step computed from the column of `table` in
+    the same place. Cells that a sparse matrix stores stay stored, even if they become 0."""
     pairs = zip(columns_of(tensor, len(table.cells)), table.cells, strict=True)
     return [replace(new, stored=old.stored or old) for new, old in pairs]
 
@@ -83,7 +83,8 @@ def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
 
 
 def _joined(parts: Sequence[Table], sparse: bool) -> Table:
-    """Return the columns of several tables. A sparse matrix of dense ones stores no 0."""
+    """Return the columns of several tables. Zeros in columns that become sparse only here are not
+    stored."""
     cells: list[Cells] = []
     for part in parts:
         cells += part.cells if part.sparse else [replace(each, stored=None) for each in part.cells]
@@ -91,7 +92,7 @@ def _joined(parts: Sequence[Table], sparse: bool) -> Table:
 
 
 def apply(graph: Graph, step: Any, table: Table) -> Table:
-    """Return the columns that the fitted step makes of others. Raise UnknownStep."""
+    """Return the columns that the fitted step makes of the table's. Raise UnknownStep."""
     if step in (None, "passthrough"):
         return table
     if hasattr(step, "get_support"):
@@ -207,8 +208,8 @@ def _is(graph: Graph, values: str, value: Any) -> str:
 
 
 def _encoded(graph: Graph, step: Any, table: Table) -> Table:
-    """Return the columns that an encoder has for each column. What it has for a category is what it
-    answers itself."""
+    """Return the columns into which the encoder turns each column. Their values are its own answers
+    for each category."""
     cells: list[Cells] = []
     widths = getattr(step, "_n_features_outs", None)
     for index, cell in enumerate(table.cells):
@@ -222,8 +223,8 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _answers(step: Any, column: int) -> Array:
-    """Return what the encoder makes of each category of a column, and of another one if it takes
-    others."""
+    """Return the encoder's answers for each category of a column and, if it takes unknown ones, for
+    one of them."""
     import pandas as pd
 
     asked = step.categories_[column]
@@ -251,8 +252,8 @@ def _with_other(categories: Array) -> Array:
 
 
 def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
-    """Return the index [rows] of each cell among the categories, and their number for a cell that
-    is none of them."""
+    """Return the index [rows] of each cell among the categories; for other cells, the number of
+    categories."""
     count, values = len(categories), categories.tolist()
     if cell.datatype == "BYTES":
         return _codes_of_texts(graph, cell, values)
@@ -274,7 +275,7 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
 
 
 def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str:
-    """Return what _codes does. A missing text is ""."""
+    """Return the same for a column of texts. A missing text is ""."""
     texts = ["" if is_missing(value) else value for value in categories]
     if not all(isinstance(text, str) for text in texts):
         raise UnknownStep("a column has categories that are neither texts nor numbers alone")

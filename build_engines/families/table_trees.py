@@ -1,13 +1,14 @@
-"""Trees of scikit-learn, XGBoost and LightGBM -> ONNX, from the library's own nodes, with the
-library's own answers.
+"""Converts trees of scikit-learn, XGBoost and LightGBM to ONNX node by node. The answers are the
+library's own.
 
-A threshold is often a value that occurs, so the last bit of a cell decides. Each library compares
-in its own type: scikit-learn's trees and XGBoost round a cell to FP32, HistGradientBoosting and
-LightGBM do not. Thresholds are FP64 here, and hold those of all four.
+Thresholds are often values that occur, so the last bit of a cell decides. Each library compares in
+its own type: scikit-learn's trees and XGBoost round a cell to FP32; HistGradientBoosting and
+LightGBM do not. Thresholds are FP64 here, which holds those of all four.
 
 The order of a sum decides ties. ONNX Runtime adds the trees of an ensemble in an order of its own
 and returns FP32. So the ensemble returns the number of the leaf that each tree reached, which FP32
-holds, and CumSum adds the leaves' values from the first tree to the last, as the libraries do.
+holds exactly, and CumSum adds the leaves' values from the first tree to the last, as the libraries
+do.
 """
 
 import json
@@ -27,8 +28,8 @@ Array = NDArray[Any]
 Outputs = dict[str, str]  # the tensor of each output's name
 LABEL, PROBABILITIES, SCORES, VARIABLE = "label", "probabilities", "scores", "variable"
 MOST_LEAVES = 1 << 24  # whole numbers that FP32 holds
-ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: no number is nearer to 0 than it
-INFINITE = 1e300  # what LightGBM's dump has for an infinite threshold
+ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: smaller numbers count as 0
+INFINITE = 1e300  # an infinite threshold in LightGBM's dump
 LEAF = -1
 LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
 
@@ -39,8 +40,8 @@ class UnknownTrees(BuildError):
 
 @dataclass(frozen=True)
 class Tree:
-    """The nodes of one tree. `left` is LEAF for a leaf, and `values` [nodes, n] are those of
-    leaves. A missing cell goes to the left if `missing_left`."""
+    """The nodes of one tree. `left` is LEAF for a leaf, and `values` [nodes, n] are those of the
+    leaves. A missing cell goes left if `missing_left`."""
 
     feature: Array
     threshold: Array
@@ -51,7 +52,7 @@ class Tree:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Any]], values: Any) -> "Tree":
-        """Return a tree of a row for each node: feature, threshold, left, right, missing_left."""
+        """Return a tree from a row for each node: feature, threshold, left, right, missing_left."""
         columns = zip(*rows, strict=True)
         feature, threshold, left, right, missing_left = map(np.array, columns)
         return cls(feature, threshold, left, right, missing_left, np.asarray(values))
@@ -73,11 +74,11 @@ class Trees:
     in_fp32: bool = False  # cells are rounded to FP32 before they are compared
     missing: float = np.nan  # a number that is a missing cell
     zeros: Array | None = None  # for each column, what replaces a number that counts as 0
-    most: Array | None = None  # the greatest category of each column, NaN for one of numbers
+    most: Array | None = None  # the greatest category of each column, NaN for a column of numbers
 
     @property
     def values(self) -> int:
-        """Return the values that are added for a row."""
+        """Return how many values are added for a row."""
         return len(self.trees) * self.trees[0].values.shape[1]
 
     def thresholds(self) -> dict[int, Array]:
@@ -162,8 +163,8 @@ def _doubles(values: Array) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of one library's models: how to read their trees, and how its own predict and
-    predict_proba make answers [rows, n] of the sums."""
+    """Converts one library's models: `read` returns their trees, and `answer` turns the sums [rows,
+    n] into what predict and predict_proba return."""
 
     read: Callable[[Any], Trees]
     answer: Callable[[Graph, Any, str], Outputs]
@@ -260,9 +261,9 @@ def _of_predictor(predictor: Any) -> Tree:
 
 
 def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
-    """Return the tree with comparisons in place of the nodes in `sets`, each of which sends the
-    whole numbers of its set to the left, a missing cell as `missing_left` says, and others to the
-    right.
+    """Return the tree with comparisons instead of the nodes in `sets`. Each of these nodes sends
+    the whole numbers of its set to the left, a missing cell where `missing_left` says, and others
+    to the right.
 
     The first comparison is true for a missing cell only. Each of the others finds whether a number
     is below the next border between the set and the numbers that are not in it.
@@ -286,14 +287,14 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
 
 
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Answer with the means of the trees' values, of which the first greatest is the class."""
+    """Answer with the means of the trees' values. The class is the first with the greatest mean."""
     count = len(getattr(model, "estimators_", [model]))
     means = graph.add("Div", sums, np.float64(count))
     return _of_classes(graph, model, means) if hasattr(model, "classes_") else {VARIABLE: means}
 
 
 def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Answer as the loss of a boosted model of scikit-learn says."""
+    """Answer by the loss of a boosted model of scikit-learn."""
     link = type(model._loss.link).__name__
     if not hasattr(model, "classes_"):
         is_log = link == "LogLink" and hasattr(model, "_predictors")
@@ -319,8 +320,8 @@ def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
 
 
 def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
-    """Return the class [rows] at each index, and the shares of all. A model of a file has no names
-    of classes, but their numbers."""
+    """Return the class [rows] at each index, and the shares of all classes. A model from a file
+    does not have names of classes, so the index is the class."""
     classes = getattr(model, "classes_", None)
     if classes is None:
         return {LABEL: index, PROBABILITIES: shares}
@@ -336,7 +337,7 @@ def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
 
 
 def _xgboost(model: Any) -> Trees:
-    """Read XGBoost's trees. The first sums are what a copy answers whose leaves are 0."""
+    """Read XGBoost's trees. The first sums are the answers of a copy whose leaves are all 0."""
     import xgboost
 
     booster = model.get_booster() if hasattr(model, "get_booster") else model
@@ -408,7 +409,7 @@ EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:")
 
 
 def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Answer as the objective says, in FP32 as XGBoost does."""
+    """Answer by the objective, in FP32 as XGBoost does."""
     objective = objective_of(model)
     if objective.startswith("multi:"):
         index = graph.add("ArgMax", sums, axis=1, keepdims=0)
@@ -442,7 +443,8 @@ def _transformed(graph: Graph, objective: str, sums: str) -> str:
 
 
 def _exp(graph: Graph, values: str) -> str:
-    """Return the power of FP32 values, computed in FP64, whose rounding is that of C's expf."""
+    """Return e to the power of FP32 values. It is computed in FP64 and rounded, which equals C's
+    expf."""
     power = graph.add("Exp", graph.cast(values, TensorProto.DOUBLE))
     return graph.cast(power, TensorProto.FLOAT)
 
@@ -488,8 +490,8 @@ def _lightgbm(model: Any) -> Trees:
 
 
 def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
-    """Read a tree of dump_model(). Note how each column takes missing cells, and which columns are
-    categorical."""
+    """Read a tree of dump_model(). Record in `missing` how each column takes missing cells, and in
+    `most` which columns are categorical."""
     rows: list[list[Any]] = []
     values: list[list[float]] = []
     sets: dict[int, Array] = {}
@@ -519,7 +521,7 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
 
 
 def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Answer as the objective says, in FP64."""
+    """Answer by the objective, in FP64."""
     booster = getattr(model, "booster_", model)
     document = booster.dump_model(num_iteration=1)
     objective, *options = str(document.get("objective", "custom")).split(" ")

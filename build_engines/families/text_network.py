@@ -1,4 +1,4 @@
-"""Exports any text encoder of transformers to ONNX, with torch. The only module that loads these
+"""Exports any text encoder of transformers to ONNX with torch. Only this module loads these
 networks."""
 
 import inspect
@@ -35,8 +35,9 @@ LOADERS = {
     "text-ranking": "AutoModelForSequenceClassification",
 }
 TYPES_AS_WORDS = ("xlm", "flaubert")  # values of model_type in config.json
-TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")  # of texts: their embedding is projected
-# Weights that pretraining leaves in a checkpoint beside the requested network.
+# networks of texts that project their embedding
+TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")
+# weights of pretraining that a checkpoint may have beside the requested network
 SPARE = (
     r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
     r"|sop_classifier|generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
@@ -48,9 +49,9 @@ LARGEST = 2**31 - 2**24  # bytes: protobuf's limit, less the graph
 
 
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
-    """Write the folder's network as an ONNX file: input_ids, attention_mask and, where the network
-    has kinds of tokens, token_type_ids; for fill-mask masked_lm_positions too. Raise BuildError if
-    the folder is not that network, or not all of it."""
+    """Write the folder's network as an ONNX file with the inputs input_ids, attention_mask,
+    token_type_ids if the network has token types, and masked_lm_positions for fill-mask. Raise
+    BuildError if the folder is not that network, or not all of it."""
     network = _Exported(
         load_network(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))
     ).eval()
@@ -127,7 +128,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return self.network(**inputs).text_embeds
 
     def _only_masks(self, module: Any, inputs: Any, output: Any) -> Any:
-        """Keep the states at the masks only: the logits of all tokens would be 15.6 MB for a text
+        """Keep only the states at the masks: the logits of all tokens would be 15.6 MB for a text
         of 128."""
         states = output.last_hidden_state
         output.last_hidden_state = states.gather(
@@ -206,14 +207,14 @@ def _matrices(checkpoint: Path) -> list[Path]:
 
 
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
-    """Return whether outputs are the same; of [rows, tokens, …] only at the tokens, because padding
-    is ignored."""
+    """Return whether outputs are the same. Of [rows, tokens, …] compare only the tokens, not the
+    padding."""
     at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
     return all(_close(one, other, at) for one, other in zip(outputs, wanted, strict=True))
 
 
 def _check_padding(network: _Exported) -> None:
-    """Raise BuildError if the network gives other values to a text with padding."""
+    """Raise BuildError if padding changes what the network gives for a text."""
     for rows, length in TRIED:
         example = network.example(rows, length)
         end = (length + 1) // 2  # of the last row, whose other tokens are padding
@@ -234,8 +235,8 @@ def _check_padding(network: _Exported) -> None:
 
 
 def _close(output: Array, wanted: Array, at: Array | None) -> bool:
-    """Return whether two arrays are the same; of [rows, tokens, …] only at the tokens that `at`
-    marks."""
+    """Return whether two arrays are the same. Of [rows, tokens, …] compare only the tokens that
+    `at` marks."""
     if wanted.ndim == 3 and at is not None:
         wanted, output = wanted[at], output[at]
     return wanted.shape == output.shape and np.allclose(output, wanted, rtol=CLOSE, atol=CLOSE)

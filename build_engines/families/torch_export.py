@@ -30,19 +30,19 @@ def load(
     loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER
 ) -> Any:
     """Return the network of a folder, in FP32. Raise BuildError if a weight is missing, because
-    transformers would make it up (unless `unused` matches its name), or if one is left over (unless
-    `spare` does). `purpose` is for the message."""
+    transformers would fill it with random numbers (unless `unused` matches its name), or if one is
+    left over (unless `spare` does). `purpose` is for the message."""
     try:
         network, info = loader.from_pretrained(
             checkpoint,
             dtype=torch.float32,
             attn_implementation="eager",
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told, and refused below
+            ignore_mismatched_sizes=True,  # they are reported, and refused below
             **OFFLINE,
         )
     except Exception as err:  # each network raises its own
-        # it names the package
+        # an ImportError names the package on several lines
         reason = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)
         raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {reason}") from err
     wrong = [
@@ -73,15 +73,12 @@ def export_onnx(
     path: Path,
     second: str = "",
 ) -> None:
-    """Write `module` as `path`. `shapes` are those of the inputs; the outputs' first dimension is
-    the inputs'.
-
-    `second` names the second dimension of outputs that have three. Raise BuildError.
-    """
+    """Write `module` as `path`. `shapes` are those of the inputs. The outputs have the same first
+    dimension; `second` names the second dimension of outputs that have three. Raise BuildError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     every, first = dict(shapes), next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
-        # of what becomes a constant, and of this exporter, which is the older one
+        # about values that become constants, and about this exporter, which is the older one
         warnings.simplefilter("ignore")
         try:
             result = module.eval()(*example.values())
@@ -137,7 +134,7 @@ def check_answers(
     same: Callable[[Arrays, Arrays, Example], bool],
     remedy: str = "",
 ) -> None:
-    """Raise BuildError if the file gives other values than the network for one of the examples."""
+    """Raise BuildError if the file and the network differ on one of the examples."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for example in examples:
         try:

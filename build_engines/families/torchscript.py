@@ -1,5 +1,5 @@
-"""A user's own TorchScript file as a model folder: its inputs come from flags, its outputs from a
-run on zeros. Modules that need torch are imported late."""
+"""Turns a user's own TorchScript file into a model folder. The inputs come from flags, the outputs
+from a run on zeros. Modules that need torch are imported late."""
 
 import re
 import shutil
@@ -69,8 +69,8 @@ def _outputs(module: Any, feed: Tensors) -> Tensors:
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """Return the inputs that are written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1
-    for a variable dimension; without a NAME they are Triton's INPUT__0 …"""
+    """Return the inputs, written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a
+    variable dimension. Without a NAME they are Triton's INPUT__0 …"""
     if not texts:
         raise UsageError(
             "a TorchScript file does not say what it takes: add --input FP32:3,224,224 for "

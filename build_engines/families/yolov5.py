@@ -1,9 +1,9 @@
 # mypy: allow-subclassing-any
-"""YOLOv5's checkpoints, release 6 and 7 with three strides -> model folders.
+"""Turns YOLOv5's checkpoints, of release 6 and 7 with three strides, into model folders.
 
 The release's packages are AGPL and are not imported. The network is written after its published
-structure and has the release's names, so that a checkpoint's tensors fit as they are. Width, depth,
-classes and anchors follow from them.
+structure and uses the release's names, so that a checkpoint's tensors fit as they are. Width,
+depth, classes and anchors follow from the tensors.
 """
 
 import shutil
@@ -28,7 +28,7 @@ from clients._labels import DEFAULT_LABELS
 MAX_BATCH_SIZE = 8
 SIDE = 640
 STRIDES = (8, 16, 32)
-BOXES = 1000  # that the network returns; hardly any of the others would be a detection
+BOXES = 1000  # boxes that the network returns; hardly any of the others would be a detection
 EXAMPLE = REPOSITORY / "yolov5/example.jpg"
 
 
@@ -55,7 +55,8 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 class Placeholder:
-    """Stands for an object of a class that is not loaded: keeps its state, and does nothing."""
+    """Stands for an object of a class that is not loaded. It keeps the object's state and does
+    nothing."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Mapping[str, Any] = {}
@@ -66,7 +67,7 @@ class Placeholder:
 
 def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
     """Return the network with the checkpoint's weights, and its class names (none if it has none).
-    BuildError.
+    Raise BuildError.
 
     torch's restricted unpickler runs no code of the file, and gets a Placeholder for each class
     that it does not allow.
@@ -162,8 +163,8 @@ class Bottleneck(nn.Module):
 
 
 class C3(nn.Module):
-    """Cross-stage partial block: half of the channels go through `depth` bottlenecks, half pass
-    by."""
+    """Cross-stage partial block: half of the channels go through `depth` bottlenecks, half bypass
+    them."""
 
     def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = True) -> None:
         super().__init__()
@@ -205,9 +206,9 @@ class YoloV5(nn.Module):
     """RGB pixels UINT8 [N,3,H,W] -> [N,boxes,5+classes]: cx, cy, w, h in input pixels, objectness,
     class scores.
 
-    Returns the BOXES rows with the highest objectness, in no order: the output is copied several
-    times on its way to the client, and hardly any of YOLOv5's 25,200 boxes (9 MB with 80 classes)
-    is a detection. They are chosen before they are decoded.
+    Returns the BOXES rows with the highest objectness, in any order, and chooses them before
+    decoding. The output is copied several times on its way to the client, and hardly any of
+    YOLOv5's 25,200 boxes (9 MB with 80 classes) is a detection.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
