@@ -56,7 +56,7 @@ def _failed(message: str, code: int) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser. Each command imports its own modules when it runs."""
     parser = argparse.ArgumentParser(
-        prog="python -m build_engines", description="Makes what Triton serves."
+        prog="python -m build_engines", description="Builds the models that Triton serves."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_build(commands.add_parser("build", help="build a model folder from weights"))

@@ -122,7 +122,7 @@ def _compare_with_fp32(
     those of `verify`. Print the scores. Raise BuildError if one is below its limit."""
     if not (request.compare and engine.cpu_only):
         print(
-            f"INT8 is not compared with fp32: do so with verify {name} --samples PATH", flush=True
+            f"INT8 was not compared with fp32; to do so: verify {name} --samples PATH", flush=True
         )
         return
     stored = open_model(folder.name, folder.parent, "")
@@ -134,9 +134,9 @@ def _compare_with_fp32(
         print(score, flush=True)
         if not score.passed:
             raise BuildError(
-                f"INT8 does not answer as fp32 does: {score}; calibrate it with pictures or "
-                "texts of the kind that it will get (--calibration), or build it all the "
-                "same with --no-compare"
+                f"INT8's answers differ too much from fp32's: {score}; calibrate with images or "
+                "texts like those that it will get (--calibration), or build it anyway with "
+                "--no-compare"
             )
 
 

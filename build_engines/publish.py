@@ -79,7 +79,7 @@ def load(
     folders = {target.name: folder} | {name: others / name for name in parts}
     for _, reason in failures(settings, folders, [target.name]):
         reason = " ".join(reason.replace(str(folder), str(target)).split())
-        raise BuildError(f"the model would not be served: {reason} (--no-load builds it unseen)")
+        raise BuildError(f"the model would not be served: {reason} (--no-load skips this test)")
 
 
 def keep_users_files(folder: Path, target: Path) -> None:

@@ -70,14 +70,13 @@ class Request:
     allow_pickle: bool = option(
         NETWORK,
         False,
-        "read a .joblib or .pkl file, which runs the code that is in it: only of those whom "
-        "you trust",
+        "read a .joblib or .pkl file, which runs the code in it: only if you trust its author",
         action="store_true",
     )
     data: Path | None = option(
         NETWORK,
         None,
-        "for tables: rows (CSV) that are compared beside those made of the model",
+        "for tables: rows (CSV) on which the model and its ONNX file are compared too",
         type=Path,
         metavar="FILE",
     )
@@ -96,7 +95,7 @@ class Request:
         CLIENT,
         "",
         "for your own model: image-classification, image-embedding, semantic-segmentation, "
-        "object-detection, detr, text, table; default: none, it takes tensors",
+        "object-detection, detr, text, table; default: none (tensors in, tensors out)",
     )
     task: str = option(
         CLIENT, "", "for texts, if config.json does not decide: one of those in docs/models.md"
@@ -135,14 +134,14 @@ class Request:
     load: bool = option(
         "",
         False,
-        "do not load the finished model into a tritonserver and ask its example",
+        "do not test the finished model with its example in a tritonserver",
         flag="--no-load",
         action="store_false",
     )
     compare: bool = option(
         "",
         True,
-        "build INT8 even if its answers are not those of fp32, or from fewer than 8 samples",
+        "build INT8 even if its answers differ from fp32's, or from fewer than 8 samples",
         flag="--no-compare",
         action="store_false",
     )

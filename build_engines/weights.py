@@ -43,12 +43,10 @@ FILES = {  # the end of a file's name -> what to do with a file of this kind, wh
     (
         ".safetensors",
         ".bin",
-    ): "weights alone do not say their network: name the folder that has their config.json too",
+    ): "weights alone do not describe their network: name the folder that also has config.json",
     (".pt2",): "torch makes an ONNX file of it, with onnxscript: "
     "torch.onnx.export(torch.export.load('FILE'), f='model.onnx')",
-    (
-        ".ckpt",
-    ): "export the network that it is for: torch.onnx.export(network, example, 'model.onnx')",
+    (".ckpt",): "export its network: torch.onnx.export(network, example, 'model.onnx')",
     (".mar",): "TorchServe's archive is a zip file: unpack it and build the model that is in it",
     (".cbm",): "CatBoost writes ONNX: model.save_model('model.onnx', format='onnx')",
     (".gguf",): "no backend here runs llama.cpp's models",
@@ -67,7 +65,7 @@ FOLDERS = {  # a file in the folder -> what to do with the folder
     "saved_model.pb": f"{TENSORFLOW} --saved-model FOLDER --output model.onnx",
     "model_index.json": "pipelines of diffusers are not built: "
     "bring a model.py for Triton's Python backend",
-    "adapter_config.json": "an adapter's weights go into its network first: "
+    "adapter_config.json": "merge the adapter into its network first: "
     "merge_and_unload(), save_pretrained()",
     "*.onnx": "name the ONNX file that is in it",
 }

@@ -132,7 +132,7 @@ def _parser(datatype: str, missing: bool) -> Callable[[Any], Any]:
 def _float(cell: Any, datatype: str, missing: bool) -> float:
     number = _number(cell)
     if math.isnan(number) and not missing:
-        raise ValueError("it is empty, and this model takes no missing values there")
+        raise ValueError("it is empty, and the model does not take missing values there")
     with np.errstate(over="ignore"):  # a number slightly beyond the limit is rounded to it
         if np.isinf(FLOATS[datatype](number)):
             raise ValueError(f"{describe(cell)} is beyond {datatype}")

@@ -32,7 +32,7 @@ STRANGE_FINAL = (7, 6 + MASKS, 6 + 17 * 3)
 MOST_FINAL = 1000  # boxes after NMS; before it there are thousands
 DETECTION = (
     "export the detection model (yolo export model=yolov8n.pt format=onnx), or build it "
-    "without --client: then it takes and gives tensors"
+    "without --client, to serve tensors"
 )
 POSE = "if it has keypoints, say how many and the values of each: --set keypoints=17,3"
 
@@ -168,7 +168,7 @@ def _surplus(head: Head, labels: int) -> str:
         )
         kind = heads.get(head.classes, "")
         return (
-            f"looks like {kind} (if it has {head.classes} classes, say them in --labels)"
+            f"looks like {kind} (if it has {head.classes} classes, name them with --labels)"
             if kind
             else ""
         )

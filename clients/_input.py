@@ -115,8 +115,8 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) 
     resized = _resized(size, options)
     if keeps_ratio(options) and max_batch_size > 1:
         raise InvalidRequest(
-            f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes make no "
-            f"batch: max_batch_size is {max_batch_size}, and must be 1 or 0"
+            f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes cannot be "
+            f"batched: max_batch_size is {max_batch_size}, and must be 1 or 0"
         )
     gain, offset = _normalization(spec, channels, channels_last, options)
     dtype = FLOAT_TYPES.get(spec.datatype, np.uint8)

@@ -192,7 +192,7 @@ class ModelClient(ABC):
         """Return the instance as a picture with its prediction, for `Accept: image/jpeg` or
         `image/png`."""
         raise NotAcceptable(
-            f"model '{self.model.name}' gives no pictures; ask for application/json"
+            f"model '{self.model.name}' cannot draw its answers; ask for application/json"
         )
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:

@@ -30,7 +30,7 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     if model_spec.platform == TORCHSCRIPT:
         if request.precision == "int8":
             raise UsageError(
-                "a TorchScript file is served as it is: quantise it in torch, or export it as ONNX"
+                "a TorchScript file is served as it is: quantize it in torch, or export it as ONNX"
             )
         return Engine(TORCHSCRIPT, "fp32")
     if request.precision == "int8":

@@ -90,12 +90,10 @@ def _static(
     operators are rounded."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
-        what = (
-            "an image model is that of its convolutions"
-            if operators[0] == "Conv"
-            else "texts is that of matrices"
-        )
-        raise BuildError(f"INT8 of {what}, and this one has none")
+        part = "an image model's convolutions"
+        if operators[0] != "Conv":
+            part = "a text model's matrix products"
+        raise BuildError(f"INT8 quantizes {part}, and this model has none")
     quantize_static(
         str(source),
         str(target),
@@ -139,8 +137,8 @@ def _dynamic(source: Path, target: Path) -> None:
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type in ("MatMul", "Gemm") for node in graph.node):
         raise BuildError(
-            "dynamic INT8 is that of matrix products, and this model has none; with "
-            "--client image-classification or object-detection its convolutions are calibrated"
+            "dynamic INT8 quantizes matrix products, and this model has none; with --client "
+            "image-classification or object-detection its convolutions are quantized"
         )
     _untie(source)
     quantize_dynamic(str(source), str(target), per_channel=True)
@@ -226,6 +224,6 @@ def calibration_batches(client: ModelClient, request: Request) -> Batches:
     engine is compared."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
-        raise UsageError(f"{client.model.parameters['client']} has no INT8 that is calibrated")
+        raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")
     held_out = False if request.compare else None
     return Batches(comparison.for_calibration(client, samples, request.calibration, held_out))

@@ -35,8 +35,8 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     onnx, gpu, program = folder / "1" / "model.onnx", this_gpu(), Trtexec.find()
     if not gpu:
         raise BuildError(
-            "there is no GPU that nvidia-smi knows of, and a plan is built on the kind of "
-            f"GPU that serves it; {WHERE_TO_GET_IT}"
+            "nvidia-smi finds no GPU, and a plan must be built on the kind of GPU that serves "
+            f"it; {WHERE_TO_GET_IT}"
         )
     calibration = (
         _calibrated(model_spec, folder, request, program.code)

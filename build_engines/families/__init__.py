@@ -56,9 +56,9 @@ def find_family(request: Request, weights: Weights) -> Family:
     named = by_client(request.named_client) if request.named_client else None
     if weights.kind == TENSORS and not (named and TENSORS in named.exports):
         raise UsageError(
-            f"{weights.path} is a file of torch.save, of which only YOLOv5's is built (--client "
-            "object-detection): where its code is, export the network, torch.onnx.export(network, "
-            "example, 'model.onnx'), and build that"
+            f"{weights.path} is a file of torch.save, and only those of YOLOv5 can be built "
+            "(--client object-detection): where its code is, call torch.onnx.export(network, "
+            "example, 'model.onnx'), and build the ONNX file"
         )
     if named and named.head and weights.kind == CHECKPOINT and not named.head.fits(weights):
         raise _other_network(weights, [named.head])
@@ -77,8 +77,8 @@ def _unknown(weights: Weights) -> BuildError:
     kind = weights.config.get("model_type") or "no model_type in config.json"
     return UsageError(
         f"{weights.path} ({kind}) has neither a tokenizer's files nor preprocessor_config.json, so "
-        "it is not known what it takes: save its tokenizer or image processor there too "
-        "(save_pretrained), or export it to ONNX, of which any file is taken"
+        "nothing says what it takes: save its tokenizer or image processor there too "
+        "(save_pretrained), or export it to ONNX and build the ONNX file"
     )
 
 
@@ -86,8 +86,7 @@ def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
     """Return the error for a folder whose network has none of these heads, with what to do."""
     if not weights.is_image:
         return BuildError(
-            f"{weights.path} has no preprocessor_config.json: it does not say how images are "
-            "prepared"
+            f"{weights.path} has no preprocessor_config.json, which says how images are prepared"
         )
     name = weights.architecture or str(weights.config.get("model_type", "network of no name"))
     other = next((family for family in FAMILIES if family.takes(weights)), None)
@@ -100,6 +99,6 @@ def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
         remedy = "its encoder can be exported to ONNX and built without --client"
     ends = [f"…{end}" for head in heads for end in head.architectures]
     return BuildError(
-        f"{weights.path} holds a {name} by its config.json, and this builds networks named "
-        f"{', '.join(ends)}; {remedy}"
+        f"{weights.path} holds a {name} according to its config.json, and the networks that can be "
+        f"built are named {', '.join(ends)}; {remedy}"
     )

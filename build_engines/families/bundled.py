@@ -37,8 +37,8 @@ def export(
     network = source / "1" / "model.onnx"
     if request.size or {"mean", "std", "scale"} & set(request.settings):
         raise UsageError(
-            "--size, and --set of scale, mean and std, are in the network of "
-            f"'{request.model}' already"
+            f"the network of '{request.model}' has a fixed size, scale, mean and std: leave out "
+            "--size, and --set of these"
         )
     if not network.is_file() or digest(network) != SHA256[request.model]:
         raise BuildError(

@@ -61,8 +61,8 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     network = load(getattr(transformers, loader), weights.path, f"as a {named or 'network'}")
     if keeps_ratio(client.options) and request.max_batch_size > 1:
         raise UsageError(
-            f"--max-batch-size {request.max_batch_size}: images of different sizes make no "
-            f"batch; {FIXED}"
+            f"--max-batch-size {request.max_batch_size}: images of different sizes cannot be "
+            f"batched; {FIXED}"
         )
     module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
@@ -124,8 +124,8 @@ def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
         ) from err
     if pixels.ndim != 3 or len(pixels) != 3:
         raise BuildError(
-            f"{_name(processor)} makes {list(pixels.shape)} of an image, and [3, height, "
-            "width] is served"
+            f"{_name(processor)} turns an image into {list(pixels.shape)}; only [3, height, width] "
+            "can be served"
         )
     return pixels
 
@@ -167,8 +167,9 @@ def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
     shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
     if not shortest or not longest:
         raise BuildError(
-            f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; served "
-            f"is one size, or the proportions by a shortest_edge and a longest_edge; {FIXED}"
+            f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; it must make "
+            "one size, or keep the proportions by a shortest_edge and a longest_edge; "
+            f"{FIXED}"
         )
     divisor = {"size_divisor": "16"} if "Yolos" in type(processor).__name__ else {}
     return {"resize": KEEP_RATIO, "resize_to": f"{shortest},{longest}", **divisor}
@@ -199,7 +200,7 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
         return Client(Model("network", Path("/nonexistent"), inputs, outputs, 1, settings))
     except InvalidRequest as err:
         raise BuildError(
-            f"{_name(processor)} prepares images in a way that is not served: {err}"
+            f"{_name(processor)} prepares images in a way that no client does: {err}"
         ) from err
 
 
@@ -212,7 +213,7 @@ def scores_of(processor: Any) -> dict[str, str]:
         (kept,) = processor.post_process_object_detection(outputs, threshold=0.9)
     except Exception as err:  # each processor raises its own
         raise BuildError(
-            f"{_name(processor)} does not say what boxes are kept: {first_line(err)}"
+            f"{_name(processor)} does not say which boxes it keeps: {first_line(err)}"
         ) from err
     count = len(kept["scores"])  # softmax of three equal logits is a third: none is kept
     return (
@@ -229,9 +230,9 @@ def check_same(processor: Any, client: ImageClient) -> None:
         theirs = prepared(processor, image)
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=CLOSE):
             raise BuildError(
-                f"{_name(processor)} prepares images in a way that is not served; export "
-                "the network to ONNX, and build that with --client image-classification and "
-                "--set size=, resize=, mean=, std="
+                f"{_name(processor)} prepares images in a way that no client does; export the "
+                "network to ONNX, and build that with --client image-classification and --set "
+                "size=, resize=, mean=, std="
             )
 
 

@@ -49,8 +49,8 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     if seen.mixes_rows:
         if request.max_batch_size > 0:
             raise UsageError(
-                f"--max-batch-size {request.max_batch_size}: rows that run together answer "
-                "as none does alone"
+                f"--max-batch-size {request.max_batch_size}: rows have other answers together "
+                "than alone"
             )
         whole = with_tensors_of(replace(request, max_batch_size=0), graph, opened, spec)
     spec = with_size(request, whole, onnx_files.size_of(graph))
@@ -89,7 +89,7 @@ def _with_scores(
         return spec
     if from_logits:
         raise BuildError(
-            f"the file's output '{name}' is that of a softmax or a sigmoid, and its client "
+            f"the file's output '{name}' comes from a softmax or a sigmoid, but its client "
             "computes scores from logits: export the network without that last operator"
         )
     return replace(spec, settings={**spec.settings, "activation": "none"})

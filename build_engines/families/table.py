@@ -44,7 +44,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     if weights.kind == ONNX_FILE:
         if request.data:
             raise UsageError(
-                f"--data {request.data}: {weights.path} is an ONNX file, which has nothing to "
+                f"--data {request.data}: {weights.path} is an ONNX file, and there is no model to "
                 "compare it with"
             )
         model = weights.graph
@@ -87,7 +87,7 @@ def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> M
     texts = [name for name in classes if isinstance(name, str)]
     if texts and request.labels:
         raise UsageError(
-            f"--labels {request.labels}: the model has names of its classes: "
+            f"--labels {request.labels}: the model itself names its classes: "
             f"{', '.join(texts[:5])} …"
         )
     write_labels(folder / LABELS, texts, request.labels)
@@ -113,9 +113,9 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
     answer differently."""
     if not allow_pickle:
         raise UsageError(
-            f"{path} is a pickle: to read it is to run the code that is in it "
-            "(docs/security.md). If you trust who wrote it, add --allow-pickle; an ONNX "
-            "file, XGBoost's model.json and LightGBM's model.txt hold no code"
+            f"{path} is a pickle, and reading it runs the code in it (docs/security.md). If you "
+            "trust its author, add --allow-pickle; an ONNX file, XGBoost's model.json and "
+            "LightGBM's model.txt contain no code"
         )
     from sklearn.exceptions import InconsistentVersionWarning
 
@@ -125,10 +125,10 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
             return _unpickled(path)
         except InconsistentVersionWarning as err:
             raise BuildError(
-                f"{path} was saved by scikit-learn {err.original_sklearn_version}, and "
-                f"{err.current_sklearn_version} is here, which may answer otherwise: pip "
-                f"install scikit-learn=={err.original_sklearn_version}, or convert it with "
-                "skl2onnx where it was trained and bring the ONNX file"
+                f"{path} was saved by scikit-learn {err.original_sklearn_version}; "
+                f"{err.current_sklearn_version}, which is installed, may answer differently: "
+                f"pip install scikit-learn=={err.original_sklearn_version}, or convert it "
+                "with skl2onnx where it was trained and bring the ONNX file"
             ) from err
 
 
@@ -162,7 +162,7 @@ def _absent(module: str, name: str) -> str:
         return f"holds a model of CatBoost: {OF_CATBOOST}"
     return (
         f"needs '{name}' of the user's own code (the module {module}), which a pickle does not "
-        f"hold: train the model with parts of scikit-learn alone, or {INSTEAD}"
+        f"contain: train the model with scikit-learn's own classes only, or {INSTEAD}"
     )
 
 

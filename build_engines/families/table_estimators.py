@@ -106,7 +106,7 @@ def convert(
         return _described(estimator, written)
 
 
-OWN_ROWS = "with --data rows.csv it is tried, and built if the ONNX file answers all of them alike"
+OWN_ROWS = "with --data rows.csv it is built if the ONNX file answers all these rows alike"
 
 
 def _has_steps(estimator: Any) -> bool:
@@ -146,8 +146,8 @@ def _check_share(estimator: Any, written: Written, share: float, rows: int, whic
     print(f"the model and its ONNX file agree on {share:.1%} of {rows} rows {which}", flush=True)
     if not written.limits(share):
         raise BuildError(
-            f"the ONNX file answers otherwise than the {type(estimator).__name__} "
-            f"({share:.1%} of {rows} rows {which} alike): its converter does not know something "
+            f"the ONNX file answers differently from the {type(estimator).__name__} "
+            f"({share:.1%} of {rows} rows {which} alike): its converter does not support something "
             f"that the model does; {table_onnx.INSTEAD}"
         )
 
@@ -320,7 +320,7 @@ def _finished(
 def _named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Column]:
     """Return the user's columns, with the categories that the model knows of each."""
     if len(inputs) != len(columns):
-        raise UsageError(f"{len(inputs)} times --input, and the model takes {len(columns)} columns")
+        raise UsageError(f"{len(inputs)} times --input, but the model takes {len(columns)} columns")
     return [
         replace(each, name=spec.name, datatype=spec.datatype)
         for spec, each in zip(inputs, columns, strict=True)
@@ -341,9 +341,8 @@ def _check_answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Col
             ) from err
     if several:
         raise UsageError(
-            f"a {type(estimator).__name__} with several labels at once is not built: train "
-            "and build one classifier for each label (the members of estimators_ of a "
-            "MultiOutputClassifier are such)"
+            f"a {type(estimator).__name__} with several labels at once cannot be built: train and "
+            "build one classifier for each label (a MultiOutputClassifier has them in estimators_)"
         )
 
 

@@ -35,7 +35,7 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
     "ForTokenClassification": ("token-classification",),
     "ForQuestionAnswering": ("question-answering",),
 }
-TO_TENSORS = "export it to ONNX and build that without --client: then it takes and gives tensors"
+TO_TENSORS = "export it to ONNX and build that without --client, to serve tensors"
 # ends of the names of networks that are not encoders, such as GPT2LMHeadModel
 GENERATORS = ("HeadModel", "HeadsModel")
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
@@ -96,8 +96,9 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
         fitting = ("embedding",)
     elif "embedding" in fitting and not _is_encoder(name) and not asked:
         raise BuildError(
-            f"config.json says that it is a {name}, which does none of: {', '.join(TASKS)}; "
-            f"with --task embedding its encoder is built, without what {name} adds to it"
+            f"config.json says that it is a {name}, which has none of the tasks "
+            f"{', '.join(TASKS)}; with --task embedding its encoder is built, without what "
+            f"{name} adds to it"
         )
     if not asked:
         has_one_score = len(config.get("id2label", ())) == 1
@@ -135,8 +136,8 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
     if (checkpoint / MODULES).is_file():
         if not order.fullmatch(", ".join(modules)):
             raise BuildError(
-                f"{MODULES} has the modules {', '.join(modules) or 'none'}; what can be built for "
-                f"{task} is {buildable}: export the network to ONNX, and build that"
+                f"{MODULES} has the modules {', '.join(modules) or 'none'}, and for {task} the "
+                f"build supports {buildable}: export the network to ONNX, and build that"
             )
         if task == "embedding" and "Normalize" not in modules:
             settings["normalize"] = "false"
@@ -172,7 +173,7 @@ def pooling_of(checkpoint: Path) -> str:
     chosen = [str(config["pooling_mode"])] if "pooling_mode" in config else chosen
     if len(chosen) > 1 or (chosen and chosen[0] not in known):
         raise BuildError(
-            f"its pooling is {' and '.join(chosen)}; known is one of {', '.join(NEW_POOLING)}"
+            f"its pooling is {' and '.join(chosen)}; supported is one of {', '.join(NEW_POOLING)}"
         )
     if config.get("include_prompt") is False and read_json(checkpoint / PROMPTS).get("prompts"):
         raise BuildError(
@@ -222,8 +223,8 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
     lowers = _read_sentence_file(checkpoint).get("do_lower_case")
     if lowers and tokenizer.tokenizer.encode("ABC").ids != tokenizer.tokenizer.encode("abc").ids:
         raise BuildError(
-            "its sentence_*_config.json says do_lower_case, and its tokenizer tells "
-            "capitals from small letters"
+            "its sentence_*_config.json says do_lower_case, but its tokenizer distinguishes "
+            "upper and lower case"
         )
     return tokenizer
 

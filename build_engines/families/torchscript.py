@@ -47,9 +47,8 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     seen = observe(family, partial(_outputs, module), spec)
     if batch and seen.mixes_rows:
         raise BuildError(
-            f"{path}: rows that run together answer as none does alone, so the first "
-            "dimension is no batch: build it with --max-batch-size 0, and with all "
-            "dimensions in --input"
+            f"{path}: rows have other answers together than alone, so the first dimension is not "
+            "a batch: build it with --max-batch-size 0, and with all dimensions in --input"
         )
     check_boxes(family, seen)
     spec = with_size(request, spec)
@@ -73,8 +72,8 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
     variable dimension. Without a NAME they are Triton's INPUT__0 …"""
     if not texts:
         raise UsageError(
-            "a TorchScript file does not say what it takes: add --input FP32:3,224,224 for "
-            "each input (DATATYPE:DIMS, without the batch dimension)"
+            "a TorchScript file does not declare its inputs: add --input FP32:3,224,224 for "
+            "each of them (DATATYPE:DIMS, without the batch dimension)"
         )
     return tuple(_parse_input(text, number) for number, text in enumerate(texts))
 
@@ -87,7 +86,7 @@ def _parse_input(text: str, number: int) -> TensorSpec:
         )
     dims = tuple(int(size) for size in match[3].split(",") if size)
     if any(size < 1 and size != -1 for size in dims):
-        raise UsageError(f"--input {text}: a dimension is a number from 1, or -1 where it varies")
+        raise UsageError(f"--input {text}: a dimension is at least 1, or -1 if it varies")
     return TensorSpec(match[1] or f"INPUT__{number}", match[2], dims)
 
 
@@ -105,9 +104,9 @@ def _read(path: Path) -> Any:
     for each in arguments:
         if "Tensor" not in str(each.type) and not each.has_default_value():
             raise BuildError(
-                f"{path}: its forward takes '{each.name}' as {each.type}, and Triton sends "
-                "tensors: script a module around it that has it as a constant, or build its "
-                "ONNX file"
+                f"{path}: its forward takes '{each.name}' as {each.type}, but Triton only sends "
+                "tensors: script a module around it in which that is a constant, or build "
+                "its ONNX file"
             )
     return module
 

@@ -238,7 +238,7 @@ class TextRanking(Task):
         name = str(written).rpartition(".")[2]
         if name not in CROSS_ENCODERS:
             raise InvalidRequest(
-                f"its files say that {written} follows its scores; known are "
+                f"its files apply {written} to its scores; supported are "
                 f"{', '.join(CROSS_ENCODERS)}: set the parameter 'activation'"
             )
         return CROSS_ENCODERS[name]
