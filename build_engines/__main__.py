@@ -193,7 +193,8 @@ def _archive(parsed: argparse.Namespace) -> int:
     from build_engines.build_record import digest
 
     for path in archive(parsed.model, parsed.repository, parsed.out, parsed.copies):
-        print(f"{path} {path.stat().st_size / 1e6:.1f} MB SHA-256 {digest(path)}")
+        megabytes = path.stat().st_size / 1e6
+        print(f"{path} {megabytes:.1f} MB SHA-256 {digest(path)}")
     return 0
 
 

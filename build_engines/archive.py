@@ -55,21 +55,19 @@ def _write(
     """Write the archive in a temporary folder of links, then rename it."""
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
+    contents = {names[part]: folder for part, folder in folders.items()}
+    contents |= {folder.name: folder for folder in sorted(clients.values())}
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=out) as scratch:
         linked, packed = Path(scratch) / "models", Path(scratch) / "packed"
-        for part, folder in folders.items():
+        for packed_name, folder in contents.items():
             shutil.copytree(
-                folder.resolve(), linked / names[part], copy_function=os.symlink, ignore=SKIPPED
+                folder.resolve(), linked / packed_name, copy_function=os.symlink, ignore=SKIPPED
             )
-        for folder in {*clients.values()}:
-            shutil.copytree(
-                folder.resolve(), linked / folder.name, copy_function=os.symlink, ignore=SKIPPED
-            )
-        for file in linked.rglob("*.pbtxt") if ending else ():
-            part = next(part for part in folders if linked / names[part] in file.parents)
-            text = renamed(file.read_text(encoding="utf-8"), part, names, part in clients)
-            file.unlink()
-            file.write_text(text, encoding="utf-8")
+        for part in folders if ending else ():
+            for file in (linked / names[part]).rglob("*.pbtxt"):
+                text = renamed(file.read_text(encoding="utf-8"), part, names, part in clients)
+                file.unlink()
+                file.write_text(text, encoding="utf-8")
         with (
             packed.open("wb") as raw,
             gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as zipped,
@@ -77,10 +75,7 @@ def _write(
                 fileobj=zipped, mode="w|", format=tarfile.GNU_FORMAT, dereference=True
             ) as tar,
         ):
-            for packed_name in [
-                *names.values(),
-                *sorted({folder.name for folder in clients.values()}),
-            ]:
+            for packed_name in contents:
                 tar.add(linked / packed_name, packed_name, filter=_anonymous)
         packed.replace(target)
     return target

@@ -153,9 +153,11 @@ def _made_from(request: Request, weights: Weights) -> dict[str, Any]:
         asked.pop(field)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights
+    asked["sha256"] = weights.identity
     files = {"labels": request.labels, "tokenizer": request.tokenizer, "data": request.data}
-    sha256 = {name: identity(file) for name, file in files.items() if file and file.exists()}
-    asked["sha256"] = sha256 | weights.identity
+    for name, file in files.items():
+        if file and file.exists():
+            asked["sha256"][name] = identity(file)
     asked["calibration"] = request.calibration.name if request.calibration else ""
     if request.target == "tensorrt" and (bound := trtexec.bound_to()):
         asked["bound_to"] = bound

@@ -38,7 +38,8 @@ def cache_folder() -> Path:
     """Return $BUILD_ENGINES_CACHE, else triton-multi-model in the user's cache folder."""
     if folder := os.environ.get("BUILD_ENGINES_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-multi-model"
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches, "triton-multi-model")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -51,24 +52,26 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def write_record(folder: Path, made_from: Mapping[str, Any], source: str, engine: Engine) -> None:
     """Write build.json into the finished folder; `source` is the SHA-256 of the fp32 model."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     record = {
         "made_from": made_from,
         "source_sha256": source,
         "precision": engine.precision,
         "platform": engine.platform,
         "engine": dict(engine.bound_to),
-        "files": {name: digest(folder / name) for name in names},
+        "files": {str(path.relative_to(folder)): digest(path) for path in files},
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def changed_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
     """Return the names of files that are missing or have changed since the build."""
-    files = record["files"].items()
-    return [
-        name for name, sha in files if not (folder / name).is_file() or digest(folder / name) != sha
-    ]
+    changed = []
+    for name, sha256 in record["files"].items():
+        file = folder / name
+        if not file.is_file() or digest(file) != sha256:
+            changed.append(name)
+    return changed
 
 
 def reference_folder(source: str) -> Path:

@@ -36,8 +36,10 @@ class Score:
         return self.value >= self.limit
 
     def __str__(self) -> str:
-        failed = "" if self.passed else ", FAILED"
-        return f"{self.name} {self.value:.4f} (limit {self.limit:.4f}{failed}), {self.note}"
+        limit = f"limit {self.limit:.4f}"
+        if not self.passed:
+            limit += ", FAILED"
+        return f"{self.name} {self.value:.4f} ({limit}), {self.note}"
 
 
 def verify(
@@ -92,14 +94,15 @@ def compare(
     ours, theirs = (
         [_predict(client, run, each) for each in instances] for run in (engine, reference)
     )
-    pairs = zip(ours, theirs, strict=True)
-    alike = [value for value in (measure.alike(*pair) for pair in pairs) if value is not None]
+    values = map(measure.alike, ours, theirs)
+    alike = [value for value in values if value is not None]
     if not alike:
         raise BuildError(
             f"fp32 finds nothing in {len(instances)} images of {source}: name images with "
             "objects; a build takes these with --no-compare"
         )
-    return [Score(measure.name, float(np.mean(alike)), measure.limit, f"{len(instances)} samples")]
+    mean = float(np.mean(alike))
+    return [Score(measure.name, mean, measure.limit, f"{len(instances)} samples")]
 
 
 def compare_tensors(

@@ -115,8 +115,10 @@ def difference(base: Any, other: Any) -> Any:
     for each, value in other.ListFields():
         there = getattr(base, each.name)
         if is_map(each):
-            for key in (key for key in value if key not in there or there[key] != value[key]):
-                getattr(own, each.name)[key].CopyFrom(value[key])
+            for key in value:
+                if key not in there or there[key] != value[key]:
+                    getattr(own, each.name)[key].CopyFrom(value[key])
         elif value != there:
             own.MergeFrom(type(other)(**{each.name: value}))
-    return own if not is_whole(own) and merged(base, own, render(own)) == other else other
+    is_enough = not is_whole(own) and merged(base, own, render(own)) == other
+    return own if is_enough else other

@@ -1,8 +1,10 @@
 """The errors with which a command fails."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 BRIEF = 150  # characters
+LISTED = 3  # names
 
 
 class BuildError(Exception):
@@ -24,7 +26,15 @@ def brief(err: Exception) -> str:
     return line if len(line) <= BRIEF else f"{line[:BRIEF]} …"
 
 
+def shortened(names: Sequence[str]) -> str:
+    """Return the first LISTED names, and how many more there are."""
+    more = len(names) - LISTED
+    listed = ", ".join(names[:LISTED])
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
 def first_line(err: Exception) -> str:
     """Return the first line of another library's error, or its type if it has no text, for messages
     of one line."""
-    return (str(err).strip().splitlines() or [type(err).__name__])[0]
+    lines = str(err).strip().splitlines()
+    return lines[0] if lines else type(err).__name__

@@ -9,7 +9,8 @@ from build_engines.errors import UsageError
 def read_lines(file: Path) -> list[str]:
     """Return the lines that are not empty. Raise OSError or UnicodeDecodeError if it is not a text
     file."""
-    return [line.strip() for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").split("\n")]
+    return [line for line in lines if line]
 
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
@@ -20,11 +21,12 @@ def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool
             labels = read_lines(file)
         except (OSError, UnicodeDecodeError) as err:
             raise UsageError(f"--labels {file}: {err}") from err
-    if broken := next((label for label in labels if "\n" in label or "\r" in label), None):
-        raise UsageError(
-            f"the name {broken!r} has a line end, and {target.name} has a name on each "
-            "line: rename it"
-        )
+    for label in labels:
+        if "\n" in label or "\r" in label:
+            raise UsageError(
+                f"the name {label!r} has a line end, and {target.name} has a name on each "
+                "line: rename it"
+            )
     if labels:
         target.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     return bool(labels)

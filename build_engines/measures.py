@@ -110,9 +110,11 @@ def _texts(client: ModelClient, lines: Sequence[str]) -> Iterator[Any]:
 
 def _sentences(client: ModelClient) -> Iterator[Any]:
     """Yield the built-in sentences, with a mask if the task fills one."""
-    mask = f" {client.tokenizer.mask}" if client.options["task"] == "fill-mask" else ""  # type: ignore[attr-defined]
+    end = ""
+    if client.options["task"] == "fill-mask":
+        end = f" {client.tokenizer.mask}"  # type: ignore[attr-defined]
     for text in TEXTS:
-        yield text_instance(client, f"{text}{mask}")
+        yield text_instance(client, f"{text}{end}")
 
 
 def text_instance(client: ModelClient, text: str) -> Any:
@@ -133,12 +135,12 @@ SENTENCES = Samples(_lines, _texts, _sentences)
 
 def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
     """Return the mean cosine of the rows; two rows of zeros are equal."""
-    a, b = (array.reshape(len(array), -1).astype(np.float64) for array in (ours, theirs))
+    a = ours.reshape(len(ours), -1).astype(np.float64)
+    b = theirs.reshape(len(theirs), -1).astype(np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines = (a * b).sum(1) / np.where(lengths > 0, lengths, 1.0)
     both_zero = ~a.any(1) & ~b.any(1)
-    return float(
-        np.where(both_zero, 1.0, (a * b).sum(1) / np.where(lengths > 0, lengths, 1.0)).mean()
-    )
+    return float(np.where(both_zero, 1.0, cosines).mean())
 
 
 @dataclass(frozen=True)
@@ -155,12 +157,14 @@ def _equal(name: str, limit: float, read: Callable[[Any], Any]) -> Measure:
 
 
 def _same_vector(ours: Any, theirs: Any) -> float:
-    return cosine(np.array([ours["embedding"]]), np.array([theirs["embedding"]]))
+    vectors = [np.array([each["embedding"]]) for each in (ours, theirs)]
+    return cosine(*vectors)
 
 
 def _same_shares(ours: Any, theirs: Any) -> float:
-    mine, other = ({s["class_id"]: s["share"] for s in each["segments"]} for each in (ours, theirs))
-    return float(sum(min(share, other.get(index, 0)) for index, share in mine.items()))
+    shares = {each["class_id"]: each["share"] for each in theirs["segments"]}
+    common = [min(each["share"], shares.get(each["class_id"], 0)) for each in ours["segments"]]
+    return float(sum(common))
 
 
 def _same_boxes(ours: Any, theirs: Any) -> float | None:
@@ -168,25 +172,27 @@ def _same_boxes(ours: Any, theirs: Any) -> float | None:
     position."""
     free = list(theirs["detections"])
     total = len(ours["detections"]) + len(free)
+    paired = 0
     for mine in ours["detections"]:
-        matches = [
-            each
-            for each in free
-            if each["class_id"] == mine["class_id"] and overlap(mine["box"], each["box"])
-        ]
+        same_class = [each for each in free if each["class_id"] == mine["class_id"]]
+        matches = [each for each in same_class if overlap(mine["box"], each["box"])]
         if matches:
             free.remove(matches[0])
-    return 2 * (len(theirs["detections"]) - len(free)) / total if total else None
+            paired += 2
+    return paired / total if total else None
 
 
 def overlap(box: dict[str, float], other: dict[str, float]) -> bool:
     """Return whether two boxes share at least half of the area that they cover together."""
-    (left, top, right, bottom), (x0, y0, x1, y1) = (
-        (each["xmin"], each["ymin"], each["xmax"], each["ymax"]) for each in (box, other)
-    )
-    common = max(min(right, x1) - max(left, x0), 0) * max(min(bottom, y1) - max(top, y0), 0)
-    together = (right - left) * (bottom - top) + (x1 - x0) * (y1 - y0) - common
+    low = [max(box[side], other[side]) for side in ("xmin", "ymin")]
+    high = [min(box[side], other[side]) for side in ("xmax", "ymax")]
+    common = _area(*low, *high)
+    together = _area(*box.values()) + _area(*other.values()) - common
     return common >= OVERLAP * together > 0
+
+
+def _area(left: float, top: float, right: float, bottom: float) -> float:
+    return max(right - left, 0) * max(bottom - top, 0)
 
 
 CLASSES = _equal("equal top classes", 0.98, lambda answer: answer["classes"][0]["class_id"])

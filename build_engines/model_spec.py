@@ -15,7 +15,8 @@ MODEL_FILES = {ONNX: "model.onnx", TORCHSCRIPT: "model.pt", PLAN: "model.plan"}
 def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
     """Return the tensor's shape with `batch` in front (0: no batch dimension), and `length` for
     each dimension that varies."""
-    return (*([batch] if batch else []), *(length if size == -1 else size for size in tensor.shape))
+    sizes = tuple(length if size == -1 else size for size in tensor.shape)
+    return (batch, *sizes) if batch else sizes
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,8 @@ class ModelSpec:
         """Return the least, the usual and the largest shape of each input, batch dimension
         included."""
         most = self.max_batch_size
-        sizes = list(
-            zip((1, max(most // 2, 1), most) if most else (0, 0, 0), self.lengths, strict=True)
-        )
+        batches = (1, max(most // 2, 1), most) if most else (0, 0, 0)
+        sizes = list(zip(batches, self.lengths, strict=True))
         return {
             spec.name: tuple(full_shape(spec, batch, length) for batch, length in sizes)
             for spec in self.inputs

@@ -41,7 +41,10 @@ def read(path: Path) -> onnx.ModelProto:
     return model
 
 
-def specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+Specs = tuple[TensorSpec, ...]
+
+
+def specs(model: onnx.ModelProto) -> tuple[Specs, Specs]:
     """Return the inputs and outputs as the file declares them, with their first dimension; a
     variable dimension is -1."""
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -64,31 +67,31 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
         raise BuildError(
             f"tensor '{value.name}' has no shape in the ONNX file; export it with shapes"
         )
-    shape = tuple(dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.shape.dim)
+    sizes = [dim.dim_value for dim in tensor.shape.dim]
+    shape = tuple(size if size > 0 else -1 for size in sizes)
     return TensorSpec(value.name, DATATYPES[tensor.elem_type], shape)
 
 
-def computed(
-    shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]
-) -> tuple[TensorSpec, ...]:
+def computed(shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]) -> Specs:
     """Return the outputs with the sizes that ONNX Runtime computes, `shapes`, for dimensions that
     the file declares as variable. Triton's backend compares config.pbtxt with the computed
     sizes."""
-    return tuple(replace(spec, shape=_filled(spec.shape, shapes[spec.name])) for spec in outputs)
+    return tuple(_filled(spec, shapes[spec.name]) for spec in outputs)
 
 
-def _filled(shape: tuple[int, ...], sizes: Sequence[object]) -> tuple[int, ...]:
-    if len(sizes) != len(shape):  # the file's shape is wrong
-        return shape
-    return tuple(
-        size if own == -1 and isinstance(size, int) else own
-        for own, size in zip(shape, sizes, strict=True)
-    )
+def _filled(spec: TensorSpec, sizes: Sequence[object]) -> TensorSpec:
+    if len(sizes) != len(spec.shape):  # the file's shape is wrong
+        return spec
+    shape = list(spec.shape)
+    for index, size in enumerate(sizes):
+        if shape[index] == -1 and isinstance(size, int):
+            shape[index] = size
+    return replace(spec, shape=tuple(shape))
 
 
-def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+def without_batch(tensors: Iterable[TensorSpec]) -> Specs:
     """Return the same tensors without their first dimension."""
-    return tuple(TensorSpec(spec.name, spec.datatype, spec.shape[1:]) for spec in tensors)
+    return tuple(replace(spec, shape=spec.shape[1:]) for spec in tensors)
 
 
 def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -104,20 +107,20 @@ def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
 def keypoints_of(model: onnx.ModelProto) -> str:
     """Return a box's number of keypoints and of values per keypoint, "17,3", as Ultralytics writes
     it; "" for none."""
-    shape = _metadata(model, "kpt_shape")
-    whole = isinstance(shape, list | tuple) and all(isinstance(value, int) for value in shape)
-    return ",".join(map(str, shape)) if whole else ""
+    return ",".join(map(str, _integers(model, "kpt_shape")))
 
 
 def size_of(model: onnx.ModelProto) -> int:
     """Return the longer side of the images that a detector's file was exported for, as Ultralytics'
     exporter writes it (imgsz); 0 for none."""
-    size = _metadata(model, "imgsz")
-    sides = [size] if isinstance(size, int) else size
-    whole = (
-        isinstance(sides, list | tuple) and sides and all(isinstance(side, int) for side in sides)
-    )
-    return max(sides) if whole else 0
+    return max(_integers(model, "imgsz"), default=0)
+
+
+def _integers(model: onnx.ModelProto, key: str) -> list[int]:
+    """Return the integer or the integers of an entry; [] if it has anything else."""
+    value = _metadata(model, key)
+    values = value if isinstance(value, list | tuple) else [value]
+    return [*values] if all(isinstance(each, int) for each in values) else []
 
 
 def _metadata(model: onnx.ModelProto, key: str) -> Any:

@@ -72,14 +72,17 @@ def load(
         return
     config = read_config(folder, settings.device)
     parts = configs_of_parts(config, lambda name: read_config(others / name, settings.device))
-    needed = {backend_of(each) for each in (config, *parts.values())} - {ENSEMBLE}
+    configs = [config, *parts.values()]
+    needed = {backend_of(each) for each in configs} - {ENSEMBLE}
     if missing := needed - backends:
         print(f"not loaded: the tritonserver here has no backend '{min(missing)}'", flush=True)
         return
     folders = {target.name: folder} | {name: others / name for name in parts}
     for _, reason in failures(settings, folders, [target.name]):
-        reason = " ".join(reason.replace(str(folder), str(target)).split())
-        raise BuildError(f"the model would not be served: {reason} (--no-load skips this test)")
+        words = reason.replace(str(folder), str(target)).split()
+        raise BuildError(
+            f"the model would not be served: {' '.join(words)} (--no-load skips this test)"
+        )
 
 
 def keep_users_files(folder: Path, target: Path) -> None:
@@ -88,9 +91,10 @@ def keep_users_files(folder: Path, target: Path) -> None:
     built = {RECORD, *read_record(target).get("files", ())}
     for path in target.rglob("*"):
         name = path.relative_to(target)
-        if path.is_file() and str(name) not in built and not (folder / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.link(path, folder / name)
+        kept = folder / name
+        if path.is_file() and str(name) not in built and not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, kept)
 
 
 def publish(folder: Path, target: Path) -> None:

@@ -82,7 +82,7 @@ def _infer_by_openvino(
     compiled = _compiled(path, parameters)
     request = compiled.create_infer_request()
     inputs = {name for port in compiled.inputs for name in port.names}
-    request.start_async({name: array for name, array in feed.items() if name in inputs})
+    request.start_async({name: feed[name] for name in feed.keys() & inputs})
     request.wait()
     return {
         name: request.get_output_tensor(index).data.copy()
@@ -116,16 +116,16 @@ def runner_of(stored: StoredModel) -> Runner:
 def row_of(model: Model, rows: Tensors) -> Tensors:
     """Return a client's rows as the model's file takes them: without the batch dimension if it
     takes no batches."""
-    return (
-        rows if model.max_batch_size else {spec.name: rows[spec.name][0] for spec in model.inputs}
-    )
+    if model.max_batch_size:
+        return rows
+    return {spec.name: rows[spec.name][0] for spec in model.inputs}
 
 
 def rows_of(model: Model, outputs: Tensors) -> Tensors:
     """Return the file's outputs as the client takes them: with a batch dimension."""
-    return (
-        outputs if model.max_batch_size else {name: array[None] for name, array in outputs.items()}
-    )
+    if model.max_batch_size:
+        return outputs
+    return {name: array[None] for name, array in outputs.items()}
 
 
 def example_feed(model: Model, batch: int, length: int = 16) -> Tensors:
@@ -149,8 +149,6 @@ def _random(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator)
         return np.full(shape, "text", np.object_)
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
-    return (
-        np.ones(shape, dtype)
-        if dtype.kind == "i"
-        else rng.integers(0, LEVELS[dtype.kind], shape).astype(dtype)
-    )
+    if dtype.kind == "i":
+        return np.ones(shape, dtype)
+    return rng.integers(0, LEVELS[dtype.kind], shape).astype(dtype)

@@ -58,7 +58,8 @@ def quantized(
     model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
 ) -> Path:
     """Write 1/model.int8.ENGINE.onnx from 1/model.onnx, and return its path."""
-    source, target = folder / "1" / "model.onnx", folder / "1" / f"model.int8.{engine}.onnx"
+    source = folder / "1" / "model.onnx"
+    target = folder / "1" / f"model.int8.{engine}.onnx"
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared = Path(scratch) / "prepared.onnx"
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
@@ -126,8 +127,11 @@ def heads(graph: Any) -> list[str]:
     behind: dict[str, set[str]] = {}
     # nodes are sorted topologically, so those behind a node come first here
     for node in reversed(graph.node):
-        following = [n for output in node.output for n in consumers.get(output, [])]
-        behind[node.name] = {n.name for n in following}.union(*(behind[n.name] for n in following))
+        names: set[str] = set()
+        for output in node.output:
+            for consumer in consumers.get(output, []):
+                names |= {consumer.name, *behind[consumer.name]}
+        behind[node.name] = names
     convolutions = {node.name for node in graph.node if node.op_type == "Conv"}
     last = {name for name in convolutions if not behind[name] & convolutions}
     return sorted(last.union(*(behind[name] for name in last)))
@@ -151,16 +155,17 @@ def _untie(path: Path) -> None:
     model = onnx.load(path)
     uses = Counter(name for node in model.graph.node for name in node.input)
     matrices = {tensor.name: tensor for tensor in model.graph.initializer}
-    shared = [
-        n
-        for n in model.graph.node
-        if n.op_type == "Gemm" and uses[n.input[1]] > 1 and n.input[1] in matrices
-    ]
-    for node in shared:
-        copy = model.graph.initializer.add()
-        copy.CopyFrom(matrices[node.input[1]])
-        copy.name = node.input[1] = f"{copy.name}.{node.name}"
-    if shared:
+    has_changed = False
+    for node in model.graph.node:
+        if node.op_type != "Gemm":
+            continue
+        name = node.input[1]
+        if name in matrices and uses[name] > 1:
+            copy = model.graph.initializer.add()
+            copy.CopyFrom(matrices[name])
+            copy.name = node.input[1] = f"{name}.{node.name}"
+            has_changed = True
+    if has_changed:
         onnx.save(model, path)
 
 

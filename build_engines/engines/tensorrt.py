@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 
 from build_engines import onnx_files
@@ -32,36 +33,36 @@ INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 st
 def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """Write 1/model.plan beside 1/model.onnx; raise BuildError."""
     check(model_spec)
-    onnx, gpu, program = folder / "1" / "model.onnx", this_gpu(), Trtexec.find()
+    onnx = folder / "1" / "model.onnx"
+    gpu = this_gpu()
+    program = Trtexec.find()
     if not gpu:
         raise BuildError(
             "nvidia-smi finds no GPU, and a plan must be built on the kind of GPU that serves "
             f"it; {WHERE_TO_GET_IT}"
         )
-    calibration = (
-        _calibrated(model_spec, folder, request, program.code)
-        if request.precision == "int8"
-        else None
-    )
+    calibration = None
+    if request.precision == "int8":
+        calibration = _calibrated(model_spec, folder, request, program.code)
     shapes = model_spec.profile()
     inputs, _ = onnx_files.specs(onnx_files.read(onnx))
     profile = {spec.name: shapes[spec.name] for spec in inputs if -1 in spec.shape}
     # the times of kernels hold for one GPU and one TensorRT version
-    timing = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}") + ".cache"
+    timing = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}")
     cache_folder().mkdir(parents=True, exist_ok=True)
     print(
         f"trtexec (TensorRT {program.version}) builds in {request.precision} for {gpu.gpu}",
         flush=True,
     )
-    program.build(onnx, request.precision, profile, cache_folder() / timing, calibration)
-    _, usual, largest = next(iter(shapes.values()), ((), (), ()))
+    file = cache_folder() / f"{timing}.cache"
+    program.build(onnx, request.precision, profile, file, calibration)
+    most = model_spec.max_batch_size
+    usual = max(most // 2, 1)
     return Engine(
         PLAN,
         request.precision,
         {**asdict(gpu), "tensorrt": program.version},
-        preferred_batch_sizes=tuple(sorted({usual[0], largest[0]}))
-        if model_spec.max_batch_size and largest
-        else (),
+        preferred_batch_sizes=tuple(sorted({usual, most})) if most else (),
     )
 
 
@@ -100,10 +101,8 @@ def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, f
         )
         calibrator.collect_data(batches)
         ranges = calibrator.compute_data()
-    bounds = {name: ranges[name].range_value for name in ranges}
-    return {
-        name: float(max(abs(low).max(), abs(high).max())) for name, (low, high) in bounds.items()
-    }
+    bounds = {name: ranges[name].range_value for name in ranges}  # (lowest, highest)
+    return {name: float(np.abs(pair).max()) for name, pair in bounds.items()}
 
 
 def calibration_cache(ranges: Mapping[str, float], code: int) -> str:
@@ -113,6 +112,9 @@ def calibration_cache(ranges: Mapping[str, float], code: int) -> str:
     A scale is one step of INT8, a 32-bit float whose bytes, the highest first, are written in
     hexadecimal digits.
     """
-    scales = {name: value / INT8_LEVELS for name, value in sorted(ranges.items()) if value > 0}
-    lines = [f"{name}: {struct.pack('>f', scale).hex()}" for name, scale in scales.items()]
-    return "\n".join([f"TRT-{code}-EntropyCalibration2", *lines]) + "\n"
+    lines = [f"TRT-{code}-EntropyCalibration2"]
+    for name, value in sorted(ranges.items()):
+        if value > 0:
+            scale = struct.pack(">f", value / INT8_LEVELS)
+            lines.append(f"{name}: {scale.hex()}")
+    return "\n".join(lines) + "\n"

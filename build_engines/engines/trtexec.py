@@ -10,11 +10,13 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from build_engines import onnx_files
 from build_engines.errors import BuildError
@@ -57,14 +59,16 @@ def this_gpu() -> Gpu | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    values = [value.strip() for value in done.stdout.partition("\n")[0].split(",")]
+    line = done.stdout.partition("\n")[0]
+    values = [value.strip() for value in line.split(",")]
     return Gpu(*values) if done.returncode == 0 and len(values) == 3 else None
 
 
 def find_trtexec() -> str:
     """Return the path of trtexec, on PATH or in the folders of NVIDIA's images; "" if it is in none
     of them."""
-    return shutil.which("trtexec", path=f"{os.environ.get('PATH', os.defpath)}:{FOLDERS}") or ""
+    folders = os.environ.get("PATH", os.defpath)
+    return shutil.which("trtexec", path=f"{folders}:{FOLDERS}") or ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,9 @@ class Trtexec:
     @property
     def version(self) -> str:
         """Return the version with dots: 100800 is 10.8.0."""
-        return f"{self.code // 10_000}.{self.code // 100 % 100}.{self.code % 100}"
+        major, rest = divmod(self.code, 10_000)
+        minor, patch = divmod(rest, 100)
+        return f"{major}.{minor}.{patch}"
 
     @classmethod
     def find(cls) -> "Trtexec":
@@ -119,11 +125,8 @@ class Trtexec:
         plan = onnx.with_name("model.plan")
         words = [f"--onnx={onnx}", f"--saveEngine={plan}", f"--timingCacheFile={timing}"]
         for number, kind in enumerate(("min", "opt", "max") if profile else ()):
-            shapes = [
-                f"{_quoted(name)}:{'x'.join(map(str, each[number]))}"
-                for name, each in profile.items()
-            ]
-            words.append(f"--{kind}Shapes={','.join(shapes)}")
+            shapes = _written({name: each[number] for name, each in profile.items()})
+            words.append(f"--{kind}Shapes={shapes}")
         words += [f"--memPoolSize=workspace:{WORKSPACE_MB}", "--skipInference"]
         # with fp16 a layer without an INT8 kernel does not fall back to fp32
         for name in {"fp32": (), "fp16": ("fp16",), "int8": ("int8", "fp16")}[precision]:
@@ -134,7 +137,9 @@ class Trtexec:
                     "with TensorRT 10"
                 )
             words.append(f"--{name}")
-        self.run(*words, *([f"--calib={calibration}"] if calibration else []))
+        if calibration:
+            words.append(f"--calib={calibration}")
+        self.run(*words)
         if not plan.is_file() or not plan.stat().st_size:
             raise BuildError("trtexec succeeded but wrote no plan")
 
@@ -158,27 +163,39 @@ class Trtexec:
         try:
             for line in process.stdout or ():
                 lines.append(line.rstrip())
-                if (now := time.monotonic()) - shown > REPORT_SECONDS:
-                    print(
-                        f"trtexec, {now - started:.0f} s: {_PREFIX.sub('', lines[-1])}", flush=True
-                    )
+                now = time.monotonic()
+                if now - shown > REPORT_SECONDS:
+                    newest = _PREFIX.sub("", lines[-1])
+                    print(f"trtexec, {now - started:.0f} s: {newest}", flush=True)
                     shown = now
             code = process.wait()
         finally:
             process.kill()
             process.wait()
         if code:
-            how = f"status {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-            errors = [line for line in lines if "[E]" in line] or [
-                line for line in lines if line[:4] != "&&&&"
-            ]
-            last = " | ".join(_PREFIX.sub("", line) for line in errors[-SHOWN:])
-            raise BuildError(f"trtexec failed ({how}): {last or 'it printed nothing'}")
+            raise BuildError(f"trtexec failed ({_ending(code)}): {_last_errors(lines)}")
+
+
+def _ending(code: int) -> str:
+    return f"status {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _last_errors(lines: Collection[str]) -> str:
+    errors = [line for line in lines if "[E]" in line]
+    errors = errors or [line for line in lines if not line.startswith("&&&&")]
+    last = [_PREFIX.sub("", line) for line in errors[-SHOWN:]]
+    return " | ".join(last) or "it printed nothing"
 
 
 def _quoted(name: str) -> str:
     """Return a tensor's name as trtexec takes it in a list."""
     return f"'{name}'" if set(name) & set(":,") else name
+
+
+def _written(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return shapes by the names of their tensors as trtexec takes them."""
+    sizes = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
+    return ",".join(f"{_quoted(name)}:{text}" for name, text in sizes.items())
 
 
 def run_plan(path: Path, feed: Tensors) -> Tensors:
@@ -188,39 +205,34 @@ def run_plan(path: Path, feed: Tensors) -> Tensors:
     trtexec loads the plan again for each call, which takes seconds.
     """
     specs, _ = onnx_files.specs(onnx_files.read(path.with_suffix(".onnx")))
-    shapes = [
-        f"{_quoted(each.name)}:{'x'.join(map(str, feed[each.name].shape))}"
-        for each in specs
-        if -1 in each.shape
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        files = {each.name: Path(folder) / f"{number}.bin" for number, each in enumerate(specs)}
-        for name, file in files.items():
-            file.write_bytes(np.ascontiguousarray(feed[name]).tobytes())
-        inputs, outputs = (
-            ",".join(f"{_quoted(name)}:{file}" for name, file in files.items()),
-            Path(folder) / "outputs",
-        )
-        once = [
-            "--iterations=1",
-            "--warmUp=0",
-            "--duration=0",
-            *([f"--shapes={','.join(shapes)}"] if shapes else []),
-        ]
-        Trtexec.find().run(
-            f"--loadEngine={path}", f"--loadInputs={inputs}", f"--exportOutput={outputs}", *once
-        )
-        return {
-            entry["name"]: np.array(entry["values"], np.float32).reshape(
-                [int(size) for size in entry["dimensions"].split("x") if size]
-            )
-            for entry in json.loads(outputs.read_text(encoding="utf-8"))
-        }
+    shapes = {each.name: feed[each.name].shape for each in specs if -1 in each.shape}
+    words = [f"--loadEngine={path}", "--iterations=1", "--warmUp=0", "--duration=0"]
+    if shapes:
+        words.append(f"--shapes={_written(shapes)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        inputs = []
+        for number, each in enumerate(specs):
+            file = folder / f"{number}.bin"
+            file.write_bytes(np.ascontiguousarray(feed[each.name]).tobytes())
+            inputs.append(f"{_quoted(each.name)}:{file}")
+        outputs = folder / "outputs"
+        words += [f"--loadInputs={','.join(inputs)}", f"--exportOutput={outputs}"]
+        Trtexec.find().run(*words)
+        entries = json.loads(outputs.read_text(encoding="utf-8"))
+    return {entry["name"]: _array(entry) for entry in entries}
+
+
+def _array(entry: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Return a tensor that trtexec exported."""
+    sizes = filter(None, entry["dimensions"].split("x"))
+    return np.array(entry["values"], np.float32).reshape([*map(int, sizes)])
 
 
 def bound_to() -> dict[str, str]:
     """Return what a plan built on this machine depends on; {} if none can be built here."""
     try:
-        return {"gpu": gpu.gpu, "tensorrt": Trtexec.find().version} if (gpu := this_gpu()) else {}
+        gpu = this_gpu()
+        return {"gpu": gpu.gpu, "tensorrt": Trtexec.find().version} if gpu else {}
     except BuildError:
         return {}

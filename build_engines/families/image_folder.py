@@ -60,8 +60,8 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the labels; none if they are only transformers' placeholders."""
-    names = {int(key): str(value) for key, value in (config.get("id2label") or {}).items()}
-    labels = tuple(names[index] for index in sorted(names))
+    names = config.get("id2label") or {}
+    labels = tuple(str(names[key]) for key in sorted(names, key=int))
     return () if "LABEL_0" in labels else labels
 
 

@@ -1,8 +1,7 @@
 """Exports any network of transformers that takes one image to ONNX with torch, from pixels to what
 its client reads. Only this module loads these networks and their image processors."""
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import AutoImageProcessor
 
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.family import Family, Head
-from build_engines.families.torch_export import OFFLINE, check_answers, export_onnx, load
+from build_engines.families.torch_export import OFFLINE, Example, check_answers, export_onnx, load
 from build_engines.request import Request
 from build_engines.weights import Weights
 from clients._image import ImageClient
@@ -57,8 +56,8 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     check_same(processor, client_of(processor, settings))
     client = client_of(processor, {**settings, **request.settings})
     named = weights.architecture
-    loader = named if named in TOWERS else head.loader
-    network = load(getattr(transformers, loader), weights.path, f"as a {named or 'network'}")
+    loader = getattr(transformers, named if named in TOWERS else head.loader)
+    network = load(loader, weights.path, f"as a {named or 'network'}")
     if keeps_ratio(client.options) and request.max_batch_size > 1:
         raise UsageError(
             f"--max-batch-size {request.max_batch_size}: images of different sizes cannot be "
@@ -68,20 +67,25 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     height, width = client.input.shape[1:]
     sides = ("height", "width") if height == -1 else (height, width)  # both are free, or none
     shape = ("batch" if request.max_batch_size else 1, 3, *sides)
-    example = torch.zeros(
-        [side if isinstance(side, int) else FREE[side] for side in shape], dtype=torch.uint8
-    )
+    traced = [side if isinstance(side, int) else FREE[side] for side in shape]
+    example = torch.zeros(traced, dtype=torch.uint8)
     export_onnx(module, {INPUT: example}, {INPUT: shape}, head.outputs, path)
-    rng = np.random.default_rng(0)
-    sizes = sorted({client.fit(Image.new("RGB", size)).shape[:2] for size in ANY_SIZE})
-    batches = (1, 3) if request.max_batch_size and not keeps_ratio(client.options) else (1,)
-    pixels = (
-        rng.integers(0, 256, (batch, 3, *size), np.uint8)
-        for batch, size in itertools.product(batches, sizes)
-    )
-    examples = ({INPUT: torch.from_numpy(each)} for each in pixels)
-    check_answers(module, path, examples, head.same, f"; or, {FIXED}" if len(sizes) > 1 else "")
+    remedy = f"; or, {FIXED}" if keeps_ratio(client.options) else ""
+    check_answers(module, path, _examples(client, request), head.same, remedy)
     return settings | (scores_of(processor) if head.finds_boxes else {})
+
+
+def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
+    """Yield random pixels in all sizes that images may have, alone and in a batch if there are
+    batches."""
+    rng = np.random.default_rng(0)
+    images = [Image.new("RGB", size) for size in ANY_SIZE]
+    sizes = sorted({client.fit(image).shape[:2] for image in images})
+    has_batches = request.max_batch_size and not keeps_ratio(client.options)
+    for batch in (1, 3) if has_batches else (1,):
+        for size in sizes:
+            pixels = rng.integers(0, 256, (batch, 3, *size), np.uint8)
+            yield {INPUT: torch.from_numpy(pixels)}
 
 
 def _processor(checkpoint: Path) -> Any:
@@ -97,19 +101,17 @@ def settings_of(processor: Any) -> dict[str, str]:
     """Return the settings with which a client prepares images like the processor. Raise BuildError
     if there are none."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
-    order = {"channel_order": "bgr"} if getattr(processor, "do_flip_channel_order", False) else {}
-    resample = int(getattr(processor, "resample", None) or 0)
-    return {
-        "interpolation": NAMES[resample],
+    settings = {
+        "interpolation": NAMES[int(getattr(processor, "resample", None) or 0)],
         "exact": "true",
-        **(
-            _geometry(processor, *sizes.pop()[1:])
-            if len(sizes) == 1
-            else _any_size(processor, sizes)
-        ),
-        **order,
-        **_normalization(processor),
     }
+    if len(sizes) == 1:
+        settings |= _geometry(processor, *sizes.pop()[1:])
+    else:
+        settings |= _any_size(processor, sizes)
+    if getattr(processor, "do_flip_channel_order", False):
+        settings["channel_order"] = "bgr"
+    return settings | _normalization(processor)
 
 
 def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
@@ -137,23 +139,19 @@ def _name(processor: Any) -> str:
 def _geometry(processor: Any, height: int, width: int) -> dict[str, str]:
     """Return the settings for how the processor resizes and crops. `check_same` finds what this
     misses."""
-    size, kind, shortest = (
-        {"size": f"{height},{width}"},
-        type(processor).__name__,
-        _edge(processor, "shortest_edge"),
-    )
-    if "ConvNext" in kind and shortest < 384:
-        return size | {"resize": "shortest", "resize_to": str(int(shortest / processor.crop_pct))}
-    if "Levit" in kind and shortest:
-        return size | {"resize": "shortest", "resize_to": str(int(256 / 224 * shortest))}
-    if "ConvNext" in kind or not shortest:
-        sides = (
-            (processor.size["height"], processor.size["width"])
-            if not shortest
-            else (height, height)
-        )
-        return size | {"resize": "stretch", "resize_to": f"{sides[0]},{sides[1]}"}
-    return size | {"resize": "shortest", "resize_to": str(shortest)}
+    size = f"{height},{width}"
+    kind = type(processor).__name__
+    shortest = _edge(processor, "shortest_edge")
+    if not shortest:
+        sides = f"{processor.size['height']},{processor.size['width']}"
+        return {"size": size, "resize": "stretch", "resize_to": sides}
+    if "ConvNext" in kind and shortest >= 384:
+        return {"size": size, "resize": "stretch", "resize_to": f"{height},{height}"}
+    if "ConvNext" in kind:
+        shortest = int(shortest / processor.crop_pct)
+    elif "Levit" in kind:
+        shortest = int(256 / 224 * shortest)
+    return {"size": size, "resize": "shortest", "resize_to": str(shortest)}
 
 
 def _edge(processor: Any, name: str) -> int:
@@ -162,7 +160,7 @@ def _edge(processor: Any, name: str) -> int:
 
 
 def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
-    """Return these settings for a processor that keeps the proportions. Raise BuildError if it does
+    """Return the settings for a processor that keeps the proportions. Raise BuildError if it does
     not say how."""
     shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
     if not shortest or not longest:
@@ -192,8 +190,8 @@ def _joined(values: NDArray[np.float64]) -> str:
 
 def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
     """Return the client of the network alone, which takes normalized images."""
-    size = settings.get("size", "-1")
-    height, width = map(int, size.split(",")) if "," in size else [int(size)] * 2
+    sides = settings.get("size", "-1").split(",")
+    height, width = int(sides[0]), int(sides[-1])
     inputs = (TensorSpec("images", "FP32", (3, height, width)),)
     outputs = (TensorSpec(OUTPUT, "FP32", (-1,)),)
     try:
@@ -215,17 +213,19 @@ def scores_of(processor: Any) -> dict[str, str]:
         raise BuildError(
             f"{_name(processor)} does not say which boxes it keeps: {first_line(err)}"
         ) from err
-    count = len(kept["scores"])  # softmax of three equal logits is a third: none is kept
-    return (
-        {"scores": "sigmoid", **({} if count == 300 else {"queries": str(count)})} if count else {}
-    )
+    count = len(kept["scores"])
+    if count == 0:  # softmax of three equal logits is a third
+        return {}
+    queries = {"queries": str(count)} if count < 300 else {}
+    return {"scores": "sigmoid", **queries}
 
 
 def check_same(processor: Any, client: ImageClient) -> None:
     """Raise BuildError unless the client prepares images like the processor."""
     rng = np.random.default_rng(0)
     for width, height in ANY_SIZE if keeps_ratio(client.options) else TRIED:
-        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels)
         ((ours,),) = client.prepare([image], {}).values()
         theirs = prepared(processor, image)
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=CLOSE):
@@ -243,10 +243,9 @@ class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(self, network: Any, client: ImageClient, head: Head) -> None:
         super().__init__()
         self.network, self.head = network, head
-        self.gain, self.offset = (
-            torch.from_numpy(client.frame.gain),
-            torch.from_numpy(client.frame.offset),
-        )
+        self.gain = torch.from_numpy(client.frame.gain)
+        self.offset = torch.from_numpy(client.frame.offset)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self.head.read(self.network, pixels.float() * self.gain + self.offset)
+        images = pixels.float() * self.gain + self.offset
+        return self.head.read(self.network, images)

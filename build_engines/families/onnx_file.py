@@ -36,11 +36,9 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     spec = described(family, request, folder, onnx_files.names_of(graph))
-    if "keypoints" in settings_of(family.client):
-        points = onnx_files.keypoints_of(graph)
-        spec = replace(
-            spec, settings={**spec.settings, **({"keypoints": points} if points else {})}
-        )
+    points = onnx_files.keypoints_of(graph)
+    if points and "keypoints" in settings_of(family.client):
+        spec = replace(spec, settings={**spec.settings, "keypoints": points})
     opened = _opened(file)
     whole = with_tensors_of(request, graph, opened, spec)
     is_run = whole.max_batch_size or family.boxes_in_pixels
@@ -84,7 +82,8 @@ def _with_scores(
     except (ConfigError, InvalidRequest, OSError):  # the check of the finished folder says why
         return spec
     name = client.outputs[0] if client else ""
-    spec = replace(spec, outputs=tuple(sorted(spec.outputs, key=lambda each: each.name != name)))
+    outputs = sorted(spec.outputs, key=lambda output: output.name != name)
+    spec = replace(spec, outputs=tuple(outputs))
     if "activation" in settings or not onnx_files.makes_scores(graph, name):
         return spec
     if from_logits:
@@ -113,7 +112,8 @@ def with_tensors_of(
     inputs, outputs = onnx_files.specs(graph)
     if opened:
         outputs = onnx_files.computed(opened.outputs, outputs)
-    fixed = [spec for spec in (*inputs, *outputs) if spec.shape[:1] != (-1,)]
+    tensors = [*inputs, *outputs]
+    fixed = [spec for spec in tensors if spec.shape[:1] != (-1,)]
     if request.max_batch_size > 0 and fixed:
         raise UsageError(
             f"--max-batch-size {request.max_batch_size}: tensor '{fixed[0].name}' "

@@ -1,6 +1,6 @@
-"""Writes ONNX graphs with onnx's helpers, without torch."""
+"""Builds an ONNX graph node by node, without torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,44 +10,85 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 Array = NDArray[Any]
+Shape = Sequence[int | str | None]
 
-OPSET = 17  # the first with LayerNormalization
-IR_VERSION = 8  # opset 17's own: older runtimes read it too
+ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
+# 17 is the first with LayerNormalization. Both are the newest that all of skl2onnx's converters
+# support, and Triton 23.01 runs them.
+OPSETS = {"": 17, ML: 3}
+IR_VERSION = 8  # of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
+INPUT_TYPES = {
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "INT64": TensorProto.INT64,
+    "UINT8": TensorProto.UINT8,
+    "BOOL": TensorProto.BOOL,
+    "BYTES": TensorProto.STRING,
+}
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return the name, with underscores appended as long as it is taken."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 class Graph:
-    """Collects nodes and initializers. Every method returns the name of the tensor that it adds."""
+    """Collects inputs, nodes, constants and outputs. Inputs may have any names, such as those of a
+    table's columns, so other tensors avoid these names."""
 
     def __init__(self) -> None:
+        self.inputs: dict[str, onnx.ValueInfoProto] = {}
         self.nodes: list[onnx.NodeProto] = []
-        self.initializers: dict[str, onnx.TensorProto] = {}
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self.outputs: list[onnx.ValueInfoProto] = []
 
-    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        output = output or f"{operator}_{len(self.nodes)}"
-        self.nodes.append(
-            helper.make_node(operator, list(inputs), [output], name=output, **attributes)
-        )
-        return output
-
-    def constant(self, name: str, value: Any) -> str:
-        """Add an initializer; only once, even if it is used several times."""
-        if name not in self.initializers:
-            self.initializers[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
+    def input(self, name: str, datatype: str, shape: Shape) -> str:
+        """Add an input. All inputs come before the first node."""
+        self.inputs[name] = helper.make_tensor_value_info(name, INPUT_TYPES[datatype], shape)
         return name
 
-    def model(
-        self,
-        name: str,
-        inputs: Sequence[onnx.ValueInfoProto],
-        outputs: Sequence[onnx.ValueInfoProto],
-    ) -> onnx.ModelProto:
+    def add(self, operator: str, *inputs: Any, output: str = "", **attributes: Any) -> str:
+        """Add a node, whose inputs are names of tensors, or arrays. Return the name of its
+        output."""
+        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
+        output = output or f"{operator}_{len(self.nodes)}"
+        output = free_name(output, self.inputs)
+        self.nodes.append(helper.make_node(operator, names, [output], name=output, **attributes))
+        return output
+
+    def cast(self, tensor: str, kind: int) -> str:
+        return self.add("Cast", tensor, to=kind)
+
+    def constant(self, value: Any, name: str = "") -> str:
+        """Add a constant, only once for each `name`. Return its name."""
+        name = name or free_name(f"constant_{len(self.constants)}", self.inputs)
+        if name not in self.constants:
+            self.constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
+        return name
+
+    def output(self, name: str, shape: Shape | None = None) -> None:
+        """Declare a tensor as an output, of FP32. Without a `shape` it has no type yet; that comes
+        from a run (table_onnx.mend)."""
+        value = onnx.ValueInfoProto(name=name)
+        if shape is not None:
+            value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        self.outputs.append(value)
+
+    def model(self, name: str) -> onnx.ModelProto:
         """Return the whole model."""
         graph = helper.make_graph(
-            self.nodes, name, inputs, outputs, list(self.initializers.values())
+            self.nodes,
+            name,
+            list(self.inputs.values()),
+            self.outputs,
+            list(self.constants.values()),
         )
-        opset = helper.make_opsetid("", OPSET)
+        domains = sorted({"", *(node.domain for node in self.nodes)})
+        opsets = [helper.make_opsetid(domain, OPSETS[domain]) for domain in domains]
         return helper.make_model(
-            graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="build_engines"
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="build_engines"
         )
 
 
@@ -57,32 +98,24 @@ class ImageGraph(Graph):
 
     def __init__(self, side: int, mean: float, scale: float) -> None:
         super().__init__()
-        self.input = helper.make_tensor_value_info(
-            "images", TensorProto.UINT8, ["batch", 3, side, side]
-        )
-        pixels = self.add("Cast", "images", to=TensorProto.FLOAT)
-        self.x = self.add(
-            "Mul",
-            self.add("Sub", pixels, self.value(np.float32(mean))),
-            self.value(np.float32(scale)),
-        )
-
-    def value(self, value: Any) -> str:
-        """Add a constant under a name of its own."""
-        return self.constant(f"constant_{len(self.initializers)}", value)
+        images = self.input("images", "UINT8", ["batch", 3, side, side])
+        pixels = self.cast(images, TensorProto.FLOAT)
+        centred = self.add("Sub", pixels, np.float32(mean))
+        self.x = self.add("Mul", centred, np.float32(scale))
 
     def split(self, x: str, sizes: Sequence[int], axis: int) -> list[str]:
         """Cut `x` along the axis into parts of these sizes, and return their names."""
-        parts = [f"Split_{len(self.nodes)}_{index}" for index in range(len(sizes))]
-        lengths = self.value(np.array(sizes, np.int64))
-        self.nodes.append(helper.make_node("Split", [x, lengths], parts, name=parts[0], axis=axis))
+        first = f"Split_{len(self.nodes)}"
+        parts = [f"{first}_{index}" for index in range(len(sizes))]
+        inputs = [x, self.constant(np.array(sizes, np.int64))]
+        self.nodes.append(helper.make_node("Split", inputs, parts, name=parts[0], axis=axis))
         return parts
 
     def save(self, path: Path, output: str, shape: Sequence[int]) -> None:
         """Write the file; `output` is the tensor that the network returns, `shape` its shape
         without the batch."""
-        last = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", *shape])
-        model = self.model("network", [self.input], [last])
+        self.output(output, ["batch", *shape])
+        model = self.model("network")
         onnx.checker.check_model(model, full_check=True)
         onnx.save(model, path)
 
@@ -90,4 +123,5 @@ class ImageGraph(Graph):
 def folded(weights: Array, norm: Mapping[str, Array], epsilon: float) -> tuple[Array, Array]:
     """Return the weights and the bias of a convolution that computes its batch norm too."""
     gain = norm["gamma"] / np.sqrt(norm["variance"] + epsilon)
-    return weights * gain[:, None, None, None], norm["beta"] - norm["mean"] * gain
+    bias = norm["beta"] - norm["mean"] * gain
+    return weights * gain[:, None, None, None], bias

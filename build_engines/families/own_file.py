@@ -17,7 +17,7 @@ from build_engines.model_spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.runners import Runner, example_feed
 from clients._labels import DEFAULT_LABELS
-from clients.base import Model
+from clients.base import Model, Tensors
 from serving.clients import family as client_class
 
 MAX_BATCH_SIZE = 8
@@ -78,17 +78,24 @@ def observe(family: Family, run: Runner, spec: ModelSpec) -> Seen:
         with suppress(Exception):  # ONNX Runtime's and torch's have no common base class
             feed = example_feed(model, ROWS, length)
             together = run(feed)
-            alone = []
-            for row in range(ROWS) if spec.max_batch_size else ():
-                alone.append(run({name: each[row : row + 1] for name, each in feed.items()}))
-            mixes = bool(alone) and not all(
-                _alike(each, np.concatenate([row[name] for row in alone]))
-                for name, each in together.items()
-            )
+            mixes_rows = spec.max_batch_size > 0 and _mixes_rows(run, feed, together)
             first = next(iter(together.values()))
-            largest = np.abs(first).max() if max(first.shape[-2:]) > FEW_BOXES else 0.0
-            return Seen(mixes, _are_shares(first), float(largest))
+            has_boxes = max(first.shape[-2:]) > FEW_BOXES
+            largest = float(np.abs(first).max()) if has_boxes else 0.0
+            return Seen(mixes_rows, _are_shares(first), largest)
     return Seen()
+
+
+def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
+    """Return whether the rows have other answers alone than `together`."""
+    alone = []
+    for index in range(ROWS):
+        row = slice(index, index + 1)
+        alone.append(run({name: array[row] for name, array in feed.items()}))
+    for name, array in together.items():
+        if not _alike(array, np.concatenate([outputs[name] for outputs in alone])):
+            return True
+    return False
 
 
 def check_boxes(family: Family, seen: Seen) -> None:
@@ -105,13 +112,17 @@ def check_boxes(family: Family, seen: Seen) -> None:
 def _alike(a: Any, b: Any) -> bool:
     """Return whether two arrays are equal up to rounding. A few integers may differ, because
     rounding can change those that are computed from floats."""
-    if a.shape != b.shape or a.dtype.kind != "f":
-        return bool(a.shape == b.shape and np.count_nonzero(a != b) <= ALIKE * a.size)
-    return np.allclose(a, b, rtol=0, atol=ALIKE * np.abs(b).max(initial=0))
+    if a.shape != b.shape:
+        return False
+    if a.dtype.kind != "f":
+        return bool(np.count_nonzero(a != b) <= ALIKE * a.size)
+    largest = np.abs(b).max(initial=0)
+    return np.allclose(a, b, rtol=0, atol=ALIKE * largest)
 
 
 def _are_shares(scores: Any) -> bool:
-    return scores.min() >= 0 and np.allclose(scores.sum(-1), 1, atol=1e-3)
+    sums = scores.sum(-1)
+    return scores.min() >= 0 and np.allclose(sums, 1, atol=1e-3)
 
 
 def with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
@@ -120,12 +131,11 @@ def with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
     takes_size = "size" in settings_of(spec.client)
     is_free = takes_size and sides.count(-1) >= 2
-    if request.size and not is_free and not (takes_size and sides.count(request.size) == 2):
-        what = (
-            "the network takes no image through a client"
-            if not takes_size
-            else f"its input is {list(sides)}"
-        )
+    is_fixed_so = takes_size and sides.count(request.size) == 2
+    if request.size and not is_free and not is_fixed_so:
+        what = f"its input is {list(sides)}"
+        if not takes_size:
+            what = "the network takes no image through a client"
         raise UsageError(
             f"--size {request.size} has no effect: {what}; leave the flag out, or export "
             "another size"
@@ -139,7 +149,7 @@ def with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
 def copy_example(family: Family, folder: Path, spec: ModelSpec) -> None:
     """Copy the example of the family, or a grey picture if the network takes one channel."""
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
-    is_grey = 1 in (*sides[:1], *sides[-1:])
+    is_grey = bool(sides) and 1 in (sides[0], sides[-1])
     name = GREY if family.example and is_grey else family.example
     for example in (REPOSITORY / name).glob("example.*"):
         shutil.copyfile(example, folder / example.name)

@@ -91,8 +91,10 @@ def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> M
             f"{', '.join(texts[:5])} …"
         )
     write_labels(folder / LABELS, texts, request.labels)
-    numbered = not texts and list(classes) != list(range(len(classes)))
-    return {"classes": ",".join(map(str, classes))} if numbered else {}
+    usual = list(range(len(classes)))
+    if texts or list(classes) == usual:
+        return {}
+    return {"classes": ",".join(map(str, classes))}
 
 
 def read(weights: Weights, allow_pickle: bool) -> Any:
@@ -105,7 +107,8 @@ def read(weights: Weights, allow_pickle: bool) -> Any:
         raise
     # each library has errors of its own, and a pickle's code may raise anything
     except Exception as err:
-        raise BuildError(f"{path} cannot be read: {type(err).__name__}: {first_line(err)}") from err
+        reason = f"{type(err).__name__}: {first_line(err)}"
+        raise BuildError(f"{path} cannot be read: {reason}") from err
 
 
 def _pickle(path: Path, allow_pickle: bool) -> Any:

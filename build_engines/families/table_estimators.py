@@ -7,6 +7,7 @@ library's own. skl2onnx converts all others.
 import re
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import onnx
 
 from build_engines.errors import BuildError, UsageError, brief
 from build_engines.families import table_onnx, table_steps, table_trees
-from build_engines.families.table_graph import OPSETS, Graph
+from build_engines.families.onnx_graph import OPSETS, Graph
 from build_engines.families.table_rows import (
     EXACT,
     PREDICTIONS,
@@ -122,12 +123,15 @@ def _described(estimator: Any, written: Written) -> Converted:
     if are_apart(columns, estimator) and all(column.name for column in columns):
         kept = table_onnx.drop_unused_inputs(model)
     able = [index for index, old in enumerate(kept) if old in able]
+    missing = ",".join(map(str, able))
+    if kept and len(able) == len(kept):
+        missing = "nan"
     return Converted(
         model,
         written.batch_size,
         tuple(columns[index].name for index in kept if columns[index].name),
         written.classes,
-        "nan" if kept and len(able) == len(kept) else ",".join(map(str, able)),
+        missing,
         [np.asarray(cells[index]).tolist()[0] for index in kept],
         [_categories(columns[index]) for index in kept],
     )
@@ -143,12 +147,13 @@ def _categories(column: Column) -> list[Any] | None:
 
 def _check_share(estimator: Any, written: Written, share: float, rows: int, which: str) -> None:
     """Print the share of rows whose answers are alike. Raise BuildError if it is too small."""
-    print(f"the model and its ONNX file agree on {share:.1%} of {rows} rows {which}", flush=True)
+    part = f"{share:.1%} of {rows} rows {which}"
+    print(f"the model and its ONNX file agree on {part}", flush=True)
     if not written.limits(share):
         raise BuildError(
-            f"the ONNX file answers differently from the {type(estimator).__name__} "
-            f"({share:.1%} of {rows} rows {which} alike): its converter does not support something "
-            f"that the model does; {table_onnx.INSTEAD}"
+            f"the ONNX file answers differently from the {type(estimator).__name__} ({part} "
+            "alike): its converter does not support something that the model does; "
+            f"{table_onnx.INSTEAD}"
         )
 
 
@@ -165,7 +170,7 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     values = table_steps.matrix(graph, made.cells, in_fp32)
     if made.sparse and _library(last) == "xgboost":
         values = table_steps.with_absent(graph, values, made.cells)
-    model = graph.model(table_trees.write(graph, last, trees, values))
+    model = _model(graph, table_trees.write(graph, last, trees, values))
     points = points_of(estimator, len(columns))
     for feature, thresholds in trees.thresholds().items():
         if made.cells[feature] in cells:  # the trees read the column as it comes
@@ -178,6 +183,13 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     _compare_trees(estimator, written, last, trees)
     _compare(estimator, written, own)
     return written
+
+
+def _model(graph: Graph, outputs: table_trees.Outputs) -> onnx.ModelProto:
+    """Return the model with these outputs. A name that a column has is changed."""
+    for name, tensor in outputs.items():
+        graph.output(graph.add("Identity", tensor, output=name))
+    return graph.model("table")
 
 
 def _are_whole_in_fp32(
@@ -208,13 +220,16 @@ def _inputs(graph: Graph, columns: Sequence[Column], estimator: Any) -> list[Cel
     """Add an input for each column, or one for all."""
     if not are_apart(columns, estimator):
         datatype, width = columns[0].datatype, len(columns)
-        name = graph.input(MATRIX, datatype, width)
+        name = graph.input(MATRIX, datatype, [None, width])
         return [Cells(name, index, width, datatype) for index in range(width)]
-    names = [column.name or f"column_{index}" for index, column in enumerate(columns)]
     return [
-        Cells(graph.input(name, column.datatype, 1), 0, 1, column.datatype)
-        for name, column in zip(names, columns, strict=True)
+        Cells(graph.input(name, column.datatype, [None, 1]), 0, 1, column.datatype)
+        for name, column in zip(_input_names(columns), columns, strict=True)
     ]
+
+
+def _input_names(columns: Sequence[Column]) -> list[str]:
+    return [column.name or f"column_{index}" for index, column in enumerate(columns)]
 
 
 def _compare_trees(estimator: Any, written: Written, last: Any, trees: table_trees.Trees) -> None:
@@ -229,10 +244,11 @@ def _compare_trees(estimator: Any, written: Written, last: Any, trees: table_tre
     for feature, values in asked.items():
         matrix[:, feature] = np.resize(rng.permutation(values), count)
     graph = Graph()
-    name = graph.input(MATRIX, "FP64", width)
-    model = graph.model(table_trees.write(graph, last, trees, name))
+    name = graph.input(MATRIX, "FP64", [None, width])
+    model = _model(graph, table_trees.write(graph, last, trees, name))
     names = getattr(last, "feature_names_in_", [""] * width)
-    expected = answers(last, list(matrix.T), [Column(str(each)) for each in names])
+    columns = [Column(str(name)) for name in names]
+    expected = answers(last, list(matrix.T), columns)
     share = compared(expected, model, {MATRIX: matrix}, EXACT)
     _check_share(estimator, written, share, count, "at the thresholds of its trees")
 
@@ -265,24 +281,24 @@ def _skl2onnx(estimator: Any, columns: list[Column], own: list[Array] | None) ->
         replace(each, datatype="FP32") if each.datatype == "FP64" else each for each in columns
     ]
     trees = _inner_trees(estimator)
-    choices = [narrow] if trees else [columns, narrow]
     limits = OF_TREES if trees and own else USUAL
     points = points_of(estimator, len(columns))
     for model in [] if _has_steps(estimator) else trees:
         for feature, values in table_trees.read(model).thresholds().items():
             points[feature] += values.tolist()
-    for number, chosen in enumerate(choices):
-        try:
-            rows = sample(chosen, points)
-            _check_answers(estimator, rows, chosen)
-            model, classes = _converted(estimator, chosen, rows)
-            written = Written(model, classes, chosen, limits, rows)
-            _compare(estimator, written, own)
-            return written
-        except BuildError:
-            if number == len(choices) - 1:
-                raise
-    raise AssertionError
+
+    def attempt(chosen: list[Column]) -> Written:
+        rows = sample(chosen, points)
+        _check_answers(estimator, rows, chosen)
+        model, classes = _converted(estimator, chosen, rows)
+        written = Written(model, classes, chosen, limits, rows)
+        _compare(estimator, written, own)
+        return written
+
+    if not trees:
+        with suppress(BuildError):
+            return attempt(columns)
+    return attempt(narrow)
 
 
 def _converted(
@@ -432,7 +448,8 @@ def _chosen(estimator: Any) -> Any:
         return estimator
     active = [each for each in estimator.steps if each[1] not in (None, "passthrough")]
     pipeline = copy(estimator)
-    pipeline.steps = [(name, _chosen(step)) for name, step in active] or estimator.steps
+    if active:
+        pipeline.steps = [(name, _chosen(step)) for name, step in active]
     return pipeline
 
 
@@ -509,13 +526,10 @@ def _sklearn(estimator: Any, columns: Sequence[Column]) -> onnx.ModelProto:
         "BYTES": data_types.StringTensorType,
         "BOOL": data_types.BooleanTensorType,
     }
+    initial = [(MATRIX, types[columns[0].datatype]([None, len(columns)]))]
     if are_apart(columns, estimator):
-        initial = [
-            (c.name or f"column_{index}", types[c.datatype]([None, 1]))
-            for index, c in enumerate(columns)
-        ]
-    else:
-        initial = [(MATRIX, types[columns[0].datatype]([None, len(columns)]))]
+        singles = [types[column.datatype]([None, 1]) for column in columns]
+        initial = list(zip(_input_names(columns), singles, strict=True))
     return to_onnx(_convertible(estimator), initial_types=initial, target_opset=OPSETS)
 
 

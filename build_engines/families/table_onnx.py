@@ -10,7 +10,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError, UsageError, brief
-from build_engines.families.table_graph import ML, free_name
+from build_engines.families.onnx_graph import ML, free_name
 
 BATCH_SIZE = 1024  # rows: one takes microseconds
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
@@ -48,7 +48,8 @@ def answer_booleans(model: onnx.ModelProto) -> None:
     columns = [value.name for value in model.graph.input]
     number = free_name(f"{output.name}_number", columns)
     _rename(model.graph, output.name, number)
-    model.graph.node.append(helper.make_node("Cast", [number], [output.name], to=TensorProto.BOOL))
+    cast = helper.make_node("Cast", [number], [output.name], to=TensorProto.BOOL)
+    model.graph.node.append(cast)
     output.type.tensor_type.elem_type = TensorProto.BOOL
 
 
@@ -108,14 +109,15 @@ def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
         if isinstance(small, np.ndarray):
             # a discriminant analysis returns its answers as one row
             if (small.shape, large.shape) == tuple((1, count) for count in ROWS):
-                _rename(model.graph, value.name, f"{value.name}_row")
-                model.graph.node.append(
-                    helper.make_node("Transpose", [f"{value.name}_row"], [value.name])
-                )
+                row = f"{value.name}_row"
+                _rename(model.graph, value.name, row)
+                model.graph.node.append(helper.make_node("Transpose", [row], [value.name]))
                 small, large = small.T, large.T
-            dims = [a if a == b else None for a, b in zip(small.shape, large.shape, strict=True)]
-            text = small.dtype.kind in "OSU"
-            kind = TensorProto.STRING if text else helper.np_dtype_to_tensor_dtype(small.dtype)
+            sizes = zip(small.shape, large.shape, strict=True)
+            dims = [size if size == other else None for size, other in sizes]
+            kind = TensorProto.STRING
+            if small.dtype.kind not in "OSU":
+                kind = helper.np_dtype_to_tensor_dtype(small.dtype)
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, dims))
 
 
@@ -137,12 +139,11 @@ def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[
 def _blank(value: onnx.ValueInfoProto, rows: int) -> Any:
     tensor = value.type.tensor_type
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-    shape = [rows, *(dim.dim_value or 1 for dim in list(tensor.shape.dim)[1:])]
-    return (
-        np.full(shape, "", object)
-        if tensor.elem_type == TensorProto.STRING
-        else np.zeros(shape, dtype)
-    )
+    shape = [dim.dim_value or 1 for dim in tensor.shape.dim]
+    shape[:1] = [rows]
+    if tensor.elem_type == TensorProto.STRING:
+        return np.full(shape, "", object)
+    return np.zeros(shape, dtype)
 
 
 def run(model: onnx.ModelProto, feed: Mapping[str, Any]) -> Sequence[Any]:

@@ -82,21 +82,26 @@ def sample(columns: Sequence[Column], points: Sequence[Sequence[float]]) -> list
     in equal shares, or numbers in the range of the column's `points`."""
     rng = np.random.default_rng(0)
     pairs = zip(columns, points, strict=True)
-    return [_cells(column, np.unique(np.array(own, float)), rng) for column, own in pairs]
+    return [_cells(column, own, rng) for column, own in pairs]
 
 
-def _cells(column: Column, points: Array, rng: np.random.Generator) -> Array:
+def _cells(column: Column, points: Sequence[float], rng: np.random.Generator) -> Array:
     texts = column.datatype == "BYTES"
     if values := [value for value in column.values if not is_missing(value)]:
-        return np.asarray(rng.choice(np.array(values, object if texts else column.dtype), ROWS))
+        dtype = object if texts else column.dtype
+        return np.asarray(rng.choice(np.array(values, dtype), ROWS))
     if texts:
         return np.asarray(rng.choice(np.array(["", "a"]), ROWS))
-    if column.datatype == "BOOL" or (len(points) == 1 and points[0] in OF_BOOLEANS):
+    known = np.unique(np.array(points, float))
+    has_boolean_threshold = len(known) == 1 and known[0] in OF_BOOLEANS
+    if column.datatype == "BOOL" or has_boolean_threshold:
         return rng.random(ROWS) < 0.5
-    numbers = _numbers(points[np.isfinite(points)], rng)
+    numbers = _numbers(known[np.isfinite(known)], rng)
     if column.datatype == "INT64":
         return np.asarray(numbers.round(), np.int64)
-    return numbers.astype(np.float32).astype(float) if column.datatype == "FP32" else numbers
+    if column.datatype == "FP32":
+        return numbers.astype(np.float32).astype(float)
+    return numbers
 
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
@@ -104,12 +109,16 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
     the points are thresholds between whole numbers. Without points, return numbers of all
     magnitudes."""
     if not len(points):
-        return np.asarray(rng.choice([-1, 1], ROWS) * 10 ** rng.uniform(-2, 4, ROWS))
-    spread = float(np.ptp(points)) or abs(float(points[0])) or 1.0
-    numbers = rng.uniform(points[0] - 0.1 * spread, points[-1] + 0.1 * spread, ROWS)
+        signs = rng.choice([-1, 1], ROWS)
+        return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
+    least, most = float(points[0]), float(points[-1])
+    spread = most - least or abs(least) or 1.0
+    margin = 0.1 * spread
+    numbers = rng.uniform(least - margin, most + margin, ROWS)
     is_known = rng.random(ROWS) < 0.25
     numbers = np.where(is_known, rng.choice(points, ROWS), numbers)
-    is_whole = (rng.random(ROWS) < 0.5) | (not (2 * points % 1).any())
+    are_whole = not (2 * points % 1).any()
+    is_whole = (rng.random(ROWS) < 0.5) | are_whole
     return np.where(is_whole, numbers.round(), numbers)
 
 
@@ -164,7 +173,8 @@ def with_missing(
     for index in indices:
         empty = rng.random(len(cells[index])) < EMPTY
         empty[0] = True
-        changed[index] = np.where(empty, np.array(columns[index].missing, object), cells[index])
+        missing = np.array(columns[index].missing, object)
+        changed[index] = np.where(empty, missing, cells[index])
         if columns[index].datatype != "BYTES":
             changed[index] = changed[index].astype(float)
     return changed
@@ -175,22 +185,21 @@ def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
     Raise UsageError."""
     import pandas as pd
 
+    how: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "dtype": object}
     names = [column.name for column in columns]
+    numbers = [str(index) for index in range(len(names))]
     try:
-        frame = pd.read_csv(file, keep_default_na=False, na_values=[""], dtype=object)
+        frame = pd.read_csv(file, **how)
         if set(names) <= set(frame.columns):
             frame = frame[names]
-        elif list(frame.columns) != [str(index) for index in range(len(names))]:
-            frame = pd.read_csv(
-                file, header=None, keep_default_na=False, na_values=[""], dtype=object
-            )
+        elif list(frame.columns) != numbers:
+            frame = pd.read_csv(file, header=None, **how)
         if frame.shape[1] != len(columns) or not len(frame):
             raise UsageError(
                 f"--data {file}: it has {frame.shape[1]} columns, and the model takes "
                 f"{len(columns)}"
             )
-        pairs = zip(columns, (frame.iloc[:, index] for index in range(len(columns))), strict=True)
-        return [_typed(column, series) for column, series in pairs]
+        return [_typed(column, frame.iloc[:, index]) for index, column in enumerate(columns)]
     except (OSError, ValueError) as err:
         raise UsageError(f"--data {file}: {first_line(err)}") from err
 
@@ -198,11 +207,8 @@ def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
 def _typed(column: Column, series: Any) -> Array:
     if column.datatype == "BYTES":
         return np.array([column.missing if is_missing(cell) else cell for cell in series], object)
-    return np.asarray(
-        series.replace({"True": 1, "False": 0}).astype(
-            np.int64 if column.datatype == "INT64" else float
-        )
-    )
+    dtype = np.int64 if column.datatype == "INT64" else float
+    return np.asarray(series.replace({"True": 1, "False": 0}).astype(dtype))
 
 
 def agreement(
@@ -228,21 +234,23 @@ def compared(
 ) -> float:
     """Return the share of rows whose answers are the expected ones."""
     count = len(next(iter(rows.values())))
-    parts = [slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE)]
+    answered = []
     try:
-        answered = [run(model, {name: each[part] for name, each in rows.items()}) for part in parts]
+        for start in range(0, count, AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            answered.append(run(model, {name: cells[part] for name, cells in rows.items()}))
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return 0.0
     names = [value.name for value in model.graph.output]
     arrays = [np.concatenate(each) for each in zip(*answered, strict=True)]
     outputs = dict(zip(names, arrays, strict=True))
+    scored = next((name for name in names if "prob" in name), "")
     alike = np.ones(count, bool)
     for what, wanted in expected.items():
-        scored = next((name for name in names if "prob" in name), "")
         name = scored if what == PROBABILITIES else names[0]
         if not name:
             return 0.0
-        alike &= _alike(np.asarray(wanted), np.asarray(outputs[name]), limits.close)
+        alike &= _alike(np.asarray(wanted), outputs[name], limits.close)
     return float(np.mean(alike))
 
 
@@ -271,11 +279,10 @@ def missing_columns(
     if not able or takes(able):
         return able
     first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
-    # in other models, a number seems to take missing cells only if the model hardly reads it
-    apart = hasattr(first, "transformers_")
-    accepting = [
-        index for index in able if (apart or columns[index].datatype == "BYTES") and takes([index])
-    ]
+    if not hasattr(first, "transformers_"):
+        # a number seems to take missing cells only if the model hardly reads it
+        able = [index for index in able if columns[index].datatype == "BYTES"]
+    accepting = [index for index in able if takes([index])]
     return accepting if len(accepting) < 2 or takes(accepting) else []
 
 
@@ -306,24 +313,19 @@ def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -
         objective = json.loads(estimator.save_config())["learner"]["objective"]["name"]
         return _of_booster(estimator.inplace_predict(matrix), objective)
     if hasattr(estimator, "num_feature"):
-        return _of_booster(
-            estimator.predict(matrix), str(estimator.dump_model(num_iteration=1)["objective"])
-        )
+        objective = str(estimator.dump_model(num_iteration=1)["objective"])
+        return _of_booster(estimator.predict(matrix), objective)
     rows: Any = matrix
-    if hasattr(estimator, "feature_names_in_") and all(column.name for column in columns):
+    names = [column.name for column in columns]
+    if hasattr(estimator, "feature_names_in_") and all(names):
         import pandas as pd
 
-        rows = pd.DataFrame(dict(zip((column.name for column in columns), cells, strict=True)))
-    outputs = {
-        PREDICTIONS: estimator.predict(rows)
-        if hasattr(estimator, "predict")
-        else estimator.transform(rows)
-    }
-    return outputs | (
-        {PROBABILITIES: estimator.predict_proba(rows)}
-        if hasattr(estimator, "predict_proba")
-        else {}
-    )
+        rows = pd.DataFrame(dict(zip(names, cells, strict=True)))
+    predict = getattr(estimator, "predict", None) or estimator.transform
+    outputs = {PREDICTIONS: predict(rows)}
+    if hasattr(estimator, "predict_proba"):
+        outputs[PROBABILITIES] = estimator.predict_proba(rows)
+    return outputs
 
 
 def _of_booster(values: Array, objective: str) -> Mapping[str, Any]:
@@ -338,12 +340,17 @@ _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multi
 def _alike(wanted: Array, got: Array, close: float) -> Array:
     """Return for each row whether the answers are alike."""
     if got.dtype.kind in "OSU":
-        return np.asarray(wanted.astype(str).ravel() == got.astype(str).ravel())
-    if wanted.ndim == 1 and got.ndim == 2 and got.shape[1] == 2:
+        texts, others = wanted.astype(str), got.astype(str)
+        return np.asarray(texts.ravel() == others.ravel())
+    if wanted.ndim == 1 and got.shape[1:] == (2,):
         got = got[:, 1]  # Boosters give the probability of the second of two classes
     if wanted.size != got.size:
         return np.zeros(len(wanted), bool)
-    wanted, got = (each.reshape(len(wanted), -1).astype(float) for each in (wanted, got))
-    near = np.abs(wanted - got) <= close * float(np.nanstd(wanted))
-    near |= np.abs(wanted - got) <= close * np.abs(wanted)
-    return np.asarray((near | (np.isnan(wanted) & np.isnan(got))).all(axis=1))
+    shape = (len(wanted), -1)
+    wanted = wanted.reshape(shape).astype(float)
+    got = got.reshape(shape).astype(float)
+    differences = np.abs(wanted - got)
+    near = differences <= close * float(np.nanstd(wanted))
+    near |= differences <= close * np.abs(wanted)
+    near |= np.isnan(wanted) & np.isnan(got)
+    return np.asarray(near.all(axis=1))

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto
 
 from build_engines.errors import BuildError
-from build_engines.families.table_graph import ML, Graph
+from build_engines.families.onnx_graph import ML, Graph
 from build_engines.families.table_rows import Array, is_missing
 
 MOST = np.iinfo(np.int64).max
@@ -60,9 +60,12 @@ def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) ->
             tensor = graph.cast(tensor, TensorProto.FLOAT)
         if datatype != "FP64":
             tensor = graph.cast(tensor, TensorProto.DOUBLE)
-        is_whole = indices == list(range(width))
-        parts.append(tensor if is_whole else graph.add("Gather", tensor, np.array(indices), axis=1))
-    return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
+        if indices != list(range(width)):
+            tensor = graph.add("Gather", tensor, np.array(indices), axis=1)
+        parts.append(tensor)
+    if len(parts) == 1:
+        return parts[0]
+    return graph.add("Concat", *parts, axis=1)
 
 
 def columns_of(tensor: str, count: int) -> list[Cells]:
@@ -79,7 +82,8 @@ def changed(table: Table, tensor: str) -> list[Cells]:
 def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
     """Return the values of a sparse matrix's columns, NaN for cells that it does not store."""
     stored = matrix(graph, [cell.stored or cell for cell in cells])
-    return graph.add("Where", graph.add("Equal", stored, np.float64(0)), np.nan, values)
+    is_absent = graph.add("Equal", stored, np.float64(0))
+    return graph.add("Where", is_absent, np.nan, values)
 
 
 def _joined(parts: Sequence[Table], sparse: bool) -> Table:
@@ -128,7 +132,8 @@ def _transformers(graph: Graph, step: Any, table: Table) -> Table:
 def _union(graph: Graph, step: Any, table: Table) -> Table:
     if step.transformer_weights:
         raise UnknownStep("transformer_weights before trees are not converted")
-    parts = [apply(graph, each, table) for _, each in step.transformer_list if each != "drop"]
+    transformers = [each for _, each in step.transformer_list if each != "drop"]
+    parts = [apply(graph, each, table) for each in transformers]
     return _joined(parts, any(part.sparse for part in parts))
 
 
@@ -168,11 +173,13 @@ def _robust(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _max_abs(graph: Graph, step: Any, table: Table) -> Table:
-    return _scaled(graph, table, None, step.scale_, (-1, 1) if step.clip else None)
+    clip = (-1, 1) if step.clip else None
+    return _scaled(graph, table, None, step.scale_, clip)
 
 
 def _min_max(graph: Graph, step: Any, table: Table) -> Table:
-    scaled = graph.add("Mul", matrix(graph, table.cells), np.float64(step.scale_))
+    values = matrix(graph, table.cells)
+    scaled = graph.add("Mul", values, np.float64(step.scale_))
     moved = graph.add("Add", scaled, np.float64(step.min_))
     return _clipped(graph, moved, step.feature_range if step.clip else None, table)
 
@@ -214,8 +221,9 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
     widths = getattr(step, "_n_features_outs", None)
     for index, cell in enumerate(table.cells):
         answers = _answers(step, index)
-        width = answers.shape[1] // len(table.cells) if widths is None else widths[index]
-        start = index * width if widths is None else sum(widths[:index])
+        if widths is None:
+            widths = [answers.shape[1] // len(table.cells)] * len(table.cells)
+        start, width = sum(widths[:index]), widths[index]
         chosen = np.ascontiguousarray(answers[:, start : start + width], np.float64)
         encoded = graph.add("Gather", chosen, _codes(graph, cell, step.categories_[index]))
         cells += columns_of(encoded, width)
@@ -233,9 +241,9 @@ def _answers(step: Any, column: int) -> Array:
     columns = [np.repeat(own[:1], len(asked)) for own in step.categories_]
     columns[column] = asked
     names = getattr(step, "feature_names_in_", range(len(columns)))
-    pairs = zip(names, columns, strict=True)
     # a frame keeps the type of each column: one array of all would round large whole numbers
-    frame = pd.DataFrame({name: pd.Series(values, dtype=values.dtype) for name, values in pairs})
+    series = [pd.Series(values, dtype=values.dtype) for values in columns]
+    frame = pd.DataFrame(dict(zip(names, series, strict=True)))
     answers = step.transform(frame)
     return np.asarray(answers.toarray() if hasattr(answers, "toarray") else answers)
 
@@ -246,7 +254,8 @@ def _with_other(categories: Array) -> Array:
     if any(isinstance(each, str) for each in known):
         return np.array([*categories, "".join(known) + "?"], object)
     # of n + 1 numbers at least one is not among n others; all of them are exact in FP64
-    other = min(set(range(len(known) + 1)) - set(known))
+    numbers = set(range(len(known) + 1))
+    other = min(numbers.difference(known))
     dtype = np.result_type(categories.dtype, np.min_scalar_type(other))
     return np.array([*categories.tolist(), other], dtype)
 
@@ -270,8 +279,10 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
     same = graph.add("Equal", column, categories[: len(known)])
     if len(known) < count:  # NaN is the last category
         same = graph.add("Concat", same, graph.add("IsNaN", column), axis=1)
-    back = graph.add("Mul", graph.cast(same, TensorProto.INT64), np.arange(count, 0, -1))
-    return graph.add("Sub", np.int64(count), graph.add("ReduceMax", back, axes=[1], keepdims=0))
+    is_same = graph.cast(same, TensorProto.INT64)
+    from_end = graph.add("Mul", is_same, np.arange(count, 0, -1))
+    greatest = graph.add("ReduceMax", from_end, axes=[1], keepdims=0)
+    return graph.add("Sub", np.int64(count), greatest)
 
 
 def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str:

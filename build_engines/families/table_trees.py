@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError
-from build_engines.families.table_graph import ML, Graph
+from build_engines.families.onnx_graph import ML, Graph
 
 Array = NDArray[Any]
 Outputs = dict[str, str]  # the tensor of each output's name
 LABEL, PROBABILITIES, SCORES, VARIABLE = "label", "probabilities", "scores", "variable"
-MOST_LEAVES = 1 << 24  # whole numbers that FP32 holds
+MOST_LEAVES = 1 << 24  # FP32 holds all whole numbers up to this
 ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: smaller numbers count as 0
 INFINITE = 1e300  # an infinite threshold in LightGBM's dump
 LEAF = -1
@@ -76,6 +76,11 @@ class Trees:
     zeros: Array | None = None  # for each column, what replaces a number that counts as 0
     most: Array | None = None  # the greatest category of each column, NaN for a column of numbers
 
+    @classmethod
+    def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
+        """Return trees that add to the sums `first`, in turns to each of them."""
+        return cls([*map(Tree.leaf, first), *trees], len(first), **facts)
+
     @property
     def values(self) -> int:
         """Return how many values are added for a row."""
@@ -87,7 +92,8 @@ class Trees:
         pairs = list(zip(self.trees, splits, strict=True))
         features = np.concatenate([tree.feature[split] for tree, split in pairs])
         values = np.concatenate([tree.threshold[split] for tree, split in pairs])
-        return {int(each): np.unique(values[features == each]) for each in np.unique(features)}
+        columns = np.unique(features).tolist()
+        return {column: np.unique(values[features == column]) for column in columns}
 
 
 def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
@@ -108,14 +114,14 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     values = np.concatenate([tree.values[tree.left == LEAF] for tree in ensemble.trees])
     count = len(ensemble.trees)
     if ensemble.sums:
-        shape = np.array([0, count // ensemble.sums, ensemble.sums])
         count //= ensemble.sums
-        parts = graph.add("Gather", values[:, 0], graph.add("Reshape", leaves, shape))
-    else:
-        parts = graph.add("Gather", values, leaves)
+        leaves = graph.add("Reshape", leaves, np.array([0, count, ensemble.sums]))
+        values = values[:, 0]
+    parts = graph.add("Gather", values, leaves)
     if count == 1:
         return graph.add("Squeeze", parts, np.array([1]))
-    return graph.add("Gather", graph.add("CumSum", parts, np.int64(1)), np.int64(count - 1), axis=1)
+    totals = graph.add("CumSum", parts, np.int64(1))
+    return graph.add("Gather", totals, np.int64(count - 1), axis=1)
 
 
 def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
@@ -173,8 +179,9 @@ class Kind:
 def kind_of(model: Any) -> Kind | None:
     """Return the kind of a trained model, None if it is not one of trees that are converted
     here."""
-    names = {each.__name__ for each in type(model).__mro__}
-    names.add(f"{type(model).__module__.partition('.')[0]}.{type(model).__name__}")
+    kind = type(model)
+    library = kind.__module__.partition(".")[0]
+    names = {f"{library}.{kind.__name__}", *(each.__name__ for each in kind.__mro__)}
     return next((kind for name, kind in KINDS.items() if name in names), None)
 
 
@@ -199,7 +206,8 @@ def write(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
 
 def _tree(model: Any, scale: float = 1.0) -> Tree:
     tree = model.tree_
-    values = tree.value[:, 0] if hasattr(model, "classes_") else tree.value[:, :, 0]
+    is_classifier = hasattr(model, "classes_")
+    values = tree.value[:, 0] if is_classifier else tree.value[:, :, 0]
     return Tree(
         tree.feature,
         tree.threshold,
@@ -226,21 +234,18 @@ def _boosted(model: Any) -> Trees:
             f"its init is a {type(model.init).__name__}, which is not converted: train it without "
             "init"
         )
-    first = model._raw_predict_init(np.zeros((1, model.n_features_in_), np.float32))[0]
+    row = np.zeros((1, model.n_features_in_), np.float32)
     trees = [_tree(each, model.learning_rate) for each in model.estimators_.ravel()]
-    return Trees([*map(Tree.leaf, first), *trees], len(first), in_fp32=True)
+    return Trees.boosted(model._raw_predict_init(row)[0], trees, in_fp32=True)
 
 
 def _histogram(model: Any) -> Trees:
     first = np.ravel(model._baseline_prediction)
     trees = [_of_predictor(each) for each in chain.from_iterable(model._predictors)]
-    most = [
-        max(values) if is_category else np.nan
-        for values, is_category in zip(
-            model._bin_mapper.bin_thresholds_, model._bin_mapper.is_categorical_, strict=True
-        )
-    ]
-    return Trees([*map(Tree.leaf, first), *trees], len(first), most=np.array(most, float))
+    bins = model._bin_mapper
+    pairs = zip(bins.bin_thresholds_, bins.is_categorical_, strict=True)
+    most = [max(values) if is_category else np.nan for values, is_category in pairs]
+    return Trees.boosted(first, trees, most=np.array(most, float))
 
 
 def _of_predictor(predictor: Any) -> Tree:
@@ -255,9 +260,9 @@ def _of_predictor(predictor: Any) -> Tree:
         nodes["value"][:, None],
     )
     bits = np.unpackbits(predictor.raw_left_cat_bitsets.view(np.uint8), axis=1, bitorder="little")
-    places = np.flatnonzero((nodes["is_categorical"] != 0) & ~is_leaf)
-    sets = {int(node): np.flatnonzero(bits[nodes["bitset_idx"][node]]) for node in places}
-    return _with_sets(tree, sets)
+    splits = np.flatnonzero((nodes["is_categorical"] != 0) & ~is_leaf).tolist()
+    rows = nodes["bitset_idx"]
+    return _with_sets(tree, {node: np.flatnonzero(bits[rows[node]]) for node in splits})
 
 
 def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
@@ -274,15 +279,17 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
     rows: list[Any] = list(zip(*columns, strict=True))
     for node, numbers in sets.items():
         feature, _, left, right, missing_left = rows[node]
-        is_in = np.isin(np.arange(-1, max(numbers, default=0) + 2), numbers)
-        borders = np.flatnonzero(np.diff(is_in)) - 0.5
+        every = np.arange(-1, max(numbers, default=0) + 2)
+        borders = np.flatnonzero(np.diff(np.isin(every, numbers))) - 0.5
         missing = left if missing_left else right
-        rows[node] = [feature, -np.inf, missing, len(rows) if len(borders) else right, 1]
+        following = len(rows) if len(borders) else right
+        rows[node] = [feature, -np.inf, missing, following, 1]
         for place, border in enumerate(borders):
             is_last = place == len(borders) - 1
             beyond = right if is_last else len(rows) + 1
             rows.append([feature, border, left if place % 2 else right, beyond, 0])
-    added = np.zeros((len(rows) - len(tree.values), tree.values.shape[1]))
+    count, width = tree.values.shape
+    added = np.zeros((len(rows) - count, width))
     return Tree.of(rows, np.concatenate([tree.values, added]))
 
 
@@ -302,16 +309,23 @@ def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
     if link == "MultinomialLogit":
         index = graph.add("ArgMax", sums, axis=1, keepdims=0)
         return _named(graph, model, index, graph.add("Softmax", sums, axis=1))
-    positive = "Greater" if hasattr(model, "_predictors") else "GreaterOrEqual"
-    index = graph.add("Squeeze", graph.add(positive, sums, np.float64(0)), np.array([1]))
-    margins = graph.add("Mul", sums, np.float64(2)) if link == "HalfLogitLink" else sums
+    comparison = "Greater" if hasattr(model, "_predictors") else "GreaterOrEqual"
+    is_second = graph.add(comparison, sums, np.float64(0))
+    margins = sums
+    if link == "HalfLogitLink":
+        margins = graph.add("Mul", sums, np.float64(2))
     shares = _of_two(graph, graph.add("Sigmoid", margins), np.float64(1))
-    return _named(graph, model, graph.cast(index, TensorProto.INT64), shares)
+    return _named(graph, model, _index(graph, is_second), shares)
 
 
 def _of_two(graph: Graph, second: str, one: Any) -> str:
     """Return the probabilities of two classes."""
     return graph.add("Concat", graph.add("Sub", one, second), second, axis=1)
+
+
+def _index(graph: Graph, is_second: str) -> str:
+    """Return the index [rows] of one of two classes from [rows, 1], whether it is the second."""
+    return graph.cast(graph.add("Squeeze", is_second, np.array([1])), TensorProto.INT64)
 
 
 def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
@@ -337,9 +351,7 @@ def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
 
 
 def _xgboost(model: Any) -> Trees:
-    """Read XGBoost's trees. The first sums are the answers of a copy whose leaves are all 0."""
-    import xgboost
-
+    """Read XGBoost's trees."""
     booster = model.get_booster() if hasattr(model, "get_booster") else model
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
@@ -351,21 +363,31 @@ def _xgboost(model: Any) -> Trees:
     forest = gradient_booster["model"]
     trees = [_of_json(tree) for tree in forest["trees"]]
     for tree, described in zip(trees, forest["trees"], strict=True):
-        described["split_conditions"] = np.where(tree.left == LEAF, 0, tree.threshold).tolist()
-    empty = xgboost.Booster()
-    empty.load_model(bytearray(json.dumps(document).encode()))
-    blank = xgboost.DMatrix(np.zeros((1, booster.num_features())))
-    empty.feature_names = empty.feature_types = None
-    first = np.ravel(empty.predict(blank, output_margin=True))
-    of_sum, missing = np.array(forest["tree_info"]), getattr(model, "missing", None)
-    order = np.argsort(of_sum, kind="stable").reshape(len(first), -1).T.ravel()
-    return Trees(
-        [*map(Tree.leaf, first), *(trees[index] for index in order)],
-        len(first),
-        LESS,
+        thresholds = np.where(tree.left == LEAF, 0, tree.threshold)
+        described["split_conditions"] = thresholds.tolist()
+    first = _answer_without_leaves(document, booster.num_features())
+    by_sum = np.argsort(forest["tree_info"], kind="stable").reshape(len(first), -1)
+    order = by_sum.T.ravel()  # the first tree of each sum, then the second of each …
+    missing = getattr(model, "missing", None)
+    return Trees.boosted(
+        first,
+        [trees[index] for index in order],
+        mode=LESS,
         in_fp32=True,
         missing=np.nan if missing is None else missing,
     )
+
+
+def _answer_without_leaves(document: Mapping[str, Any], features: int) -> Array:
+    """Return the sums of XGBoost's model in the JSON `document`, whose leaves are all 0. They are
+    its base scores, as the version of XGBoost that wrote it means them."""
+    import xgboost
+
+    empty = xgboost.Booster()
+    empty.load_model(bytearray(json.dumps(document).encode()))
+    empty.feature_names = empty.feature_types = None
+    blank = xgboost.DMatrix(np.zeros((1, features)))
+    return np.ravel(empty.predict(blank, output_margin=True))
 
 
 def _of_json(tree: Mapping[str, Any]) -> Tree:
@@ -424,15 +446,16 @@ def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     values = _transformed(graph, objective, sums)
     if not hasattr(model, "classes_") and objective != "binary:logistic":
         return {VARIABLE: values}
-    index = graph.add("Squeeze", graph.add("Greater", values, np.float32(0.5)), np.array([1]))
+    is_second = graph.add("Greater", values, np.float32(0.5))
     shares = _of_two(graph, values, np.float32(1))
-    return _named(graph, model, graph.cast(index, TensorProto.INT64), shares)
+    return _named(graph, model, _index(graph, is_second), shares)
 
 
 def _transformed(graph: Graph, objective: str, sums: str) -> str:
     if objective in ("binary:logistic", "reg:logistic"):
+        one = np.float32(1)
         power = _exp(graph, graph.add("Neg", sums))
-        return graph.add("Div", np.float32(1), graph.add("Add", np.float32(1), power))
+        return graph.add("Div", one, graph.add("Add", one, power))
     if objective == "binary:hinge":
         return graph.cast(graph.add("Greater", sums, np.float32(0)), TensorProto.FLOAT)
     if objective.startswith(EXPONENTIAL):
@@ -452,7 +475,8 @@ def _exp(graph: Graph, values: str) -> str:
 def _softmax(graph: Graph, sums: str) -> str:
     greatest = graph.add("ReduceMax", sums, axes=[1])
     powers = _exp(graph, graph.add("Sub", sums, greatest))
-    total = graph.add("ReduceSum", graph.cast(powers, TensorProto.DOUBLE), np.array([1]))
+    doubles = graph.cast(powers, TensorProto.DOUBLE)
+    total = graph.add("ReduceSum", doubles, np.array([1]))
     return graph.add("Div", powers, graph.cast(total, TensorProto.FLOAT))
 
 
@@ -479,14 +503,13 @@ def _lightgbm(model: Any) -> Trees:
     missing: dict[int, set[str]] = {}
     most = np.full(booster.num_feature(), np.nan)
     trees = [_of_dump(each["tree_structure"], missing, most) for each in document["tree_info"]]
-    sums = int(document["num_tree_per_iteration"])
-    unclear = sorted(feature for feature, kinds in missing.items() if len(kinds) > 1)
-    if unclear:
-        raise UnknownTrees(f"its trees take missing cells of column {unclear[0]} in several ways")
-    is_missing = [missing.get(each) == {"Zero"} for each in range(len(most))]
-    return Trees(
-        [*[Tree.leaf(0.0)] * sums, *trees], sums, zeros=np.where(is_missing, np.nan, 0.0), most=most
-    )
+    for feature, kinds in sorted(missing.items()):
+        if len(kinds) > 1:
+            raise UnknownTrees(f"its trees take missing cells of column {feature} in several ways")
+    zeros = np.zeros(len(most))
+    zeros[[feature for feature, kinds in missing.items() if kinds == {"Zero"}]] = np.nan
+    first = np.zeros(int(document["num_tree_per_iteration"]))
+    return Trees.boosted(first, trees, zeros=zeros, most=most)
 
 
 def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
@@ -505,14 +528,15 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
             rows.append([0, 0.0, LEAF, LEAF, 0])
             continue
         feature, kind = node["split_feature"], node["missing_type"]
-        pending += [(node["left_child"], len(rows), 2), (node["right_child"], len(rows), 3)]
+        threshold = node["threshold"]
+        pending.append((node["left_child"], len(rows), 2))
+        pending.append((node["right_child"], len(rows), 3))
         if node["decision_type"] == "==":
             most[feature] = np.inf
-            sets[len(rows)] = np.array(list(map(int, node["threshold"].split("||"))))
+            sets[len(rows)] = np.array([int(number) for number in threshold.split("||")])
             rows.append([feature, 0.0, 0, 0, 0])
             continue
         missing.setdefault(feature, set()).add(kind)
-        threshold = node["threshold"]
         if abs(threshold) >= INFINITE:
             threshold = np.copysign(np.inf, threshold)
         goes_left = threshold >= 0 if kind == "None" else node["default_left"]

@@ -90,6 +90,7 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
             f"config.json of {checkpoint} has no architectures: add --task, one of "
             f"{', '.join(TASKS)}"
         )
+    has_head = name.endswith(tuple(HEADS))
     fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
     is_ranker = _is_cross_encoder(checkpoint, config)
     if (checkpoint / MODULES).is_file() and not is_ranker:
@@ -104,7 +105,7 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
         has_one_score = len(config.get("id2label", ())) == 1
         ranks = "text-ranking" in fitting and is_ranker and has_one_score
         return "text-ranking" if ranks else fitting[0]
-    if asked not in fitting and asked != "embedding" and any(name.endswith(end) for end in HEADS):
+    if asked not in fitting and asked != "embedding" and has_head:
         raise BuildError(
             f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}"
         )
@@ -158,10 +159,9 @@ def _read_sentence_file(checkpoint: Path) -> Any:
 
 
 def modules_of(checkpoint: Path) -> list[str]:
-    """Return the kinds of a sentence encoder's modules."""
-    return [
-        str(module["type"]).rpartition(".")[2] for module in read_json(checkpoint / MODULES) or ()
-    ]
+    """Return the class names of a sentence encoder's modules, in order."""
+    modules = read_json(checkpoint / MODULES) or ()
+    return [str(module["type"]).rpartition(".")[2] for module in modules]
 
 
 def pooling_of(checkpoint: Path) -> str:
@@ -184,11 +184,10 @@ def pooling_of(checkpoint: Path) -> str:
 
 def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
     """Return the folder of the first module of this kind."""
-    modules = read_json(checkpoint / MODULES) or ()
-    paths = [
-        module.get("path", "") for module in modules if str(module["type"]).endswith(f".{kind}")
-    ]
-    return checkpoint / (paths[0] if paths else usual)
+    for module in read_json(checkpoint / MODULES) or ():
+        if str(module["type"]).endswith(f".{kind}"):
+            return checkpoint / module.get("path", "")
+    return checkpoint / usual
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -221,7 +220,8 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
             "belong together"
         )
     lowers = _read_sentence_file(checkpoint).get("do_lower_case")
-    if lowers and tokenizer.tokenizer.encode("ABC").ids != tokenizer.tokenizer.encode("abc").ids:
+    upper, lower = (tokenizer.tokenizer.encode(text).ids for text in ("ABC", "abc"))
+    if lowers and upper != lower:
         raise BuildError(
             "its sentence_*_config.json says do_lower_case, but its tokenizer distinguishes "
             "upper and lower case"

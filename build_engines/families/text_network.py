@@ -80,7 +80,8 @@ def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
         raise BuildError(
             f"{checkpoint} is a {named}: of networks of texts and images, only CLIP's can be served"
         )
-    if (size := 4 * sum(each.numel() for each in network.parameters())) > largest:
+    size = 4 * sum(each.numel() for each in network.parameters())
+    if size > largest:
         raise BuildError(
             f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2"
         )
@@ -131,9 +132,8 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         """Keep only the states at the masks: the logits of all tokens would be 15.6 MB for a text
         of 128."""
         states = output.last_hidden_state
-        output.last_hidden_state = states.gather(
-            1, self.positions[..., None].expand(-1, -1, states.shape[-1])
-        )
+        index = self.positions[..., None].expand(-1, -1, states.shape[-1])
+        output.last_hidden_state = states.gather(1, index)
         return output
 
     def example(self, rows: int, length: int) -> dict[str, torch.Tensor]:
@@ -171,8 +171,9 @@ class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         elif self.pooling == "max":
             pooled = states.masked_fill(kept == 0, -1e9).max(1).values
         elif self.pooling == "last":
-            last = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, states.shape[-1])
-            pooled = states.gather(1, last)[:, 0]
+            last = mask.sum(1) - 1
+            index = last[:, None, None].expand(-1, 1, states.shape[-1])
+            pooled = states.gather(1, index)[:, 0]
         else:
             pooled = (states * kept).sum(1) / kept.sum(1)
         return self.layers(pooled)
@@ -218,15 +219,13 @@ def _check_padding(network: _Exported) -> None:
     for rows, length in TRIED:
         example = network.example(rows, length)
         end = (length + 1) // 2  # of the last row, whose other tokens are padding
-        cut = [each[-1:, : None if name == POSITIONS else end] for name, each in example.items()]
+        last = {name: tensor[-1:] for name, tensor in example.items()}
+        cut = {name: row if name == POSITIONS else row[:, :end] for name, row in last.items()}
         with torch.inference_mode():
-            wanted, alone = (
-                [each.numpy() for each in network(*tensors)] for tensors in (example.values(), cut)
-            )
-        if not all(
-            _close(one, each[-1:, : one.shape[1]], None)
-            for one, each in zip(alone, wanted, strict=True)
-        ):
+            padded = [tensor[-1:].numpy() for tensor in network(*example.values())]
+            alone = [tensor.numpy() for tensor in network(*cut.values())]
+        pairs = zip(alone, padded, strict=True)
+        if not all(_close(one, other[:, : one.shape[1]], None) for one, other in pairs):
             raise BuildError(
                 f"the answers of a {type(network.network).__name__} depend on the padding "
                 "behind a text, and texts are padded: export it to ONNX, and build that: "

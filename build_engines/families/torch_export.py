@@ -16,7 +16,7 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from build_engines.errors import BuildError, first_line
+from build_engines.errors import BuildError, first_line, shortened
 
 OPSET = 17
 OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -42,24 +42,24 @@ def load(
             **OFFLINE,
         )
     except Exception as err:  # each network raises its own
-        # an ImportError names the package on several lines
-        reason = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)
+        reason = first_line(err)
+        if isinstance(err, ImportError):  # it names the package on several lines
+            reason = " ".join(str(err).split())
         raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {reason}") from err
-    wrong = [
-        each[0] if isinstance(each, tuple) else each for each in info.get("mismatched_keys", ())
-    ]
-    for what, names in (
-        ("lacks", [name for name in info["missing_keys"] if not re.match(unused, name)]),
-        (
-            "has what the network does not take:",
-            [n for n in info["unexpected_keys"] if not re.match(spare, n)],
-        ),
-        ("has another shape of", wrong),
-    ):
-        if names := sorted(map(str, names)):
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    mismatched = info.get("mismatched_keys", ())
+    flaws = {
+        "lacks": [name for name in info["missing_keys"] if not re.match(unused, name)],
+        "has what the network does not take:": [
+            name for name in info["unexpected_keys"] if not re.match(spare, name)
+        ],
+        "has another shape of": [
+            each[0] if isinstance(each, tuple) else each for each in mismatched
+        ],
+    }
+    for flaw, names in flaws.items():
+        if names:
             raise BuildError(
-                f"{checkpoint} {what} {', '.join(names[:3])}{more}; was it saved for "
+                f"{checkpoint} {flaw} {shortened(sorted(map(str, names)))}; was it saved for "
                 f"another task or network than {purpose}?"
             )
     return network.eval()
@@ -76,29 +76,22 @@ def export_onnx(
     """Write `module` as `path`. `shapes` are those of the inputs. The outputs have the same first
     dimension; `second` names the second dimension of outputs that have three. Raise BuildError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    every, first = dict(shapes), next(iter(shapes.values()))[0]
+    first = next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
         # about values that become constants, and about this exporter, which is the older one
         warnings.simplefilter("ignore")
         try:
             result = module.eval()(*example.values())
-            for name, tensor in zip(
-                outputs, result if isinstance(result, tuple) else (result,), strict=True
-            ):
-                sizes = tuple(map(int, tensor.shape[1:]))
-                every[name] = (
-                    (first, second, *sizes[1:]) if second and len(sizes) == 2 else (first, *sizes)
-                )
+            tensors = result if isinstance(result, tuple) else (result,)
+            made = [_free_shape(tensor, first, second) for tensor in tensors]
+            every = {**shapes, **dict(zip(outputs, made, strict=True))}
             torch.onnx.export(
                 module,
                 tuple(example.values()),
                 str(path),
                 input_names=list(example),
                 output_names=list(outputs),
-                dynamic_axes={
-                    name: {at: side for at, side in enumerate(shape) if isinstance(side, str)}
-                    for name, shape in every.items()
-                },
+                dynamic_axes={name: _names_of(shape) for name, shape in every.items()},
                 opset_version=OPSET,
                 dynamo=False,
             )
@@ -110,6 +103,20 @@ def export_onnx(
                 "export it by other means and build the ONNX file"
             ) from err
     _declare_shapes(path, every)
+
+
+def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
+    """Return an output's shape with its first dimension replaced and, if it has three and `second`
+    is given, its second one too."""
+    sizes = tuple(map(int, tensor.shape[1:]))
+    if second and len(sizes) == 2:
+        return (first, second, sizes[1])
+    return (first, *sizes)
+
+
+def _names_of(shape: Shape) -> dict[int, str]:
+    """Return the names of the free dimensions by their index."""
+    return {index: side for index, side in enumerate(shape) if isinstance(side, str)}
 
 
 def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
@@ -140,10 +147,11 @@ def check_answers(
         try:
             with torch.inference_mode():
                 wanted = [tensor.numpy() for tensor in module(*example.values())]
-            outputs = session.run(None, {name: tensor.numpy() for name, tensor in example.items()})
-            is_same = [a.shape for a in outputs] == [a.shape for a in wanted] and same(
-                outputs, wanted, example
-            )
+            feed = {name: tensor.numpy() for name, tensor in example.items()}
+            outputs = session.run(None, feed)
+            shapes = [array.shape for array in outputs]
+            has_shapes = shapes == [array.shape for array in wanted]
+            is_same = has_shapes and same(outputs, wanted, example)
         except Exception:  # each network raises its own, and ONNX Runtime's have no base
             is_same = False
         if not is_same:

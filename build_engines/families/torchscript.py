@@ -84,7 +84,7 @@ def _parse_input(text: str, number: int) -> TensorSpec:
         raise UsageError(
             f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1"
         )
-    dims = tuple(int(size) for size in match[3].split(",") if size)
+    dims = tuple(map(int, filter(None, match[3].split(","))))
     if any(size < 1 and size != -1 for size in dims):
         raise UsageError(f"--input {text}: a dimension is at least 1, or -1 if it varies")
     return TensorSpec(match[1] or f"INPUT__{number}", match[2], dims)
@@ -131,8 +131,8 @@ def _run(
         raise BuildError(
             f"{path} does not run on zeros of the inputs {_written(inputs)}: {reason}"
         ) from err
-    pairs = enumerate(zip(*shapes, strict=True))
-    return tuple(_output(number, one, other, batching) for number, (one, other) in pairs)
+    pairs = zip(*shapes, strict=True)
+    return tuple(_output(number, *pair, batching) for number, pair in enumerate(pairs))
 
 
 def _zeros(spec: TensorSpec, batch: int, length: int) -> object:
@@ -155,13 +155,18 @@ def _output(
     other: tuple[tuple[int, ...], str],
     batching: bool,
 ) -> TensorSpec:
-    shape = tuple(a if a == b else -1 for a, b in zip(one[0], other[0], strict=True))
+    pairs = zip(one[0], other[0], strict=True)
+    shape = tuple(a if a == b else -1 for a, b in pairs)
     if batching and shape[:1] != (-1,):
         raise BuildError(
             f"output {number} has no batch dimension; build it with --max-batch-size 0"
         )
-    return TensorSpec(f"OUTPUT__{number}", one[1], shape[1:] if batching else shape)
+    if batching:
+        shape = shape[1:]
+    return TensorSpec(f"OUTPUT__{number}", one[1], shape)
 
 
 def _written(inputs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{spec.datatype}:{','.join(map(str, spec.shape))}" for spec in inputs)
+    dims = [",".join(map(str, spec.shape)) for spec in inputs]
+    pairs = zip(inputs, dims, strict=True)
+    return ", ".join(f"{spec.datatype}:{text}" for spec, text in pairs)

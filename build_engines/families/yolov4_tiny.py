@@ -118,47 +118,42 @@ class _Network(ImageGraph):
     def _convolution(
         self, section: Section, x: str, channels: int, side: int
     ) -> tuple[str, int, int]:
-        wide, kernel, stride = (int(section[key]) for key in ("filters", "size", "stride"))
+        wide = int(section["filters"])
+        kernel = int(section["size"])
+        stride = int(section["stride"])
         normalized = section.get("batch_normalize") == "1"
         names = ("beta", "gamma", "mean", "variance") if normalized else ("beta",)
         values = {name: self._take(wide) for name in names}
         weights, bias = self._take(wide, channels, kernel, kernel), values["beta"]
         if normalized:
             weights, bias = folded(weights, values, EPSILON)
-        x = self.add(
-            "Conv",
-            x,
-            self.value(weights),
-            self.value(bias),
-            pads=[kernel // 2] * 4,
-            strides=[stride, stride],
-        )
+        x = self.add("Conv", x, weights, bias, pads=[kernel // 2] * 4, strides=[stride] * 2)
         if section["activation"] == "leaky":
             x = self.add("LeakyRelu", x, alpha=SLOPE)
         return x, wide, side // stride
 
     def _pool(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
-        size, stride = int(section["size"]), int(section["stride"])
-        return (
-            self.add("MaxPool", x, kernel_shape=[size] * 2, strides=[stride] * 2),
-            channels,
-            side // stride,
-        )
+        size = int(section["size"])
+        stride = int(section["stride"])
+        x = self.add("MaxPool", x, kernel_shape=[size] * 2, strides=[stride] * 2)
+        return x, channels, side // stride
 
     def _route(self, section: Section, _x: str, _channels: int, _side: int) -> tuple[str, int, int]:
         """Take earlier layers, joined by channels, or one of the groups of a layer's channels."""
-        taken = [self.outputs[index] for index in _numbers(section["layers"])]
-        channels, side = sum(channels for _, channels, _ in taken), taken[0][2]
+        layers = [self.outputs[index] for index in _numbers(section["layers"])]
+        names, widths, sides = zip(*layers, strict=True)
+        channels = sum(widths)
         if groups := int(section.get("groups", 0)):
-            parts = self.split(taken[0][0], [channels // groups] * groups, axis=1)
-            return parts[int(section["group_id"])], channels // groups, side
-        if len(taken) == 1:
-            return taken[0]
-        return self.add("Concat", *(x for x, _, _ in taken), axis=1), channels, side
+            channels //= groups
+            parts = self.split(names[0], [channels] * groups, axis=1)
+            return parts[int(section["group_id"])], channels, sides[0]
+        if len(layers) == 1:
+            return layers[0]
+        return self.add("Concat", *names, axis=1), channels, sides[0]
 
     def _upsample(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
         stride = int(section["stride"])
-        scales = self.value(np.array([1, 1, stride, stride], np.float32))
+        scales = np.array([1, 1, stride, stride], np.float32)
         rule = {
             "mode": "nearest",
             "coordinate_transformation_mode": "asymmetric",
@@ -170,27 +165,24 @@ class _Network(ImageGraph):
     def _head(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
         """Decode [n, anchors · (5 + classes), side, side] into rows of cx, cy, w, h, objectness,
         class scores."""
-        mask, sizes = (
-            _numbers(section["mask"]),
-            np.array(_numbers(section["anchors"]), np.float32).reshape(-1, 2),
-        )
-        classes, count, step = int(section["classes"]), len(mask), SIDE // side
+        mask = _numbers(section["mask"])
+        sizes = np.array(_numbers(section["anchors"]), np.float32).reshape(-1, 2)
+        count = len(mask)
+        anchors = sizes[mask].reshape(count, 1, 1, 2)
+        values = 5 + int(section["classes"])
+        step = SIDE // side
         stretch = float(section.get("scale_x_y", 1))
-        # x, y of each cell
-        grid = np.stack(np.meshgrid(np.arange(side), np.arange(side)), 2).astype(np.float32)
-        table = self.add("Reshape", x, self.value(np.array([0, count, 5 + classes, side, side])))
+        steps = np.arange(side)
+        grid = np.stack(np.meshgrid(steps, steps), 2).astype(np.float32)  # x, y of each cell
+        corners = (grid - np.float32((stretch - 1) / 2)) * np.float32(step)
+        table = self.add("Reshape", x, np.array([0, count, values, side, side]))
         table = self.add("Transpose", table, perm=[0, 1, 3, 4, 2])
-        centres, lengths, scores = self.split(table, [2, 2, 1 + classes], axis=4)
-        centres = self.add(
-            "Mul", self.add("Sigmoid", centres), self.value(np.float32(stretch * step))
-        )
-        centres = self.add(
-            "Add", centres, self.value((grid - np.float32((stretch - 1) / 2)) * np.float32(step))
-        )
-        lengths = self.add(
-            "Mul", self.add("Exp", lengths), self.value(sizes[mask].reshape(count, 1, 1, 2))
-        )
+        centres, lengths, scores = self.split(table, [2, 2, values - 4], axis=4)
+        centres = self.add("Mul", self.add("Sigmoid", centres), np.float32(stretch * step))
+        centres = self.add("Add", centres, corners)
+        lengths = self.add("Mul", self.add("Exp", lengths), anchors)
         rows = self.add("Concat", centres, lengths, self.add("Sigmoid", scores), axis=4)
-        self.heads.append(self.add("Reshape", rows, self.value(np.array([0, -1, 5 + classes]))))
-        self.boxes, self.values = self.boxes + count * side * side, 5 + classes
+        self.heads.append(self.add("Reshape", rows, np.array([0, -1, values])))
+        self.boxes += count * side * side
+        self.values = values
         return x, channels, side

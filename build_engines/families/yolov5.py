@@ -39,8 +39,9 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDES[-1]}")
     network, labels = read(weights.path)
     model = folder / "1" / "model.onnx"
-    shape = ("batch" if request.max_batch_size else 1, 3, side, side)
-    example = torch.zeros((2 if request.max_batch_size else 1, 3, side, side), dtype=torch.uint8)
+    batch, rows = ("batch", 2) if request.max_batch_size else (1, 1)
+    shape = (batch, 3, side, side)
+    example = torch.zeros((rows, 3, side, side), dtype=torch.uint8)
     export_onnx(network, {"images": example}, {"images": shape}, ["output0"], model)
     shutil.copyfile(EXAMPLE, folder / "example.jpg")
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
@@ -78,8 +79,10 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
             saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as err:  # a damaged file raises many kinds
         raise _refused(path, first_line(err)) from err
-    # the averaged model if there is one, as the release's own loader takes it
-    model = (saved.get("ema") or saved.get("model")) if isinstance(saved, Mapping) else saved
+    model = saved
+    if isinstance(saved, Mapping):
+        # the averaged model if there is one, as the release's own loader takes it
+        model = saved.get("ema") or saved.get("model")
     if not isinstance(model, Placeholder) or "_modules" not in model.state:
         raise _refused(path, "it holds no model under 'ema' or 'model'")
     tensors = dict(_tensors(model))
@@ -122,8 +125,9 @@ def _names(model: Placeholder, classes: int) -> tuple[str, ...]:
     names = model.state.get("names")
     if isinstance(names, Mapping):
         names = [names[key] for key in sorted(names)]
-    labels = tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()
-    return labels if len(labels) == classes else ()
+    if not isinstance(names, list | tuple) or len(names) != classes:
+        return ()
+    return tuple(map(str, names))
 
 
 class Conv(nn.Module):
@@ -151,11 +155,9 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels: int, residual: bool) -> None:
         super().__init__()
-        self.cv1, self.cv2, self.residual = (
-            Conv(channels, channels),
-            Conv(channels, channels, 3),
-            residual,
-        )
+        self.cv1 = Conv(channels, channels)
+        self.cv2 = Conv(channels, channels, 3)
+        self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.cv2(self.cv1(x))
@@ -169,15 +171,14 @@ class C3(nn.Module):
     def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = True) -> None:
         super().__init__()
         hidden = outputs // 2
-        self.cv1, self.cv2, self.cv3 = (
-            Conv(inputs, hidden),
-            Conv(inputs, hidden),
-            Conv(2 * hidden, outputs),
-        )
+        self.cv1 = Conv(inputs, hidden)
+        self.cv2 = Conv(inputs, hidden)
+        self.cv3 = Conv(2 * hidden, outputs)
         self.m = nn.Sequential(*(Bottleneck(hidden, residual) for _ in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))
+        deep = self.m(self.cv1(x))
+        return self.cv3(torch.cat((deep, self.cv2(x)), 1))
 
 
 class SPPF(nn.Module):
@@ -185,7 +186,8 @@ class SPPF(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.cv1, self.cv2 = Conv(channels, channels // 2), Conv(2 * channels, channels)
+        self.cv1 = Conv(channels, channels // 2)
+        self.cv2 = Conv(2 * channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = [self.cv1(x)]
@@ -213,17 +215,17 @@ class YoloV5(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.anchors = tensors["model.24.anchors"].double() * torch.tensor(STRIDES).reshape(3, 1, 1)
+        strides = torch.tensor(STRIDES).reshape(3, 1, 1)
+        self.anchors = tensors["model.24.anchors"].double() * strides
         self.outputs = tensors["model.24.m.0.weight"].shape[0] // 3
         self.classes = self.outputs - 5
-        a, b, c, d, e = (
-            tensors[f"model.{layer}.conv.weight"].shape[0] for layer in (0, 1, 3, 5, 7)
-        )
+        weights = [tensors[f"model.{layer}.conv.weight"] for layer in (0, 1, 3, 5, 7)]
+        a, b, c, d, e = (len(each) for each in weights)
 
         def block(layer: int, inputs: int, outputs: int, residual: bool = True) -> C3:
-            depth = len(
-                {name.split(".")[3] for name in tensors if name.startswith(f"model.{layer}.m.")}
-            )
+            prefix = f"model.{layer}.m."
+            names = [name for name in tensors if name.startswith(prefix)]
+            depth = len({name.split(".")[3] for name in names})
             return C3(inputs, outputs, depth, residual)
 
         layers = {
@@ -251,21 +253,12 @@ class YoloV5(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         maps = self.maps(pixels.float() * (1 / 255))
-        # constants in the export
-        sizes = [(int(each.shape[2]), int(each.shape[3])) for each in maps]
-        rows = torch.cat(
-            [
-                each.reshape(-1, 3, self.outputs, h * w)
-                .permute(0, 1, 3, 2)
-                .reshape(-1, 3 * h * w, self.outputs)
-                for each, (h, w) in zip(maps, sizes, strict=True)
-            ],
-            1,
-        )
-        cells = torch.cat([self._cells(level, *size) for level, size in enumerate(sizes)])
-        chosen = rows[..., 4].topk(min(BOXES, len(cells)), 1, sorted=False).indices
-        rows = rows.gather(1, chosen.unsqueeze(2).expand(-1, -1, self.outputs))
-        return decode(rows, cells[chosen])
+        rows = torch.cat([self._rows(each) for each in maps], 1)
+        cells = torch.cat([self._cells(level, each) for level, each in enumerate(maps)])
+        count = min(BOXES, len(cells))
+        chosen = rows[..., 4].topk(count, 1, sorted=False).indices
+        index = chosen.unsqueeze(2).expand(-1, -1, self.outputs)
+        return decode(rows.gather(1, index), cells[chosen])
 
     def maps(self, x: Tensor) -> list[Tensor]:
         """Return the logits [N,3*outputs,H/s,W/s] for each stride s."""
@@ -282,19 +275,34 @@ class YoloV5(nn.Module):
         heads = self.model["24"].m
         return [head(kept[layer]) for head, layer in zip(heads, (17, 20, 23), strict=True)]
 
-    def _cells(self, level: int, height: int, width: int) -> Tensor:
+    def _rows(self, logits: Tensor) -> Tensor:
+        """Return logits [N,3*outputs,h,w] as a row for each anchor and cell, [N,3*h*w,outputs]."""
+        count = _size(logits, 2) * _size(logits, 3)
+        split = logits.reshape(-1, 3, self.outputs, count)
+        return split.permute(0, 1, 3, 2).reshape(-1, 3 * count, self.outputs)
+
+    def _cells(self, level: int, logits: Tensor) -> Tensor:
         """Return a row for each anchor and cell: x, y, stride, the anchor's width and height."""
-        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        cells = torch.stack((x, y, torch.full_like(x, STRIDES[level])), -1).reshape(-1, 3).float()
+        rows = torch.arange(_size(logits, 2))
+        y, x = torch.meshgrid(rows, torch.arange(_size(logits, 3)), indexing="ij")
+        stride = torch.full_like(x, STRIDES[level])
+        cells = torch.stack((x, y, stride), -1).reshape(-1, 3).float()
         anchors = self.anchors[level].float()
-        return torch.cat(
-            [torch.cat((cells, anchor.expand(len(cells), 2)), 1) for anchor in anchors]
-        )
+        parts = [torch.cat((cells, anchor.expand(len(cells), 2)), 1) for anchor in anchors]
+        return torch.cat(parts)
+
+
+def _size(tensor: Tensor, dimension: int) -> int:
+    """Return a size that becomes a constant in the export."""
+    return int(tensor.shape[dimension])
 
 
 def decode(logits: Tensor, cells: Tensor) -> Tensor:
     """Decode logits [N,M,5+C] of cells with anchors [N,M,5]; with s = sigmoid:
     xy = (2s - 0.5 + cell) * stride, wh = (2s)^2 * anchor; the rest is s."""
-    centre, span, scores = logits.sigmoid().split((2, 2, int(logits.shape[2]) - 4), -1)
-    corner, stride, anchor = cells[..., :2] - 0.5, cells[..., 2:3], cells[..., 3:]
-    return torch.cat(((2 * centre + corner) * stride, (2 * span) ** 2 * anchor, scores), -1)
+    lengths = (2, 2, _size(logits, 2) - 4)
+    centre, span, scores = logits.sigmoid().split(lengths, -1)
+    cell, stride, anchor = cells.split((2, 1, 2), -1)
+    xy = (2 * centre + (cell - 0.5)) * stride
+    wh = (2 * span) ** 2 * anchor
+    return torch.cat((xy, wh, scores), -1)
