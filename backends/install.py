@@ -61,7 +61,8 @@ def _stub(folder: Path, python: str) -> Path:
     stub = folder / python / STUB
     if stub.is_file():
         return stub
-    available = sorted((path.parent.name for path in folder.glob(f"*/{STUB}")), key=_version)
+    versions = [path.parent.name for path in folder.glob(f"*/{STUB}")]
+    available = sorted(versions, key=_version)
     raise FileNotFoundError(
         f"{tritonserver.DISTRIBUTION} has no stub for Python {python}, only for "
         f"{', '.join(available) or 'none'}; run with one of those"
@@ -74,8 +75,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 def own_backends(folder: Path = OURS) -> dict[str, dict[str, Path]]:
     """Return {backend: its files} for every folder here that contains a model.py."""
-    models, shared = sorted(folder.glob("*/model.py")), _files(folder / SHARED)
-    return {model.parent.name: shared | _files(model.parent) for model in models}
+    shared = _files(folder / SHARED)
+    folders = [model.parent for model in sorted(folder.glob("*/model.py"))]
+    return {each.name: shared | _files(each) for each in folders}
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -123,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as err:
         log.error("cannot install Triton's backends: %s", err)
         return 1
-    log.info("%s: %s", destination, f"installed {', '.join(written)}" if written else "up to date")
+    what = f"installed {', '.join(written)}" if written else "up to date"
+    log.info("%s: %s", destination, what)
     return 0
 
 

@@ -9,6 +9,7 @@ the others. `backends.install` copies this file into every backend's folder.
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
+Run = Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]]
 
 
 class InvalidInput(ValueError):
@@ -97,9 +99,8 @@ class Batcher:
 def same_shapes(call: Call) -> Hashable:
     """Return a key that is the same for calls that can be concatenated along the first
     dimension."""
-    return tuple(
-        (name, array.dtype.str, array.shape[1:]) for name, array in sorted(call.feed.items())
-    )
+    arrays = [(name, call.feed[name]) for name in sorted(call.feed)]
+    return tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays)
 
 
 def alone(call: Call) -> Hashable:
@@ -107,32 +108,30 @@ def alone(call: Call) -> Hashable:
     return call.index
 
 
-def run_concatenated(
-    run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], calls: Sequence[Call]
-) -> list[Arrays]:
+def run_concatenated(run: Run, calls: Sequence[Call]) -> list[Arrays]:
     """Call `run(arrays, output names)` once with the rows of all calls. Raise ValueError if its
     outputs cannot be split again."""
+    first = calls[0].feed
     if len(calls) == 1:
-        return [dict(run(calls[0].feed, calls[0].outputs))]
+        return [dict(run(first, calls[0].outputs))]
+    feed = {name: np.concatenate([call.feed[name] for call in calls]) for name in first}
+    names = chain.from_iterable(call.outputs for call in calls)
+    results = run(feed, tuple(dict.fromkeys(names)))
     sizes = [len(next(iter(call.feed.values()))) for call in calls]
-    feed = {name: np.concatenate([call.feed[name] for call in calls]) for name in calls[0].feed}
-    results = run(feed, tuple(dict.fromkeys(name for call in calls for name in call.outputs)))
-    if any(result.shape[:1] != (sum(sizes),) for result in results.values()):
-        raise ValueError("the first dimension of an output is not the batch dimension")
     ends = np.cumsum(sizes)
+    for result in results.values():
+        if result.shape[:1] != (ends[-1],):
+            raise ValueError("the first dimension of an output is not the batch dimension")
     return [
         {name: results[name][end - size : end] for name in call.outputs}
         for call, size, end in zip(calls, sizes, ends, strict=True)
     ]
 
 
-def run_at_once(
-    run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]],
-    pool: Executor,
-    calls: Sequence[Call],
-) -> list[Arrays]:
+def run_at_once(run: Run, pool: Executor, calls: Sequence[Call]) -> list[Arrays]:
     """Call `run(arrays, output names)` for each call, in the threads of `pool`."""
-    return list(pool.map(lambda call: dict(run(call.feed, call.outputs)), calls))
+    answers = pool.map(lambda call: run(call.feed, call.outputs), calls)
+    return [dict(arrays) for arrays in answers]
 
 
 def respond(arrays: Arrays) -> Any:

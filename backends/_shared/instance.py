@@ -7,7 +7,7 @@ number of threads.
 import ctypes
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ def needs(what: str, remedy: str) -> Iterator[None]:
 
 def given_parameters(config: Mapping[str, Any]) -> dict[str, str]:
     """Return config.pbtxt's `parameters` as {name: value}."""
-    return {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+    parameters = config.get("parameters", {})
+    return {name: value["string_value"] for name, value in parameters.items()}
 
 
 def read(
@@ -83,6 +84,13 @@ def stub_version_folder(config: Mapping[str, Any]) -> Path:
     return Path(path.removesuffix(config["default_model_filename"]))
 
 
+def reshape_scalars(feed: dict[str, Any], scalars: Collection[str]) -> None:
+    """Reshape the arrays of inputs that are scalars in the model's file: callers send [1]."""
+    for name in scalars:
+        if name in feed and feed[name].size == 1:
+            feed[name] = feed[name].reshape(())
+
+
 def give_back_memory() -> None:
     """Return freed memory to the system, because loading a model takes more memory than the loaded
     model."""
@@ -95,7 +103,8 @@ def default_threads() -> int:
     threads = os.environ.get("SERVE_INFERENCE_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         return int(threads)
-    return max(1, math.floor(min(len(os.sched_getaffinity(0)), cgroup_quota())))
+    processors = min(len(os.sched_getaffinity(0)), cgroup_quota())
+    return max(1, math.floor(processors))
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
@@ -103,7 +112,8 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
     quota."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
-            quota, period = " ".join((root / name).read_text() for name in names).split()
+            texts = [(root / name).read_text() for name in names]
+            quota, period = " ".join(texts).split()
         except (OSError, ValueError):
             continue
         if quota.isdigit():  # not "max" or "-1"

@@ -52,9 +52,8 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
     is then Triton's default, unless config.pbtxt sets it.
     """
     tensors = {"input": inputs, "output": outputs}
-    fixed = [
-        tensor for side in tensors.values() for tensor in side.values() if tensor.shape[:1] != (-1,)
-    ]
+    every = [*inputs.values(), *outputs.values()]
+    fixed = [tensor for tensor in every if tensor.shape[:1] != (-1,)]
     if config["max_batch_size"] == 0 and not fixed:
         config["max_batch_size"] = default_max_batch_size()
     if config["max_batch_size"] > 0 and fixed:
@@ -105,9 +104,9 @@ def check(
     config.pbtxt may omit `optional` inputs. A dynamic dimension of an output in config.pbtxt
     matches a fixed one in the file, because engines differ in which sizes they infer in advance.
     """
-    controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
-    missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
-    if missing:
+    controls = config.get("sequence_batching", {}).get("control_input", [])
+    known = {entry["name"] for entry in (*config["input"], *controls)}
+    if missing := inputs.keys() - known:
         raise ValueError(
             f"model '{config['name']}': the model has the input '{min(missing)}', but the "
             "configuration does not"
@@ -136,8 +135,8 @@ def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str,
     wanted = tensor.shape
     if side == "output" and len(shape) == len(wanted):
         start = 1 if config["max_batch_size"] else 0
-        free = [at for at, size in enumerate(shape) if at >= start and size == -1]
-        wanted = tuple(-1 if at in free else size for at, size in enumerate(wanted))
+        free = zip(shape[start:], wanted[start:], strict=True)
+        wanted = (*wanted[:start], *(-1 if own == -1 else size for own, size in free))
     if tensor.shape and not fits(shape, wanted):
         note = (
             " (the first is the batch dimension of max_batch_size)"
@@ -159,5 +158,7 @@ def configured_shape(entry: Config, max_batch_size: int) -> tuple[int, ...]:
 def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Return whether the file's shape accepts the configured shape. A variable dimension accepts
     any size."""
-    same_rank = len(configured) == len(shape)
-    return same_rank and all(b in (-1, a) for a, b in zip(configured, shape, strict=True))
+    if len(configured) != len(shape):
+        return False
+    pairs = zip(configured, shape, strict=True)
+    return all(size in (-1, own) for own, size in pairs)

@@ -33,8 +33,15 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 Config = dict[str, Any]
 
-INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-DATATYPES = {f"tensor({name})": f"TYPE_{name.upper()}" for name in INTEGERS} | {
+DATATYPES = {
+    "tensor(int8)": "TYPE_INT8",
+    "tensor(int16)": "TYPE_INT16",
+    "tensor(int32)": "TYPE_INT32",
+    "tensor(int64)": "TYPE_INT64",
+    "tensor(uint8)": "TYPE_UINT8",
+    "tensor(uint16)": "TYPE_UINT16",
+    "tensor(uint32)": "TYPE_UINT32",
+    "tensor(uint64)": "TYPE_UINT64",
     "tensor(bool)": "TYPE_BOOL",
     "tensor(float16)": "TYPE_FP16",
     "tensor(float)": "TYPE_FP32",
@@ -93,8 +100,7 @@ class TritonPythonModel:
         feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         for name in self.strings & feed.keys():
             feed[name] = decode(name, feed[name])
-        for name in self.scalars & feed.keys():
-            feed[name] = feed[name].reshape(()) if feed[name].size == 1 else feed[name]
+        instance.reshape_scalars(feed, self.scalars)
         wanted = set(request.requested_output_names())
         return feed, tuple(node.name for node in self.session.get_outputs() if node.name in wanted)
 
@@ -145,10 +151,11 @@ class Runs:
 
 def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
     """Return the session's inputs or outputs by name."""
-    shapes = {
-        n.name: tuple(size if isinstance(size, int) else -1 for size in n.shape) for n in nodes
-    }
-    return {n.name: table.Tensor(n.name, n.type, shapes[n.name], DATATYPES) for n in nodes}
+    named = {}
+    for node in nodes:
+        shape = tuple(size if isinstance(size, int) else -1 for size in node.shape)
+        named[node.name] = table.Tensor(node.name, node.type, shape, DATATYPES)
+    return named
 
 
 def complete(config: Config, folder: Path) -> Config:

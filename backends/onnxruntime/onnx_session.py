@@ -30,20 +30,18 @@ CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
 # the parameters in config.pbtxt, including those of NVIDIA's backend that only apply to a GPU
 PARAMETERS = (
-    *(
-        "intra_op_thread_count",
-        "inter_op_thread_count",
-        "execution_mode",
-        "enable_mem_arena",
-        "enable_mem_pattern",
-    ),
-    *(
-        "separate_runs",
-        "memory.enable_memory_arena_shrinkage",
-        "cudnn_conv_algo_search",
-        "gpu_mem_limit",
-    ),
-    *("arena_extend_strategy", "cudnn_conv_use_max_workspace", "do_copy_in_default_stream"),
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "execution_mode",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+    "separate_runs",
+    "memory.enable_memory_arena_shrinkage",
+    "cudnn_conv_algo_search",
+    "gpu_mem_limit",
+    "arena_extend_strategy",
+    "cudnn_conv_use_max_workspace",
+    "do_copy_in_default_stream",
 )
 SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
 # microseconds: long enough to bridge the gap between operators, but not between runs
@@ -101,10 +99,8 @@ class SessionSettings:
         options.graph_optimization_level = OPTIMIZATION_LEVELS.get(
             self.level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         )
-        options.enable_cpu_mem_arena, options.enable_mem_pattern = (
-            self.memory_arena,
-            self.memory_pattern,
-        )
+        options.enable_cpu_mem_arena = self.memory_arena
+        options.enable_mem_pattern = self.memory_pattern
         entries = dict(self.entries)
         spinning = {} if entries.keys() & {SPINNING, SPIN_TIME} else BRIEF_SPIN
         for key, value in ({"session.inter_op.allow_spinning": "0"} | spinning | entries).items():
@@ -132,13 +128,10 @@ def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], thre
     Return False on a GPU, and if the batcher merges no requests, or fewer than there are threads.
     """
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
-    gpu = any(group["kind"] == "KIND_GPU" for group in config.get("instance_group", ()))
+    kinds = [group["kind"] for group in config.get("instance_group", ())]
     large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
-    return (
-        bool(read(parameters, "separate_runs", parse_bool, large))
-        and 1 < threads <= merged
-        and not gpu
-    )
+    is_wanted = bool(read(parameters, "separate_runs", parse_bool, large))
+    return is_wanted and 1 < threads <= merged and "KIND_GPU" not in kinds
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:

@@ -91,7 +91,6 @@ class TritonPythonModel:
         feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         for name, array in feed.items():
             self.check_range(name, array, self.rows.get(name))
-        for name in self.scalars & feed.keys():
-            feed[name] = feed[name].reshape(()) if feed[name].size == 1 else feed[name]
+        instance.reshape_scalars(feed, self.scalars)
         wanted = set(request.requested_output_names())
         return feed, tuple(name for name in self.outputs if name in wanted)

@@ -28,11 +28,19 @@ Config = dict[str, Any]
 
 DEFAULT_FILE = "model.xml"
 DATATYPES = {
-    f"{sign}{bits}": f"TYPE_{word}{bits}"
-    for sign, word in (("i", "INT"), ("u", "UINT"))
-    for bits in (8, 16, 32, 64)
+    "i8": "TYPE_INT8",
+    "i16": "TYPE_INT16",
+    "i32": "TYPE_INT32",
+    "i64": "TYPE_INT64",
+    "u8": "TYPE_UINT8",
+    "u16": "TYPE_UINT16",
+    "u32": "TYPE_UINT32",
+    "u64": "TYPE_UINT64",
+    "boolean": "TYPE_BOOL",
+    "f16": "TYPE_FP16",
+    "f32": "TYPE_FP32",
+    "f64": "TYPE_FP64",
 }
-DATATYPES |= {"boolean": "TYPE_BOOL", "f16": "TYPE_FP16", "f32": "TYPE_FP32", "f64": "TYPE_FP64"}
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
 CONVERTED = {*DATATYPES, "bf16"}  # datatypes between which the compiled model converts
 DEVICE = "CPU"
@@ -140,7 +148,8 @@ def convert(model: Any, config: Config) -> Any:
         ("input", model.inputs, processor.input),
         ("output", model.outputs, processor.output),
     ):
-        for index, entry in ((index_of(each["name"], ports), each) for each in config[side]):
+        for entry in config[side]:
+            index = index_of(entry["name"], ports)
             wanted = KINDS.get(entry["data_type"])
             if index is not None and wanted and kind(ports[index]) in CONVERTED:
                 info(index).tensor().set_element_type(getattr(openvino.Type, wanted))
@@ -149,7 +158,10 @@ def convert(model: Any, config: Config) -> Any:
 
 def index_of(name: str, ports: Sequence[Any]) -> int | None:
     """Return the index of the port that has `name` among its names, or None."""
-    return next((index for index, port in enumerate(ports) if name in port.names), None)
+    for index, port in enumerate(ports):
+        if name in port.names:
+            return index
+    return None
 
 
 def kind(port: Any) -> str:
@@ -315,16 +327,16 @@ def _table_sizes(values: Any) -> list[int]:
 def check_range(name: str, array: Any, rows: int | None) -> None:
     """Raise InvalidInput for integers that do not fit into the 32 bits in which OpenVINO computes,
     and for indices outside a table with `rows` rows. An index of -1 means the last row."""
-    if rows is not None and array.size and not -rows <= array.min() <= array.max() < rows:
-        wrong = array.max() if array.max() >= rows else array.min()
+    is_wide = array.dtype.str[1:] in WIDE
+    if not array.size or (rows is None and not is_wide):
+        return
+    least, most = array.min(), array.max()
+    if rows is not None and not -rows <= least <= most < rows:
+        wrong = most if most >= rows else least
         raise InvalidInput(
             f"input '{name}' has the index {wrong}, and its table in the model has {rows} rows"
         )
-    if (
-        array.dtype.str[1:] in WIDE
-        and array.size
-        and not INT32.min <= array.min() <= array.max() <= INT32.max
-    ):
+    if is_wide and not INT32.min <= least <= most <= INT32.max:
         raise InvalidInput(
             f"input '{name}' has integers outside {INT32.min} to {INT32.max}: OpenVINO "
             "computes with 32 bits"

@@ -206,11 +206,9 @@ def _tidy(folder: Path, before: set[Path]) -> None:
             old.unlink(missing_ok=True)
         else:
             os.utime(old)
-    models = sorted(
-        ((path.stat(), path) for path in blobs(root())), key=lambda each: -each[0].st_mtime
-    )
+    stats = {path: path.stat() for path in blobs(root())}
     total = 0
-    for stat, path in models:
-        total += stat.st_size
+    for path in sorted(stats, key=lambda path: -stats[path].st_mtime):
+        total += stats[path].st_size
         if total > LIMIT_BYTES and path not in new:
             path.unlink(missing_ok=True)

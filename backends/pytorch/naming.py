@@ -56,11 +56,9 @@ def output_positions(names: Sequence[str]) -> dict[str, int]:
 def _by_index(names: Sequence[str]) -> dict[str, int]:
     """Return {name: its index}, or {} unless every name has an index."""
     texts = {name: name.partition("__")[2] for name in names}
-    return (
-        {name: int(text) for name, text in texts.items()}
-        if all(map(str.isdecimal, texts.values()))
-        else {}
-    )
+    if not all(map(str.isdecimal, texts.values())):
+        return {}
+    return {name: int(text) for name, text in texts.items()}
 
 
 def input_names(config: Config) -> list[str]:

@@ -70,16 +70,15 @@ class TorchInstance:
         if self.takes_dictionary:
             result = self.module(values)
         else:
-            result = self.module(
-                *(values[name] for name in sorted(values, key=self.inputs.__getitem__))
-            )
+            names = sorted(values, key=self.inputs.__getitem__)
+            result = self.module(*[values[name] for name in names])
         return result if isinstance(result, tuple) else (result,)
 
     def _value(self, array: NDArray[Any]) -> Any:
         """Convert an array to a tensor on the instance's device, or to a list of strings."""
-        return (
-            array.tolist() if array.dtype == np.object_ else torch.from_numpy(array).to(self.device)
-        )
+        if array.dtype == np.object_:
+            return array.tolist()
+        return torch.from_numpy(array).to(self.device)
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
         """Return an output by name. Raise ValueError if forward() did not return what config.pbtxt

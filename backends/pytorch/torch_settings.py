@@ -72,10 +72,9 @@ class TorchSettings:
         """Describe the settings for the log."""
         mode = "inference mode" if self.inference_mode else "no inference mode"
         optimized = "optimized" if self.optimized_execution else "not optimized"
-        switches = "".join(f", {name}={str(value).lower()}" for name, value in self.switches)
-        return (
-            f"{torch.get_num_threads()} intra-op threads, {mode}, execution {optimized}{switches}"
-        )
+        threads = f"{torch.get_num_threads()} intra-op threads"
+        switches = [f"{name}={str(value).lower()}" for name, value in self.switches]
+        return ", ".join([threads, mode, f"execution {optimized}", *switches])
 
 
 def _boolean(parameters: Mapping[str, str], name: str, default: bool) -> bool:
