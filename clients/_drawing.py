@@ -16,7 +16,8 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
     """Return a copy of the image with the frame, label, score, mask and keypoints of each
     detection, in a colour for each class."""
     picture = image.copy()
-    stroke = min(max(round(sum(picture.size) * 0.0015), 2), WIDEST_STROKE)
+    usual = round(sum(picture.size) * 0.0015)
+    stroke = min(max(usual, 2), WIDEST_STROKE)
     if any(detection.get("polygons") for detection in detections):
         _draw_masks(picture, detections)
     drawing = ImageDraw.Draw(picture)
@@ -65,7 +66,8 @@ def class_colour(class_id: int) -> Colour:
     """Return a strong colour for the class. Hues of successive class ids are a golden angle apart,
     so that neighbouring classes differ."""
     hue = class_id * 0.618034 % 1
-    red, green, blue = (round(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.85, 0.9))
+    parts = colorsys.hsv_to_rgb(hue, 0.85, 0.9)
+    red, green, blue = (round(255 * part) for part in parts)
     return red, green, blue
 
 

@@ -81,44 +81,41 @@ def head_of(
     """Return the head of a network whose first output has this `shape`, without Triton's batch
     dimension, and whose other outputs have the shapes `others`. `layout` and `keypoints` are the
     settings, `labels` is the number of labels, 0 if they are unknown. Raise InvalidRequest."""
-    shape = without_batch(shape, 2)
+    table = without_batch(shape, 2)
     others = [without_batch(other, 3) for other in others]
-    table = tuple(shape)
     maps = [other[0] for other in others if len(other) == 3]
     masks = maps[0] if maps else 0
     if masks == -1:
         masks = MASKS
-    widths = [other[-1] for other in others if len(other) == 2]
-    if len(table) == 2 and 4 in (table[1], *widths):
-        raise refused(
-            shape,
-            "has its boxes and its scores in two outputs, as DETR or an export with NMS",
-            DETECTION,
-        )
     if len(table) != 2:
-        raise refused(
-            shape,
-            "is not a table of boxes: it has a classifier's or a segmentation's scores",
-            DETECTION,
-        )
+        flaw = "is not a table of boxes: it has a classifier's or a segmentation's scores"
+        raise refused(table, flaw, DETECTION)
+    widths = [other[-1] for other in others if len(other) == 2]
+    if 4 in (table[1], *widths):
+        flaw = "has its boxes and its scores in two outputs, as DETR or an export with NMS"
+        raise refused(table, flaw, DETECTION)
     head = _head(table, layout, masks, keypoints, labels)
     is_guessed = layout == AUTO and head.layout != FINAL
     if is_guessed and _is_strange(table, head.classes == labels):
-        if table[1] == BOX[FINAL] + 1:
-            flaw = "has a seventh value after NMS: the angle of an oriented box (obb)"
-            raise refused(shape, f"{flaw}, or the number of the image", DETECTION)
-        remedy = (
-            f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: "
-            "--set layout=yolov5"
-        )
-        raise refused(
-            shape, "looks like boxes after NMS, with more than corners, score and class", remedy
-        )
+        raise _after_nms(table)
     if head.classes == 0:
-        raise refused(shape, "has too few columns for boxes and classes", DETECTION)
+        raise refused(table, "has too few columns for boxes and classes", DETECTION)
     if surplus := _surplus(head, labels):
-        raise refused(shape, surplus, DETECTION)
+        raise refused(table, surplus, DETECTION)
     return head
+
+
+def _after_nms(table: Shape) -> InvalidRequest:
+    """Return the error for a table that seems to hold boxes after NMS, but not FINAL's."""
+    if table[1] == BOX[FINAL] + 1:
+        flaw = "has a seventh value after NMS: the angle of an oriented box (obb)"
+        return refused(table, f"{flaw}, or the number of the image", DETECTION)
+    flaw = "looks like boxes after NMS, with more than corners, score and class"
+    remedy = (
+        f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: "
+        "--set layout=yolov5"
+    )
+    return refused(table, flaw, remedy)
 
 
 def without_batch(shape: Shape, rank: int) -> Shape:
@@ -129,22 +126,23 @@ def without_batch(shape: Shape, rank: int) -> Shape:
 
 def _head(table: Shape, layout: str, masks: int, keypoints: tuple[int, int], labels: int) -> Head:
     more = masks + keypoints[0] * keypoints[1]
+    end_to_end = BOX[FINAL] + more
     if layout == AUTO:
-        few = 0 < table[0] <= MOST_FINAL or (table[0] == -1 and labels > 1)
-        by_labels = {table[0] - BOX[COLUMNS] - more: COLUMNS, table[1] - BOX[ROWS] - more: ROWS}
         layout = COLUMNS if 0 < table[0] < table[1] else ROWS
-        if labels and len(by_labels) == 2:  # else both fit the same number of labels
-            layout = by_labels.get(labels, layout)
-        if few and table[1] == BOX[FINAL] + more:
+        in_columns = table[0] - BOX[COLUMNS] - more
+        in_rows = table[1] - BOX[ROWS] - more
+        if labels and in_columns != in_rows:
+            layout = {in_columns: COLUMNS, in_rows: ROWS}.get(labels, layout)
+        few = 0 < table[0] <= MOST_FINAL or (table[0] == -1 and labels > 1)
+        if few and table[1] == end_to_end:
             layout = FINAL
     values = table[0] if layout == COLUMNS else table[1]
     if layout != FINAL:
-        classes = -1 if values == -1 else max(values - BOX[layout] - more, 0)
-        return Head(layout, classes, masks, keypoints)
-    if values not in (-1, BOX[FINAL] + more):
-        raise refused(
-            table, f"has {values} columns, and an end-to-end head has {BOX[FINAL] + more}", POSE
-        )
+        classes = max(values - BOX[layout] - more, 0)
+        return Head(layout, -1 if values == -1 else classes, masks, keypoints)
+    if values not in (-1, end_to_end):
+        flaw = f"has {values} columns, and an end-to-end head has {end_to_end}"
+        raise refused(table, flaw, POSE)
     return Head(layout, -1, masks, keypoints)
 
 
@@ -157,21 +155,13 @@ def _surplus(head: Head, labels: int) -> str:
     """Return what a box seems to have besides class scores, as a part of an error message; "" if it
     seems to have nothing else, or if that is unknown."""
     if not labels:
-        heads = {
-            COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its "
-            "prototypes"
-        }
-        heads |= (
-            {PERSON: f"a person and 17 keypoints: a pose head; {POSE}"}
-            if head.layout == COLUMNS
-            else {}
-        )
-        kind = heads.get(head.classes, "")
-        return (
-            f"looks like {kind} (if it has {head.classes} classes, name them with --labels)"
-            if kind
-            else ""
-        )
+        kind = ""
+        if head.classes == COCO + MASKS:
+            kind = "80 classes and 32 mask coefficients: a segmentation head without its prototypes"
+        if head.classes == PERSON and head.layout == COLUMNS:
+            kind = f"a person and 17 keypoints: a pose head; {POSE}"
+        remedy = f"if it has {head.classes} classes, name them with --labels"
+        return f"looks like {kind} ({remedy})" if kind else ""
     more = head.classes - labels
     if more == MASKS:
         return (
@@ -180,8 +170,8 @@ def _surplus(head: Head, labels: int) -> str:
         )
     if head.layout == COLUMNS and more == 1:
         return f"has one value beside {labels} classes: the angle of an oriented box (obb)"
-    has_points = more > 1 and (more % 2 == 0 or more % 3 == 0)
-    if head.layout == COLUMNS and has_points:
+    are_points = more > 1 and 0 in (more % 2, more % 3)
+    if head.layout == COLUMNS and are_points:
         return (
             f"has scores of {head.classes} classes for {labels} labels, or {more} values of "
             f"keypoints; {POSE}"

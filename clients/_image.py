@@ -87,19 +87,19 @@ class ImageClient(ModelClient):
         transformers do for ImageNet. Unless `resizes_first`, compute only the crop: Pillow then
         takes two thirds of the time, and rounding differs less than between torchvision's own two
         methods."""
-        (width, height), (least_height, least_width) = image.size, self.frame.resized
+        width, height = image.size
+        least_height, least_width = self.frame.resized
         covering = (least_height * width // height, least_height)
         if least_width * height >= least_height * width:
             covering = (least_width, least_width * height // width)
-        box = self._centre(covering)
-        if (
-            self.resizes_first
-            and max(covering[0] / least_width, covering[1] / least_height) <= RIBBON
-        ):
-            return image.resize(covering, self.method).crop(box)
+        crop = self._centre(covering)
+        excess = max(covering[0] / least_width, covering[1] / least_height)
+        if self.resizes_first and excess <= RIBBON:
+            return image.resize(covering, self.method).crop(crop)
+        # the same crop in pixels of the image, which rounding may not exceed
         x = width / covering[0]
         y = height / covering[1]
-        left, top, right, bottom = box
+        left, top, right, bottom = crop
         source = (left * x, top * y, min(right * x, width), min(bottom * y, height))
         return image.resize(self.frame.size[::-1], self.method, box=source)
 

@@ -79,9 +79,9 @@ def scores_output(model: Model, labels: int) -> TensorSpec:
     if len(model.outputs) == 1 or first not in counts or fitting or named:
         return [*fitting, *named, first][0]
     if set(counts.values()) != {counts[first]}:
-        names = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in counts)
+        names = [f"{spec.name} {list(spec.shape)}" for spec in counts]
         raise InvalidRequest(
-            f"model '{model.name}' has the outputs {names}, and "
+            f"model '{model.name}' has the outputs {', '.join(names)}, and "
             "nothing says which has the scores: give it labels (--labels FILE), one for each class"
         )
     return first

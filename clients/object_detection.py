@@ -207,11 +207,9 @@ class Client(ModelClient):
             if not np.isfinite(outputs[name].sum(dtype=np.float32)):
                 raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         tables = output.reshape(len(instances), *output.shape[-2:])
-        maps = (
-            [None] * len(tables)
-            if prototypes is None
-            else prototypes.reshape(-1, *prototypes.shape[-3:])
-        )
+        maps: Any = [None] * len(tables)
+        if prototypes is not None:
+            maps = prototypes.reshape(-1, *prototypes.shape[-3:])
         return [
             self._detect(table, protos, head, Letterbox.fit(*image.size, width, height), parameters)
             for table, protos, image in zip(tables, maps, instances, strict=True)
@@ -240,17 +238,14 @@ class Client(ModelClient):
         corners = fit.to_image(kept.boxes)
         detections = detections_of(self.labels, kept.classes, kept.scores, corners)
         if prototypes is not None and parameters["masks"] == "polygons":
-            masks = outlines(kept.boxes, kept.extras[:, : head.masks], prototypes, fit)
-            detections = [
-                entry | {"polygons": mask} for entry, mask in zip(detections, masks, strict=True)
-            ]
+            coefficients = kept.extras[:, : head.masks]
+            masks = outlines(kept.boxes, coefficients, prototypes, fit)
+            for detection, mask in zip(detections, masks, strict=True):
+                detection["polygons"] = mask
         if head.keypoints[0]:
-            values = kept.extras[:, head.masks :]
-            points = _points(values.reshape(-1, *head.keypoints), fit)
-            detections = [
-                entry | {"keypoints": keypoints}
-                for entry, keypoints in zip(detections, points, strict=True)
-            ]
+            values = kept.extras[:, head.masks :].reshape(-1, *head.keypoints)
+            for detection, points in zip(detections, _points(values, fit), strict=True):
+                detection["keypoints"] = points
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: NDArray[Any]) -> None:
@@ -321,23 +316,22 @@ def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
     """Return the number of keypoints, and of the values of a keypoint; 0 and 0 for none."""
     if not setting:
         return (0, 0)
-    whole = len(setting) == 2 and all(value.is_integer() for value in setting)
-    count, values = setting if whole else (0, 0)
-    if count < 1 or values not in (2, 3):
+    count, *values = setting
+    if count < 1 or not count.is_integer() or values not in ([2], [3]):
         raise InvalidRequest(
             f"parameter 'keypoints': {setting} must be how many, and 2 or 3 values of each, "
             "such as 17,3"
         )
-    return int(setting[0]), int(setting[1])
+    return int(count), int(values[0])
 
 
 def _points(values: NDArray[np.float32], fit: Letterbox) -> list[list[dict[str, float]]]:
     """Return keypoints [n, keypoints, 2 or 3] of the network's input as x and y in the image, with
     their scores if there are any."""
-    places, scores = values[..., :2], values[..., 2:]
+    places = values[..., :2]
     points = fit.points_to_image(places.reshape(-1, 2))
     rounded = points.astype(np.float64).round(2)
-    rows = np.concatenate((rounded.reshape(places.shape), scores), 2)
+    rows = np.concatenate((rounded.reshape(places.shape), values[..., 2:]), 2)
     return [
         [dict(zip(("x", "y", "score"), point, strict=False)) for point in row]
         for row in rows.tolist()

@@ -147,20 +147,18 @@ class Client(ModelClient):
         cells = [self._column(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):
             return cells
-        is_numbered = list(cells) == list(map(str, range(len(cells))))
+        numbers = [str(index) for index in range(len(cells))]
+        is_numbered = list(cells) == numbers
         if is_numbered and len(cells) == sum(self.widths) > 2:
             return ()
         if any(map(is_number, cells)):
             return None
         if self.columns:
             return cells if self.known_names & set(cells) else None
-        words = (
-            len(set(cells) - {"", "True", "False", "true", "false"})
-            == len(cells)
-            == sum(self.widths)
-        )
+        words = set(cells) - {"", "True", "False", "true", "false"}
+        is_header = len(words) == len(cells) == sum(self.widths)
         has_strings = any(spec.datatype == "BYTES" for spec in self.model.inputs)
-        return () if words and not has_strings else None
+        return () if is_header and not has_strings else None
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return each input as [n, its columns]. Raise DecodingError with the row and the
@@ -193,13 +191,14 @@ class Client(ModelClient):
         expected = sum(self.widths)
         if len(instance) != expected:
             names = f" ({_listed(self.columns)})" if self.columns else ""
-            more = (
-                "; curl keeps the rows apart with --data-binary" if len(instance) > expected else ""
-            )
-            if sum(str(cell).count(";") for cell in instance) + 1 == expected > 1:
+            semicolons = sum(str(cell).count(";") for cell in instance)
+            more = ""
+            if semicolons + 1 == expected > 1:
                 more = "; separate cells by commas, not ';', and write decimals with a point"
             elif len(instance) == expected + 1:
                 more = f"; send neither the label nor {INDEX}"
+            elif len(instance) > expected:
+                more = "; curl keeps the rows apart with --data-binary"
             raise DecodingError(
                 f"expected {expected} cells{names}, got {len(instance)}{more}", instance=number
             )
@@ -256,9 +255,8 @@ class Client(ModelClient):
             rows = self._rows(array, name == "prediction")
             values[name] = [row[0] if len(row) == 1 else row for row in rows]
         if self.scores:
-            values["probabilities"] = self._by_class(
-                outputs[self.scores].reshape(len(instances), -1)
-            )
+            scores = outputs[self.scores].reshape(len(instances), -1)
+            values["probabilities"] = self._by_class(scores)
         predictions = zip(*values.values(), strict=True)
         return [dict(zip(values, row, strict=True)) for row in predictions]
 

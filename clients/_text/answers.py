@@ -150,5 +150,7 @@ def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
     """Return the start and end, in the context, of the whole words from an answer's first token to
     its last; None if one of the two is not part of a word."""
     words = [encoding.token_to_word(token) for token in (first, last)]
-    spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]
-    return (spans[0][0], spans[1][1]) if spans[0] and spans[1] else None
+    if None in words:
+        return None
+    start, end = (encoding.word_to_chars(word, 1) for word in words)
+    return (start[0], end[1]) if start and end else None

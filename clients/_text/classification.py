@@ -2,6 +2,7 @@
 names, and rankings."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from clients._labels import scores_output
@@ -145,8 +146,8 @@ class ZeroShotClassification(Task):
         labels = [
             self._labels(index, instance, parameters) for index, instance in enumerate(instances)
         ]
-        hypotheses = sum(map(len, labels))
-        length = hypotheses * len(template) + sum(len("".join(own)) for own in labels)
+        every = list(chain.from_iterable(labels))
+        length = len(every) * len(template) + len("".join(every))
         check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
         pairs = []
         owners = []

@@ -96,9 +96,8 @@ class Fields(TextCodec):
         self.lists = lists
         self.keys: tuple[str, ...] = (*required, *optional)
         self.plain = required == ("text",)
-        values = {key: '["…"]' if key in lists else '"…"' for key in self.keys}
-        shown = ", ".join(f'"{key}": {value}' for key, value in values.items())
-        self.expected = f"{{{shown}}}"
+        shown = [f'"{key}": ["…"]' if key in lists else f'"{key}": "…"' for key in self.keys]
+        self.expected = f"{{{', '.join(shown)}}}"
         if self.plain:
             self.expected = f"a string, or {self.expected}"
 
@@ -153,6 +152,5 @@ def as_text(instance: str | Mapping[str, str]) -> str | tuple[str, str]:
     `text_pair` counts as none."""
     if isinstance(instance, str):
         return instance
-    return (
-        (instance["text"], instance["text_pair"]) if instance.get("text_pair") else instance["text"]
-    )
+    pair = instance.get("text_pair")
+    return (instance["text"], pair) if pair else instance["text"]

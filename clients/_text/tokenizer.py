@@ -33,6 +33,7 @@ LONGEST_TOKEN = 100
 # Characters that are tokenized at a time. Each takes about 300 bytes until truncation. A portion of
 # hash signs, which are the slowest, takes 1.3 s.
 PORTION = 2**18
+Measured = dict[str, tuple[int, str]]  # texts of pairs -> their tokens, and the part that is read
 LONGEST_TEXT = PORTION  # characters, if the tokenizer names no limit
 # A text of a pair with more characters than this for each token that the model takes is cut before
 # the pair is tokenized.
@@ -153,7 +154,7 @@ class TextTokenizer:
         """
         rows = []
         counts = []
-        measured: dict[str, tuple[int, str]] = {}
+        measured: Measured = {}
         for portion in self._portions(texts):
             check_time()
             parts = [self._parts(text, self.max_characters) for text in portion]
@@ -207,33 +208,34 @@ class TextTokenizer:
         if portion:
             yield portion
 
-    def _shortened(self, text: Text, measured: dict[str, tuple[int, str]]) -> Text:
+    def _shortened(self, text: Text, measured: Measured) -> Text:
         """Return a pair with its long texts cut to twice the tokens that the model takes. Otherwise
         the library would combine each overflowing part of one text with each part of the other,
         which takes 10 s for two texts of 20,000 hash signs."""
         if isinstance(text, str):
             return text
+        short = SHORT * self.max_length
         first, second = (
-            half if len(half) <= SHORT * self.max_length else self._measure(half, measured)[1]
-            for half in text
+            half if len(half) <= short else self._measure(half, measured)[1] for half in text
         )
         return first, second
 
-    def _measure(self, text: str, measured: dict[str, tuple[int, str]]) -> tuple[int, str]:
+    def _measure(self, text: str, measured: Measured) -> tuple[int, str]:
         """Return the number of tokens of a text of a pair, and the part of the text with twice as
         many as the model takes. `measured` caches both, because many pairs may share a text."""
         if text not in measured:
             check_time()
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
-            count, part = len(encoding) + sum(map(len, encoding.overflowing)), text
-            if encoding.overflowing:
-                offsets = encoding.overflowing[0].offsets
-                is_left = self.direction == "left"
-                part = text[offsets[0][0] :] if is_left else text[: offsets[-1][1]]
-            measured[text] = count, part
+            more = encoding.overflowing
+            part = text
+            if more and self.direction == "left":
+                part = text[more[0].offsets[0][0] :]
+            elif more:
+                part = text[: more[0].offsets[-1][1]]
+            measured[text] = len(encoding) + sum(map(len, more)), part
         return measured[text]
 
-    def _count(self, encoding: Encoding, text: Text, measured: dict[str, tuple[int, str]]) -> int:
+    def _count(self, encoding: Encoding, text: Text, measured: Measured) -> int:
         """Count the tokens of a text that was truncated."""
         special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
         if isinstance(text, str):
