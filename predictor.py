@@ -98,28 +98,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
     app = services()
     started = perf_counter()
     try:
-        sent = source.content_length or 0
-        seconds = app.gateway.timeout
-        source.slot = app.admission.enter(sent)
-        open_account(source.slot)
-        allow_time(Deadline(source.forwarded + seconds), seconds, sent)
-        check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
-        source.check_attributes()
-        body = read(source)
-        request = read_request(source, stream, body, route)
-        with app.registry.use(
-            source.slot.keep, request.target.name, request.target.version
-        ) as served:
-            source.model = served.name
-            job = body.bind(served, request)
-            if job.request.stream:  # the body may have asked for a stream, too
-                # a stream has a later deadline than the one set above
-                allow_time(job.request.deadline, seconds, sent)
-                response = stream_reply(source, job)
-            else:
-                response = whole_reply(source, job)
-                if response.is_streamed:  # a large reply, which the caller must read in this time
-                    allow_time(Deadline.after(seconds), seconds, sent)
+        response = _answer(source, read, route, stream)
     except Exception as err:
         response = error_reply(err)
     response.headers.update(source.reply_headers())
@@ -139,6 +118,34 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
     else:
         finish()
     return response
+
+
+def _answer(
+    source: Incoming, read: Callable[[Incoming], Body], route: Target, stream: str
+) -> Response:
+    """Admit the request, read it, and let the model answer it. Raise a ServingError."""
+    app = services()
+    sent = source.content_length or 0
+    seconds = app.gateway.timeout
+    source.slot = app.admission.enter(sent)
+    open_account(source.slot)
+    allow_time(Deadline(source.forwarded + seconds), seconds, sent)
+    check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
+    source.check_attributes()
+    body = read(source)
+    request = read_request(source, stream, body, route)
+    target = request.target
+    with app.registry.use(source.slot.keep, target.name, target.version) as served:
+        source.model = served.name
+        job = body.bind(served, request)
+        if job.request.stream:  # the body may have asked for a stream, too
+            # a stream has a later deadline than the one set above
+            allow_time(job.request.deadline, seconds, sent)
+            return stream_reply(source, job)
+        response = whole_reply(source, job)
+        if response.is_streamed:  # a large reply, which the caller must read in this time
+            allow_time(Deadline.after(seconds), seconds, sent)
+        return response
 
 
 def whole_reply(source: Incoming, job: Job) -> Response:

@@ -217,38 +217,49 @@ def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> l
                 f"input '{name}': binary_data_size is {size}, {available} bytes are left"
             )
         shape = check_shape(name, entry.shape, length)
-        count = math.prod(shape)
         if size is None:
-            if entry.data is UNSET:
-                raise InvalidRequest(
-                    f"input '{name}': it has no data, and no binary_data_size in its parameters"
-                )
-            flat = flat_array(name, datatype, entry.data)
-            if flat.size != count:
-                raise InvalidRequest(
-                    f"input '{name}': its shape {list(shape)} does not fit the {flat.size} "
-                    "values in its data"
-                )
-            inputs.append(Tensor(name, datatype, shape, to_raw(flat, datatype)))
-            continue
-        if entry.data is not UNSET:
-            raise InvalidRequest(
-                f"input '{name}': it has both data and binary_data_size; send one of them"
-            )
-        if datatype == "BYTES":  # Triton counts the strings itself
-            check_count(count, MOST_STRINGS, "strings")
-        elif count * SIZES[datatype] != size:
-            raise InvalidRequest(
-                f"input '{name}': {size} bytes of binary data do not fill its shape "
-                f"{list(shape)} of {datatype}"
-            )
-        inputs.append(Tensor(name, datatype, shape, binary[:size]))
-        binary = binary[size:]
+            inputs.append(_with_data(entry, shape))
+        else:
+            inputs.append(_with_binary(entry, shape, binary[:size]))
+            binary = binary[size:]
     if len(binary):
         raise InvalidRequest(
             f"{len(binary)} bytes of the body belong to no input (binary_data_size)"
         )
     return inputs
+
+
+def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
+    """Return the tensor of an input whose values are in the JSON. Raise InvalidRequest."""
+    if entry.data is UNSET:
+        raise InvalidRequest(
+            f"input '{entry.name}': it has no data, and no binary_data_size in its parameters"
+        )
+    flat = flat_array(entry.name, entry.datatype, entry.data)
+    if flat.size != math.prod(shape):
+        raise InvalidRequest(
+            f"input '{entry.name}': its shape {list(shape)} does not fit the {flat.size} "
+            "values in its data"
+        )
+    return Tensor(entry.name, entry.datatype, shape, to_raw(flat, entry.datatype))
+
+
+def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: memoryview) -> Tensor:
+    """Return the tensor of an input whose values are `data`, behind the JSON. Raise InvalidRequest
+    or PayloadTooLarge."""
+    if entry.data is not UNSET:
+        raise InvalidRequest(
+            f"input '{entry.name}': it has both data and binary_data_size; send one of them"
+        )
+    count = math.prod(shape)
+    if entry.datatype == "BYTES":  # Triton counts the strings itself
+        check_count(count, MOST_STRINGS, "strings")
+    elif count * SIZES[entry.datatype] != len(data):
+        raise InvalidRequest(
+            f"input '{entry.name}': {len(data)} bytes of binary data do not fill its shape "
+            f"{list(shape)} of {entry.datatype}"
+        )
+    return Tensor(entry.name, entry.datatype, shape, data)
 
 
 def widened(tensor: Tensor, specs: Sequence[TensorSpec]) -> Tensor:

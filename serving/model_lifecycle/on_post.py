@@ -120,28 +120,18 @@ class OnPost(Policy):
             used = used_by(pid) + sum(self._promised.values())
             if reason := shortfall(self.memory, used, needed):
                 raise OutOfMemory(f"'{target}' is not loaded: {reason}")
-            models = self.manager.models()
-            for known in (target, name):  # callers may use either name
-                if (
-                    other := models.by_target.get(known) or models.entries.get(known)
-                ) and other.name != name:
-                    raise ModelAlreadyLoaded(
-                        f"the Target-Model '{known}' is loaded already, as '{other.name}'"
-                    )
+            self._check_target(name, target)
             outer, *parts = names.values()
             self._check_free({outer, *parts})
-            column = self.manager.free_column()
-            load = secrets.token_hex(8)
-            began = time.monotonic()
             entry = Entry(
                 name,
                 outer,
                 str(archive.folder),
-                load,
-                column,
+                secrets.token_hex(8),
+                self.manager.free_column(),
                 ADDING,
                 parts=tuple(parts),
-                began=began,
+                began=time.monotonic(),
                 answered=True,
                 target=target,
                 url=url,
@@ -149,6 +139,16 @@ class OnPost(Policy):
             self.manager.put(entry)
             self._promised[name] = needed
         return entry
+
+    def _check_target(self, name: str, target: str) -> None:
+        """Raise ModelAlreadyLoaded if callers know another model by one of these names."""
+        models = self.manager.models()
+        for known in (target, name):
+            other = models.by_target.get(known) or models.entries.get(known)
+            if other and other.name != name:
+                raise ModelAlreadyLoaded(
+                    f"the Target-Model '{known}' is loaded already, as '{other.name}'"
+                )
 
     def _check_free(self, names: set[str]) -> None:
         """Raise LoadFailed if another model has one of the `names`, which is possible without

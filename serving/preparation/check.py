@@ -192,38 +192,17 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
     """Yield a gateway to a new tritonserver without models. Raise TritonUnavailable if it does not
     start. At the end, remove the files that it and its stubs leave in /dev/shm and /tmp."""
     prefix, began = f"check-{secrets.token_hex(8)}", time.time()
-    socket, backends = run_dir / f"grpc.sock:{GRPC_PORT}", tritonserver.backend_directory()
-    flags: dict[str, object] = {
-        "model-repository": run_dir / "models",
-        "model-control-mode": "explicit",
-        "backend-directory": backends,
-        "allow-http": "false",
-        "allow-metrics": "false",
-        "grpc-address": f"unix:{run_dir}/grpc.sock",
-        "grpc-port": GRPC_PORT,
-        "exit-timeout-secs": int(EXIT_SECONDS),
-    }
-    command = [*dying_with_us("KILL"), *tritonserver.command(flags, backends, prefix)]
-    command += [
-        argument
-        for argument in settings.additional_arguments
-        if argument.startswith("--backend-config")
-    ]
-    environ = {
-        name: value for name, value in os.environ.items() if name not in SECRETS
-    } | dict.fromkeys(QUIET, "1")
-    environ = tritonserver.with_stub_wait(tritonserver.environment(environ))
     with (run_dir / "log").open("wb") as log:
         process = subprocess.Popen(
-            command,
-            env=environ,
+            _command(settings, run_dir, prefix),
+            env=_environment(),
             cwd=run_dir,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             process_group=0,
         )
-    gateway = TritonGateway(f"unix:{socket}", settings.grpc_timeout)
+    gateway = TritonGateway(f"unix:{run_dir}/grpc.sock:{GRPC_PORT}", settings.grpc_timeout)
     try:
         _wait_until_live(gateway, process, settings.start_timeout, run_dir)
         yield gateway
@@ -238,6 +217,31 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         for path in Path("/dev/shm").glob(f"{prefix}*"):
             path.unlink(missing_ok=True)
         remove_leftovers(tritonserver.ENVIRONMENTS, "tritonserver", began)
+
+
+def _command(settings: Settings, run_dir: Path, prefix: str) -> list[str]:
+    """Return tritonserver's command line. Its regions in /dev/shm begin with `prefix`."""
+    backends = tritonserver.backend_directory()
+    flags: dict[str, object] = {
+        "model-repository": run_dir / "models",
+        "model-control-mode": "explicit",
+        "backend-directory": backends,
+        "allow-http": "false",
+        "allow-metrics": "false",
+        "grpc-address": f"unix:{run_dir}/grpc.sock",
+        "grpc-port": GRPC_PORT,
+        "exit-timeout-secs": int(EXIT_SECONDS),
+    }
+    command = [*dying_with_us("KILL"), *tritonserver.command(flags, backends, prefix)]
+    more = settings.additional_arguments
+    return command + [each for each in more if each.startswith("--backend-config")]
+
+
+def _environment() -> dict[str, str]:
+    """Return tritonserver's environment, without secrets and telemetry."""
+    environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    environ |= dict.fromkeys(QUIET, "1")
+    return tritonserver.with_stub_wait(tritonserver.environment(environ))
 
 
 def _wait_until_live(

@@ -120,19 +120,15 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
         except ConfigError as err:
             chosen.unreadable[name] = str(err).replace(str(copied), str(folder))
             continue
-        source, parts = (
-            str(folder) if settings.policy.copied else "",
-            tuple(parts_of(chosen.configs[name])),
-        )
         entries[name] = Entry(
             name,
             name,
             str(copied),
             load,
             column,
-            parts=parts,
+            parts=tuple(parts_of(chosen.configs[name])),
             signature=signatures[name],
-            source=source,
+            source=str(folder) if settings.policy.copied else "",
         )
     rejected = tuple(
         Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items()
@@ -156,29 +152,43 @@ def served(
         "a model.tar.gz of it: tar czf model.tar.gz -C REPOSITORY resnet"
     )
     models = _collect(final, warnings, example)
-    named = [*load, *filter(None, [default])]
-    where = (
-        f"there is no folder of that name in {', '.join(map(str, final))}; its models are: "
-        f"{listed(models)}"
-    )
-    variables = {default: "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"} | dict.fromkeys(
-        load, "SERVE_LOAD_MODELS"
-    )
-    _refuse(
-        f"{variables[name]} names '{name}', and {where}"
-        for name in dict.fromkeys(named)
-        if name not in models
-    )
+    variables = dict.fromkeys(load, "SERVE_LOAD_MODELS")
+    if default:
+        variables.setdefault(default, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")
+    _refuse(_unknown_names(variables, models, final))
+    configs, unreadable = _read_configs(models, [*variables] or sorted(models), device, example)
     if not default and len(models) == 1:
         default = next(iter(models))
         warnings.append(
             f"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is not set: '{default}', the only model, "
             "is the default"
         )
+    chosen = {name: models[name] for name in configs}
+    return Served(final, chosen, configs, default, warnings, unreadable)
+
+
+def _unknown_names(
+    variables: Mapping[str, str], models: Mapping[str, Path], folders: Sequence[Path]
+) -> Iterator[str]:
+    """Yield a message for each name that a setting in `variables` has and no model."""
+    places = ", ".join(map(str, folders))
+    for name, variable in variables.items():
+        if name not in models:
+            yield (
+                f"{variable} names '{name}', and there is no folder of that name in {places}; its "
+                f"models are: {listed(models)}"
+            )
+
+
+def _read_configs(
+    models: Mapping[str, Path], names: Sequence[str], device: str, example: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the configurations of the named models and of the parts of their ensembles, and for
+    each that cannot be read the reason. Raise LayoutError if a part or a version is missing."""
     mistakes: list[str] = []
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}
-    pending = [(name, "") for name in named or sorted(models)]
+    pending = [(name, "") for name in names]
     while pending:
         name, user = pending.pop(0)
         if name in configs:
@@ -195,9 +205,7 @@ def served(
             is_ensemble = backend_of(configs[name]) == ENSEMBLE
             mistakes.append(no_version(models[name], is_ensemble))
     _refuse(mistakes, example)
-    return Served(
-        final, {name: models[name] for name in configs}, configs, default, warnings, unreadable
-    )
+    return configs, unreadable
 
 
 def _refuse(mistakes: Iterable[str], *example: str) -> None:

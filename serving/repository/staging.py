@@ -80,27 +80,11 @@ class Store:
             if config is None:
                 config, choice = fitted(folder, self.settings, self._processor)
             check(folder, config, self.settings, root)
-            for entry in folder.iterdir():
-                if entry.name not in (CONFIG, "configs"):
-                    (shown / entry.name).symlink_to(entry.absolute())
-            config.name = ""  # Triton then uses the name of the folder
-            for step in config.ensemble_scheduling.step:
-                step.model_name = (names or {}).get(step.model_name, step.model_name)
-            if is_ensemble := backend_of(config) == ENSEMBLE:
-                # Triton refuses an ensemble without a platform (quirks.py)
-                config.platform = ENSEMBLE
-            (shown / CONFIG).write_text(written(config), encoding="utf-8")
+            _fill(shown, folder, config, names or {})
+            is_ensemble = backend_of(config) == ENSEMBLE
             if self.only_python and not is_ensemble and not is_complete(shown, config):
                 source = f"the configuration of '{folder.name}'"
-                seconds = self.settings.load_timeout
-                try:
-                    complete(shown, self.backends, source, seconds)
-                except ConfigError as err:
-                    if not (other := leave_openvino(config, str(err))):
-                        raise
-                    choice = other
-                    (shown / CONFIG).write_text(written(config), encoding="utf-8")
-                    complete(shown, self.backends, source, seconds)
+                choice = self._complete(shown, config, source) or choice
             self.root.mkdir(exist_ok=True)
             with self.lock:
                 shutil.rmtree(self.path(triton_name), ignore_errors=True)
@@ -108,6 +92,20 @@ class Store:
         finally:
             shutil.rmtree(shown, ignore_errors=True)
         return choice
+
+    def _complete(self, shown: Path, config: Any, source: str) -> Choice | None:
+        """Complete the configuration of a staged model. If OpenVINO cannot read the model, leave
+        it to ONNX Runtime and return that choice. Raise ConfigError."""
+        seconds = self.settings.load_timeout
+        try:
+            complete(shown, self.backends, source, seconds)
+        except ConfigError as err:
+            if choice := leave_openvino(config, str(err)):
+                (shown / CONFIG).write_text(written(config), encoding="utf-8")
+                complete(shown, self.backends, source, seconds)
+                return choice
+            raise
+        return None
 
     def leave_openvino(self, triton_name: str, reason: str) -> Choice | None:
         """Stage a model for ONNX Runtime, because OpenVINO rejects it for `reason`. Return the new
@@ -128,6 +126,20 @@ class Store:
     def names(self) -> set[str]:
         """Return the names of all staged models."""
         return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
+
+
+def _fill(shown: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
+    """Fill the staged folder `shown` with links to the model's files and with its configuration, in
+    which `names` replace the names of the models that an ensemble calls."""
+    for entry in folder.iterdir():
+        if entry.name not in (CONFIG, "configs"):
+            (shown / entry.name).symlink_to(entry.absolute())
+    config.name = ""  # Triton then uses the name of the folder
+    for step in config.ensemble_scheduling.step:
+        step.model_name = names.get(step.model_name, step.model_name)
+    if backend_of(config) == ENSEMBLE:
+        config.platform = ENSEMBLE  # Triton refuses an ensemble without a platform (quirks.py)
+    (shown / CONFIG).write_text(written(config), encoding="utf-8")
 
 
 def signature(*folders: Path | None) -> str:
