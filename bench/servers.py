@@ -252,7 +252,8 @@ def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 def environment(peer: str) -> Path:
     """Return the Python of a peer's own environment, which is created from its lock file at the
     first call."""
-    folder, lock = CACHE / peer, ROOT / "bench" / "peers" / f"{peer}.lock"
+    folder = CACHE / peer
+    lock = ROOT / "bench" / "peers" / f"{peer}.lock"
     python, installed = folder / "bin" / "python", folder / "installed"
     if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)

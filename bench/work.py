@@ -55,16 +55,16 @@ class Photo(Model):
         height, width = image.shape[:2]
         side = round(min(height, width) * 0.875)
         top, left = (height - side) // 2, (width - side) // 2
-        crop = cv2.resize(
-            image[top : top + side, left : left + side], (224, 224), interpolation=cv2.INTER_CUBIC
-        )
+        square = image[top : top + side, left : left + side]
+        crop = cv2.resize(square, (224, 224), interpolation=cv2.INTER_CUBIC)
         return {"images": np.ascontiguousarray(crop.transpose(2, 0, 1)[None])}
 
     def finish(self, outputs: dict[str, Array]) -> Any:
         logits = outputs["logits"][0]
-        scores = np.exp(logits - logits.max())
+        powers = np.exp(logits - logits.max())
+        scores = powers / powers.sum()
         best = int(scores.argmax())
-        return {"label": self.labels()[best], "score": float(scores[best] / scores.sum())}
+        return {"label": self.labels()[best], "score": float(scores[best])}
 
 
 class Boxes(Model):
@@ -76,24 +76,24 @@ class Boxes(Model):
         ratio = 416 / max(image.shape[:2])
         resized = cv2.resize(image, None, fx=ratio, fy=ratio, interpolation=cv2.INTER_LINEAR)
         padded = np.full((416, 416, 3), 114, np.uint8)
-        top, left = (416 - resized.shape[0]) // 2, (416 - resized.shape[1]) // 2
-        padded[top : top + resized.shape[0], left : left + resized.shape[1]] = resized
+        height, width = resized.shape[:2]
+        top, left = (416 - height) // 2, (416 - width) // 2
+        padded[top : top + height, left : left + width] = resized
         return {"images": np.ascontiguousarray(padded.transpose(2, 0, 1)[None])}
 
     def finish(self, outputs: dict[str, Array]) -> Any:
         rows = outputs["output0"][0]
-        scores = rows[:, 4:5] * rows[:, 5:]
-        rows, classes, best = rows[:, :4], scores.argmax(1), scores.max(1)
-        kept = best > CONFIDENCE
-        rows, classes, best = rows[kept], classes[kept], best[kept]
-        corners = np.concatenate([rows[:, :2] - rows[:, 2:] / 2, rows[:, 2:]], axis=1)
-        chosen = cv2.dnn.NMSBoxesBatched(
-            corners.tolist(), best.tolist(), classes.tolist(), CONFIDENCE, OVERLAP
-        )
+        merits = rows[:, 4:5] * rows[:, 5:]
+        kept = merits.max(1) > CONFIDENCE
+        rows, merits = rows[kept], merits[kept]
+        classes = merits.argmax(1).tolist()
+        scores = merits.max(1).tolist()
+        sides = rows[:, 2:4]
+        boxes = np.concatenate([rows[:, :2] - sides / 2, sides], axis=1).tolist()
+        chosen = cv2.dnn.NMSBoxesBatched(boxes, scores, classes, CONFIDENCE, OVERLAP)
         names = self.labels()
-        return [
-            {"label": names[int(classes[i])], "score": float(best[i])} for i in np.ravel(chosen)
-        ]
+        best = np.ravel(chosen).tolist()
+        return [{"label": names[classes[index]], "score": scores[index]} for index in best]
 
 
 class Sentence(Model):

@@ -2,7 +2,9 @@
 model."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from deploy import autoscale, environment
 from deploy.aws import Aws, Reply
@@ -58,12 +60,9 @@ def update(options: Endpoint, aws: Aws) -> None:
     name = model_name(old)
     old_model = kept(aws, "CreateModel", aws.read("sagemaker", "DescribeModel", ModelName=name))
     old_config = kept(aws, "CreateEndpointConfig", old)
-    for variant, now in zip(
-        old_config["ProductionVariants"], endpoint.get("ProductionVariants", ()), strict=False
-    ):
-        if "InitialInstanceCount" in variant and now.get("DesiredInstanceCount"):
-            variant["InitialInstanceCount"] = now["DesiredInstanceCount"]
-    own_tags = [tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in tags(options)]
+    _keep_instances(old_config, endpoint)
+    ours = tags(options)
+    own_tags = [tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in ours]
     options = replace(options, own_tags=own_tags)
     model = model_request(options, aws, old_model)
     changed = untagged(model, "ModelName") != old_model
@@ -79,13 +78,22 @@ def update(options: Endpoint, aws: Aws) -> None:
     say(f"updating endpoint {options.name}")
     aws.write("sagemaker", "UpdateEndpoint", parameters)
     if _settle(options, aws, config):
-        for kind, wanted in (
-            ("EndpointConfig", config["EndpointConfigName"]),
-            ("Model", model_name(config)),
-        ):
-            for each in owned(options, aws, kind):
-                if each != wanted:
-                    remove(aws, kind, each)
+        _remove_others(options, aws, "EndpointConfig", config["EndpointConfigName"])
+        _remove_others(options, aws, "Model", model_name(config))
+
+
+def _keep_instances(old_config: dict[str, Any], endpoint: Mapping[str, Any]) -> None:
+    """Put the endpoint's current numbers of instances into its old configuration."""
+    current = endpoint.get("ProductionVariants", ())
+    for variant, now in zip(old_config["ProductionVariants"], current, strict=False):
+        if "InitialInstanceCount" in variant and now.get("DesiredInstanceCount"):
+            variant["InitialInstanceCount"] = now["DesiredInstanceCount"]
+
+
+def _remove_others(options: Endpoint, aws: Aws, kind: str, wanted: str) -> None:
+    for each in owned(options, aws, kind):
+        if each != wanted:
+            remove(aws, kind, each)
 
 
 def status(options: Common, aws: Aws) -> None:
@@ -95,38 +103,35 @@ def status(options: Common, aws: Aws) -> None:
         "sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"]
     )
     model = aws.read("sagemaker", "DescribeModel", ModelName=model_name(config))
-    variant, container = config["ProductionVariants"][0], model["PrimaryContainer"]
-    now = endpoint.get("ProductionVariants", [{}])[0]
-    source = (
-        container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "in the image")
-    )
+    container = model["PrimaryContainer"]
+    data_source = container.get("ModelDataSource", {}).get("S3DataSource", {})
+    targets = autoscale.targets(aws, options.name)
     rows = {
         "endpoint": options.name,
         "status": endpoint["EndpointStatus"],
         "reason": one_line(endpoint.get("FailureReason", "")),
         "configuration": endpoint["EndpointConfigName"],
-        "instances": f"{now.get('CurrentInstanceCount', variant.get('InitialInstanceCount'))}, "
-        f"{variant.get('InstanceType')}",
+        "instances": _instances(config["ProductionVariants"][0], endpoint),
         "model": model["ModelName"],
         "image": container["Image"],
-        "models": container.get("ModelDataUrl", source),
+        "models": container.get("ModelDataUrl", data_source.get("S3Uri", "in the image")),
         "mode": container.get("Mode", "SingleModel"),
-        "scaling": ", ".join(
-            f"{t['MinCapacity']} to {t['MaxCapacity']}"
-            for t in autoscale.targets(aws, options.name)
-        ),
+        "scaling": ", ".join(f"{each['MinCapacity']} to {each['MaxCapacity']}" for each in targets),
     }
-    if "ServerlessConfig" in variant:
-        rows["instances"] = "serverless, {MemorySizeInMB} MB, {MaxConcurrency} concurrent".format(
-            **variant["ServerlessConfig"]
-        )
     lines = [(name, value) for name, value in rows.items() if value]
     variables = environment.masked(container.get("Environment", {}))
-    for name, value in [
-        *lines,
-        *(("variable", f"{key}={value}") for key, value in variables.items()),
-    ]:
+    lines += [("variable", f"{key}={value}") for key, value in variables.items()]
+    for name, value in lines:
         print(f"{name:<13}  {value}")
+
+
+def _instances(variant: Mapping[str, Any], endpoint: Mapping[str, Any]) -> str:
+    if "ServerlessConfig" in variant:
+        text = "serverless, {MemorySizeInMB} MB, {MaxConcurrency} concurrent"
+        return text.format(**variant["ServerlessConfig"])
+    now = endpoint.get("ProductionVariants", [{}])[0]
+    count = now.get("CurrentInstanceCount", variant.get("InitialInstanceCount"))
+    return f"{count}, {variant.get('InstanceType')}"
 
 
 def delete(options: Delete, aws: Aws) -> None:

@@ -52,7 +52,8 @@ def explain(error: Exception) -> str:
     """Describe an error of boto3 in one line: what AWS says, and what to do."""
     if isinstance(error, aws.ClientError):
         return _explain_reply(error)
-    return f"{one_line(str(error))}{f' ({LOGIN})' if isinstance(error, WITHOUT_LOGIN) else ''}"
+    text = one_line(str(error))
+    return f"{text} ({LOGIN})" if isinstance(error, WITHOUT_LOGIN) else text
 
 
 def one_line(text: str) -> str:

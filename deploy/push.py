@@ -30,7 +30,8 @@ def push(options: Push, aws: Aws) -> None:
         raise DeployError(f"none of {', '.join(ENGINES)} is installed here")
     tag = options.tag or git_version()
     token = aws.read("ecr", "GetAuthorizationToken")["authorizationData"][0]
-    user, _, password = base64.b64decode(token["authorizationToken"]).decode().partition(":")
+    login = base64.b64decode(token["authorizationToken"]).decode()
+    user, _, password = login.partition(":")
     registry = token["proxyEndpoint"].removeprefix("https://")
     uri = f"{registry}/{options.repository}:{tag}"
     _ensure_repository(options, aws)

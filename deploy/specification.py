@@ -102,9 +102,11 @@ def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
     This makes it possible to repeat a command that failed halfway: it keeps the resources that it
     has created.
     """
-    content = request(aws, options.config, f"Create{kind}", {**parameters, f"{kind}Name": "name"})
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-    return tagged(options, {**content, f"{kind}Name": f"{options.name}-{digest}"})
+    name = f"{kind}Name"
+    content = request(aws, options.config, f"Create{kind}", {**parameters, name: "name"})
+    text = json.dumps(content, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return tagged(options, {**content, name: f"{options.name}-{digest}"})
 
 
 def untagged(parameters: Reply, name: str) -> Reply:

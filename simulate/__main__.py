@@ -112,7 +112,8 @@ def size(text: str) -> int:
 
 def limit(text: str) -> tuple[str, float]:
     name, number = pair(text)
-    if name not in RULES or not RULES[name].limit or not 0 < float(number) < float("inf"):
+    has_limit = name in RULES and RULES[name].limit
+    if not has_limit or not 0 < float(number) < float("inf"):
         raise argparse.ArgumentTypeError(
             f"{text} must be RULE=NUMBER, of a rule with a limit and a number above 0"
         )

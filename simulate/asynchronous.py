@@ -43,7 +43,8 @@ class Queue:
             )
         if location:
             _key(location)
-        identifier, file = members.get("InferenceId") or str(uuid.uuid4()), uuid.uuid4()
+        identifier = members.get("InferenceId") or str(uuid.uuid4())
+        file = uuid.uuid4()
         folder = "/".join(
             filter(None, [OUTPUT, members.get("S3OutputPathExtension", "").strip("/")])
         )

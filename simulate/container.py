@@ -121,7 +121,8 @@ class Plain(Process):
                 "--image IMAGE"
             )
         self._picker = PortPicker()
-        self.port, self.models = self._picker.pick(1)[0], str(launch.models or MODELS)
+        (self.port,) = self._picker.pick(1)
+        self.models = str(launch.models or MODELS)
         self._copy, temporary = launch.folder / "model", launch.folder / "tmp"
         repository = launch.models
         if launch.model:
@@ -174,7 +175,8 @@ class Image(Process):
     output and its exit code."""
 
     def __init__(self, launch: Launch) -> None:
-        self._engine, self._name = launch.engine, f"sim-{os.getpid()}-{launch.folder.name}"
+        self._engine = launch.engine
+        self._name = f"sim-{os.getpid()}-{launch.folder.name}"
         done = self._run("image", "inspect", launch.image)
         if done.returncode:
             raise CannotStart(
@@ -354,7 +356,8 @@ class Container:
     def check_ports(self) -> None:
         """Complain about open ports that the platform may use itself."""
         low, high = (int(port) for port in SAFE_PORTS.split("-"))
-        allowed, ports = {PORT, self.process.port, *range(low, high + 1)}, set()
+        allowed = {PORT, self.process.port, *range(low, high + 1)}
+        ports: set[int] = set()
         first = psutil.Process(self.process.pid)
         for process in (first, *first.children(recursive=True)):
             with contextlib.suppress(psutil.Error):

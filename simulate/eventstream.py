@@ -37,7 +37,8 @@ def failure(text: str, code: str) -> bytes:
 
 def message(headers: Mapping[str, str], payload: bytes) -> bytes:
     encoded = b"".join(_header(name.encode(), value.encode()) for name, value in headers.items())
-    prelude = struct.pack("!II", _FRAME + len(encoded) + len(payload), len(encoded))
+    total = _FRAME + len(encoded) + len(payload)
+    prelude = struct.pack("!II", total, len(encoded))
     body = prelude + struct.pack("!I", crc32(prelude)) + encoded + payload
     return body + struct.pack("!I", crc32(body))
 

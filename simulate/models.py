@@ -57,7 +57,8 @@ def unpack(archive: Path, folder: Path) -> None:
             tar.extractall(folder, filter="data")
     except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as err:
         shutil.rmtree(folder, ignore_errors=True)
-        reason = str(err).splitlines()[0].rstrip(":") if str(err) else type(err).__name__
+        text = str(err) or type(err).__name__
+        reason = text.splitlines()[0].rstrip(":")
         raise BadArchive(f"{archive.name} cannot be unpacked: {reason}") from err
 
 
