@@ -55,7 +55,7 @@ def test_refuse_a_checkpoint_that_does_not_declare_its_inputs(
     assert "gpt2" in capsys.readouterr().err
 
 
-def test_an_exported_program_of_torch_has_to_become_an_onnx_file(tmp_path: Path) -> None:
+def test_ask_for_an_onnx_file_instead_of_an_exported_program(tmp_path: Path) -> None:
     program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
     torch.export.save(program, tmp_path / "net.pt2")
     with pytest.raises(BuildError, match=r"torch\.onnx\.export\(torch\.export\.load"):

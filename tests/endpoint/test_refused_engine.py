@@ -83,7 +83,7 @@ def answers(server: Server, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["words", "bare", "calls"])
-def test_onnx_runtime_serves_what_openvino_refuses(server: Server, name: str) -> None:
+def test_fall_back_to_onnx_runtime_if_openvino_refuses_a_model(server: Server, name: str) -> None:
     assert answers(server, name)
     if name != "calls":
         assert engine(server, name) == ("onnxruntime", True)
@@ -91,7 +91,7 @@ def test_onnx_runtime_serves_what_openvino_refuses(server: Server, name: str) ->
         assert server.says(f"{name}: ONNX Runtime, because OpenVINO refuses it", process=process)
 
 
-def test_onnx_runtime_serves_what_openvino_computes_differently(
+def test_fall_back_to_onnx_runtime_if_openvino_computes_differently(
     server: Server, repository: Path
 ) -> None:
     x = np.array([[[0.5]], [[-1.0]]], np.float32)
@@ -103,14 +103,14 @@ def test_onnx_runtime_serves_what_openvino_computes_differently(
     assert engine(server, "lstm") == ("onnxruntime", True)
 
 
-def test_a_new_tritonserver_begins_with_onnx_runtime(server: Server) -> None:
+def test_start_a_new_tritonserver_with_onnx_runtime(server: Server) -> None:
     warnings = server.output().count(WARNING)
     server.replace("tritonserver")
     wait_until(lambda: answers(server, "words") and answers(server, "calls"), server.output)
     assert server.output().count(WARNING) == warnings
 
 
-def test_a_folder_that_is_added_or_changes_is_served_by_onnx_runtime(
+def test_serve_an_added_or_changed_folder_with_onnx_runtime(
     server: Server, repository: Path
 ) -> None:
     shutil.copytree(repository / "words", repository / "added")
@@ -121,23 +121,21 @@ def test_a_folder_that_is_added_or_changes_is_served_by_onnx_runtime(
     assert engine(server, "added") == ("onnxruntime", True)
 
 
-def test_the_check_passes_with_a_warning(
-    repository: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pass_the_check_with_a_warning(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders = {name: repository / name for name in ("calls", "words", "bare")}
     assert list(failures(Settings.from_env(OPENVINO), folders, list(folders))) == []
     assert any(message.startswith(WARNING) for message in caplog.messages)
 
 
 @pytest.mark.parametrize("content", [b"this is not an ONNX file", b""])
-def test_what_both_engines_refuse_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_refuse_a_model_that_both_engines_refuse(tmp_path: Path, content: bytes) -> None:
     write_model(tmp_path / "broken", content, CONFIG)
     folders = {"broken": tmp_path / "broken"}
     ((name, reason),) = failures(Settings.from_env(OPENVINO), folders, ["broken"])
     assert name == "broken" and "broken/1/model.onnx" in reason
 
 
-def test_the_part_of_an_archive_is_served_by_onnx_runtime(repository: Path, tmp_path: Path) -> None:
+def test_serve_a_part_of_an_archive_with_onnx_runtime(repository: Path, tmp_path: Path) -> None:
     for name in ("calls", "words"):
         shutil.copytree(repository / name, tmp_path / "models/id/model" / name)
     mode = {"SAGEMAKER_MULTI_MODEL": "true"} | OPENVINO

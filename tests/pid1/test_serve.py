@@ -64,7 +64,7 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
     return {process.name: process for process in serve.table(settings, os.environ | variables)}
 
 
-def test_help_lists_every_variable() -> None:
+def test_list_every_variable_in_the_help() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert not [name for row in TABLE for name in row.variables if name not in done.stdout]

@@ -52,13 +52,13 @@ def change(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_models_without_mistakes_pass(repository: Path, bundled: Path) -> None:
+def test_pass_models_without_mistakes(repository: Path, bundled: Path) -> None:
     assert findings(repository) == []
     done = run("--check", SERVE_MODEL_REPOSITORY=str(bundled))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_model_fails_if_tritonserver_does_not_start(repository: Path) -> None:
+def test_fail_every_model_if_tritonserver_does_not_start(repository: Path) -> None:
     settings = Settings.from_env(
         {"SERVE_DEVICE": "cpu", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=wrong"}
     )

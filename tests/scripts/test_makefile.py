@@ -50,9 +50,7 @@ def test_stop_the_server_with_make(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["setup", "dev", "models"])
-def test_each_target_that_builds_or_serves_sets_up_what_tritonserver_is_started_with(
-    target: str,
-) -> None:
+def test_set_up_tritonserver_before_a_target_builds_or_serves(target: str) -> None:
     assert "-o .venv/triton/stub_wait.so" in recipe("--always-make", target)
 
 

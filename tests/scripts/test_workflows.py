@@ -48,7 +48,7 @@ def test_follow_the_schema_of_github(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_each_command_exists(path: Path) -> None:
+def test_run_only_existing_commands(path: Path) -> None:
     for words in commands(path):
         program = words[0]
         if program == "make":
@@ -61,7 +61,7 @@ def test_each_command_exists(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_each_called_workflow_exists(path: Path) -> None:
+def test_call_only_existing_workflows(path: Path) -> None:
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
     called = [job["uses"] for job in jobs if "uses" in job]
     assert all((ROOT / name).is_file() for name in called)

@@ -110,7 +110,7 @@ def test_set_client_labels_and_settings_by_flags(tmp_path: Path) -> None:
     assert stored.config.output[0].label_filename == "labels.txt"
 
 
-def test_a_classifier_gets_its_file_s_labels(tmp_path: Path) -> None:
+def test_give_a_classifier_the_labels_of_its_file(tmp_path: Path) -> None:
     """Ultralytics' exporter writes `names` into a classifier's file too."""
     file = save_classifier(tmp_path / "c.onnx")
     model = onnx.load(file)
@@ -129,7 +129,7 @@ def test_a_classifier_gets_its_file_s_labels(tmp_path: Path) -> None:
         ("yolov5", 3, "yolov4_tiny/example.jpg"),
     ],
 )
-def test_the_example_is_a_photo_unless_the_network_takes_grey(
+def test_use_a_photo_as_example_unless_the_network_takes_grey(
     client: str, channels: int, example: str, tmp_path: Path
 ) -> None:
     answer = {"output0": np.full((3,) if client == "resnet" else (300, 6), 1000)}
@@ -209,13 +209,13 @@ def test_read_the_labels_of_a_head_from_its_file(
     assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]
 
 
-def test_a_layout_that_the_labels_do_not_fit_is_named(tmp_path: Path) -> None:
+def test_name_a_layout_that_the_labels_do_not_fit(tmp_path: Path) -> None:
     file = save_ports(tmp_path / "net.onnx", {"output0": (84, 84)}, "{0: 'one'}")
     with pytest.raises(BuildError, match=r"79 classes if its layout is yolov5.*--set layout="):
         build_own(tmp_path, file, client="yolov5")
 
 
-def test_a_detector_with_a_fixed_batch_is_to_be_exported_again(tmp_path: Path) -> None:
+def test_ask_for_another_export_of_a_detector_with_a_fixed_batch(tmp_path: Path) -> None:
     file = save_ports(tmp_path / "net.onnx", {"output0": (84, 8400)}, COCO)
     model = onnx.load(file)
     for port in (model.graph.input[0], model.graph.output[0]):

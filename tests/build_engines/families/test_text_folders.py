@@ -122,7 +122,7 @@ def cross_encoder(folder: Path, activation: str, labels: int = 1) -> Path:
     ("activation", "function"),
     [("linear.Identity", lambda logit: logit), ("activation.Sigmoid", torch.sigmoid)],
 )
-def test_a_cross_encoder_that_version_6_wrote_ranks(
+def test_rank_with_a_cross_encoder_that_version_6_wrote(
     activation: str, function: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
 ) -> None:
     checkpoint = cross_encoder(tmp_path / "checkpoint", activation)
@@ -138,7 +138,7 @@ def test_a_cross_encoder_that_version_6_wrote_ranks(
     assert prediction["ranking"][0]["score"] == expected
 
 
-def test_what_a_cross_encoder_does_beside_its_network_is_refused(tmp_path: Path) -> None:
+def test_refuse_a_cross_encoder_with_steps_beside_its_network(tmp_path: Path) -> None:
     checkpoint = cross_encoder(tmp_path / "checkpoint", "activation.Tanh")
     built(checkpoint, tmp_path / "model")
     with pytest.raises(InvalidRequest, match=r"activation\.Tanh"):
@@ -351,7 +351,7 @@ def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
         build(Request("own", **(options | {"client": ""}), tokenizer=checkpoint))
 
 
-def test_a_file_that_takes_its_tokens_as_int32_gets_them_so(tmp_path: Path) -> None:
+def test_send_int32_tokens_to_a_file_that_takes_them(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
     model = onnx.load(tmp_path / "whole/1/model.onnx")
