@@ -49,7 +49,7 @@ class Table:
 def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) -> str:
     """Return the columns as one tensor of FP64. `whole_in_fp32`: whole numbers are rounded to FP32
     directly, because rounding to FP64 first would change some of those above 2^53."""
-    parts = []
+    parts: list[str] = []
     for (tensor, datatype, width), group in groupby(
         cells, lambda each: (each.tensor, each.datatype, each.width)
     ):

@@ -186,7 +186,7 @@ def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
     """Return the folder of the first module of this kind."""
     for module in read_json(checkpoint / MODULES) or ():
         if str(module["type"]).endswith(f".{kind}"):
-            return checkpoint / module.get("path", "")
+            return checkpoint / str(module.get("path", ""))
     return checkpoint / usual
 
 

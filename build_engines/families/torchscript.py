@@ -131,8 +131,8 @@ def _run(
         raise BuildError(
             f"{path} does not run on zeros of the inputs {_written(inputs)}: {reason}"
         ) from err
-    pairs = zip(*shapes, strict=True)
-    return tuple(_output(number, *pair, batching) for number, pair in enumerate(pairs))
+    pairs = enumerate(zip(*shapes, strict=True))
+    return tuple(_output(number, one, other, batching) for number, (one, other) in pairs)
 
 
 def _zeros(spec: TensorSpec, batch: int, length: int) -> object:

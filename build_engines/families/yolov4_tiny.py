@@ -84,12 +84,12 @@ def _numbers(text: str) -> list[int]:
 
 
 class _Network(ImageGraph):
-    """Adds layers. `outputs` are those so far, each with its channels and its side in pixels."""
+    """Adds layers. `layers` are those so far, each with its channels and its side in pixels."""
 
     def __init__(self, weights: Array) -> None:
         super().__init__(SIDE, 0, 1 / 255)
         self.weights = weights
-        self.outputs: list[tuple[str, int, int]] = []
+        self.layers: list[tuple[str, int, int]] = []
         self.heads: list[str] = []
         self.boxes = self.values = 0
 
@@ -104,8 +104,8 @@ class _Network(ImageGraph):
         }
         if kind not in kinds:
             raise BuildError(f"[{kind}] of the .cfg file is not one of: {', '.join(kinds)}")
-        last = self.outputs[-1] if self.outputs else (self.x, 3, SIDE)
-        self.outputs.append(kinds[kind](section, *last))
+        last = self.layers[-1] if self.layers else (self.x, 3, SIDE)
+        self.layers.append(kinds[kind](section, *last))
 
     def _take(self, *shape: int) -> Array:
         """Return the next weights of the file."""
@@ -140,7 +140,7 @@ class _Network(ImageGraph):
 
     def _route(self, section: Section, _x: str, _channels: int, _side: int) -> tuple[str, int, int]:
         """Take earlier layers, joined by channels, or one of the groups of a layer's channels."""
-        layers = [self.outputs[index] for index in _numbers(section["layers"])]
+        layers = [self.layers[index] for index in _numbers(section["layers"])]
         names, widths, sides = zip(*layers, strict=True)
         channels = sum(widths)
         if groups := int(section.get("groups", 0)):

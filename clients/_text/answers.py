@@ -149,8 +149,10 @@ def _spans(
 def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
     """Return the start and end, in the context, of the whole words from an answer's first token to
     its last; None if one of the two is not part of a word."""
-    words = [encoding.token_to_word(token) for token in (first, last)]
-    if None in words:
+    first_word = encoding.token_to_word(first)
+    last_word = encoding.token_to_word(last)
+    if first_word is None or last_word is None:
         return None
-    start, end = (encoding.word_to_chars(word, 1) for word in words)
+    start = encoding.word_to_chars(first_word, 1)
+    end = encoding.word_to_chars(last_word, 1)
     return (start[0], end[1]) if start and end else None
