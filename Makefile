@@ -81,6 +81,7 @@ lock: .venv/.serving
 	$(LOCK) pyproject.toml -c requirements/serving.lock --no-emit-package onnxruntime --no-emit-package flatbuffers \
 	  -o requirements/gpu.lock
 	$(LOCK) --group image -c requirements/dev.lock -o requirements/image.lock
+	$(LOCK) --group openapi -o requirements/openapi.lock
 LOCK := $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock'
 
@@ -102,10 +103,11 @@ $(BIN)/python:
 	@$(DEBIAN)
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving | $(SERVING)
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openapi.lock .venv/.serving | $(SERVING)
 	@echo "installing what tests and exports networks (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile --require-hashes -r requirements/torch.txt
+	@scripts/install requirements/openapi.lock --upgrade --target .venv/openapi
 	@touch $@
 
 $(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | $(SERVING)

@@ -28,7 +28,7 @@ from serving.errors import TABLE, NotFound
 from serving.front.models import managed
 from serving.front.replies import json_reply, public_routes
 from serving.front.services import services
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, TARGET_MODEL
+from serving.headers import CSV, EVENT_STREAM, JSON_TYPE, NPY_TYPE, TARGET_MODEL
 from serving.request import NAME_KEYS, VERSION_KEY
 
 Json = dict[str, Any]
@@ -150,10 +150,11 @@ def _reply(path: str, method: str) -> Json:
         return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
-    content: Json = {JSON_TYPE: {"schema": OBJECT}}
-    if method == "POST" and path != "/models":
-        content["text/event-stream"] = {"schema": TEXT}
-    return content
+    stream: Json = {EVENT_STREAM: {"schema": TEXT}}
+    if path.endswith("/generate_stream"):
+        return stream
+    whole: Json = {JSON_TYPE: {"schema": OBJECT}}
+    return whole | stream if method == "POST" and path != "/models" else whole
 
 
 def _schemas(clients: Json) -> dict[str, Json]:
@@ -171,9 +172,10 @@ def _schemas(clients: Json) -> dict[str, Json]:
     error = dict.fromkeys(("error", "code", "request_id"), TEXT)
     schemas["Error"] = OBJECT | {"properties": error, "required": [*error]}
     for name, client in clients.items():
+        # No defaults: a generated client would send them all, although a model may have others, and
+        # a text's task has only some of the parameters.
         parameters = {
-            parameter.name: parameter.schema()
-            | {"description": parameter.help, "default": parameter.default}
+            parameter.name: parameter.schema() | {"description": parameter.help}
             for parameter in client.parameters
         }
         fields = dict(of_instances["properties"])
@@ -183,6 +185,7 @@ def _schemas(clients: Json) -> dict[str, Json]:
         }
         accepted = {
             "type": ["object", "null"],
+            "description": "GET /models lists those of each model, with their defaults",
             "properties": parameters,
             "additionalProperties": False,
         }

@@ -236,12 +236,18 @@ def break_weights(model: Path) -> None:
     (model / "1/model.onnx").write_bytes(b"no ONNX")
 
 
+def ask_for_many_instances(model: Path) -> None:
+    config = CONFIG + ONE_INSTANCE.replace("count: 1", "count: 100000")
+    (model / "config.pbtxt").write_text(config)
+
+
 def break_client(model: Path) -> None:
     (model / "client.py").write_text(CLIENT.replace('outputs["y"]', 'outputs["z"]'))
 
 
 BROKEN: tuple[tuple[Callable[[Path], object], str], ...] = (
     (break_weights, "product/1/model.onnx"),
+    (ask_for_many_instances, "product.* asks for 100000 instances"),
     (break_client, "product.*KeyError.*client.py"),  # its example is asked
     (lambda model: (model / "config.pbtxt").write_text("platform: onnx"), "product/config.pbtxt"),
     (lambda model: shutil.rmtree(model / "1"), "'product' has no version"),
