@@ -14,7 +14,7 @@ from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
 from serving.room import PIECE, form, json_objects, json_parts, open_account, reserve
 from serving.triton.tensors import SIZES, numpy_dtype
-from tests.bodies.hostile import BINARY, CLIENT, LINES, Hostile, served
+from tests.bodies.echo import BINARY, CLIENT, LINES, Sent, served
 from tests.support.harness import npy
 
 pytestmark = pytest.mark.unit
@@ -85,7 +85,7 @@ class Noted:
         self.size -= size
 
 
-def tensor(datatype: str, rows: int, accept: str = JSON_TYPE) -> Hostile:
+def tensor(datatype: str, rows: int, accept: str = JSON_TYPE) -> Sent:
     """Return a binary tensor of random numbers, LARGE bytes in these rows."""
     width = LARGE // rows // SIZES[datatype]
     head = (
@@ -95,10 +95,10 @@ def tensor(datatype: str, rows: int, accept: str = JSON_TYPE) -> Hostile:
     )
     numbers = np.random.default_rng(0).integers(0, 2, rows * width)
     data = head + numbers.astype(numpy_dtype(datatype)).tobytes()
-    return Hostile(f"{BINARY};json-header-size={len(head)}", data, served(datatype), accept=accept)
+    return Sent(f"{BINARY};json-header-size={len(head)}", data, served(datatype), accept=accept)
 
 
-def texts(string: bytes, accept: str = JSON_TYPE) -> Hostile:
+def texts(string: bytes, accept: str = JSON_TYPE) -> Sent:
     """Return a tensor of strings, LARGE bytes of them."""
     one = len(string).to_bytes(4, "little") + string
     count = LARGE // len(one)
@@ -107,7 +107,7 @@ def texts(string: bytes, accept: str = JSON_TYPE) -> Hostile:
         b'"parameters":{"binary_data_size":%d}}]}' % (count, count * len(one))
     )
     kind = f"{BINARY};json-header-size={len(head)}"
-    return Hostile(kind, head + one * count, served("BYTES"), accept=accept)
+    return Sent(kind, head + one * count, served("BYTES"), accept=accept)
 
 
 SENT = {
@@ -124,21 +124,21 @@ SENT = {
     "strings that are not text": texts(b"\xff" * 1000),
     "strings as CSV": texts(b"a few words", CSV),
     "strings as npy": texts(b"a few words", NPY_TYPE),
-    "an npy file of other numbers": Hostile(
+    "an npy file of other numbers": Sent(
         NPY_TYPE, npy(np.zeros((1, LARGE), np.uint8)), served("FP64")
     ),
-    "an npy file of strings": Hostile(
+    "an npy file of strings": Sent(
         NPY_TYPE, npy(np.full((1, LARGE // 16), "äöü")), served("BYTES")
     ),
-    "strings in JSON": Hostile(
+    "strings in JSON": Sent(
         JSON_TYPE,
         b'{"x":[%b]}' % b",".join([b'"a few words"'] * 100_000),
         served("BYTES"),
         generates=True,
     ),
-    "predictions": Hostile(JSON_TYPE, b'{"instances":[%b]}' % b",".join([b"0"] * 100_000), CLIENT),
-    "lines": Hostile(LINES, b"0\n" * 200_000, CLIENT),
-    "lines of many objects": Hostile(LINES, (b"[%b0]\n" % (b"{}," * 3_000)) * 100, CLIENT),
+    "predictions": Sent(JSON_TYPE, b'{"instances":[%b]}' % b",".join([b"0"] * 100_000), CLIENT),
+    "lines": Sent(LINES, b"0\n" * 200_000, CLIENT),
+    "lines of many objects": Sent(LINES, (b"[%b0]\n" % (b"{}," * 3_000)) * 100, CLIENT),
 }
 
 
