@@ -10,7 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from serving.bodies.lines import MOST_GROUP
+from serving.bodies.tables import read_form
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
+from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
 from serving.room import PIECE, form, json_objects, json_parts, open_account, reserve
 from serving.triton.tensors import SIZES, numpy_dtype
@@ -159,6 +162,41 @@ def test_give_back_what_each_group_of_lines_took() -> None:
     assert account.size < account.most // 2
 
 
+def test_hold_only_a_few_lines_of_many_values() -> None:
+    account = Noted()
+    open_account(account)
+    try:
+        SENT["lines of many objects"].ask()
+    finally:
+        open_account(None)
+    assert account.most <= 1.2 * MOST_GROUP
+
+
+class RefusingOnce(Noted):
+    """An account that refuses its fourth step and no other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[str] = []
+
+    def take(self, size: int, step: str) -> None:
+        self.steps.append(step)
+        if len(self.steps) == 4:
+            raise Overloaded("")
+        super().take(size, step)
+
+
+def test_end_a_body_of_lines_at_the_first_one_that_finds_no_memory() -> None:
+    account = RefusingOnce()
+    open_account(account)
+    try:
+        with pytest.raises(Overloaded):
+            SENT["lines"].ask()
+    finally:
+        open_account(None)
+    assert account.steps[1:] == ["the JSON of the body"] * 3
+
+
 def peak_beyond(step: Callable[[], object]) -> int:
     """Return how many bytes more a step takes than it reserves."""
     account = Noted()
@@ -167,6 +205,26 @@ def peak_beyond(step: Callable[[], object]) -> int:
         return peak(step) - account.most
     finally:
         open_account(None)
+
+
+def multipart(value: bytes, file: bytes = b"") -> bytes:
+    """Return a form of six fields or, with `file`, of six files."""
+    head = b'--x\r\nContent-Disposition: form-data; name="%d"%b\r\n\r\n%b\r\n'
+    parts = [head % (number, file, value) for number in range(6)]
+    return b"".join(parts) + b"--x--\r\n"
+
+
+FORMS = {
+    "fields": multipart(b"a" * LARGE),
+    "fields with a wide character": multipart(b"a" * LARGE + "😀".encode()),
+    "fields that are not text": multipart(b"\xff" * LARGE),
+    "files": multipart(b"a" * LARGE, b'; filename="a"'),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_reserve_what_a_form_of_parts_takes(name: str) -> None:
+    assert peak_beyond(lambda: read_form(FORMS[name], "x")) <= BESIDE
 
 
 READ: dict[str, Callable[[], object]] = {
@@ -191,4 +249,4 @@ def test_count_the_parts_of_json_in_pieces() -> None:
 
 
 def test_reserve_nothing_without_an_account() -> None:
-    assert not reserve(2**40, "a step").is_held
+    assert reserve(2**40, "a step").size == 0
