@@ -72,7 +72,7 @@ def ping() -> Response:
 
 def metrics() -> Response:
     """Return the metrics in Prometheus' text format: ours, then Triton's."""
-    return Response(services().scraped.get(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(services().scrape(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def invocations() -> Response:

@@ -35,7 +35,7 @@ PARSED = 3  # per byte of a text that simdjson parses
 ESCAPE = 250  # per character that a form escapes, such as %41: each is briefly a string of its own
 FORM = 12  # per byte of a form with escaped characters
 FIELDS = 4  # per byte of a form's text: the text, and the pieces into which it is split
-FILES = 3  # per byte of a form with files: the parser's pieces, its files, and our items
+FILES = 5  # per byte of a form with files: the parser's pieces, and texts of 4 bytes a character
 UNPACKED = 2  # per byte of a body while it is decompressed
 DEFLATED = 1032  # per byte of a compressed body: deflate's maximum ratio
 INPUT = 3  # per byte of an input: the client's array, a copy while it is made, and Triton's message
@@ -136,8 +136,8 @@ class Room:
         self._size = size
 
     @property
-    def is_held(self) -> bool:
-        return self._size > 0
+    def size(self) -> int:
+        return self._size
 
     def grow(self, size: int, step: str) -> None:
         """Reserve `size` bytes in all. Raise PayloadTooLarge, Overloaded."""

@@ -10,11 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from serving.bodies.lines import MOST_GROUP
+from serving.bodies.tables import read_form
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
+from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
 from serving.room import PIECE, form, json_objects, json_parts, open_account, reserve
 from serving.triton.tensors import SIZES, numpy_dtype
-from tests.bodies.hostile import BINARY, CLIENT, LINES, Hostile, served
+from tests.bodies.echo import BINARY, CLIENT, LINES, Sent, served
 from tests.support.harness import npy
 
 pytestmark = pytest.mark.unit
@@ -85,7 +88,7 @@ class Noted:
         self.size -= size
 
 
-def tensor(datatype: str, rows: int, accept: str = JSON_TYPE) -> Hostile:
+def tensor(datatype: str, rows: int, accept: str = JSON_TYPE) -> Sent:
     """Return a binary tensor of random numbers, LARGE bytes in these rows."""
     width = LARGE // rows // SIZES[datatype]
     head = (
@@ -95,10 +98,10 @@ def tensor(datatype: str, rows: int, accept: str = JSON_TYPE) -> Hostile:
     )
     numbers = np.random.default_rng(0).integers(0, 2, rows * width)
     data = head + numbers.astype(numpy_dtype(datatype)).tobytes()
-    return Hostile(f"{BINARY};json-header-size={len(head)}", data, served(datatype), accept=accept)
+    return Sent(f"{BINARY};json-header-size={len(head)}", data, served(datatype), accept=accept)
 
 
-def texts(string: bytes, accept: str = JSON_TYPE) -> Hostile:
+def texts(string: bytes, accept: str = JSON_TYPE) -> Sent:
     """Return a tensor of strings, LARGE bytes of them."""
     one = len(string).to_bytes(4, "little") + string
     count = LARGE // len(one)
@@ -107,7 +110,7 @@ def texts(string: bytes, accept: str = JSON_TYPE) -> Hostile:
         b'"parameters":{"binary_data_size":%d}}]}' % (count, count * len(one))
     )
     kind = f"{BINARY};json-header-size={len(head)}"
-    return Hostile(kind, head + one * count, served("BYTES"), accept=accept)
+    return Sent(kind, head + one * count, served("BYTES"), accept=accept)
 
 
 SENT = {
@@ -124,21 +127,21 @@ SENT = {
     "strings that are not text": texts(b"\xff" * 1000),
     "strings as CSV": texts(b"a few words", CSV),
     "strings as npy": texts(b"a few words", NPY_TYPE),
-    "an npy file of other numbers": Hostile(
+    "an npy file of other numbers": Sent(
         NPY_TYPE, npy(np.zeros((1, LARGE), np.uint8)), served("FP64")
     ),
-    "an npy file of strings": Hostile(
+    "an npy file of strings": Sent(
         NPY_TYPE, npy(np.full((1, LARGE // 16), "äöü")), served("BYTES")
     ),
-    "strings in JSON": Hostile(
+    "strings in JSON": Sent(
         JSON_TYPE,
         b'{"x":[%b]}' % b",".join([b'"a few words"'] * 100_000),
         served("BYTES"),
         generates=True,
     ),
-    "predictions": Hostile(JSON_TYPE, b'{"instances":[%b]}' % b",".join([b"0"] * 100_000), CLIENT),
-    "lines": Hostile(LINES, b"0\n" * 200_000, CLIENT),
-    "lines of many objects": Hostile(LINES, (b"[%b0]\n" % (b"{}," * 3_000)) * 100, CLIENT),
+    "predictions": Sent(JSON_TYPE, b'{"instances":[%b]}' % b",".join([b"0"] * 100_000), CLIENT),
+    "lines": Sent(LINES, b"0\n" * 200_000, CLIENT),
+    "lines of many objects": Sent(LINES, (b"[%b0]\n" % (b"{}," * 3_000)) * 100, CLIENT),
 }
 
 
@@ -159,6 +162,41 @@ def test_give_back_what_each_group_of_lines_took() -> None:
     assert account.size < account.most // 2
 
 
+def test_hold_only_a_few_lines_of_many_values() -> None:
+    account = Noted()
+    open_account(account)
+    try:
+        SENT["lines of many objects"].ask()
+    finally:
+        open_account(None)
+    assert account.most <= 1.2 * MOST_GROUP
+
+
+class RefusingOnce(Noted):
+    """An account that refuses its fourth step and no other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[str] = []
+
+    def take(self, size: int, step: str) -> None:
+        self.steps.append(step)
+        if len(self.steps) == 4:
+            raise Overloaded("")
+        super().take(size, step)
+
+
+def test_end_a_body_of_lines_at_the_first_one_that_finds_no_memory() -> None:
+    account = RefusingOnce()
+    open_account(account)
+    try:
+        with pytest.raises(Overloaded):
+            SENT["lines"].ask()
+    finally:
+        open_account(None)
+    assert account.steps[1:] == ["the JSON of the body"] * 3
+
+
 def peak_beyond(step: Callable[[], object]) -> int:
     """Return how many bytes more a step takes than it reserves."""
     account = Noted()
@@ -167,6 +205,26 @@ def peak_beyond(step: Callable[[], object]) -> int:
         return peak(step) - account.most
     finally:
         open_account(None)
+
+
+def multipart(value: bytes, file: bytes = b"") -> bytes:
+    """Return a form of six fields or, with `file`, of six files."""
+    head = b'--x\r\nContent-Disposition: form-data; name="%d"%b\r\n\r\n%b\r\n'
+    parts = [head % (number, file, value) for number in range(6)]
+    return b"".join(parts) + b"--x--\r\n"
+
+
+FORMS = {
+    "fields": multipart(b"a" * LARGE),
+    "fields with a wide character": multipart(b"a" * LARGE + "😀".encode()),
+    "fields that are not text": multipart(b"\xff" * LARGE),
+    "files": multipart(b"a" * LARGE, b'; filename="a"'),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_reserve_what_a_form_of_parts_takes(name: str) -> None:
+    assert peak_beyond(lambda: read_form(FORMS[name], "x")) <= BESIDE
 
 
 READ: dict[str, Callable[[], object]] = {
@@ -191,4 +249,4 @@ def test_count_the_parts_of_json_in_pieces() -> None:
 
 
 def test_reserve_nothing_without_an_account() -> None:
-    assert not reserve(2**40, "a step").is_held
+    assert reserve(2**40, "a step").size == 0

@@ -163,7 +163,7 @@ class InstancesJob(Job):
         if batch is None:
             batch = self._next_batch(0)
         elif not batch.calls:
-            batch = self._next_batch(batch.end, batch.room.is_held)
+            batch = self._next_batch(batch.end, batch.room.size > 0)
         inputs = batch.calls.pop(0)
         is_partial = bool(batch.calls)
         is_last = not is_partial and batch.end == len(self.items)

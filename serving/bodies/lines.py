@@ -45,6 +45,9 @@ from serving.triton.gateway import TritonGateway
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
 BATCHES = 4  # batches of the model in one group: one is prepared while Triton works on another
+# Bytes that the values of a group may take, unless it is one line. So the bodies of many callers
+# find room at the same time.
+MOST_GROUP = 2**24
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class JsonLines:
         except ValueError as err:
             return Record(error=DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
+            _check_line_error(err)
             return Record(error=err)
         return Record(Instances([Item("record", value=value)]), is_bare=True)
 
@@ -220,8 +224,7 @@ class LinesJob(Job):
         try:
             return self._lines(gateway, records)
         except ServingError as err:
-            if err.status >= HTTPStatus.SERVICE_UNAVAILABLE:
-                raise
+            _check_line_error(err)
             if len(records) == 1:
                 return [_error_line(err)]
         half = len(records) // 2
@@ -265,19 +268,27 @@ class LinesJob(Job):
 
 
 def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
-    """Group consecutive records that can share a job, until a group has at least `most` instances.
-    Yield records that cannot be joined alone."""
+    """Group consecutive records that can share a job, until a group has at least `most` instances
+    or takes MOST_GROUP bytes. Yield records that cannot be joined alone."""
     group: list[Record] = []
-    count = 0
+    count = size = 0
     for record in records:
-        if group and (count >= most or not record.can_join(group[-1])):
+        is_full = count >= most or size >= MOST_GROUP
+        if group and (is_full or not record.can_join(group[-1])):
             yield group
             group = []
-            count = 0
+            count = size = 0
         group.append(record)
         count += record.count
+        size += record.room.size
     if group:
         yield group
+
+
+def _check_line_error(error: ServingError) -> None:
+    """Raise an error that fails the whole body. All others are answers to a line."""
+    if error.status >= HTTPStatus.SERVICE_UNAVAILABLE:
+        raise error
 
 
 def _error_line(error: ServingError) -> bytes:

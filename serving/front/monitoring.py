@@ -1,11 +1,8 @@
 """Answers /ping and /metrics: whether the container works, and the metrics of all workers."""
 
-import math
 import os
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from time import monotonic
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -89,25 +86,6 @@ class Monitoring:
             MultiProcessCollector(ours := CollectorRegistry())
         state = generate_latest(_Families([flying, triton_up, starts, up, crashes]))
         return generate_latest(ours) + state + triton
-
-
-class Shared:
-    """Computes one answer for all callers that ask at the same time. Each caller gets an answer
-    whose computation began after it asked, so none is stale. Each worker computes one answer at a
-    time, even for 400 scrapers."""
-
-    def __init__(self, make: Callable[[], bytes], now: Callable[[], float] = monotonic) -> None:
-        self._make, self._now, self._lock = make, now, threading.Lock()
-        self._began, self._answer = -math.inf, b""
-
-    def get(self) -> bytes:
-        asked = self._now()
-        with self._lock:
-            if self._began <= asked:
-                began = self._now()
-                self._answer = self._make()
-                self._began = began
-            return self._answer
 
 
 class _Families(list[Metric], Collector):

@@ -12,7 +12,7 @@ from serving.codecs import Limits
 from serving.front.admission import Admission
 from serving.front.hang_ups import HangUps
 from serving.front.metrics import Metrics
-from serving.front.monitoring import Monitoring, Shared
+from serving.front.monitoring import Monitoring
 from serving.host.machine import shm_size
 from serving.model_status.registry import Registry
 from serving.model_status.shared_files import TOTAL, Table
@@ -60,9 +60,9 @@ class Services:
         self.monitoring = Monitoring(self.registry, settings.status_file)
         self.hang_ups = HangUps()
         self.metrics = Metrics()
-        self.scraped = Shared(self._scrape)
 
-    def _scrape(self) -> bytes:
+    def scrape(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         return self.monitoring.scrape(self.metrics.registry, self.admission.leases.requests(TOTAL))
 
     def trim_memory(self) -> None:

@@ -136,5 +136,5 @@ STUB_SECONDS = 3.0
 
 # The first dimension of a batch without rows. Triton accepts such a batch and never answers, with
 # any backend; it answers all other empty shapes. job.py rejects it. Remove when
-# tests/endpoint/test_hostile_bodies.py passes.
+# tests/endpoint/test_edge_bodies.py passes.
 NO_ROWS = (0,)

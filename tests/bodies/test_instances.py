@@ -25,7 +25,7 @@ from serving.model_status.served_model import ServedModel
 from serving.request import Request
 from serving.room import INPUT, OUTPUT, TOKEN, open_account
 from serving.triton.tensors import InferRequest
-from tests.bodies.hostile import Echo
+from tests.bodies.echo import Echo
 from tests.support.deadlines import within
 from tests.support.harness import PATIENCE, encoded
 

@@ -21,8 +21,8 @@ from serving.codecs import JSON
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate
 from serving.headers import JSON_TYPE, streamed_type
 from serving.request import Request
-from tests.bodies.test_hostile import looks
 from tests.bodies.test_instances import Length, client_of
+from tests.bodies.test_limits import looks
 from tests.support.deadlines import within
 
 pytestmark = pytest.mark.unit

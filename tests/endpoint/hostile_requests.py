@@ -1,7 +1,8 @@
 """The table of hostile requests: small or ordinary requests that would take memory or processor
 time out of proportion, each with the status that it gets and what it may cost.
 
-A new one is a row here. Nothing else in tests/ sends hostile requests to the whole container.
+A new one is a row here, and a hostile image file one in tests/support/hostile_images.py. Nothing
+else in tests/ sends hostile requests.
 """
 
 import gzip
@@ -17,11 +18,11 @@ import numpy as np
 import requests
 from PIL import Image
 
+from serving.bodies.kserve import BINARY_TYPE
 from serving.headers import CSV, JSON_LINES, JSON_TYPE, NPY_TYPE
-from tests.bodies.hostile import CASES
-from tests.bodies.hostile import Hostile as Case
+from tests.bodies.echo import LARGEST, ONE, many, npy_file, tensor
 from tests.support.harness import encoded, npy
-from tests.support.hostile_images import png
+from tests.support.hostile_images import REFUSED, png
 
 PROCESSOR_SECONDS = 10.0  # of the front for a row, the model's own run apart
 MEGABYTES = 1_500  # of the front for a row, above what it takes when it is idle
@@ -188,30 +189,90 @@ TIME: dict[str, Hostile] = {
 }
 
 
-def row_of(case: Callable[[], Case]) -> Hostile:
-    """Return the row of a body that is refused, or that is cut off when its time is over."""
-    made = case()
-    name = "texts" if made.model.model.inputs[0].datatype == "BYTES" else "numbers"
-    model = "json" if made.model.client else name
+def numbered(count: int) -> bytes:
+    return b",".join(b'"%x":1' % number for number in range(count))
+
+
+def refused(
+    model: str, body: Callable[[], bytes], kind: str = JSON_TYPE, encoding: str = ""
+) -> Hostile:
+    """Return the row of a body that would become large, and is refused."""
     return Hostile(
         model,
-        lambda: case().data,
+        body,
         (400, 413),
-        made.content_type,
-        headers={"Content-Encoding": made.encoding} if made.encoding else {},
+        kind,
+        headers={"Content-Encoding": encoding} if encoding else {},
         is_packed=False,
         megabytes=MEGABYTES_OF_A_BODY,
     )
 
 
+def npy_row(model: str, kind: Any, shape: tuple[int, ...], length: int = 0) -> Hostile:
+    return refused(model, lambda: npy_file(kind, shape, bytes(length)), NPY_TYPE)
+
+
+STRINGS = (
+    b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,6500000],'
+    b'"parameters":{"binary_data_size":26000000}}]}'
+)
+BODIES: dict[str, Hostile] = {
+    "instances: numbers": refused("json", lambda: b'{"instances":[%b]}' % many(b"0", 12_000_000)),
+    "instances: objects": refused("json", lambda: b'{"instances":[%b]}' % many(b"{}", 8_000_000)),
+    "instances: lists in one": refused(
+        "json", lambda: b'{"instances":[[%b]]}' % many(b"[]", 8_000_000)
+    ),
+    "inputs": refused("numbers", lambda: b'{"inputs":[%b]}' % many(ONE, 400_000)),
+    "some inputs": refused("numbers", lambda: b'{"inputs":[%b]}' % many(ONE, 20_000)),
+    "outputs": refused(
+        "numbers", lambda: b'{"inputs":[%b],"outputs":[%b]}' % (ONE, many(b'{"name":"x"}', 100_000))
+    ),
+    "parameters": refused(
+        "numbers", lambda: b'{"inputs":[%b],"parameters":{%b}}' % (ONE, numbered(100_000))
+    ),
+    "keys beside tensors": refused(
+        "numbers", lambda: b'{"inputs":[%b],%b}' % (ONE, numbered(500_000))
+    ),
+    "a flat body of keys": refused("numbers", lambda: b"{%b}" % numbered(2_000_000)),
+    "strings in JSON": refused(
+        "texts", lambda: tensor("BYTES", many(b'""', 1_500_000), b"1,1500000")
+    ),
+    "binary strings": refused(
+        "texts",
+        lambda: STRINGS + bytes(26_000_000),
+        f"{BINARY_TYPE};json-header-size={len(STRINGS)}",
+    ),
+    "npy: bytes": npy_row("texts", "|S1", (1, 25_000_000), 25_000_000),
+    "npy: unicode": npy_row("texts", "<U1", (1, 6_000_000), 24_000_000),
+    "npy: numbers for strings": npy_row("texts", "|u1", (1, 25_000_000), 25_000_000),
+    "npy: no width": npy_row("texts", "|S0", (1, 30_000_000)),
+    "npy: a trillion": npy_row("numbers", "<f4", (1, 10**12)),
+    "npy: dimensions": npy_row("numbers", "<f4", (1,) * 2000, 4),
+    "npy: negative": npy_row("numbers", "<f4", (-1, -1), 4),
+    "npy: records": npy_row("numbers", [("a", "<f4")], (1, 1), 4),
+    "npy: arrays in an array": npy_row("numbers", ("<f4", (2, 2)), (1, 1), 16),
+    "npy: dates": npy_row("numbers", "<M8[s]", (1, 1), 8),
+    "npy: brackets": refused(
+        "numbers", lambda: b"\x93NUMPY\x01\x00\x00\x20" + b"(" * 0x2000, NPY_TYPE
+    ),
+    "npz": refused("numbers", lambda: b"PK\x03\x04" + bytes(100), NPY_TYPE),
+    "a shape of nines": refused("numbers", lambda: tensor("FP32", b"1", many(b"9", 12_000_000))),
+    "data too deep": refused(
+        "numbers", lambda: tensor("FP32", b"[" * 500 + b"]" * 500 + b"," + many(b"0", 10**5), b"1")
+    ),
+    "brackets": refused("numbers", lambda: b"[" * 300_000),
+    "braces": refused("numbers", lambda: b'{"a":' * 300_000),
+    "empty gzip members": refused("numbers", lambda: gzip.compress(b"") * 200_000, encoding="gzip"),
+    "packed zeros": refused(
+        "numbers", lambda: gzip.compress(bytes(20 * LARGEST), 1), encoding="gzip"
+    ),
+}
 LINES = {
     "lines of objects for tensors": ("numbers", b"{}\n", PROCESSOR_SECONDS),
     # each line is a call of the model, in which gRPC's threads take as long as the request's own
     "lines of numbers for a client": ("json", b"0\n", 2 * PROCESSOR_SECONDS),
     "empty lines": ("numbers", b"\n", PROCESSOR_SECONDS),
 }
-# Bodies that would become large: all are refused.
-BODIES = {name: row_of(case) for name, case in CASES.items()}
 BODIES |= {
     name: Hostile(
         model,
@@ -317,4 +378,9 @@ ROOM: dict[str, Hostile] = {
         "multipart/form-data; boundary=x",
     ),
 }
-ROWS = {**BODIES, **TIME, **ROOM}
+# Image files; those that only a lower limit of pixels refuses are answered.
+IMAGES = {
+    name: Hostile("resnet", make, (200, 400), "image/png", megabytes=MEGABYTES_OF_A_BODY)
+    for name, (make, _) in REFUSED.items()
+}
+ROWS = {**BODIES, **TIME, **ROOM, **IMAGES}

@@ -84,9 +84,7 @@ def stub(server: Server) -> int:
 
 def crashes(server: Server) -> float:
     match = re.search(
-        r'^serve_model_crashes_total{model="ends"} (\S+)$',
-        server.get("/metrics").text,
-        re.MULTILINE,
+        r'^serve_model_crashes_total{model="ends"} (\S+)$', server.scrape().text, re.MULTILINE
     )
     return float(match[1]) if match else 0.0
 

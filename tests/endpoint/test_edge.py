@@ -1,5 +1,4 @@
-"""What a hostile caller sends below HTTP's surface, and what the edge does where the machine is too
-small."""
+"""Malformed HTTP, and what the edge does if the machine is too small."""
 
 import contextlib
 import json

@@ -69,7 +69,7 @@ def test_refuse_every_management_call_without_the_secret(
 
 def test_count_loads_and_unloads_by_result(secret: Server) -> None:
     def count(text: str) -> float:
-        lines = secret.get("/metrics").text.splitlines()
+        lines = secret.scrape().text.splitlines()
         return sum(float(line.split()[1]) for line in lines if line.startswith(text))
 
     assert count('serve_model_loads_total{result="ok"}') == len(LOADED)

@@ -64,7 +64,7 @@ def value(metrics: dict[str, Metric], sample_name: str, **labels: str) -> float:
 
 
 def scrape(server: Server) -> dict[str, Metric]:
-    reply = server.get("/metrics")
+    reply = server.scrape()
     assert reply.status_code == 200
     assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     return parse(reply.text)
@@ -172,7 +172,7 @@ def test_add_no_series_for_an_invented_model_name(server: Server) -> None:
     # /ping and /metrics are not counted
     assert (server.post(data=b"").status_code, server.ping()) == (400, 200)
     after = scrape(server)
-    assert "made-up" not in server.get("/metrics").text
+    assert "made-up" not in server.scrape().text
     assert value(after, "serve_requests_total", model="", version="", code="404") >= 5
     assert value(after, "serve_requests_total") - value(before, "serve_requests_total") == 6
 

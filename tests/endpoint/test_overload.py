@@ -86,7 +86,7 @@ def counted(server: Server) -> Counter[str]:
     """Return the requests by status, as /metrics has them."""
     counts = Counter[str]()
     for code, number in re.findall(
-        r'^serve_requests_total{code="(\d+)".*} (\S+)$', server.get("/metrics").text, re.M
+        r'^serve_requests_total{code="(\d+)".*} (\S+)$', server.scrape().text, re.M
     ):
         counts[code] += int(float(number))
     return counts

@@ -85,7 +85,7 @@ def wait_cancelled(server: Server, count: int) -> None:
 def seconds(server: Server) -> float:
     """Return the seconds of all requests so far, as /metrics has them."""
     durations = re.findall(
-        r"^serve_request_seconds_sum.* (\S+)$", server.get("/metrics").text, re.MULTILINE
+        r"^serve_request_seconds_sum.* (\S+)$", server.scrape().text, re.MULTILINE
     )
     return sum(map(float, durations))
 

@@ -1,9 +1,7 @@
 """How long /ping waits for tritonserver, and which models make it 503."""
 
 import itertools
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,10 @@ from serving.errors import (
     TooLate,
     TritonUnavailable,
 )
-from serving.front.monitoring import Monitoring, Shared
+from serving.front.monitoring import Monitoring
 from serving.model_status.states import FAILED, LOADING, READY, REFUSED
 from serving.model_status.table import Entry, Models
 from serving.triton.connection import PROBE_SECONDS
-from tests.support.harness import wait_until
 
 pytestmark = pytest.mark.unit
 
@@ -95,28 +92,3 @@ def test_keep_ping_at_200_if_a_model_is_refused_and_others_serve(
         {each.name: each for each in entries}, was_ready=was_ready, on_demand=on_demand
     ).unready()
     assert (type(unready) if unready else None) is error
-
-
-def test_share_an_answer_made_after_its_callers_asked() -> None:
-    """The first answer is being made while the others ask, so they share the second."""
-    begun, go_on, numbers, clock = threading.Event(), threading.Event(), itertools.count(), []
-
-    def make() -> bytes:
-        begun.set()
-        assert go_on.wait(60)
-        return b"%d" % next(numbers)
-
-    def now() -> float:
-        clock.append(0)
-        return float(len(clock))
-
-    shared = Shared(make, now)
-    with ThreadPoolExecutor(9) as pool:
-        first = pool.submit(shared.get)
-        assert begun.wait(60)
-        others = [pool.submit(shared.get) for _ in range(8)]
-        wait_until(lambda: len(clock) == 10, "all have asked")
-        go_on.set()
-        assert first.result() == b"0"
-        assert {other.result() for other in others} == {b"1"}
-    assert shared.get() == b"2"

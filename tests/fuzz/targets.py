@@ -36,7 +36,7 @@ from serving.request import Request, Target
 from serving.sessions import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
 from serving.settings.table import Settings
 from serving.triton.tensors import InferRequest, Tensor
-from tests.bodies.hostile import Echo, Ones
+from tests.bodies.echo import Echo, Ones
 from tests.fuzz import parameters as made
 from tests.fuzz.seeds import SEEDS
 

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
@@ -37,11 +38,13 @@ class Upstream(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     at_work: ClassVar[set[int]] = set()
+    asked: ClassVar[list[str]] = []  # the paths of all requests
     go_on = threading.Event()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, _, query = self.path.partition("?")
+        self.asked.append(path)
         self.at_work.add(threading.get_ident())
         if query == "hold":
             self.go_on.wait(PATIENCE)
@@ -338,6 +341,18 @@ def test_answer_504_if_there_is_no_reply_in_time(impatient_edge: Edge) -> None:
     assert time.monotonic() - begin > 0.9
     assert "SERVE_REQUEST_TIMEOUT" in error
     wait_until_at_work(0)
+
+
+def test_ask_for_the_metrics_once_for_many_callers(edge: Edge) -> None:
+    before = Upstream.asked.count("/metrics")
+    with ThreadPoolExecutor(100) as callers:
+        replies = list(
+            callers.map(lambda _: requests.get(f"{edge.url}/metrics", timeout=PATIENCE), range(100))
+        )
+    assert {reply.status_code for reply in replies} == {200}
+    assert len({reply.headers["X-Request-Id"] for reply in replies}) == 100
+    # once a second; on a busy machine the callers may be spread over several
+    assert 1 <= Upstream.asked.count("/metrics") - before <= 10
 
 
 def test_log_each_request_as_json_without_its_query_and_no_pings(edge: Edge) -> None:

@@ -248,17 +248,24 @@ class Server:
             self.process.send_signal(signal.SIGCONT)
 
     def in_work(self) -> int:
-        return int(
-            float(
-                re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]
-            )
-        )
+        (count,) = re.findall(r"^serve_in_flight (\S+)$", self.scrape().text, re.MULTILINE)
+        return int(float(count))
+
+    def scrape(self) -> httpx.Response:
+        """Return the reply of /metrics from gunicorn itself, because nginx keeps one for a
+        second."""
+        with self.behind_nginx("gunicorn.sock") as front:
+            return front.get("/metrics")
 
     def triton(self) -> httpx.Client:
-        """Return a client of Triton's own HTTP endpoint. It skips certificates, which take 40 ms to
+        """Return a client of Triton's own HTTP endpoint."""
+        return self.behind_nginx("triton/http.sock")
+
+    def behind_nginx(self, file: str) -> httpx.Client:
+        """Return a client of a socket in the run folder. It skips certificates, which take 40 ms to
         read."""
-        transport = httpx.HTTPTransport(uds=str(self.run_dir / "triton/http.sock"), verify=False)
-        return httpx.Client(transport=transport, base_url="http://triton", timeout=PATIENCE)
+        transport = httpx.HTTPTransport(uds=str(self.run_dir / file), verify=False)
+        return httpx.Client(transport=transport, base_url="http://server", timeout=PATIENCE)
 
     def processes(self) -> list[int]:
         """Return all processes of this server, found by its run folder in their environment."""

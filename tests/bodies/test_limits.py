@@ -22,7 +22,7 @@ from serving.model_status.served_model import ServedModel
 from serving.request import Request
 from serving.sessions import Sequencing
 from serving.triton.tensors import InferReply, Tensor
-from tests.bodies.hostile import (
+from tests.bodies.echo import (
     CLIENT,
     JSON_TYPE,
     LARGEST,
@@ -32,7 +32,7 @@ from tests.bodies.hostile import (
     ONE,
     TEXTS,
     Echo,
-    Hostile,
+    Sent,
     many,
     npy_file,
     strings,
@@ -85,7 +85,7 @@ def test_accept_a_string_or_integer_as_id_of_generate() -> None:
 @pytest.mark.parametrize("data", [b"\x00\xd8\x00\x00", b"\xff\xff\xff\xff"])
 def test_refuse_npy_strings_that_are_not_unicode(data: bytes) -> None:
     with pytest.raises(DecodingError):
-        Hostile(NPY, npy_file("<U1", (1, 1), data), TEXTS).ask()
+        Sent(NPY, npy_file("<U1", (1, 1), data), TEXTS).ask()
 
 
 def sequences(*id_types: str) -> ServedModel:
@@ -146,7 +146,7 @@ def test_refuse_an_npy_dimension_of_any_number_of_digits(digits: int) -> None:
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x%b,), }" % (b"f" * digits)
     data = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
     with pytest.raises(DecodingError, match="npy"):
-        Hostile(NPY, data, NUMBERS).ask()
+        Sent(NPY, data, NUMBERS).ask()
 
 
 def test_bound_an_id_in_a_header() -> None:
@@ -213,7 +213,7 @@ def test_check_the_deadline_while_reading_json_lines(
     data: bytes, model: ServedModel, count: int
 ) -> None:
     with pytest.raises(TritonTimeout):
-        Hostile(LINES, data, model).ask(looks(count))
+        Sent(LINES, data, model).ask(looks(count))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_check_the_deadline_while_reading_json_lines(
 )
 def test_check_the_deadline_while_reading_tensors(data: bytes, count: int) -> None:
     with pytest.raises(TooLate):
-        Hostile(JSON_TYPE, data, NUMBERS).ask(looks(count))
+        Sent(JSON_TYPE, data, NUMBERS).ask(looks(count))
 
 
 @pytest.mark.parametrize("deep", [1, 7, 30])
@@ -248,17 +248,17 @@ def test_process_lines_of_many_instances_in_portions() -> None:
     its own."""
     line = orjson.dumps({"instances": [1] * 100}) + b"\n"
     with pytest.raises(TritonTimeout, match=r"^[1-9] "):
-        Hostile(LINES, line * 1000, CLIENT).ask(looks(100))
+        Sent(LINES, line * 1000, CLIENT).ask(looks(100))
 
 
 def test_answer_bodies_within_the_limits() -> None:
     content_type, data = strings(MOST_STRINGS)
-    assert Hostile(content_type, data, TEXTS).ask().content.count(b'""') == MOST_STRINGS
+    assert Sent(content_type, data, TEXTS).ask().content.count(b'""') == MOST_STRINGS
     assert orjson.loads(
-        Hostile(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 50_000), CLIENT).ask().content
+        Sent(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 50_000), CLIENT).ask().content
     ) == {"model_name": "m", "model_version": "1", "predictions": [1.0] * 50_000}
     big_endian = npy_file(">f4", (1, 2), np.array([1, 2], ">f4").tobytes())
-    assert b'"data":[1.0,2.0]' in Hostile(NPY, big_endian, NUMBERS).ask().content
+    assert b'"data":[1.0,2.0]' in Sent(NPY, big_endian, NUMBERS).ask().content
     assert (
         unpacked(gzip.compress(b"a", mtime=0) * MOST_MEMBERS, "gzip", LARGEST)
         == b"a" * MOST_MEMBERS
@@ -276,16 +276,16 @@ def test_answer_bodies_within_the_limits() -> None:
 def test_answer_413_naming_the_setting_for_an_answer_over_the_limit(
     content_type: str, data: bytes, model: ServedModel
 ) -> None:
-    hostile = Hostile(content_type, data, model)
-    assert hostile.ask().content
+    sent_body = Sent(content_type, data, model)
+    assert sent_body.ask().content
     with pytest.raises(PayloadTooLarge, match="SERVE_MAX_BODY_MB"):
-        hostile.ask(budget=Budget(body_bytes=100))
+        sent_body.ask(budget=Budget(body_bytes=100))
 
 
 def test_answer_an_error_in_the_place_of_a_line_over_the_limit() -> None:
     record = tensor("FP32", many(b"1", 200), b"1,200")
     records = record + b"\n" + record.replace(b"1,200]", b"1,1]")
-    reply = Hostile(LINES, records, NUMBERS).ask(budget=Budget(body_bytes=200))
+    reply = Sent(LINES, records, NUMBERS).ask(budget=Budget(body_bytes=200))
     first, second = map(orjson.loads, reply.content.splitlines())
     assert (first["code"], second["code"]) == ("payload_too_large", "invalid_request")
 

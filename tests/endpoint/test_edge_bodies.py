@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.bodies.hostile import BINARY, JSON_TYPE, LINES, NPY, npy_file
+from tests.bodies.echo import BINARY, JSON_TYPE, LINES, NPY, npy_file
 from tests.endpoint.test_classification import make_echo
 from tests.support.harness import (
     ROOT,
