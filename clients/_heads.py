@@ -165,11 +165,11 @@ def _surplus(head: Head, labels: int) -> str:
     more = head.classes - labels
     if more == MASKS:
         return (
-            f"has {MASKS} values beside {labels} classes: mask coefficients without their "
+            f"has {MASKS} values besides {labels} classes: mask coefficients without their "
             "prototypes"
         )
     if head.layout == COLUMNS and more == 1:
-        return f"has one value beside {labels} classes: the angle of an oriented box (obb)"
+        return f"has one value besides {labels} classes: the angle of an oriented box (obb)"
     are_points = more > 1 and 0 in (more % 2, more % 3)
     if head.layout == COLUMNS and are_points:
         return (

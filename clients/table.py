@@ -288,7 +288,7 @@ def _width(spec: TensorSpec, named: int) -> int:
     if len(spec.shape) > 1 or spec.datatype not in DTYPES or is_unknown:
         raise InvalidRequest(
             f"input '{spec.name}' {spec.datatype} {list(spec.shape)} is not a column or "
-            "matrix of columns: beside the batch it must have one dimension, of a fixed "
+            "matrix of columns: besides the batch it must have one dimension, of a fixed "
             "size, or the columns' names must be in columns.txt"
         )
     return columns if columns > 0 else named

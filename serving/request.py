@@ -1,4 +1,4 @@
-"""The request that the front makes from what it received and passes on whole."""
+"""The parsed request, which the front creates and passes on whole."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

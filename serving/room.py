@@ -48,7 +48,7 @@ SORTED = 40  # per number of an output that is requested as classes
 WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
 BASE64 = 4  # per character of base64: in turn without line breaks, padded, as bytes, and decoded
 CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
-TOKEN = 200  # per token of a window of a text, whose position in the text is kept
+TOKEN = 200  # per token of a text's windows, for its position in the text
 # decoded images take this fraction of the memory for decoding them; a drawing takes as much again
 KEPT = 2
 

@@ -228,7 +228,7 @@ def _check_padding(network: _Exported) -> None:
         if not all(_close(one, other[:, : one.shape[1]], None) for one, other in pairs):
             raise BuildError(
                 f"the answers of a {type(network.network).__name__} depend on the padding "
-                "behind a text, and texts are padded: export it to ONNX, and build that: "
+                "after a text, so texts cannot be batched: export it to ONNX, and build that: "
                 "--client bert --tokenizer FOLDER --max-batch-size 1"
             )
 

@@ -90,7 +90,7 @@ class Slot:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.size = 0
-        self._counted = 0  # bytes of these that the workers' shared counter has
+        self._counted = 0  # how many of these bytes the workers' shared counter includes
         self._column = -1  # the column of the model's counter; -1 if the request holds no model
         self._kept = 0  # the bytes counted for the model: those of the body
 

@@ -444,7 +444,7 @@ class Settings:
     # Files in the run folder
     # Triton's repository: NAME/ for each model (serving/repository/staging.py)
     staged_folder = _File("models")
-    copies_folder = _File("copies")  # of folders that are watched: LOAD/NAME
+    copies_folder = _File("copies")  # copies of watched folders: LOAD/NAME
     table_file = _File("models.json")  # what is known of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight
     # what `serve` says about the processes (serving/host/files.py)
