@@ -46,6 +46,8 @@ class Manager:
         self._lock = threading.Lock()
         self.changed = threading.Event()  # set whenever the table changes
         self._changing: dict[str, threading.Lock] = {}
+        self.load_timeout = settings.load_timeout
+        self.unload_timeout = UNLOAD_SECONDS
 
     def models(self) -> Models:
         return self._models
@@ -120,7 +122,7 @@ class Manager:
         """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait up to
         `seconds` for the lock (default: the time limit of a load). Raise TritonTimeout."""
         lock = self._changing.setdefault(name, threading.Lock())
-        if not lock.acquire(timeout=self.settings.load_timeout if seconds is None else seconds):
+        if not lock.acquire(timeout=self.load_timeout if seconds is None else seconds):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
         try:
             yield
@@ -153,7 +155,7 @@ class Manager:
         """Make Triton load the staged model. Return the versions that were loaded. Raise a
         ServingError."""
         return loading.load(
-            self.gateway, self.store, entry.triton_name, entry.parts, self.settings.load_timeout
+            self.gateway, self.store, entry.triton_name, entry.parts, self.load_timeout
         )
 
     def reload(self, entry: Entry) -> tuple[str, ...]:
@@ -180,22 +182,22 @@ class Manager:
         unload during a load waits for the load; killing the process makes the load fail.
         """
         self.move(entry, Event.UNLOAD)
-        seconds = self.settings.load_timeout
+        seconds = self.load_timeout
         if not self._becomes(lambda: self.leases.requests(entry.column) == 0, seconds):
             raise TritonTimeout(f"'{entry.name}' is still in use after {seconds:g} s; try again")
         if not self._becomes(lambda: "LOADING" not in self._states(entry), STUB_SECONDS):
             self._end_load(entry)
         self.gateway.unload(entry.triton_name)
-        if not self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
+        if not self._becomes(lambda: self._is_gone(entry), self.unload_timeout):
             log.warning(
                 "'%s' was not unloaded within %g s: killing its processes",
                 entry.name,
-                UNLOAD_SECONDS,
+                self.unload_timeout,
             )
             self._kill_processes(entry)
             with suppress(ServingError):
                 self.unload_dead(entry)
-            if not self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
+            if not self._becomes(lambda: self._is_gone(entry), self.unload_timeout):
                 problem = f"'{entry.name}' cannot be unloaded"
                 self.kill_server(problem)
                 raise TritonUnavailable(f"{problem}; tritonserver is restarted")
@@ -205,7 +207,7 @@ class Manager:
     def _end_load(self, entry: Entry) -> None:
         """Make Triton's load of the model fail. Raise TritonTimeout if that is impossible."""
         has_killed = self._kill_processes(entry)
-        if not self._becomes(lambda: "LOADING" not in self._states(entry), UNLOAD_SECONDS):
+        if not self._becomes(lambda: "LOADING" not in self._states(entry), self.unload_timeout):
             # the load never ends if its process was killed before it connected
             if has_killed or self.store.only_python:
                 self.kill_server(f"the load of '{entry.name}' does not end")

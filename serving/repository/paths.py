@@ -43,10 +43,10 @@ def named_file(model: Path, name: str, root: Path | None = None, folder: str = "
     return real_path(model / folder / name, root)
 
 
-def check_entries(folder: Path, root: Path) -> None:
+def check_entries(folder: Path, root: Path, most: int = MOST_ENTRIES) -> None:
     """Raise ConfigError if an archive's folder contains something that Triton cannot read safely:
-    an entry that leads out of `root` or is neither a file nor a folder, links in a circle, or too
-    many entries."""
+    an entry that leads out of `root` or is neither a file nor a folder, links in a circle, or more
+    than `most` entries."""
     count = 0
     pending: list[tuple[Path, tuple[Path, ...]]] = [(folder, (real_path(folder, root),))]
     while pending:
@@ -57,8 +57,8 @@ def check_entries(folder: Path, root: Path) -> None:
             with os.scandir(path) as entries:
                 for entry in entries:
                     count += 1
-                    if count > MOST_ENTRIES:
-                        problem = f"has more than {MOST_ENTRIES} files, links followed"
+                    if count > most:
+                        problem = f"has more than {most} files, links followed"
                         raise ConfigError(folder, problem, "leave out what the model does not need")
                     if entry.is_file(follow_symlinks=False):
                         continue

@@ -12,12 +12,12 @@ import pytest
 from serving.errors import TritonTimeout
 from serving.host import tritonserver
 from serving.host.files import ProcessStatus, write_status
-from serving.model_lifecycle import manager as manager_module
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_change import ModelFolder, OnChange, Rejected
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.recovery import Recovery, Report
 from serving.model_status.states import READY, UNLOADING
+from serving.model_status.table import Entry
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 from tests.backends.triton_process import serving
@@ -27,12 +27,25 @@ from tests.support.harness import wait_until
 pytestmark = pytest.mark.stack
 
 
+class Stubborn(Manager):
+    """A manager that cannot end a load once `is_helpless` is set, as if tritonserver itself waited
+    for a file."""
+
+    is_helpless = False
+
+    def _kill_processes(self, entry: Entry) -> bool:
+        return self.is_helpless or super()._kill_processes(entry)
+
+
 @pytest.fixture
-def policy(tmp_path: Path) -> Iterator[OnPost]:
+def manager(tmp_path: Path) -> Iterator[Stubborn]:
     """Run a manager in this process, and a tritonserver."""
-    root = tmp_path / "archives"
     settings = replace(
-        Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1
+        Settings(),
+        run_dir=tmp_path,
+        model_repositories=(tmp_path / "archives",),
+        device="cpu",
+        workers=1,
     )
     settings.staged_folder.mkdir()
     options = ("--model-control-mode=explicit", "--exit-on-error=false")
@@ -41,7 +54,12 @@ def policy(tmp_path: Path) -> Iterator[OnPost]:
         write_status(
             settings.status_file, "ready", {"tritonserver": ProcessStatus(server.process.pid, 1)}
         )
-        yield OnPost(Manager(settings, TritonGateway(f"127.0.0.1:{server.grpc}", 5)))
+        yield Stubborn(settings, TritonGateway(f"127.0.0.1:{server.grpc}", 5))
+
+
+@pytest.fixture
+def policy(manager: Stubborn) -> OnPost:
+    return OnPost(manager)
 
 
 def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
@@ -49,9 +67,10 @@ def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
     archive's URL."""
     folder = policy.settings.model_repositories[0] / "id/model"
     make_model(folder / "net", initialize="hold()")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TritonTimeout):
-        patch.setattr(Settings, "load_timeout", seconds)
+    usual, policy.manager.load_timeout = policy.manager.load_timeout, seconds
+    with pytest.raises(TritonTimeout):
         policy.load("m", str(folder), "m")
+    policy.manager.load_timeout = usual
     entry = policy.manager.get("m")
     assert entry and entry.state == UNLOADING
     make_model(folder / "net")  # for the next load
@@ -87,8 +106,8 @@ def test_leave_the_old_model_to_the_next_tritonserver_after_a_late_reload(
     on_change._serve(ModelFolder(old, "1", (), None, old), "first")
     assert "net" in ready(policy)
     server = psutil.Process(manager.pid())
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Rejected):
-        patch.setattr(Settings, "load_timeout", 2.0)
+    manager.load_timeout = 2.0
+    with pytest.raises(Rejected):
         on_change._serve(ModelFolder(new, "2", (), None, new), "second")
     wait_until(
         lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE,
@@ -122,15 +141,13 @@ def load_sound(policy: OnPost) -> None:
 
 
 def test_start_the_next_tritonserver_without_a_load_that_hung(
-    policy: OnPost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: OnPost, manager: Stubborn, tmp_path: Path
 ) -> None:
-    """No process that can be killed ends the load, as if tritonserver itself waited for a file."""
     load_sound(policy)
     hold_a_load(policy)
     make_model(policy.settings.model_repositories[0] / "id/model/net", initialize="hold()")
-    monkeypatch.setattr(manager_module, "UNLOAD_SECONDS", 0.5)
-    monkeypatch.setattr(manager_module, "STUB_SECONDS", 0.5)
-    monkeypatch.setattr(Manager, "_kill_processes", lambda *_: True)
+    manager.unload_timeout = 0.5
+    manager.is_helpless = True
     policy.step()
     entry = policy.manager.get("m")
     assert entry and entry.state == UNLOADING
@@ -140,7 +157,7 @@ def test_start_the_next_tritonserver_without_a_load_that_hung(
 
 
 def test_start_the_next_tritonserver_without_a_reload_that_hung(
-    policy: OnPost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: OnPost, tmp_path: Path
 ) -> None:
     load_sound(policy)
     url = policy.settings.model_repositories[0] / "id/model"
@@ -149,7 +166,7 @@ def test_start_the_next_tritonserver_without_a_reload_that_hung(
     make_model(url / "net", initialize="hold()")
     recovery = Recovery(policy.manager)
     recovery.watch(policy.manager.pid())
-    monkeypatch.setattr(Settings, "load_timeout", 10.0)
+    policy.manager.load_timeout = 10.0
     recovery.report(Report(["m"], "Stub process 'm_0_0' is not healthy.", time.monotonic()))
     recovery.step()
     wait_until(lambda: policy.manager.store.names() == {"sound"}, "it is not staged any more")

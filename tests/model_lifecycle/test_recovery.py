@@ -48,11 +48,14 @@ class FakeTriton(TritonGateway):
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", 1)
         self.error: ServingError | None = None
+        self.goes_on = threading.Event()
+        self.goes_on.set()
         self.loads: list[str] = []
         self.unloads: list[str] = []
 
     def load(self, model: str, timeout: float) -> tuple[str, ...]:
         self.loads.append(model)
+        self.goes_on.wait(PATIENCE)
         if self.error:
             raise self.error
         return ("1",)
@@ -111,6 +114,7 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     new = World(tmp_path)
     yield new
+    new.triton.goes_on.set()
     kill(new.server)
 
 
@@ -120,8 +124,8 @@ def test_reload_and_serve_a_model_that_died(world: World) -> None:
     assert world.state() == READY
 
 
-def test_hold_new_calls_during_a_reload(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+def test_hold_new_calls_during_a_reload(world: World) -> None:
+    world.triton.goes_on.clear()
     world.recovery.report(Report(["m"], DIED, NOW))
     world.recovery.step()
     assert world.state() == RELOADING

@@ -12,9 +12,9 @@ import pytest
 
 from serving.errors import ConfigError, InvalidRequest
 from serving.preparation.survey import served
-from serving.repository import paths
 from serving.repository.layout import LayoutError
 from serving.repository.locate_archive import locate
+from serving.repository.paths import check_entries
 
 pytestmark = pytest.mark.unit
 
@@ -244,9 +244,7 @@ def test_share_files_between_models_of_an_archive_by_links(tmp_path: Path) -> No
         assert locate(path, tmp_path).folder == Path(url) / "net"
 
 
-def test_refuse_an_archive_that_takes_too_long_to_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuse_an_archive_that_takes_too_long_to_search(tmp_path: Path) -> None:
     """Each folder has two links to the next one, so following them doubles the entries each
     time."""
     url = Path(lay_out(tmp_path, config=MODEL))
@@ -254,9 +252,8 @@ def test_refuse_an_archive_that_takes_too_long_to_search(
         (url / f"d{number}").mkdir()
         for name in "ab":
             (url / f"d{number}" / name).symlink_to(f"../d{number + 1}")
-    monkeypatch.setattr(paths, "MOST_ENTRIES", 1000)
     with pytest.raises(ConfigError, match="more than 1000 files"):
-        locate(str(url), tmp_path)
+        check_entries(url, tmp_path, most=1000)
 
 
 def test_refuse_an_archive_that_is_too_deep(tmp_path: Path) -> None:
