@@ -47,7 +47,8 @@ def image_settings() -> str:
         shown = f"all but `{others.pop()}`" if len(others) == 1 else listed
         shown = shown.replace("all but `object_detection`", "")
         default = str(setting.default).lower()
-        allowed = setting.expected().removeprefix("a list of at most 1000 ").removeprefix("one of ")
+        prefixes = "^(a list of at most 1000 |a whole number |a number )?(from |one of )?"
+        allowed = re.sub(prefixes, "", setting.expected())
         rows.append(f"| `{setting.name}` | `{default}` | {allowed} | {setting.help} | {shown} |")
     return "\n".join(rows) + "\n"
 
