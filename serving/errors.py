@@ -22,7 +22,7 @@ TABLE = {
     "invalid_request": Row(
         400,
         0,
-        "the request has a wrong shape, parameter or tensor, or names no model or two",
+        "the request has a wrong shape, parameter or tensor, or names no model or several",
         "correct it as the message says",
         also=(414, 431),
     ),

@@ -1,6 +1,7 @@
 """Describes the settings: for --help, --print-config, warnings about unknown variables, and
 docs/settings.md (python -m serving.settings.explain)."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,8 @@ PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
 PAGE = """# Settings
 
-Environment variables, read once at the start. With a wrong value the container does not start. If a
-row has several variables, the first that is set counts. `./serve --help` prints this table,
+Environment variables, read at the start. With a wrong value the container does not start. If a row
+has several variables, the first that is set counts. `./serve --help` prints this table,
 `./serve --print-config` each value and its source.
 
 | Variable | Default | Allowed | Meaning |
@@ -27,7 +28,7 @@ def markdown() -> str:
     for row in TABLE:
         names = ", ".join(f"`{variable}`" for variable in row.variables)
         default = f"`{row.formatter(row.default)}`".replace("``", "none")
-        allowed = row.expected().removeprefix("a whole number ").removeprefix("a number ")
+        allowed = re.sub("^(a whole number |a number )?(from |one of )?", "", row.expected())
         rows.append(f"| {names} | {default} | {allowed} | {row.help} |\n")
     return PAGE + "".join(rows)
 

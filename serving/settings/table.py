@@ -120,8 +120,8 @@ class Settings:
         Names(),
         parser=parse_origins,
         form="origins, separated by commas, such as https://example.com",
-        help="whose pages may call the container from a browser, besides the container's own; `*` "
-        "and `null` are refused because they would let every page run models",
+        help="origins whose pages may call the container from a browser, besides its own; `*` and "
+        "`null` are refused",
     )
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
@@ -129,7 +129,7 @@ class Settings:
         form="LOW-HIGH, two ports",
         parser=parse_port_range,
         formatter=lambda ports: "-".join(map(str, ports)),
-        help="range, ends included, of the public ports of gRPC and Triton's metrics",
+        help="inclusive range of the public ports of gRPC and Triton's metrics",
     )
     model_repositories: tuple[Path, ...] = _setting(
         "SERVE_MODEL_REPOSITORY",
@@ -206,9 +206,8 @@ class Settings:
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
         True,
         help="in multi-model mode. true: Triton knows the parts of an archive as TARGET__PART, so "
-        "several archives may have parts of the same name; false: parts keep their names, so "
-        "a Python model can call another by its name. The variable's name, which is NVIDIA's, "
-        "says the opposite",
+        "archives may have parts of the same name; false: parts keep their names, so a Python "
+        "model can call another by its name. NVIDIA's name for it says the opposite",
     )
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
@@ -237,7 +236,7 @@ class Settings:
         "SERVE_HANG_TIMEOUT",
         15.0,
         within=(0, 3600),
-        help="seconds until a process that hangs is killed and restarted; 0: never, for a debugger",
+        help="seconds until a process that hangs is restarted; 0: never, for a debugger",
     )
     max_body_mb: float = _setting(
         "SERVE_MAX_BODY_MB",
@@ -261,8 +260,8 @@ class Settings:
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
         0,
         within=(0, 65536),
-        help="requests that batch transform may send at once; 0: two per worker, but with their "
-        "payload at most 100 MB in all",
+        help="requests that batch transform may send at once; 0: two per worker, or fewer if "
+        "their payloads would exceed 100 MB in all",
     )
     batch_strategy: str = _choice(
         "SAGEMAKER_BATCH_STRATEGY",
@@ -312,9 +311,9 @@ class Settings:
         "true",
         "false",
         "trusted",
-        help="whether the /v2 routes (KServe v2, generate) are reachable; auto: if no variable is "
-        "set whose name begins with SAGEMAKER_; trusted: infer calls go to Triton unchecked, "
-        "which is faster, but a hostile body can stop Triton",
+        help="whether the /v2 routes (KServe v2, generate) are reachable; auto: unless a "
+        "SAGEMAKER_ variable is set; trusted: infer calls go to Triton unchecked, which is faster, "
+        "but a hostile body can stop Triton",
     )
     page: str = _switch(
         "SERVE_PAGE",
@@ -322,7 +321,7 @@ class Settings:
         "auto",
         "true",
         help="whether / is a page to try the models, and /docs one about the routes; auto, which "
-        "`make run` sets: if no variable is set whose name begins with SAGEMAKER_",
+        "`make run` sets: unless a SAGEMAKER_ variable is set",
     )
     reload: str = _switch(
         "SERVE_RELOAD",
@@ -438,7 +437,7 @@ class Settings:
         parser=lambda text: tuple(shlex.split(text)),
         formatter=shlex.join,
         form="tritonserver's options, quoted as for a shell",
-        help="added to tritonserver's command line, where the last option of a name counts",
+        help="added to tritonserver's command line; if an option is repeated, the last one counts",
     )
 
     # Files in the run folder

@@ -30,7 +30,8 @@ def test_print_the_page_of_settings() -> None:
 
 
 def image_settings() -> str:
-    """Return the table of settings in docs/clients.md. A setting that clients share is one row."""
+    """Return the table of settings in docs/clients.md. A setting that clients share is one row; it
+    names no client if all but `object_detection` have it."""
     modules = {name: import_module(f"clients.{name}") for name in families()}
     clients = {
         name: module.Client for name, module in modules.items() if module.Client.codec is IMAGE
@@ -44,8 +45,10 @@ def image_settings() -> str:
         others = clients.keys() - set(names)
         listed = ", ".join(f"`{name}`" for name in names)
         shown = f"all but `{others.pop()}`" if len(others) == 1 else listed
+        shown = shown.replace("all but `object_detection`", "")
         default = str(setting.default).lower()
-        allowed = setting.expected().removeprefix("a list of at most 1000 ")
+        prefixes = "^(a list of at most 1000 |a whole number |a number )?(from |one of )?"
+        allowed = re.sub(prefixes, "", setting.expected())
         rows.append(f"| `{setting.name}` | `{default}` | {allowed} | {setting.help} | {shown} |")
     return "\n".join(rows) + "\n"
 
@@ -102,6 +105,19 @@ def test_name_only_tests_that_exist() -> None:
         for path in re.findall(r"`(tests/[\w/.]+)`", (ROOT / page).read_text())
     }
     assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
+
+
+def test_show_only_lines_of_the_log_that_the_code_writes() -> None:
+    """The parts between what varies in a line are in the code. The platform's lines are marked."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    table = page.partition("## In CloudWatch")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert lines
+    varies = r"…|['()]|tritonserver|SIGKILL|/opt/ml/model|SERVE_X=|\b\d+\b|\b[NM]\b"
+    parts = {part.strip() for line in lines for part in re.split(varies, line)}
+    files = [ROOT / "serve", *(ROOT / "serving").rglob("*.py")]
+    code = "".join(re.sub(r'"\s+f?"', "", file.read_text(encoding="utf-8")) for file in files)
+    assert sorted(part for part in parts if part not in code) == []
 
 
 def test_list_every_page_once_in_the_readme() -> None:
