@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from serving.bodies.forms import read_form
 from serving.bodies.lines import MOST_GROUP
-from serving.bodies.tables import read_form
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
