@@ -104,6 +104,8 @@ class ModelClient(ABC):
     # the keys that a JSON object may have, otherwise the reply is 400; None: those that the codec
     # reads (JSON: all)
     keys: tuple[str, ...] | None = None
+    # what the client predicts, as Hugging Face calls it; routes of other APIs find a model by it
+    task: str = ""
     # one instance as a caller would post it, sent at each start; a file `example.*` replaces it
     example: bytes
     # what differs between models of the task, read from `parameters` in config.pbtxt

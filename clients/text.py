@@ -58,24 +58,25 @@ class Client(ModelClient):
     )
 
     def __init__(self, model: Model) -> None:
-        kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
+        self.task = TASK.parse(model.parameters.get("task", TASK.default))
+        kind = TASKS[self.task]
         self.codec = kind.codec
         self.parameters = kind.parameters
         super().__init__(model)
         self.tokenizer = TextTokenizer(
             model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation
         )
-        self.task = kind(model, self.tokenizer, self.options)
-        self.outputs = self.task.outputs
+        self.text_task = kind(model, self.tokenizer, self.options)
+        self.outputs = self.text_task.outputs
         self.int32 = {spec.name for spec in model.inputs if spec.datatype == "INT32"}
 
     def rows(self, instance: Any) -> int:
-        return self.task.rows(instance)
+        return self.text_task.rows(instance)
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return input_ids, attention_mask and token_type_ids [rows, longest], in the datatype of
         the model's inputs (INT64 or INT32), and what else the task needs."""
-        tensors = self.task.tokens(instances, parameters)
+        tensors = self.text_task.tokens(instances, parameters)
         return tensors | {name: tensors[name].astype(np.int32) for name in self.int32 & {*tensors}}
 
     def postprocess(
@@ -88,7 +89,7 @@ class Client(ModelClient):
         """Return what the task predicts, with `tokens`, and whether the text was `truncated`."""
         counts = inputs["num_tokens"]
         truncated = inputs.get("truncated", counts > self.tokenizer.max_length)
-        predictions = self.task.predict(outputs, inputs, instances, parameters)
+        predictions = self.text_task.predict(outputs, inputs, instances, parameters)
         return [
             prediction | {"tokens": count, "truncated": cut}
             for prediction, count, cut in zip(

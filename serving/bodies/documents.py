@@ -100,7 +100,7 @@ class FlatBody:
             values = read(schemas.Inputs, self.document).inputs
             if not isinstance(values, list):
                 values = [values]
-            return Instances(_items(values, "inputs"), parameters, named=self.named)
+            return Instances(items_of(values, "inputs"), parameters, named=self.named)
         if client.codec is ROW or not fields.keys().isdisjoint(client.instance_keys()):
             return Instances([Item("body", value=fields)], parameters, named=self.named)
         return None
@@ -219,7 +219,7 @@ def _is_tensor(value: Any) -> bool:
 
 def _instances(document: dict[str, Any]) -> Instances:
     body = read(schemas.Instances, document)
-    items = _items(body.instances, "instances")
+    items = items_of(body.instances, "instances")
     return Instances(items, body.parameters or {}, named=body.target())
 
 
@@ -237,7 +237,7 @@ def _payload(document: dict[str, Any]) -> Instances:
 BY_KEY = {"instances": _instances, "payload": _payload}
 
 
-def _items(values: list[Any], field: str) -> list[Item]:
+def items_of(values: list[Any], field: str) -> list[Item]:
     """Return an Item for each instance. Raise InvalidRequest or PayloadTooLarge."""
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")

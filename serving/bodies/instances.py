@@ -338,15 +338,22 @@ class InstancesJob(Job):
                 elif self.accept == CSV:
                     piece = predictions_as_csv(result.predictions)
                 else:
-                    piece = (b"," if written else b"") + as_items(result.predictions)
+                    piece = (b"," if written else b"") + self.written(result)
                 budget.grow(answer, len(written) + len(piece) + size)
                 written += piece
             if self.accept == CSV:
                 return Reply(bytes(written), CSV, version)
             if self.accept == NPY_TYPE:
                 return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
-            content = document(self.served, written, version, self.sample_shape)
-            return Reply(content, version=version)
+            return Reply(self.document(written, version), version=version)
+
+    def written(self, result: Predictions) -> bytes:
+        """Return what a batch adds to the reply's list, as JSON."""
+        return as_items(result.predictions)
+
+    def document(self, items: bytes | bytearray, version: str) -> bytes:
+        """Return the reply's JSON around the `items` of its list."""
+        return document(self.served, items, version, self.sample_shape)
 
     def line(self, result: Predictions) -> bytes:
         about = {"model_name": self.served.public_name, "model_version": result.version}
@@ -370,12 +377,17 @@ def document(
 ) -> bytes:
     """Return the JSON of the reply around what `as_items` wrote. Using orjson for this would copy
     it twice."""
-    about = {"model_name": served.public_name, "model_version": version}
-    beginning, end = b',"predictions":[', b"]}"
     if sample_shape:
-        about = {"modelname": served.public_name}
-        beginning, end = b',"result":', b"}"
-    return b"".join((orjson.dumps(about)[:-1], beginning, items, end))
+        about = orjson.dumps({"modelname": served.public_name})
+        return b"".join((about[:-1], b',"result":', items, b"}"))
+    return listed(
+        {"model_name": served.public_name, "model_version": version}, "predictions", items
+    )
+
+
+def listed(about: Mapping[str, Any], key: str, items: bytes | bytearray) -> bytes:
+    """Return the JSON of `about` with the list of `items` under one more key."""
+    return b"".join((orjson.dumps(about)[:-1], b',"%b":[' % key.encode(), items, b"]}"))
 
 
 def as_items(predictions: Sequence[Any]) -> bytes:

@@ -19,6 +19,7 @@ from serving.bodies.instances import Instances
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody
+from serving.bodies.other_apis import ApiBody
 from serving.bodies.schemas import BOM, read
 from serving.bodies.tables import CsvBody, read_csv
 from serving.codecs import FORM
@@ -28,7 +29,7 @@ from serving.headers import CSV, JSON_LINES, NPY_TYPE, preferred
 # image formats by their first bytes
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
-Body = Shape | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
+Body = Shape | ApiBody | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
 
 
 def read_attributes(header: str) -> dict[str, str]:

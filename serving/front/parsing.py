@@ -7,10 +7,15 @@ from serving.bodies.lines import JsonLines
 from serving.bodies.reading import Body, read_body
 from serving.budget import Deadline
 from serving.errors import InvalidRequest
-from serving.front.incoming import Incoming
+from serving.front.incoming import Incoming, incoming
 from serving.front.services import services
-from serving.headers import EVENT_STREAM, SESSION_ID, streamed_type
+from serving.headers import EVENT_STREAM, SESSION_ID, TARGET_MODEL, streamed_type
 from serving.request import PATH, RESERVED, Request, Target
+
+
+def named_in_header() -> Target:
+    """Return the target that the header Target-Model names."""
+    return Target("the header Target-Model", incoming().header(TARGET_MODEL) or None)
 
 
 def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Request:

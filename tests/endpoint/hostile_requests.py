@@ -383,4 +383,25 @@ IMAGES = {
     name: Hostile("resnet", make, (200, 400), "image/png", megabytes=MEGABYTES_OF_A_BODY)
     for name, (make, _) in REFUSED.items()
 }
-ROWS = {**BODIES, **TIME, **ROOM, **IMAGES}
+
+
+def embeddings(text: str, count: int) -> Callable[[], bytes]:
+    return lambda: json.dumps({"input": [text] * count}).encode()
+
+
+# Rows of other servers' APIs.
+APIS: dict[str, Hostile] = {
+    "token ids of 24 MB": Hostile(
+        "bert",
+        lambda: b'{"input":[[%b1]]}' % (b"1," * 12_000_000),
+        (400, 413),
+        path="/v1/embeddings",
+    ),
+    "embeddings of more texts than the limit": Hostile(
+        "bert", embeddings("a", 1_000_000), (413,), path="/v1/embeddings"
+    ),
+    "embeddings of hash signs": Hostile(
+        "bert", embeddings("#" * 51_200, 480), SLOW, path="/v1/embeddings"
+    ),
+}
+ROWS = {**BODIES, **TIME, **ROOM, **IMAGES, **APIS}

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 TARGETS = (
+    "api",
     "archive",
     "binary",
     "body",

@@ -157,6 +157,10 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "harm-no-end": b"\n\n\n--b\r\n"
         b"Content-Disposition: form-data; name*=utf-8''%ff; filename=\r\n\r\n",
     },
+    "api": {
+        "embeddings": b'/v1/embeddings\n{"input":["a","b"],"model":"m","encoding_format":"base64"}',
+        "harm-ids": b'/v1/embeddings\n{"input":[[1,2],[3]],"dimensions":2147483648}',
+    },
     "config": {
         "onnx": CONFIG,
         "ensemble": ENSEMBLE,
