@@ -16,6 +16,7 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
+TRUNCATED = "X-Truncated"  # how many texts of the request were cut
 NEW_SESSION = "NEW_SESSION"  # the value of SESSION_ID that starts a session
 
 

@@ -6,7 +6,7 @@ no more than fit into memory together.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 from time import sleep
@@ -29,7 +29,7 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, preferred
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, TRUNCATED, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
@@ -142,6 +142,7 @@ class InstancesJob(Job):
         self.client = served.client or served.require_client()
         self.items = items
         self.sample_shape = sample_shape
+        self.truncated = 0  # instances that were longer than the model takes
         # if the caller has no session, the sequence lasts for this request only
         self.sequence = self.session
         if served.sequencing and not self.sequence:
@@ -283,6 +284,7 @@ class InstancesJob(Job):
                 f"the client of model '{self.served.name}' made {len(predictions)} predictions of "
                 f"{len(batch.instances)} instances"
             )
+        self.truncated += total(batch.tensors, "truncated")
         version = replies[-1].version
         if self.picture:
             return Predictions(batch.first, version, predictions, batch.instances, batch.memory)
@@ -316,6 +318,13 @@ class InstancesJob(Job):
         return joined
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
+        """Return the reply, with the number of truncated instances in a header."""
+        reply = self._reply(results)
+        if not self.truncated:
+            return reply
+        return replace(reply, headers={TRUNCATED: str(self.truncated)})
+
+    def _reply(self, results: Iterator[Predictions]) -> Reply:
         """Return the reply, written batch by batch, because all predictions as Python objects would
         take several times as much memory."""
         if self.picture:
@@ -358,6 +367,11 @@ class InstancesJob(Job):
     def line(self, result: Predictions) -> bytes:
         about = {"model_name": self.served.public_name, "model_version": result.version}
         return orjson.dumps({**about, "offset": result.first, "predictions": result.predictions})
+
+
+def total(tensors: Tensors, name: str) -> int:
+    """Return the sum of one of a batch's tensors, or 0 if the batch does not have it."""
+    return int(tensors[name].sum()) if name in tensors else 0
 
 
 def client_parameters(

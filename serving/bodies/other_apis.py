@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from serving.bodies.decoder import Item
 from serving.bodies.documents import items_of
-from serving.bodies.instances import InstancesJob, Predictions, as_items
+from serving.bodies.instances import InstancesJob, Predictions, as_items, total
 from serving.budget import MOST_INSTANCES
 from serving.errors import InvalidRequest
 from serving.job import Job, Step
@@ -73,9 +73,7 @@ class ApiJob(InstancesJob):
         self.tokens = 0
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
-        mask = step.batch.tensors.get("attention_mask")
-        if mask is not None:
-            self.tokens += int(mask.sum())
+        self.tokens += total(step.batch.tensors, "attention_mask")
         return super().finish(step, replies)
 
     def usage(self) -> dict[str, int]:

@@ -82,6 +82,22 @@ def test_count_the_tokens_that_were_read(server: Server) -> None:
     assert usage == {"prompt_tokens": 512 + 3, "total_tokens": 512 + 3}
 
 
+def test_say_how_many_texts_were_cut(server: Server) -> None:
+    reply = server.post(json={"model_name": "bert", "instances": TEXTS})
+    assert reply.ok and "X-Truncated" not in reply.headers
+    body = {"model_name": "bert", "instances": [LONG, *["a"] * 40, LONG]}  # two batches
+    assert server.post(json=body).headers["X-Truncated"] == "2"
+    reply = server.post("/v1/embeddings", json={"input": ["a", LONG]})
+    assert reply.headers["X-Truncated"] == "1"
+
+
+def test_refuse_a_text_that_is_too_long_if_truncate_is_false(server: Server) -> None:
+    body = {"model_name": "bert", "instances": ["a", LONG], "parameters": {"truncate": False}}
+    expect_error(server.post(json=body), 400, "decoding_error", "602 tokens", "instance 1", "512")
+    body["instances"] = ["a"]
+    assert server.post(json=body).ok
+
+
 @pytest.mark.parametrize("ids", [[1, 2], [[101, 102], [101]]])
 def test_refuse_token_ids_with_the_remedy(server: Server, ids: Any) -> None:
     reply = server.post("/v1/embeddings", json={"input": ids})
