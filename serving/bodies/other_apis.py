@@ -86,6 +86,11 @@ class ApiJob(InstancesJob):
         return self.body.document(self, items)
 
 
+def bare_list(items: bytes | bytearray) -> bytes:
+    """Return the JSON of a list with the `items`."""
+    return b"".join((b"[", items, b"]"))
+
+
 def texts_of(value: str | list[Any], field: str) -> list[Item]:
     """Return a text, or each text of a list, as an instance. Raise InvalidRequest or
     PayloadTooLarge."""

@@ -157,18 +157,19 @@ def _reply(path: str, method: str) -> Json:
         return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
+    if path in BODIES:
+        return {JSON_TYPE: {"schema": {}}}  # some are lists
     stream: Json = {EVENT_STREAM: {"schema": TEXT}}
     if path.endswith("/generate_stream"):
         return stream
     whole: Json = {JSON_TYPE: {"schema": OBJECT}}
-    is_only = method != "POST" or path == "/models" or path in BODIES
-    return whole if is_only else whole | stream
+    return whole | stream if method == "POST" and path != "/models" else whole
 
 
 def _schemas(clients: Json) -> dict[str, Json]:
     """Return the schemas of an error, of each shape of a JSON body, and of each client's
     instances."""
-    shapes = (Inputs, Instances, Payload, Tensors, Flat, Load, *BODIES.values())
+    shapes = (Inputs, Instances, Payload, Tensors, Flat, Load, *dict.fromkeys(BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
     # besides the keys that are options, the object has at least one input

@@ -8,6 +8,7 @@ from flask import Blueprint, Response
 from serving.bodies.openai import Embeddings
 from serving.bodies.other_apis import ApiBody
 from serving.bodies.reading import Body
+from serving.bodies.rerank import Rerank
 from serving.bodies.schemas import read
 from serving.front.incoming import Incoming
 from serving.front.models import managed
@@ -17,7 +18,12 @@ from serving.front.services import services
 from serving.request import Target
 
 # each route, and its body, which also makes the reply
-BODIES: dict[str, type[ApiBody]] = {"/v1/embeddings": Embeddings}
+BODIES: dict[str, type[ApiBody]] = {
+    "/v1/embeddings": Embeddings,
+    "/v1/rerank": Rerank,
+    "/v2/rerank": Rerank,
+    "/rerank": Rerank,
+}
 OWNER = "triton-multi-model"
 
 

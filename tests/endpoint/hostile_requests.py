@@ -389,6 +389,10 @@ def embeddings(text: str, count: int) -> Callable[[], bytes]:
     return lambda: json.dumps({"input": [text] * count}).encode()
 
 
+def documents(text: str, count: int) -> Callable[[], bytes]:
+    return lambda: json.dumps({"query": text, "documents": [text] * count}).encode()
+
+
 # Rows of other servers' APIs.
 APIS: dict[str, Hostile] = {
     "token ids of 24 MB": Hostile(
@@ -402,6 +406,12 @@ APIS: dict[str, Hostile] = {
     ),
     "embeddings of hash signs": Hostile(
         "bert", embeddings("#" * 51_200, 480), SLOW, path="/v1/embeddings"
+    ),
+    "a ranking of more documents than the limit": Hostile(
+        "ranking", documents("a", 1_000_000), (400,), path="/v1/rerank"
+    ),
+    "a ranking of documents of hash signs": Hostile(
+        "ranking", documents("#" * 4_000, 1_000), SLOW, path="/rerank"
     ),
 }
 ROWS = {**BODIES, **TIME, **ROOM, **IMAGES, **APIS}

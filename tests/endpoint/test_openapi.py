@@ -28,6 +28,7 @@ from tests.support.streaming_models import make_teller
 pytestmark = pytest.mark.stack
 
 SHAPES = {
+    "Document",
     "Embeddings",
     "Flat",
     "Input",
@@ -37,6 +38,7 @@ SHAPES = {
     "Output",
     "OutputParameters",
     "Payload",
+    "Rerank",
     "Tensors",
 }
 MODELS = tuple(f"model_{number}" for number in range(140))
@@ -245,4 +247,4 @@ def test_answer_generated_requests_as_the_document_says(server: Server, tmp_path
         text=True,
     )
     assert run.returncode == 0, run.stdout[-10_000:] + run.stderr
-    assert re.search(r"Tested: +14", run.stdout), run.stdout
+    assert re.search(r"Tested: +17", run.stdout), run.stdout

@@ -2,6 +2,7 @@
 the format that their clients read."""
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,18 @@ import pytest
 import requests
 
 from tests.endpoint.hostile_models import BERT, make_text_model
+from tests.endpoint.hostile_models import EXAMPLES as OF_OTHERS
 from tests.support.harness import FP32, Server, expect_error, link_model, module_server
 
 pytestmark = pytest.mark.stack
 
 TEXTS = ["A man is eating food.", "", "Zwei Sätze. Und noch einer!"]
 LONG = "a " * 600
+EXAMPLES: dict[str, Any] = {"opinions": {"text": "a dog"}} | OF_OTHERS
 # each model's task, and the width of its last dimension
-TASKS = {"opinions": ("text-classification", 3)}
+TASKS = {"opinions": ("text-classification", 3), "ranking": ("text-ranking", 1)}
+QUERY = "How many people live in Berlin?"
+DOCUMENTS = ["Berlin has 3.7 million people.", "Berlin is a city.", "Cats sleep."]
 
 
 def make_models(repository: Path) -> None:
@@ -25,6 +30,7 @@ def make_models(repository: Path) -> None:
     link_model(BERT, repository)
     for name, (task, width) in TASKS.items():
         make_text_model(repository / name, task, width)
+        (repository / name / "example.json").write_text(json.dumps(EXAMPLES[name]))
 
 
 server = module_server(make_models, **FP32)
@@ -85,7 +91,7 @@ def test_count_the_tokens_that_were_read(server: Server) -> None:
 def test_say_how_many_texts_were_cut(server: Server) -> None:
     reply = server.post(json={"model_name": "bert", "instances": TEXTS})
     assert reply.ok and "X-Truncated" not in reply.headers
-    body = {"model_name": "bert", "instances": [LONG, *["a"] * 40, LONG]}  # two batches
+    body = {"model_name": "opinions", "instances": [LONG, *["a"] * 40, LONG]}  # two batches
     assert server.post(json=body).headers["X-Truncated"] == "2"
     reply = server.post("/v1/embeddings", json={"input": ["a", LONG]})
     assert reply.headers["X-Truncated"] == "1"
@@ -149,3 +155,74 @@ def test_list_models_in_the_format_of_openai(server: Server) -> None:
     assert listed["object"] == "list"
     assert [entry["id"] for entry in listed["data"]] == sorted(["bert", *TASKS])
     assert all(entry["object"] == "model" for entry in listed["data"])
+
+
+def ranked(server: Server, **parameters: Any) -> list[Any]:
+    """Return the ranking of DOCUMENTS that /invocations answers."""
+    instance = {"query": QUERY, "documents": DOCUMENTS}
+    (prediction,) = predicted(server, "ranking", instance, **parameters)
+    ranking: list[Any] = prediction["ranking"]
+    return ranking
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_rank_documents_in_the_format_of_cohere(server: Server, path: str) -> None:
+    body = {"model": "ranking", "query": QUERY, "documents": DOCUMENTS, "top_n": 2}
+    reply = server.post(path, json=body | {"max_tokens_per_doc": 4_096})
+    document = answer(reply)
+    wanted = ranked(server, function_to_apply="sigmoid")[:2]
+    assert document["id"] == reply.headers["X-Request-Id"]
+    assert document["model"] == "ranking"
+    assert document["results"] == [
+        {"index": entry["index"], "relevance_score": entry["score"]} for entry in wanted
+    ]
+    assert document["usage"]["total_tokens"] > 3 * 9
+    objects = [{"text": text, "year": 2024} for text in DOCUMENTS]
+    body |= {"documents": objects, "return_documents": True}
+    for entry in answer(server.post(path, json=body))["results"]:
+        assert entry["document"] == {"text": DOCUMENTS[entry["index"]]}
+
+
+def test_rank_texts_in_the_format_of_tei(server: Server) -> None:
+    body = {"model": "ranking", "query": QUERY, "texts": DOCUMENTS, "truncate": True}
+    wanted = ranked(server, function_to_apply="sigmoid")
+    assert answer(server.post("/rerank", json=body)) == wanted
+    raw = answer(server.post("/rerank", json=body | {"raw_scores": True, "return_text": True}))
+    wanted = ranked(server, function_to_apply="none", return_documents=True)
+    assert raw == [
+        {"index": own["index"], "score": own["score"], "text": own["document"]} for own in wanted
+    ]
+
+
+def test_keep_scores_between_0_and_1_unless_they_are_raw(server: Server) -> None:
+    body = {"model": "ranking", "query": QUERY, "texts": DOCUMENTS}
+    raw = answer(server.post("/rerank", json=body | {"raw_scores": True}))
+    scores = answer(server.post("/rerank", json=body))
+    for entry, own in zip(scores, raw, strict=True):
+        assert entry["score"] == pytest.approx(1 / (1 + np.exp(-own["score"])), abs=1e-6)
+
+
+def test_refuse_to_cut_a_document_if_truncate_is_false(server: Server) -> None:
+    body: dict[str, Any] = {"model": "ranking", "query": QUERY, "texts": ["a", LONG]}
+    assert server.post("/rerank", json=body).headers["X-Truncated"] == "1"
+    reply = server.post("/rerank", json=body | {"truncate": False})
+    expect_error(reply, 400, "decoding_error", "512", "truncate")
+
+
+ASKED = {"model": "ranking", "query": "a"}
+WRONG_RANKINGS: list[tuple[dict[str, Any], str, str]] = [
+    (ASKED, "invalid_request", "either 'documents' or 'texts'"),
+    (ASKED | {"documents": ["b"], "texts": ["b"]}, "invalid_request", "either 'documents'"),
+    (ASKED | {"documents": [{"title": "b"}]}, "invalid_request", "documents[0]"),
+    (ASKED | {"documents": []}, "decoding_error", "documents"),
+    (ASKED | {"documents": ["b"] * 1_001}, "decoding_error", "1001 documents"),
+    (ASKED | {"documents": ["b"], "top_k": 1}, "invalid_request", "'top_n'"),
+    (ASKED | {"query": 1, "documents": ["b"]}, "invalid_request", "query"),
+    (ASKED | {"documents": ["b"], "model": "bert"}, "invalid_request", "embedding"),
+]
+
+
+@pytest.mark.parametrize(("body", "code", "text"), WRONG_RANKINGS)
+def test_explain_wrong_rankings(server: Server, body: dict[str, Any], code: str, text: str) -> None:
+    expect_error(server.post("/v2/rerank", json=body), 400, code, text)
+    refused(server.post("/v1/rerank", json=body), 400, code, text)

@@ -159,6 +159,8 @@ SEEDS: dict[str, dict[str, bytes]] = {
     },
     "api": {
         "embeddings": b'/v1/embeddings\n{"input":["a","b"],"model":"m","encoding_format":"base64"}',
+        "documents": b'/v2/rerank\n{"query":"a","documents":["a",{"text":"b"}],"top_n":1}',
+        "texts": b'/rerank\n{"query":"a","texts":["a","b"],"raw_scores":true,"return_text":true}',
         "harm-ids": b'/v1/embeddings\n{"input":[[1,2],[3]],"dimensions":2147483648}',
     },
     "config": {

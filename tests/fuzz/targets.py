@@ -128,7 +128,8 @@ class Anything(Ones):
         return dict(values)
 
     def postprocess(self, outputs: Any, inputs: Any, instances: Any, parameters: Any) -> list[Any]:
-        return [{"embedding": row} for row in outputs["x"].tolist()]
+        ranking = [{"index": 0, "score": 0.5, "document": "a"}]
+        return [{"embedding": row, "ranking": ranking} for row in outputs["x"].tolist()]
 
 
 def api(data: bytes) -> None:
