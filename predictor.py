@@ -22,7 +22,7 @@ from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
 from serving.front.openapi import openapi_routes, page_routes
 from serving.front.other_apis import other_api_routes
-from serving.front.parsing import named_in_header, read_invocation, read_request
+from serving.front.parsing import read_invocation, read_request
 from serving.front.replies import error_reply
 from serving.front.services import Services, services
 from serving.front.streams import stream_reply, whole
@@ -84,7 +84,7 @@ def invocations() -> Response:
     The parameters of the model's client are read from the body's `parameters` and from the query
     string, such as `?top_k=3`. The body takes precedence.
     """
-    return infer(read_invocation, named_in_header())
+    return infer(read_invocation, incoming().target)
 
 
 def invoke(name: str) -> Response:

@@ -116,6 +116,8 @@ class ModelClient(ABC):
     side: int = 0
     # the names of a row's cells, in order; () if they have no names
     columns: tuple[str, ...] = ()
+    # the cells of a row that has none, for a format that leaves out cells (LibSVM)
+    absent: tuple[str, ...] = ()
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
     # the output that is the prediction, for a reply of one array; "" if the model has only one

@@ -9,6 +9,7 @@ from werkzeug.http import parse_accept_header
 JSON_TYPE = "application/json"
 # other types of replies in one piece
 CSV, NPY_TYPE, PICTURES = "text/csv", "application/x-npy", ("image/jpeg", "image/png")
+LIBSVM = ("text/libsvm", "text/x-libsvm")
 # types of streamed replies
 EVENT_STREAM, JSON_LINES = "text/event-stream", "application/jsonlines"
 

@@ -18,7 +18,7 @@ import orjson
 from clients.base import ModelClient, Tensors, TooManyRows
 from serving.bodies.decoder import Item
 from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
-from serving.budget import read_json
+from serving.budget import MOST_INSTANCES, check_count, read_json
 from serving.codecs import encode_image
 from serving.errors import (
     DecodingError,
@@ -33,7 +33,7 @@ from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, TRUNCATED, prefe
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
-from serving.room import INPUT, KEPT, OUTPUT, TOKEN, Room, collected, reserve
+from serving.room import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Room, collected, reserve
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
@@ -123,6 +123,15 @@ class Batch:
         self.instances = ()
         self.tensors = {}
         self.room.shrink()
+
+
+def items_of(values: list[Any], field: str) -> list[Item]:
+    """Return an Item for each instance. Raise InvalidRequest or PayloadTooLarge."""
+    if not values:
+        raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
+    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
+    reserve(ITEM * len(values), "the instances")
+    return [Item(field, value=value) for value in values]
 
 
 class InstancesJob(Job):

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta, Struct
 
 from serving.bodies.decoder import Item
-from serving.bodies.documents import items_of
-from serving.bodies.instances import InstancesJob, Predictions, as_items, total
+from serving.bodies.instances import InstancesJob, Predictions, as_items, items_of, total
 from serving.budget import MOST_INSTANCES
 from serving.errors import InvalidRequest
 from serving.job import Job, Step

@@ -22,7 +22,16 @@ from serving import VERSION
 from serving.bodies.forms import TEXT as TEXT_TYPE
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES
-from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
+from serving.bodies.schemas import (
+    DataframeRecords,
+    DataframeSplit,
+    Flat,
+    Inputs,
+    Instances,
+    Load,
+    Payload,
+    Tensors,
+)
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
 from serving.front.models import managed
@@ -37,6 +46,8 @@ TEXT: Json = {"type": "string"}
 FILE: Json = {"type": "string", "format": "binary", "minLength": 1}
 SOME_TEXT: Json = {"type": "string", "minLength": 1}
 OBJECT: Json = {"type": "object"}
+# of a body of /invocations, besides Instances
+SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
@@ -143,12 +154,8 @@ def _body(path: str, clients: Json) -> Json:
         if isinstance(data, bytes):  # the others have an example that depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
-    schema = {
-        "anyOf": [
-            _reference(f"schemas/{name}")
-            for name in (*clients, "Inputs", "Payload", "Tensors", "Flat")
-        ]
-    }
+    names = (*clients, *(shape.__name__ for shape in SHAPES))
+    schema = {"anyOf": [_reference(f"schemas/{name}") for name in names]}
     return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
 
 
@@ -169,7 +176,7 @@ def _reply(path: str, method: str) -> Json:
 def _schemas(clients: Json) -> dict[str, Json]:
     """Return the schemas of an error, of each shape of a JSON body, and of each client's
     instances."""
-    shapes = (Inputs, Instances, Payload, Tensors, Flat, Load, *dict.fromkeys(BODIES.values()))
+    shapes = (*SHAPES, Instances, Load, *dict.fromkeys(BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
     # besides the keys that are options, the object has at least one input

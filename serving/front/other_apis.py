@@ -10,11 +10,12 @@ from serving.bodies.other_apis import ApiBody
 from serving.bodies.reading import Body
 from serving.bodies.rerank import Rerank
 from serving.bodies.schemas import read
-from serving.front.incoming import Incoming
+from serving.errors import InvalidRequest
+from serving.front.incoming import Incoming, incoming
 from serving.front.models import managed
-from serving.front.parsing import named_in_header
 from serving.front.replies import json_reply
 from serving.front.services import services
+from serving.named_value import unknown
 from serving.request import Target
 
 # each route, and its body, which also makes the reply
@@ -33,7 +34,7 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
 
     def add(path: str, body: type[ApiBody]) -> None:
         def answer() -> Response:
-            return infer(partial(read_api, body), named_in_header())
+            return infer(partial(read_api, body), incoming().target)
 
         answer.__doc__ = body.__doc__
         routes.add_url_rule(path, path, answer, methods=["POST"])
@@ -47,6 +48,17 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
 def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
     """Parse a body. Raise InvalidRequest or PayloadTooLarge."""
     return read(body, source.whole())
+
+
+def read_by_attribute(source: Incoming) -> ApiBody | None:
+    """Parse a body of /invocations as that of the route which the attribute `route` names. Return
+    None if there is no such attribute. Raise InvalidRequest and others."""
+    route = source.attributes.get("route")
+    if route is None or not services().settings.doors:
+        return None
+    if route not in BODIES:
+        raise InvalidRequest(f"Custom-Attributes: {unknown('route', route, BODIES)}")
+    return read_api(BODIES[route], source)
 
 
 @managed

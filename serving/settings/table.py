@@ -318,7 +318,8 @@ class Settings:
     doors: bool = _setting(
         "SERVE_DOORS",
         True,
-        help="whether the routes of other servers' APIs (docs/calling.md) are reachable",
+        help="whether the routes of other servers' APIs (docs/calling.md) are reachable, and the "
+        "attribute `route`, which chooses one of them for /invocations",
     )
     page: str = _switch(
         "SERVE_PAGE",

@@ -28,9 +28,12 @@ from tests.support.streaming_models import make_teller
 pytestmark = pytest.mark.stack
 
 SHAPES = {
+    "DataframeRecords",
+    "DataframeSplit",
     "Document",
     "Embeddings",
     "Flat",
+    "Frame",
     "Input",
     "InputParameters",
     "Inputs",
@@ -149,6 +152,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("Inputs", {"inputs": "a", "parameters": None}),
     ("Inputs", {"inputs": "a", "parameters": []}),
     ("Inputs", {"inputs": "a", "top_k": 1}),
+    ("DataframeSplit", {"dataframe_split": {"columns": ["a"], "data": [[1]], "index": [0]}}),
+    ("DataframeSplit", {"dataframe_split": {"columns": ["a"], "rows": [[1]]}}),
+    ("DataframeRecords", {"dataframe_records": [{"a": 1}], "parameters": {"p": 1}}),
+    ("DataframeRecords", {"dataframe_records": {"a": 1}}),
     ("Payload", {"modelname": "m", "payload": {"text": "a"}}),
     ("Payload", {"modelname": ["m"], "payload": {"text": "a"}}),
     ("Flat", {"text_input": "a", "id": 7, "temperature": 0.5}),

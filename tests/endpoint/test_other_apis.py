@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import requests
 
+from serving.headers import ATTRIBUTES
 from tests.endpoint.hostile_models import BERT, make_text_model
 from tests.endpoint.hostile_models import EXAMPLES as OF_OTHERS
 from tests.support.harness import FP32, Server, expect_error, link_model, module_server
@@ -148,6 +149,14 @@ def test_refuse_two_names_of_a_model(server: Server) -> None:
     query = {"model_name": "opinions"}
     reply = server.post("/v1/embeddings", params=query, json={"model": "bert", "input": "a"})
     refused(reply, 400, "invalid_request", "opinions", "bert")
+
+
+def test_choose_a_route_by_an_attribute(server: Server) -> None:
+    body = {"model": "bert", "input": "a"}
+    reply = server.post(json=body, headers={ATTRIBUTES: "route=/v1/embeddings"})
+    assert answer(reply) == answer(server.post("/v1/embeddings", json=body))
+    reply = server.post(json=body, headers={ATTRIBUTES: "route=/v1/embedding"})
+    expect_error(reply, 400, "invalid_request", "'/v1/embedding'", "did you mean '/v1/embeddings'")
 
 
 def test_list_models_in_the_format_of_openai(server: Server) -> None:

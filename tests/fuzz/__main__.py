@@ -21,6 +21,7 @@ from pathlib import Path
 TARGETS = (
     "api",
     "archive",
+    "bare",
     "binary",
     "body",
     "config",

@@ -23,7 +23,7 @@ from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
 from serving.bodies.schemas import read
 from serving.budget import NEVER, Deadline
-from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
+from serving.codecs import ENCODED_IMAGE, IMAGE, ROW, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming
 from serving.front.other_apis import BODIES
@@ -144,6 +144,25 @@ def api(data: bytes) -> None:
         client = type("Client", (Anything,), {"task": task})
         served = _served(client, TensorSpec("x", "FP32", (1,)), batch=4)
         body.bind(served, Request("id", decoder=DECODER)).answer(GATEWAY)
+
+
+class Rows(Ones):
+    """A client of rows of two cells."""
+
+    codec = ROW
+    absent = ("0", "")
+
+
+def bare(data: bytes) -> None:
+    """Read JSON without keys of ours, and rows of LibSVM."""
+    rows = _served(Rows, TensorSpec("x", "FP32", (1,)), batch=4)
+    for kind in ("application/json", "text/libsvm"):
+        try:
+            body = read_body(kind, data)
+            answer(body)
+            body.bind(rows, Request("id", decoder=DECODER)).answer(GATEWAY)
+        except ServingError as err:
+            check(err)
 
 
 def binary(data: bytes) -> None:
@@ -286,7 +305,20 @@ def _root() -> Path:
 
 _folder: "tempfile.TemporaryDirectory[str] | None" = None
 
-FUNCTIONS = (api, archive, binary, body, config, form, headers, image, npy, packed, parameters)
+FUNCTIONS = (
+    api,
+    archive,
+    bare,
+    binary,
+    body,
+    config,
+    form,
+    headers,
+    image,
+    npy,
+    packed,
+    parameters,
+)
 TARGETS: dict[str, Callable[[bytes], None]] = {each.__name__: each for each in FUNCTIONS}
 
 
