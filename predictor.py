@@ -14,17 +14,18 @@ from time import perf_counter
 from flask import Flask, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from serving.bodies.other_apis import ApiBody
 from serving.bodies.reading import Body
 from serving.budget import Deadline, allow_any_time, allow_time, check_time
 from serving.front.incoming import Incoming, incoming
 from serving.front.kserve import kserve_routes
 from serving.front.models import describing_routes, example_routes, managing_routes
 from serving.front.openapi import openapi_routes, page_routes
+from serving.front.other_apis import other_api_routes
 from serving.front.parsing import read_invocation, read_request
 from serving.front.replies import error_reply
 from serving.front.services import Services, services
 from serving.front.streams import stream_reply, whole
-from serving.headers import TARGET_MODEL
 from serving.job import Job
 from serving.request import PATH, Target
 from serving.room import open_account, reserve
@@ -52,6 +53,8 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
         app.register_blueprint(page_routes)
     if settings.kserve != "false":
         app.register_blueprint(kserve_routes(infer))
+    if settings.doors:
+        app.register_blueprint(other_api_routes(infer))
     if settings.multi_model:
         app.register_blueprint(managing_routes)
         app.add_url_rule("/models/<path:name>/invoke", view_func=invoke, methods=["POST"])
@@ -81,9 +84,7 @@ def invocations() -> Response:
     The parameters of the model's client are read from the body's `parameters` and from the query
     string, such as `?top_k=3`. The body takes precedence.
     """
-    return infer(
-        read_invocation, Target("the header Target-Model", incoming().header(TARGET_MODEL) or None)
-    )
+    return infer(read_invocation, incoming().target)
 
 
 def invoke(name: str) -> Response:
@@ -135,7 +136,8 @@ def _answer(
     body = read(source)
     request = read_request(source, stream, body, route)
     target = request.target
-    with app.registry.use(source.slot.keep, target.name, target.version) as served:
+    tasks = body.tasks if isinstance(body, ApiBody) else ()
+    with app.registry.use(source.slot.keep, target.name, target.version, tasks) as served:
         source.model = served.name
         job = body.bind(served, request)
         if job.request.stream:  # the body may have asked for a stream, too

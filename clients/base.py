@@ -104,6 +104,8 @@ class ModelClient(ABC):
     # the keys that a JSON object may have, otherwise the reply is 400; None: those that the codec
     # reads (JSON: all)
     keys: tuple[str, ...] | None = None
+    # what the client predicts, as Hugging Face calls it; routes of other APIs find a model by it
+    task: str = ""
     # one instance as a caller would post it, sent at each start; a file `example.*` replaces it
     example: bytes
     # what differs between models of the task, read from `parameters` in config.pbtxt
@@ -114,6 +116,8 @@ class ModelClient(ABC):
     side: int = 0
     # the names of a row's cells, in order; () if they have no names
     columns: tuple[str, ...] = ()
+    # the cells of a row that has none, for a format that leaves out cells (LibSVM)
+    absent: tuple[str, ...] = ()
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
     # the output that is the prediction, for a reply of one array; "" if the model has only one

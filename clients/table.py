@@ -89,6 +89,7 @@ class Client(ModelClient):
         self._check_columns()
         self.known_names = frozenset(self.columns)
         self.missing = self._missing()
+        self.absent = tuple("" if is_empty else "0" for is_empty in self.missing)
         inputs = zip(model.inputs, self.widths, strict=True)
         datatypes = [spec.datatype for spec, width in inputs for _ in range(width)]
         self.example = orjson.dumps([BLANK.get(datatype, 0) for datatype in datatypes])

@@ -19,6 +19,7 @@ from clients._text.task import Task
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, ModelClient, Parameter, Tensors
 from serving.codecs import TEXT, Codec
+from serving.errors import DecodingError
 
 TASKS: dict[str, type[Task]] = {
     "embedding": Embedding,
@@ -29,6 +30,7 @@ TASKS: dict[str, type[Task]] = {
     "zero-shot-classification": ZeroShotClassification,
     "text-ranking": TextRanking,
 }
+TRUNCATE = Parameter("truncate", True, "whether to cut a text that is too long, or to refuse it")
 TASK = Parameter("task", "embedding", "what the model's output is", choices=tuple(TASKS))
 
 
@@ -53,29 +55,42 @@ class Client(ModelClient):
         Parameter("labels", "", "file of labels; default: id2label in config.json"),
         *(setting for task in TASKS.values() for setting in task.settings),
     )
-    parameters = tuple(
-        {value.name: value for task in TASKS.values() for value in task.parameters}.values()
+    parameters = (
+        TRUNCATE,
+        *{value.name: value for task in TASKS.values() for value in task.parameters}.values(),
     )
 
     def __init__(self, model: Model) -> None:
-        kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
+        self.task = TASK.parse(model.parameters.get("task", TASK.default))
+        kind = TASKS[self.task]
         self.codec = kind.codec
-        self.parameters = kind.parameters
+        self.parameters = (TRUNCATE, *kind.parameters)
         super().__init__(model)
         self.tokenizer = TextTokenizer(
             model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation
         )
-        self.task = kind(model, self.tokenizer, self.options)
-        self.outputs = self.task.outputs
+        self.text_task = kind(model, self.tokenizer, self.options)
+        self.outputs = self.text_task.outputs
         self.int32 = {spec.name for spec in model.inputs if spec.datatype == "INT32"}
 
     def rows(self, instance: Any) -> int:
-        return self.task.rows(instance)
+        return self.text_task.rows(instance)
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return input_ids, attention_mask and token_type_ids [rows, longest], in the datatype of
-        the model's inputs (INT64 or INT32), and what else the task needs."""
-        tensors = self.task.tokens(instances, parameters)
+        the model's inputs (INT64 or INT32), `truncated` [n instances], and what else the task
+        needs. Raise DecodingError for a text that is too long if `truncate` is false."""
+        tensors = self.text_task.tokens(instances, parameters)
+        most = self.tokenizer.max_length
+        truncated = tensors.setdefault("truncated", tensors["num_tokens"] > most)
+        if not parameters["truncate"] and truncated.any():
+            index = int(truncated.argmax())
+            count = tensors["num_tokens"][index]
+            raise DecodingError(
+                f"it has {count} tokens, and the model takes at most {most}: shorten it, or leave "
+                "out 'truncate'",
+                instance=index,
+            )
         return tensors | {name: tensors[name].astype(np.int32) for name in self.int32 & {*tensors}}
 
     def postprocess(
@@ -86,12 +101,13 @@ class Client(ModelClient):
         parameters: Mapping[str, Any],
     ) -> list[Any]:
         """Return what the task predicts, with `tokens`, and whether the text was `truncated`."""
-        counts = inputs["num_tokens"]
-        truncated = inputs.get("truncated", counts > self.tokenizer.max_length)
-        predictions = self.task.predict(outputs, inputs, instances, parameters)
+        predictions = self.text_task.predict(outputs, inputs, instances, parameters)
         return [
             prediction | {"tokens": count, "truncated": cut}
             for prediction, count, cut in zip(
-                predictions, counts.tolist(), truncated.tolist(), strict=True
+                predictions,
+                inputs["num_tokens"].tolist(),
+                inputs["truncated"].tolist(),
+                strict=True,
             )
         ]

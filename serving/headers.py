@@ -9,6 +9,7 @@ from werkzeug.http import parse_accept_header
 JSON_TYPE = "application/json"
 # other types of replies in one piece
 CSV, NPY_TYPE, PICTURES = "text/csv", "application/x-npy", ("image/jpeg", "image/png")
+LIBSVM = ("text/libsvm", "text/x-libsvm")
 # types of streamed replies
 EVENT_STREAM, JSON_LINES = "text/event-stream", "application/jsonlines"
 
@@ -16,6 +17,7 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
+TRUNCATED = "X-Truncated"  # how many texts of the request were cut
 NEW_SESSION = "NEW_SESSION"  # the value of SESSION_ID that starts a session
 
 

@@ -214,6 +214,12 @@ class TextRanking(Task):
     parameters = (
         Parameter("top_k", 0, "how many documents; 0: all", minimum=0),
         Parameter("return_documents", False, "whether an entry has its document too"),
+        Parameter(
+            "function_to_apply",
+            "auto",
+            "turns logits into scores; auto: the model's own",
+            choices=("auto", "sigmoid", "none"),
+        ),
     )
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
@@ -225,9 +231,9 @@ class TextRanking(Task):
             raise InvalidRequest(
                 f"model '{model.name}' gives {count} scores for a pair; text-ranking takes one"
             )
-        self.activation = ACTIVATIONS[self._activation()]
+        self.function = self._function()
 
-    def _activation(self) -> str:
+    def _function(self) -> str:
         """Choose the function as sentence-transformers' CrossEncoder does: the one in its own file
         or in config.json, else the sigmoid. Raise InvalidRequest for an unknown one."""
         if self.options["activation"] != "auto":
@@ -288,7 +294,10 @@ class TextRanking(Task):
         parameters: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return the ranking of each instance's documents from logits [rows, 1]."""
-        scores = self.activation(self.read(outputs)[:, 0])
+        function = parameters["function_to_apply"]
+        if function == "auto":
+            function = self.function
+        scores = ACTIVATIONS[function](self.read(outputs)[:, 0])
         predictions = []
         for index, instance in enumerate(instances):
             own = scores[inputs["owners"] == index]

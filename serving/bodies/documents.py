@@ -27,19 +27,20 @@ import orjson
 import simdjson
 
 from serving.bodies import schemas
+from serving.bodies.bare import read_records, read_split, tensors_of
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Instances
+from serving.bodies.instances import Instances, items_of
 from serving.bodies.kserve import TensorBody, check_misspelt, filled
 from serving.bodies.schemas import read
 from serving.bodies.values import flat_array, json_room, json_values, request_parameters
-from serving.budget import MOST_INSTANCES, MOST_NAMED, admit_json, check_count
+from serving.budget import MOST_NAMED, admit_json
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import RESERVED, Request, Target
-from serving.room import ITEM, json_numbers, reserve
+from serving.room import json_numbers
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
@@ -52,7 +53,7 @@ LARGE = 2 * 1024
 # keys of a flat object that are options of the request, not fields of its instance
 NO_FIELDS = {*RESERVED, "parameters"}
 # keys by which an object is recognized as one of our shapes
-WHOLE_BODY = {"instances", "inputs", "payload"}
+WHOLE_BODY = {"instances", "inputs", "payload", "dataframe_split", "dataframe_records"}
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance '
     'that is an object, or {"modelname": …, "payload": {"img" or "text": …}}'
@@ -68,6 +69,7 @@ class FlatBody:
     document: dict[str, Any]
     generates: bool = False
     stream: str = ""
+    length: int = 0  # of the body, in bytes
 
     @cached_property
     def flat(self) -> schemas.Flat:
@@ -82,6 +84,12 @@ class FlatBody:
             request = replace(request, stream=self.stream)
         if instances := self.instances(served):
             return instances.bind(served, request)
+        names = {spec.name for spec in served.model.inputs}
+        is_tensor = "inputs" in self.document and "inputs" not in names
+        if is_tensor and not (self.generates or request.stream):
+            body = read(schemas.Inputs, self.document)
+            tensors = tensors_of(served, body.inputs, self.length, body.parameters)
+            return tensors.bind(served, request)
         return FlatJob(served, request, self)
 
     def instances(self, served: ServedModel) -> Instances | None:
@@ -100,7 +108,7 @@ class FlatBody:
             values = read(schemas.Inputs, self.document).inputs
             if not isinstance(values, list):
                 values = [values]
-            return Instances(_items(values, "inputs"), parameters, named=self.named)
+            return Instances(items_of(values, "inputs"), parameters, named=self.named)
         if client.codec is ROW or not fields.keys().isdisjoint(client.instance_keys()):
             return Instances([Item("body", value=fields)], parameters, named=self.named)
         return None
@@ -203,7 +211,7 @@ def read_shape(
     for key, read_instances in BY_KEY.items():
         if key in document:
             return read_instances(document)
-    return FlatBody(document, generates, stream)
+    return FlatBody(document, generates, stream, length)
 
 
 def _are_tensors(inputs: Any) -> bool:
@@ -219,7 +227,7 @@ def _is_tensor(value: Any) -> bool:
 
 def _instances(document: dict[str, Any]) -> Instances:
     body = read(schemas.Instances, document)
-    items = _items(body.instances, "instances")
+    items = items_of(body.instances, "instances")
     return Instances(items, body.parameters or {}, named=body.target())
 
 
@@ -234,16 +242,12 @@ def _payload(document: dict[str, Any]) -> Instances:
 
 # How to read an object without tensors that contains this key. `instances` is tried before
 # `payload`; their Structs reject the keys of other shapes.
-BY_KEY = {"instances": _instances, "payload": _payload}
-
-
-def _items(values: list[Any], field: str) -> list[Item]:
-    """Return an Item for each instance. Raise InvalidRequest or PayloadTooLarge."""
-    if not values:
-        raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
-    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
-    reserve(ITEM * len(values), "the instances")
-    return [Item(field, value=value) for value in values]
+BY_KEY = {
+    "instances": _instances,
+    "payload": _payload,
+    "dataframe_split": read_split,
+    "dataframe_records": read_records,
+}
 
 
 def read_binary(

@@ -6,7 +6,7 @@ no more than fit into memory together.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 from time import sleep
@@ -18,7 +18,7 @@ import orjson
 from clients.base import ModelClient, Tensors, TooManyRows
 from serving.bodies.decoder import Item
 from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
-from serving.budget import read_json
+from serving.budget import MOST_INSTANCES, check_count, read_json
 from serving.codecs import encode_image
 from serving.errors import (
     DecodingError,
@@ -29,11 +29,11 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, preferred
+from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, TRUNCATED, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
-from serving.room import INPUT, KEPT, OUTPUT, TOKEN, Room, collected, reserve
+from serving.room import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Room, collected, reserve
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
@@ -125,6 +125,15 @@ class Batch:
         self.room.shrink()
 
 
+def items_of(values: list[Any], field: str) -> list[Item]:
+    """Return an Item for each instance. Raise InvalidRequest or PayloadTooLarge."""
+    if not values:
+        raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
+    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
+    reserve(ITEM * len(values), "the instances")
+    return [Item(field, value=value) for value in values]
+
+
 class InstancesJob(Job):
     """Predictions made with a model's client. `parameters` are those in the body."""
 
@@ -142,6 +151,7 @@ class InstancesJob(Job):
         self.client = served.client or served.require_client()
         self.items = items
         self.sample_shape = sample_shape
+        self.truncated = 0  # instances that were longer than the model takes
         # if the caller has no session, the sequence lasts for this request only
         self.sequence = self.session
         if served.sequencing and not self.sequence:
@@ -283,6 +293,7 @@ class InstancesJob(Job):
                 f"the client of model '{self.served.name}' made {len(predictions)} predictions of "
                 f"{len(batch.instances)} instances"
             )
+        self.truncated += total(batch.tensors, "truncated")
         version = replies[-1].version
         if self.picture:
             return Predictions(batch.first, version, predictions, batch.instances, batch.memory)
@@ -316,6 +327,13 @@ class InstancesJob(Job):
         return joined
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
+        """Return the reply, with the number of truncated instances in a header."""
+        reply = self._reply(results)
+        if not self.truncated:
+            return reply
+        return replace(reply, headers={TRUNCATED: str(self.truncated)})
+
+    def _reply(self, results: Iterator[Predictions]) -> Reply:
         """Return the reply, written batch by batch, because all predictions as Python objects would
         take several times as much memory."""
         if self.picture:
@@ -338,19 +356,31 @@ class InstancesJob(Job):
                 elif self.accept == CSV:
                     piece = predictions_as_csv(result.predictions)
                 else:
-                    piece = (b"," if written else b"") + as_items(result.predictions)
+                    piece = (b"," if written else b"") + self.written(result)
                 budget.grow(answer, len(written) + len(piece) + size)
                 written += piece
             if self.accept == CSV:
                 return Reply(bytes(written), CSV, version)
             if self.accept == NPY_TYPE:
                 return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
-            content = document(self.served, written, version, self.sample_shape)
-            return Reply(content, version=version)
+            return Reply(self.document(written, version), version=version)
+
+    def written(self, result: Predictions) -> bytes:
+        """Return what a batch adds to the reply's list, as JSON."""
+        return as_items(result.predictions)
+
+    def document(self, items: bytes | bytearray, version: str) -> bytes:
+        """Return the reply's JSON around the `items` of its list."""
+        return document(self.served, items, version, self.sample_shape)
 
     def line(self, result: Predictions) -> bytes:
         about = {"model_name": self.served.public_name, "model_version": result.version}
         return orjson.dumps({**about, "offset": result.first, "predictions": result.predictions})
+
+
+def total(tensors: Tensors, name: str) -> int:
+    """Return the sum of one of a batch's tensors, or 0 if the batch does not have it."""
+    return int(tensors[name].sum()) if name in tensors else 0
 
 
 def client_parameters(
@@ -370,12 +400,17 @@ def document(
 ) -> bytes:
     """Return the JSON of the reply around what `as_items` wrote. Using orjson for this would copy
     it twice."""
-    about = {"model_name": served.public_name, "model_version": version}
-    beginning, end = b',"predictions":[', b"]}"
     if sample_shape:
-        about = {"modelname": served.public_name}
-        beginning, end = b',"result":', b"}"
-    return b"".join((orjson.dumps(about)[:-1], beginning, items, end))
+        about = orjson.dumps({"modelname": served.public_name})
+        return b"".join((about[:-1], b',"result":', items, b"}"))
+    return listed(
+        {"model_name": served.public_name, "model_version": version}, "predictions", items
+    )
+
+
+def listed(about: Mapping[str, Any], key: str, items: bytes | bytearray) -> bytes:
+    """Return the JSON of `about` with the list of `items` under one more key."""
+    return b"".join((orjson.dumps(about)[:-1], b',"%b":[' % key.encode(), items, b"]}"))
 
 
 def as_items(predictions: Sequence[Any]) -> bytes:

@@ -12,23 +12,28 @@ from typing import Any
 
 from werkzeug.http import parse_options_header
 
+from serving.bodies.bare import BareBody
 from serving.bodies.decoder import Item
 from serving.bodies.documents import SHAPES, WHOLE_BODY, Shape, read_binary, read_object, read_shape
 from serving.bodies.forms import TEXT, URL_ENCODED, TextOrForm, named_in_form, read_form
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import BINARY_TYPE
+from serving.bodies.libsvm import LibsvmBody
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody
+from serving.bodies.other_apis import ApiBody
 from serving.bodies.schemas import BOM, read
 from serving.bodies.tables import CsvBody, read_csv
 from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
-from serving.headers import CSV, JSON_LINES, NPY_TYPE, preferred
+from serving.headers import CSV, JSON_LINES, LIBSVM, NPY_TYPE, preferred
 
 # image formats by their first bytes
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
-Body = Shape | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
+LISTED: Any = list[Any] | str
+LIST_OR_STRING = re.compile(rb"(?:%b)?\s*[\[\"]" % BOM)
+Body = Shape | ApiBody | BareBody | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
 
 
 def read_attributes(header: str) -> dict[str, str]:
@@ -72,6 +77,8 @@ def read_body(
     is_json = kind.endswith("json")
     if is_json:
         _check_no_image(data)
+    if is_json and LIST_OR_STRING.match(data):
+        return BareBody(read(LISTED, data), len(data))
     if is_json or (OBJECT.match(data) and kind not in (TEXT, CSV)):
         return read_object(data, generates, stream)
     # what is left is a text or CSV, which may begin with {: it is JSON if it has one of
@@ -79,8 +86,8 @@ def read_body(
     document = _object_in_text(data)
     if document:
         return read_shape(document, len(data), generates, stream)
-    if kind == CSV:
-        table = read_csv(data, params.get("header", ""))
+    if kind == CSV or kind in LIBSVM:
+        table = LibsvmBody(data) if kind in LIBSVM else read_csv(data, params.get("header", ""))
         return CsvLines(table) if preferred(accept, CSV, JSON_LINES) == JSON_LINES else table
     items = [Item("body", raw=data)]
     if kind == URL_ENCODED:

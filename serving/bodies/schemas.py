@@ -26,6 +26,7 @@ Parameters = dict[str, Annotated[Any, SCALAR]]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+Values = Annotated[list[Any], Meta(extra_json_schema={"items": {}})]
 # nested lists and objects: Python allows 1,000 nested calls, including those of msgspec
 DEEPEST = 900
 BOM = b"\xef\xbb\xbf"  # the byte order mark that editors and spreadsheets write before UTF-8
@@ -65,6 +66,27 @@ class Inputs(ForClient, kw_only=True):
     """One instance or a list of them, in the format of Hugging Face's toolkit."""
 
     inputs: Any
+
+
+class Frame(Struct, forbid_unknown_fields=True):
+    """A table as pandas writes it with orient="split"."""
+
+    columns: Values
+    data: list[Values]
+    index: Any = None
+    unknown_key_hint: ClassVar[str] = ""
+
+
+class DataframeSplit(ForClient, kw_only=True):
+    """Rows of a table, as MLflow's clients send them."""
+
+    dataframe_split: Frame
+
+
+class DataframeRecords(ForClient, kw_only=True):
+    """Rows of a table, each by its columns, as MLflow's clients send them."""
+
+    dataframe_records: list[dict[str, Any]]
 
 
 class Payload(ForClient, kw_only=True):
@@ -178,7 +200,7 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
     where = f"{subject}, '{location}'" if location else subject
     if field := UNKNOWN_FIELD.fullmatch(message):
         part = location.partition("[")[0]
-        struct = {"inputs": Input, "outputs": Output}.get(part, shape)
+        struct = {"inputs": Input, "outputs": Output, "dataframe_split": Frame}.get(part, shape)
         problem = unknown("key", field[1], struct.__struct_fields__)
         return f"{where}: {problem}{shape.unknown_key_hint}"
     first, rest = message[:1], message[1:]

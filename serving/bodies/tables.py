@@ -59,11 +59,11 @@ class CsvBody:
             items.append(item)
             check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
         if not items:
-            raise InvalidRequest("the body has a header and no row")
+            raise InvalidRequest("the body has no row of cells")
         reserve(ITEM * len(items), "the rows")
         return InstancesJob(served, request, items, self.parameters)
 
-    def items(self, client: ModelClient) -> Iterator[CsvItem]:
+    def items(self, client: ModelClient) -> Iterator[Item]:
         """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
         check_media_type(client, CSV)
         rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM))))

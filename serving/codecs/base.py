@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
+from serving.headers import LIBSVM
 from serving.room import BASE64, CELLS, reserve, text
 
 FORM = "multipart/form-data"
@@ -148,7 +149,7 @@ class RowCodec(JsonCodec):
 
     name = "row"
     expected = "a list of cells, or an object {column: cell}"
-    media_types = ("text/csv", "application/json")
+    media_types = ("text/csv", "application/json", *LIBSVM)
     schema: ClassVar[Mapping[str, Any]] = {
         "anyOf": [{"type": "array", "items": {}}, {"type": "object"}]
     }

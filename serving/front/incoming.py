@@ -14,8 +14,8 @@ from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_attributes
 from serving.errors import InvalidRequest
 from serving.front.admission import Slot
-from serving.headers import ATTRIBUTES
-from serving.request import Timings
+from serving.headers import ATTRIBUTES, TARGET_MODEL
+from serving.request import Target, Timings
 from serving.room import DEFLATED, UNPACKED, reserve
 
 # a traceparent (W3C Trace Context) with the sampled flag set
@@ -66,6 +66,11 @@ class Incoming(flask.Request):
                 f"the header {ATTRIBUTES} has {length} bytes, at most {LONGEST_ATTRIBUTES} are "
                 "allowed: send its values in the body"
             )
+
+    @property
+    def target(self) -> Target:
+        """Return the target that the header Target-Model names."""
+        return Target("the header Target-Model", self.header(TARGET_MODEL) or None)
 
     @property
     def traceparent(self) -> str:

@@ -22,11 +22,21 @@ from serving import VERSION
 from serving.bodies.forms import TEXT as TEXT_TYPE
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES
-from serving.bodies.schemas import Flat, Inputs, Instances, Load, Payload, Tensors
+from serving.bodies.schemas import (
+    DataframeRecords,
+    DataframeSplit,
+    Flat,
+    Inputs,
+    Instances,
+    Load,
+    Payload,
+    Tensors,
+)
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
 from serving.front.models import managed
-from serving.front.replies import json_reply, public_routes
+from serving.front.other_apis import BODIES
+from serving.front.replies import OPENAI, json_reply, public_routes
 from serving.front.services import services
 from serving.headers import CSV, EVENT_STREAM, JSON_TYPE, NPY_TYPE, TARGET_MODEL
 from serving.request import NAME_KEYS, VERSION_KEY
@@ -36,6 +46,8 @@ TEXT: Json = {"type": "string"}
 FILE: Json = {"type": "string", "format": "binary", "minLength": 1}
 SOME_TEXT: Json = {"type": "string", "minLength": 1}
 OBJECT: Json = {"type": "object"}
+# of a body of /invocations, besides Instances
+SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
@@ -51,18 +63,20 @@ def openapi() -> Response:
     for code, row in sorted(TABLE.items()):
         for status in (row.status, *row.also):
             codes[str(status)].append(code)
-    error = {JSON_TYPE: {"schema": _reference("schemas/Error")}}
-    errors = {
-        key: {"description": f"code: {', '.join(codes[key])}", "content": error}
-        for key in sorted(codes)
-    }
+    errors = {}
+    for name in ("Error", "OpenAIError"):
+        content = {JSON_TYPE: {"schema": _reference(f"schemas/{name}")}}
+        for key in sorted(codes):
+            about = f"code: {', '.join(codes[key])}"
+            errors[name + key] = {"description": about, "content": content}
     paths: dict[str, Json] = {}
     for path, rule in public_routes():
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             operation = _operation(path, method, text, clients)
+            error = "OpenAIError" if path.startswith(OPENAI) else "Error"
             operation["responses"] |= {
-                status: _reference(f"responses/{status}") for status in errors
+                status: _reference(f"responses/{error}{status}") for status in sorted(codes)
             }
             paths.setdefault(path, {})[method.lower()] = operation
     document = {
@@ -81,12 +95,14 @@ def openapi() -> Response:
 def _operation(path: str, method: str, text: str, clients: Json) -> Json:
     summary, _, more = text.partition("\n")
     tag = "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
+    tag = "kserve" if path.startswith("/v2/") else tag
+    tag = "other_apis" if path in BODIES else tag
     reply: Json = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
         reply["content"] = _reply(path, method)
     operation: Json = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
-        "tags": ["kserve" if path.startswith("/v2/") else tag],
+        "tags": [tag],
         "summary": summary,
         "responses": {"200": reply},
     }
@@ -121,6 +137,8 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
 def _body(path: str, clients: Json) -> Json:
     if path == "/models":
         return {JSON_TYPE: {"schema": _reference("schemas/Load")}}
+    if body := BODIES.get(path):
+        return {JSON_TYPE: {"schema": _reference(f"schemas/{body.__name__}")}}
     if path.startswith("/v2/"):
         shape = _reference("schemas/Tensors" if path.endswith("/infer") else "schemas/Flat")
         named = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
@@ -136,12 +154,8 @@ def _body(path: str, clients: Json) -> Json:
         if isinstance(data, bytes):  # the others have an example that depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
-    schema = {
-        "anyOf": [
-            _reference(f"schemas/{name}")
-            for name in (*clients, "Inputs", "Payload", "Tensors", "Flat")
-        ]
-    }
+    names = (*clients, *(shape.__name__ for shape in SHAPES))
+    schema = {"anyOf": [_reference(f"schemas/{name}") for name in names]}
     return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
 
 
@@ -150,6 +164,8 @@ def _reply(path: str, method: str) -> Json:
         return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
+    if path in BODIES:
+        return {JSON_TYPE: {"schema": {}}}  # some are lists
     stream: Json = {EVENT_STREAM: {"schema": TEXT}}
     if path.endswith("/generate_stream"):
         return stream
@@ -160,7 +176,7 @@ def _reply(path: str, method: str) -> Json:
 def _schemas(clients: Json) -> dict[str, Json]:
     """Return the schemas of an error, of each shape of a JSON body, and of each client's
     instances."""
-    shapes = (Inputs, Instances, Payload, Tensors, Flat, Load)
+    shapes = (*SHAPES, Instances, Load, *dict.fromkeys(BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
     # besides the keys that are options, the object has at least one input
@@ -171,6 +187,9 @@ def _schemas(clients: Json) -> dict[str, Json]:
             schema["not"] = {"required": [*NAME_KEYS]}
     error = dict.fromkeys(("error", "code", "request_id"), TEXT)
     schemas["Error"] = OBJECT | {"properties": error, "required": [*error]}
+    error = dict.fromkeys(("message", "type", "code"), TEXT)
+    inner = OBJECT | {"properties": error, "required": [*error]}
+    schemas["OpenAIError"] = OBJECT | {"properties": {"error": inner}, "required": ["error"]}
     for name, client in clients.items():
         # No defaults: a generated client would send them all, although a model may have others, and
         # a text's task has only some of the parameters.

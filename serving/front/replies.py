@@ -1,8 +1,9 @@
-"""JSON replies, and the single format of errors: {"error", "code", "request_id"}."""
+"""JSON replies, and the formats of errors: {"error", "code", "request_id"}, and OpenAI's below
+/v1."""
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +25,7 @@ from serving.front.services import services
 
 log = logging.getLogger(__name__)
 FOR_THE_MANAGER = "examples.answer_example"
+OPENAI = "/v1/"  # errors of paths that begin with it have OpenAI's format
 
 
 def public_routes() -> Iterator[tuple[str, Rule]]:
@@ -55,11 +57,20 @@ def _reply(error: ServingError) -> Response:
         fields["error"] += f" [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error(fields["error"], exc_info=error)
-    response = json_reply({**fields, "request_id": incoming().id}, error.status)
+    document: dict[str, Any] = {**fields, "request_id": incoming().id}
+    if incoming().path.startswith(OPENAI):
+        document = {"error": _openai_error(fields, error.status)}
+    response = json_reply(document, error.status)
     response.headers["X-Error-Code"] = error.code
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     return response
+
+
+def _openai_error(fields: Mapping[str, str], status: int) -> dict[str, str | None]:
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if is_ours else "invalid_request_error"
+    return {"message": fields["error"], "type": kind, "param": None, "code": fields["code"]}
 
 
 def _http_error(error: HTTPException) -> Response:

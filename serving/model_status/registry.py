@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -43,13 +43,14 @@ class Registry:
 
     @contextmanager
     def use(
-        self, keep: Keep, name: str | None, version: str | None = None
+        self, keep: Keep, name: str | None, version: str | None = None, tasks: Sequence[str] = ()
     ) -> Iterator[ServedModel]:
-        """Yield the model called `name`, else the default model, else the only one; `keep` keeps it
-        loaded. Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
-        ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block fails and
-        the table of models has a better reason, raise that instead."""
-        name = name or self.default or self._only_name()
+        """Yield the model called `name`, else the only one with one of the `tasks`, else the
+        default model, else the only one; `keep` keeps it loaded. Raise ModelNotFound,
+        VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed, ModelRestarting, ModelRefused,
+        Overloaded or InvalidRequest. If the `with` block fails and the table of models has a better
+        reason, raise that instead."""
+        name = name or self._only_of(tasks) or self.default or self._only_name()
         models = self.table.look()
         entry = self._ready(models, name)
         keep(entry.name, entry.column)
@@ -123,6 +124,18 @@ class Registry:
         raise ModelNotFound(
             f"Request for unknown model: '{name}' is not found; the models served are: {names}"
         )
+
+    def _only_of(self, tasks: Sequence[str]) -> str:
+        """Return the name of the only model with one of these tasks. Return "" if there is not
+        exactly one, or if models are loaded on demand. The first call creates all clients."""
+        models = self.table.look()
+        names = []
+        if tasks and not models.on_demand:
+            for name, entry in models.ready.items():
+                client = self._served[entry.key].client
+                if client and client.task in tasks:
+                    names.append(name)
+        return names[0] if len(names) == 1 else ""
 
     def _only_name(self) -> str:
         """Return the name of the only model. Raise InvalidRequest if there is not exactly one, or

@@ -315,6 +315,12 @@ class Settings:
         "SAGEMAKER_ variable is set; trusted: infer calls go to Triton unchecked, which is faster, "
         "but a hostile body can stop Triton",
     )
+    doors: bool = _setting(
+        "SERVE_DOORS",
+        True,
+        help="whether the routes of other servers' APIs (docs/calling.md) are reachable, and the "
+        "attribute `route`, which chooses one of them for /invocations",
+    )
     page: str = _switch(
         "SERVE_PAGE",
         "false",

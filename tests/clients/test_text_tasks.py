@@ -597,8 +597,8 @@ def test_refuse_more_masks_than_the_limit(tmp_path: Path) -> None:
         served.client.postprocess(
             values, tensors, [""], served.client.read_parameters({"top_k": 900})
         )
-    assert isinstance(served.client.task, FillMask)
-    served.client.task.most_masks = 3
+    assert isinstance(served.client.text_task, FillMask)
+    served.client.text_task.most_masks = 3
     with pytest.raises(DecodingError, match=r"instance 1: .*4 \[MASK\]"):
         served.client.prepare(["[MASK] " * 3, "[MASK] " * 4], served.client.defaults)
 

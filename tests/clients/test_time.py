@@ -49,7 +49,7 @@ def ranking(folder: Path) -> TextRanking:
     specs = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask"))
     output = (TensorSpec("logits", "FP32", (1,)),)
     model = Model("m", folder, specs, output, 8, {"task": "text-ranking"})
-    task = Client(model).task
+    task = Client(model).text_task
     assert isinstance(task, TextRanking)
     return task
 

@@ -51,6 +51,7 @@ def make_models(repository: Path) -> None:
         (repository / name / "example.json").write_text(example)
     make_detector(repository / "boxes")
     make_sleeper(repository, "json")  # a client that takes any JSON value
+    make_table(repository / "table")
 
 
 def make_text_model(folder: Path, task: str, width: int) -> None:
@@ -104,6 +105,17 @@ def make_detector(folder: Path) -> None:
         f'output {{ name: "output0" data_type: TYPE_FP32 dims: [{BOXES}, 7] }}\n'
     )
     write_config(folder, f"max_batch_size: 8\n{tensors}", client="yolov5")
+
+
+def make_table(folder: Path) -> None:
+    """Make a table of 100 columns, whose predictions are its rows."""
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    save(folder, nodes, {"x": TensorProto.FLOAT}, "y", 1, {}, [100])
+    tensors = (
+        'input { name: "x" data_type: TYPE_FP32 dims: [100] }\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: [100] }\n'
+    )
+    write_config(folder, f"max_batch_size: 32\n{tensors}", client="table")
 
 
 def save(

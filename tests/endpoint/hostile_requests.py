@@ -19,7 +19,7 @@ import requests
 from PIL import Image
 
 from serving.bodies.kserve import BINARY_TYPE
-from serving.headers import CSV, JSON_LINES, JSON_TYPE, NPY_TYPE
+from serving.headers import CSV, JSON_LINES, JSON_TYPE, LIBSVM, NPY_TYPE
 from tests.bodies.echo import LARGEST, ONE, many, npy_file, tensor
 from tests.support.harness import encoded, npy
 from tests.support.hostile_images import REFUSED, png
@@ -383,4 +383,52 @@ IMAGES = {
     name: Hostile("resnet", make, (200, 400), "image/png", megabytes=MEGABYTES_OF_A_BODY)
     for name, (make, _) in REFUSED.items()
 }
-ROWS = {**BODIES, **TIME, **ROOM, **IMAGES}
+
+
+def embeddings(text: str, count: int) -> Callable[[], bytes]:
+    return lambda: json.dumps({"input": [text] * count}).encode()
+
+
+def documents(text: str, count: int) -> Callable[[], bytes]:
+    return lambda: json.dumps({"query": text, "documents": [text] * count}).encode()
+
+
+def frame(columns: int, rows: int) -> bytes:
+    names = b",".join(b'"%d"' % number for number in range(columns))
+    row = b"[%b0]" % (b"0," * (columns - 1))
+    data = b",".join([row] * rows)
+    return b'{"dataframe_split":{"columns":[%b],"data":[%b]}}' % (names, data)
+
+
+# Rows of other servers' APIs, and of bodies that SDKs send.
+APIS: dict[str, Hostile] = {
+    "token ids of 24 MB": Hostile(
+        "bert",
+        lambda: b'{"input":[[%b1]]}' % (b"1," * 12_000_000),
+        (400, 413),
+        path="/v1/embeddings",
+    ),
+    "embeddings of more texts than the limit": Hostile(
+        "bert", embeddings("a", 1_000_000), (413,), path="/v1/embeddings"
+    ),
+    "embeddings of hash signs": Hostile(
+        "bert", embeddings("#" * 51_200, 480), SLOW, path="/v1/embeddings"
+    ),
+    "a ranking of more documents than the limit": Hostile(
+        "ranking", documents("a", 1_000_000), (400,), path="/v1/rerank"
+    ),
+    "a ranking of documents of hash signs": Hostile(
+        "ranking", documents("#" * 4_000, 1_000), SLOW, path="/rerank"
+    ),
+    "numbers without keys": Hostile("numbers", lambda: b"[%b0]" % (b"0," * 12_000_000), SLOW),
+    "lists without keys": Hostile("numbers", lambda: b"[%b[]]" % (b"[]," * 8_000_000), (413,)),
+    "a million instances without keys": Hostile("json", lambda: b"[%b0]" % (b"0," * 10**6), (413,)),
+    "a data frame of wide rows": Hostile("json", lambda: frame(100_000, 100), SLOW),
+    "an index of 2^31": Hostile("table", lambda: b"1 2147483648:1\n", (400,), LIBSVM[0]),
+    "a long row of LibSVM": Hostile("table", lambda: b"0:1 " * 6_000_000, (413,), LIBSVM[0]),
+    "long rows of LibSVM": Hostile(
+        "table", lambda: (b"0:1 " * 99_999 + b"\n") * 60, SLOW, LIBSVM[0]
+    ),
+    "a million rows of LibSVM": Hostile("table", lambda: b"0:1\n" * 10**6, (413,), LIBSVM[0]),
+}
+ROWS = {**BODIES, **TIME, **ROOM, **IMAGES, **APIS}

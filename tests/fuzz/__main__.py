@@ -19,7 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 TARGETS = (
+    "api",
     "archive",
+    "bare",
     "binary",
     "body",
     "config",

@@ -157,6 +157,24 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "harm-no-end": b"\n\n\n--b\r\n"
         b"Content-Disposition: form-data; name*=utf-8''%ff; filename=\r\n\r\n",
     },
+    "api": {
+        "embeddings": b'/v1/embeddings\n{"input":["a","b"],"model":"m","encoding_format":"base64"}',
+        "documents": b'/v2/rerank\n{"query":"a","documents":["a",{"text":"b"}],"top_n":1}',
+        "texts": b'/rerank\n{"query":"a","texts":["a","b"],"raw_scores":true,"return_text":true}',
+        "harm-ids": b'/v1/embeddings\n{"input":[[1,2],[3]],"dimensions":2147483648}',
+    },
+    "bare": {
+        "rows": b"[[1.5,2],[3,4]]",
+        "cells": b"[1,2]",
+        "text": b'"aGVsbG8="',
+        "named": b'{"inputs":{"x":[[1.0]]}}',
+        "split": b'{"dataframe_split":{"columns":["a","b"],"data":[[1,2]],"index":[0]}}',
+        "records": b'{"dataframe_records":[{"a":1}],"parameters":{"flag":true}}',
+        "libsvm": b"1 0:1.5 1:2 # a comment\n0:3\n",
+        "harm-index": b"1 2147483648:1\n1 99999999999999999999:1\n",
+        "harm-deep": b"[" * 40 + b"1" + b"]" * 40,
+        "harm-ragged": b"[[1],[2,3],[]]",
+    },
     "config": {
         "onnx": CONFIG,
         "ensemble": ENSEMBLE,

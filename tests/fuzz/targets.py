@@ -21,10 +21,12 @@ from serving.bodies.documents import read_binary
 from serving.bodies.npy import read_npy
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
+from serving.bodies.schemas import read
 from serving.budget import NEVER, Deadline
-from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
+from serving.codecs import ENCODED_IMAGE, IMAGE, ROW, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming
+from serving.front.other_apis import BODIES
 from serving.front.parsing import read_invocation, read_request
 from serving.front.services import Services
 from serving.job import Step
@@ -117,6 +119,50 @@ def body(data: bytes) -> None:
     kind, _, content = data.partition(b"\n")
     for generates, accept in ((False, ""), (True, "application/jsonlines")):
         answer(read_body(kind.decode(TEXT), content, generates, accept=accept))
+
+
+class Anything(Ones):
+    """A client of any task, which takes any parameter."""
+
+    def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(values)
+
+    def postprocess(self, outputs: Any, inputs: Any, instances: Any, parameters: Any) -> list[Any]:
+        ranking = [{"index": 0, "score": 0.5, "document": "a"}]
+        return [{"embedding": row, "ranking": ranking} for row in outputs["x"].tolist()]
+
+
+def api(data: bytes) -> None:
+    """Read a route of another server's API, and its body."""
+    route, _, content = data.partition(b"\n")
+    path = route.decode(TEXT)
+    paths = list(BODIES)
+    kind = BODIES[path if path in BODIES else paths[len(route) % len(paths)]]
+    body = read(kind, content)
+    body.named  # noqa: B018
+    for task in kind.tasks:
+        client = type("Client", (Anything,), {"task": task})
+        served = _served(client, TensorSpec("x", "FP32", (1,)), batch=4)
+        body.bind(served, Request("id", decoder=DECODER)).answer(GATEWAY)
+
+
+class Rows(Ones):
+    """A client of rows of two cells."""
+
+    codec = ROW
+    absent = ("0", "")
+
+
+def bare(data: bytes) -> None:
+    """Read JSON without keys of ours, and rows of LibSVM."""
+    rows = _served(Rows, TensorSpec("x", "FP32", (1,)), batch=4)
+    for kind in ("application/json", "text/libsvm"):
+        try:
+            body = read_body(kind, data)
+            answer(body)
+            body.bind(rows, Request("id", decoder=DECODER)).answer(GATEWAY)
+        except ServingError as err:
+            check(err)
 
 
 def binary(data: bytes) -> None:
@@ -259,7 +305,20 @@ def _root() -> Path:
 
 _folder: "tempfile.TemporaryDirectory[str] | None" = None
 
-FUNCTIONS = (archive, binary, body, config, form, headers, image, npy, packed, parameters)
+FUNCTIONS = (
+    api,
+    archive,
+    bare,
+    binary,
+    body,
+    config,
+    form,
+    headers,
+    image,
+    npy,
+    packed,
+    parameters,
+)
 TARGETS: dict[str, Callable[[bytes], None]] = {each.__name__: each for each in FUNCTIONS}
 
 

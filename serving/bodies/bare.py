@@ -1,0 +1,109 @@
+"""JSON without keys of ours: a list of instances or of numbers, or one string, as SDKs send them;
+and data frames, as MLflow sends them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar
+
+from clients.base import TensorSpec
+from serving.bodies import schemas
+from serving.bodies.instances import Instances, items_of
+from serving.bodies.kserve import TensorBody
+from serving.budget import MOST_DIMENSIONS, check_time, in_time
+from serving.codecs import ROW
+from serving.errors import DecodingError, InvalidRequest
+from serving.job import Job
+from serving.model_status.served_model import ServedModel
+from serving.named_value import unknown
+from serving.request import UNNAMED, Request, Target
+from serving.room import KEY, reserve
+
+
+@dataclass(frozen=True)
+class BareBody:
+    """A list or a string, from a body of `length` bytes."""
+
+    value: list[Any] | str
+    length: int
+    named: ClassVar[Target] = UNNAMED
+
+    def bind(self, served: ServedModel, request: Request) -> Job:
+        if not (served.client or served.client_error):
+            return tensors_of(served, self.value, self.length).bind(served, request)
+        codec = served.require_client().codec
+        values = [self.value] if isinstance(self.value, str) else self.value
+        if codec is ROW and values and not isinstance(values[0], list | dict):
+            values = [values]  # the cells of one row
+        if codec.part:
+            values = [{codec.part: value} if isinstance(value, str) else value for value in values]
+        return Instances(items_of(values, "body")).bind(served, request)
+
+
+def tensors_of(
+    served: ServedModel, value: Any, length: int, parameters: dict[str, Any] | None = None
+) -> TensorBody:
+    """Return nested lists, from a body of `length` bytes, as the tensor of the model's only input,
+    or an object of such lists as the inputs that its keys name. Raise InvalidRequest."""
+    model = served.model
+    specs = {spec.name: spec for spec in model.inputs}
+    if not isinstance(value, Mapping):
+        if len(specs) != 1:
+            raise InvalidRequest(
+                f"a list is one tensor, and model '{model.name}' has {len(specs)} inputs "
+                f'({", ".join(specs)}); send {{"inputs": {{name: list}}}}, or KServe v2 tensors'
+            )
+        value = dict.fromkeys(specs, value)
+    inputs = []
+    for name, data in value.items():
+        if name not in specs:
+            raise InvalidRequest(f"model '{model.name}': {unknown('input', name, specs)}")
+        inputs.append(_input(specs[name], data, model.max_batch_size > 0))
+    document = schemas.Tensors(inputs=inputs, parameters=parameters)
+    return TensorBody(document, memoryview(b""), length)
+
+
+def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
+    """Return nested lists as a tensor with their shape, as one row if that has no batch
+    dimension."""
+    shape: list[int] = []
+    values = [data]
+    while list in (types := set(map(type, values))):
+        check_time()
+        lengths = set(map(len, values)) if types == {list} else set()
+        if len(lengths) != 1 or len(shape) == MOST_DIMENSIONS:
+            raise InvalidRequest(
+                f"input '{spec.name}': lists next to each other must have the same length, and may "
+                f"be nested at most {MOST_DIMENSIONS} deep"
+            )
+        shape += lengths
+        values = list(chain.from_iterable(values))
+    if is_batched and len(shape) == len(spec.shape):
+        shape = [1, *shape]
+    return schemas.Input(name=spec.name, shape=shape, datatype=spec.datatype, data=values)
+
+
+def read_split(document: dict[str, Any]) -> Instances:
+    """Read a data frame as a list of rows: objects whose keys are the columns, or lists if the
+    columns are only numbered. Raise InvalidRequest, DecodingError or PayloadTooLarge."""
+    body = schemas.read(schemas.DataframeSplit, document)
+    frame = body.dataframe_split
+    columns = list(map(str, frame.columns))
+    for number, row in enumerate(in_time(frame.data)):
+        if len(row) != len(columns):
+            raise DecodingError(
+                f"it has {len(row)} cells, and 'columns' {len(columns)}", instance=number
+            )
+    rows: list[Any] = frame.data
+    if frame.columns != list(range(len(columns))):
+        reserve(KEY * len(columns) * len(rows), "the rows of the data frame")
+        rows = [dict(zip(columns, row, strict=True)) for row in rows]
+    items = items_of(rows, "dataframe_split")
+    return Instances(items, body.parameters or {}, named=body.target())
+
+
+def read_records(document: dict[str, Any]) -> Instances:
+    """Read the rows of a data frame as objects. Raise InvalidRequest or PayloadTooLarge."""
+    body = schemas.read(schemas.DataframeRecords, document)
+    items = items_of(body.dataframe_records, "dataframe_records")
+    return Instances(items, body.parameters or {}, named=body.target())

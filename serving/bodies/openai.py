@@ -1,0 +1,49 @@
+"""OpenAI's embeddings."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from serving.bodies.decoder import Item
+from serving.bodies.instances import Predictions, listed
+from serving.bodies.other_apis import ApiBody, ApiJob, Texts, texts_of
+from serving.bodies.schemas import Count
+
+
+class Embeddings(ApiBody, kw_only=True):
+    """Embed each text, in the format of OpenAI's API.
+
+    `encoding_format` base64 returns little-endian FP32. Token ids are refused, because each model
+    has its own vocabulary. `user` is ignored.
+    """
+
+    input: Texts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: Any = None
+    tasks: ClassVar[tuple[str, ...]] = ("embedding",)
+
+    def items(self) -> list[Item]:
+        return texts_of(self.input, "input")
+
+    def parameters(self) -> Mapping[str, Any]:
+        return {"dimensions": self.dimensions}
+
+    def entries(self, result: Predictions) -> list[Any]:
+        vectors = [prediction["embedding"] for prediction in result.predictions]
+        if self.encoding_format == "base64":
+            vectors = [_base64(vector) for vector in vectors]
+        return [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors, result.first)
+        ]
+
+    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+        about = {"object": "list", "model": job.served.public_name, "usage": job.usage()}
+        return listed(about, "data", items)
+
+
+def _base64(vector: Any) -> str:
+    return b64encode(np.asarray(vector, "<f4").tobytes()).decode()

@@ -1,0 +1,102 @@
+"""The bodies of other servers' APIs: instances of a model's client in another format, whose reply
+has that API's format too. front/other_apis.py has their routes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Struct
+
+from serving.bodies.decoder import Item
+from serving.bodies.instances import InstancesJob, Predictions, as_items, items_of, total
+from serving.budget import MOST_INSTANCES
+from serving.errors import InvalidRequest
+from serving.job import Job, Step
+from serving.model_status.served_model import ServedModel
+from serving.request import Request, Target
+from serving.triton.tensors import InferReply
+
+TEXT: dict[str, Any] = {"type": "string"}
+TEXTS = Meta(extra_json_schema={"items": TEXT, "minItems": 1, "maxItems": MOST_INSTANCES})
+Texts = str | Annotated[list[Any], TEXTS]
+
+
+class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A body for a model of one of the `tasks`."""
+
+    model: str | None = None
+    tasks: ClassVar[tuple[str, ...]] = ()
+    unknown_key_hint: ClassVar[str] = ""
+
+    @property
+    def named(self) -> Target:
+        return Target("the body", self.model)
+
+    def bind(self, served: ServedModel, request: Request) -> Job:
+        """Return the job, whose reply does not depend on the header Accept. Raise InvalidRequest if
+        the model has another task."""
+        task = served.require_client().task
+        if task not in self.tasks:
+            raise InvalidRequest(
+                f"the task of model '{served.public_name}' is '{task}', and this route takes "
+                f"{' or '.join(self.tasks)}: name another model"
+            )
+        return ApiJob(served, replace(request, accept="", stream=""), self)
+
+    def items(self) -> list[Item]:
+        """Return the instances. Raise InvalidRequest or PayloadTooLarge."""
+        raise NotImplementedError
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the parameters for the model's client. None keeps a parameter's default."""
+        raise NotImplementedError
+
+    def entries(self, result: Predictions) -> list[Any]:
+        """Return what a batch of predictions adds to the list in the reply."""
+        raise NotImplementedError
+
+    def document(self, job: "ApiJob", items: bytes | bytearray) -> bytes:
+        """Return the JSON of the reply around the `items` of its list."""
+        raise NotImplementedError
+
+
+class ApiJob(InstancesJob):
+    """Predictions that are answered in the format of another API. `tokens` counts the tokens that
+    the model has read."""
+
+    def __init__(self, served: ServedModel, request: Request, body: ApiBody) -> None:
+        set_ = {name: value for name, value in body.parameters().items() if value is not None}
+        super().__init__(served, request, body.items(), set_)
+        self.body = body
+        self.tokens = 0
+
+    def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
+        self.tokens += total(step.batch.tensors, "attention_mask")
+        return super().finish(step, replies)
+
+    def usage(self) -> dict[str, int]:
+        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+
+    def written(self, result: Predictions) -> bytes:
+        return as_items(self.body.entries(result))
+
+    def document(self, items: bytes | bytearray, version: str) -> bytes:
+        return self.body.document(self, items)
+
+
+def bare_list(items: bytes | bytearray) -> bytes:
+    """Return the JSON of a list with the `items`."""
+    return b"".join((b"[", items, b"]"))
+
+
+def texts_of(value: str | list[Any], field: str) -> list[Item]:
+    """Return a text, or each text of a list, as an instance. Raise InvalidRequest or
+    PayloadTooLarge."""
+    values = [value] if isinstance(value, str) else value
+    if values and isinstance(values[0], int | list):
+        raise InvalidRequest(
+            f"the body, '{field}' holds token ids, which mean other tokens to this model; send "
+            "strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))"
+        )
+    return items_of(values, field)

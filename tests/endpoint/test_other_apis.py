@@ -1,0 +1,237 @@
+"""The routes of other servers' APIs: their replies have what /invocations answers, and their errors
+the format that their clients read."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from serving.headers import ATTRIBUTES
+from tests.endpoint.hostile_models import BERT, make_text_model
+from tests.endpoint.hostile_models import EXAMPLES as OF_OTHERS
+from tests.support.harness import FP32, Server, expect_error, link_model, module_server
+
+pytestmark = pytest.mark.stack
+
+TEXTS = ["A man is eating food.", "", "Zwei Sätze. Und noch einer!"]
+LONG = "a " * 600
+EXAMPLES: dict[str, Any] = {"opinions": {"text": "a dog"}} | OF_OTHERS
+# each model's task, and the width of its last dimension
+TASKS = {"opinions": ("text-classification", 3), "ranking": ("text-ranking", 1)}
+QUERY = "How many people live in Berlin?"
+DOCUMENTS = ["Berlin has 3.7 million people.", "Berlin is a city.", "Cats sleep."]
+
+
+def make_models(repository: Path) -> None:
+    """Make `bert`, which embeds texts, and models of other tasks."""
+    link_model(BERT, repository)
+    for name, (task, width) in TASKS.items():
+        make_text_model(repository / name, task, width)
+        (repository / name / "example.json").write_text(json.dumps(EXAMPLES[name]))
+
+
+server = module_server(make_models, **FP32)
+
+
+def answer(reply: requests.Response) -> Any:
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def predicted(server: Server, model: str, *instances: Any, **parameters: Any) -> list[Any]:
+    body = {"model_name": model, "instances": instances, "parameters": parameters}
+    predictions: list[Any] = answer(server.post(json=body))["predictions"]
+    return predictions
+
+
+def refused(reply: requests.Response, status: int, code: str, *names: str) -> None:
+    """Assert OpenAI's format of an error, with each of the names in its message."""
+    assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/json")
+    (error,) = reply.json().values()
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    assert error == {"message": error["message"], "type": kind, "param": None, "code": code}
+    assert not [name for name in names if name not in error["message"]], error["message"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_embed_a_text_bit_for_bit_as_invocations(server: Server, text: str) -> None:
+    (wanted,) = predicted(server, "bert", text)
+    body = {"model": "bert", "input": text, "user": "me"}
+    reply = answer(server.post("/v1/embeddings", json=body))
+    tokens = wanted["tokens"]
+    assert reply == {
+        "object": "list",
+        "data": [{"object": "embedding", "index": 0, "embedding": wanted["embedding"]}],
+        "model": "bert",
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    packed = answer(server.post("/v1/embeddings", json=body | {"encoding_format": "base64"}))
+    vector = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
+    np.testing.assert_array_equal(vector, np.array(wanted["embedding"], np.float32))
+
+
+def test_embed_a_thousand_texts_in_order(server: Server) -> None:
+    texts = [f"text number {number % 7}" for number in range(1_000)]
+    body = {"input": texts, "dimensions": 8, "encoding_format": "float"}
+    entries = answer(server.post("/v1/embeddings", json=body))["data"]
+    assert [entry["index"] for entry in entries] == list(range(1_000))
+    wanted = [each["embedding"] for each in predicted(server, "bert", *texts[:7], dimensions=8)]
+    for entry in entries:
+        np.testing.assert_allclose(entry["embedding"], wanted[entry["index"] % 7], atol=1e-5)
+
+
+def test_count_the_tokens_that_were_read(server: Server) -> None:
+    usage = answer(server.post("/v1/embeddings", json={"input": [LONG, "a"]}))["usage"]
+    assert usage == {"prompt_tokens": 512 + 3, "total_tokens": 512 + 3}
+
+
+def test_say_how_many_texts_were_cut(server: Server) -> None:
+    reply = server.post(json={"model_name": "bert", "instances": TEXTS})
+    assert reply.ok and "X-Truncated" not in reply.headers
+    body = {"model_name": "opinions", "instances": [LONG, *["a"] * 40, LONG]}  # two batches
+    assert server.post(json=body).headers["X-Truncated"] == "2"
+    reply = server.post("/v1/embeddings", json={"input": ["a", LONG]})
+    assert reply.headers["X-Truncated"] == "1"
+
+
+def test_refuse_a_text_that_is_too_long_if_truncate_is_false(server: Server) -> None:
+    body = {"model_name": "bert", "instances": ["a", LONG], "parameters": {"truncate": False}}
+    expect_error(server.post(json=body), 400, "decoding_error", "602 tokens", "instance 1", "512")
+    body["instances"] = ["a"]
+    assert server.post(json=body).ok
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [[101, 102], [101]]])
+def test_refuse_token_ids_with_the_remedy(server: Server, ids: Any) -> None:
+    reply = server.post("/v1/embeddings", json={"input": ids})
+    refused(reply, 400, "invalid_request", "'input'", "check_embedding_ctx_length=False")
+
+
+WRONG: list[tuple[dict[str, Any], int, str, str]] = [
+    ({"model": "nobody", "input": "a"}, 404, "model_not_found", "nobody"),
+    ({"model": "opinions", "input": "a"}, 400, "invalid_request", "text-classification"),
+    ({"input": []}, 400, "invalid_request", "'input' is an empty list"),
+    ({"input": [None]}, 400, "decoding_error", "null"),
+    ({"input": ["a", 5]}, 400, "decoding_error", "instance 1"),
+    ({"input": "a", "dimensions": 385}, 400, "invalid_request", "385"),
+    ({"input": "a", "dimension": 1}, 400, "invalid_request", "'dimensions'"),
+    ({"input": "a", "encoding_format": "int8"}, 400, "invalid_request", "encoding_format"),
+    ({"input": {"text": "a"}}, 400, "invalid_request", "input"),
+    ({}, 400, "invalid_request", "input"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code", "text"), WRONG)
+def test_explain_wrong_embeddings(
+    server: Server, body: dict[str, Any], status: int, code: str, text: str
+) -> None:
+    refused(server.post("/v1/embeddings", json=body), status, code, text)
+
+
+def test_give_errors_below_v1_the_format_of_openai(server: Server) -> None:
+    refused(server.get("/v1/embeddings"), 405, "method_not_allowed", "POST")
+    refused(server.get("/v1/nothing"), 404, "not_found", "/v1/nothing")
+    large = server.post("/v1/embeddings", data=b"a" * (26 * 2**20))  # nginx refuses it
+    refused(large, 413, "payload_too_large", "25 MB")
+
+
+def test_choose_the_only_model_of_the_task_if_none_is_named(server: Server) -> None:
+    reply = server.post(json={"instances": ["a"]})
+    expect_error(reply, 400, "invalid_request", "no model is named")
+    assert answer(server.post("/v1/embeddings", json={"input": "a"}))["model"] == "bert"
+
+
+def test_refuse_two_names_of_a_model(server: Server) -> None:
+    query = {"model_name": "opinions"}
+    reply = server.post("/v1/embeddings", params=query, json={"model": "bert", "input": "a"})
+    refused(reply, 400, "invalid_request", "opinions", "bert")
+
+
+def test_choose_a_route_by_an_attribute(server: Server) -> None:
+    body = {"model": "bert", "input": "a"}
+    reply = server.post(json=body, headers={ATTRIBUTES: "route=/v1/embeddings"})
+    assert answer(reply) == answer(server.post("/v1/embeddings", json=body))
+    reply = server.post(json=body, headers={ATTRIBUTES: "route=/v1/embedding"})
+    expect_error(reply, 400, "invalid_request", "'/v1/embedding'", "did you mean '/v1/embeddings'")
+
+
+def test_list_models_in_the_format_of_openai(server: Server) -> None:
+    listed = answer(server.get("/v1/models"))
+    assert listed["object"] == "list"
+    assert [entry["id"] for entry in listed["data"]] == sorted(["bert", *TASKS])
+    assert all(entry["object"] == "model" for entry in listed["data"])
+
+
+def ranked(server: Server, **parameters: Any) -> list[Any]:
+    """Return the ranking of DOCUMENTS that /invocations answers."""
+    instance = {"query": QUERY, "documents": DOCUMENTS}
+    (prediction,) = predicted(server, "ranking", instance, **parameters)
+    ranking: list[Any] = prediction["ranking"]
+    return ranking
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_rank_documents_in_the_format_of_cohere(server: Server, path: str) -> None:
+    body = {"model": "ranking", "query": QUERY, "documents": DOCUMENTS, "top_n": 2}
+    reply = server.post(path, json=body | {"max_tokens_per_doc": 4_096})
+    document = answer(reply)
+    wanted = ranked(server, function_to_apply="sigmoid")[:2]
+    assert document["id"] == reply.headers["X-Request-Id"]
+    assert document["model"] == "ranking"
+    assert document["results"] == [
+        {"index": entry["index"], "relevance_score": entry["score"]} for entry in wanted
+    ]
+    assert document["usage"]["total_tokens"] > 3 * 9
+    objects = [{"text": text, "year": 2024} for text in DOCUMENTS]
+    body |= {"documents": objects, "return_documents": True}
+    for entry in answer(server.post(path, json=body))["results"]:
+        assert entry["document"] == {"text": DOCUMENTS[entry["index"]]}
+
+
+def test_rank_texts_in_the_format_of_tei(server: Server) -> None:
+    body = {"model": "ranking", "query": QUERY, "texts": DOCUMENTS, "truncate": True}
+    wanted = ranked(server, function_to_apply="sigmoid")
+    assert answer(server.post("/rerank", json=body)) == wanted
+    raw = answer(server.post("/rerank", json=body | {"raw_scores": True, "return_text": True}))
+    wanted = ranked(server, function_to_apply="none", return_documents=True)
+    assert raw == [
+        {"index": own["index"], "score": own["score"], "text": own["document"]} for own in wanted
+    ]
+
+
+def test_keep_scores_between_0_and_1_unless_they_are_raw(server: Server) -> None:
+    body = {"model": "ranking", "query": QUERY, "texts": DOCUMENTS}
+    raw = answer(server.post("/rerank", json=body | {"raw_scores": True}))
+    scores = answer(server.post("/rerank", json=body))
+    for entry, own in zip(scores, raw, strict=True):
+        assert entry["score"] == pytest.approx(1 / (1 + np.exp(-own["score"])), abs=1e-6)
+
+
+def test_refuse_to_cut_a_document_if_truncate_is_false(server: Server) -> None:
+    body: dict[str, Any] = {"model": "ranking", "query": QUERY, "texts": ["a", LONG]}
+    assert server.post("/rerank", json=body).headers["X-Truncated"] == "1"
+    reply = server.post("/rerank", json=body | {"truncate": False})
+    expect_error(reply, 400, "decoding_error", "512", "truncate")
+
+
+ASKED = {"model": "ranking", "query": "a"}
+WRONG_RANKINGS: list[tuple[dict[str, Any], str, str]] = [
+    (ASKED, "invalid_request", "either 'documents' or 'texts'"),
+    (ASKED | {"documents": ["b"], "texts": ["b"]}, "invalid_request", "either 'documents'"),
+    (ASKED | {"documents": [{"title": "b"}]}, "invalid_request", "documents[0]"),
+    (ASKED | {"documents": []}, "decoding_error", "documents"),
+    (ASKED | {"documents": ["b"] * 1_001}, "decoding_error", "1001 documents"),
+    (ASKED | {"documents": ["b"], "top_k": 1}, "invalid_request", "'top_n'"),
+    (ASKED | {"query": 1, "documents": ["b"]}, "invalid_request", "query"),
+    (ASKED | {"documents": ["b"], "model": "bert"}, "invalid_request", "embedding"),
+]
+
+
+@pytest.mark.parametrize(("body", "code", "text"), WRONG_RANKINGS)
+def test_explain_wrong_rankings(server: Server, body: dict[str, Any], code: str, text: str) -> None:
+    expect_error(server.post("/v2/rerank", json=body), 400, code, text)
+    refused(server.post("/v1/rerank", json=body), 400, code, text)
