@@ -25,6 +25,7 @@ BODIES: dict[str, type[ApiBody]] = {
     "/v2/rerank": Rerank,
     "/rerank": Rerank,
 }
+ROUTE = "route"  # the attribute that names a route for a body of /invocations
 OWNER = "triton-multi-model"
 
 
@@ -50,12 +51,10 @@ def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
     return read(body, source.whole())
 
 
-def read_by_attribute(source: Incoming) -> ApiBody | None:
-    """Parse a body of /invocations as that of the route which the attribute `route` names. Return
-    None if there is no such attribute. Raise InvalidRequest and others."""
-    route = source.attributes.get("route")
-    if route is None or not services().settings.doors:
-        return None
+def read_by_attribute(source: Incoming) -> ApiBody:
+    """Parse a body of /invocations as that of the route which the attribute `route` names. Raise
+    InvalidRequest and others."""
+    route = source.attributes[ROUTE]
     if route not in BODIES:
         raise InvalidRequest(f"Custom-Attributes: {unknown('route', route, BODIES)}")
     return read_api(BODIES[route], source)

@@ -8,7 +8,7 @@ from serving.bodies.reading import Body, read_body
 from serving.budget import Deadline
 from serving.errors import InvalidRequest
 from serving.front.incoming import Incoming
-from serving.front.other_apis import read_by_attribute
+from serving.front.other_apis import ROUTE, read_by_attribute
 from serving.front.services import services
 from serving.headers import EVENT_STREAM, SESSION_ID, streamed_type
 from serving.request import PATH, RESERVED, Request, Target
@@ -61,9 +61,10 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
 
 def read_invocation(source: Incoming) -> Body:
     """Parse the body of /invocations. Raise InvalidRequest and others."""
-    if body := read_by_attribute(source):
-        return body
-    inference_type = services().settings.inference_type
+    settings = services().settings
+    if ROUTE in source.attributes and settings.doors:
+        return read_by_attribute(source)
+    inference_type = settings.inference_type
     stream = EVENT_STREAM if inference_type == "generate_stream" else ""
     return read_body(
         source.environ.get("CONTENT_TYPE", ""),
