@@ -58,7 +58,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": ROOT,
-        "worker-class": "gthread",
+        "worker-class": "serving.front.gunicorn_worker.Worker",
         "workers": settings.workers,
         "threads": settings.threads,
         "worker-connections": settings.threads,

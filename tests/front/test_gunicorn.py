@@ -6,9 +6,11 @@ import os
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,49 +28,87 @@ from pathlib import Path
 def app(environ, start_response):
     if name := environ["PATH_INFO"].strip("/"):
         Path(f"{name}.begun").touch()
-        while not Path("go").exists():
+        while not Path(name.partition("-")[0]).exists():
             time.sleep(0.01)
     start_response("200 OK", [("Content-Length", "0")])
     return []
 """
 
 
-@pytest.mark.stack
-def test_give_a_request_to_a_worker_with_a_free_thread(tmp_path: Path) -> None:
-    def get(path: str) -> int:
-        connection = http.client.HTTPConnection("localhost")
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(PATIENCE)
-        with connection.sock:
-            connection.sock.connect(str(tmp_path / "gunicorn.sock"))
-            connection.request("GET", path)
-            return connection.getresponse().status
+def connect(folder: Path) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(PATIENCE)
+    connection.sock.connect(str(folder / "gunicorn.sock"))
+    return connection
 
-    (tmp_path / "waiting.py").write_text(APP)
-    (tmp_path / "hooks.py").write_text("from serving.front.gunicorn_config import pre_request")
-    settings = replace(
-        Settings(), run_dir=tmp_path, workers=WORKERS, max_concurrency=WORKERS * (THREADS - 1)
-    )
-    command = [
-        part
-        for part in gunicorn_process(settings, os.environ).command
-        if not part.startswith(OTHERS)
-    ]
+
+def get(folder: Path, path: str) -> int:
+    """Return the status of the reply, 0 if the connection is closed without one."""
+    connection = connect(folder)
+    with connection.sock:
+        connection.request("GET", path)
+        try:
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+
+
+def start(folder: Path, **settings: Any) -> subprocess.Popen[bytes]:
+    """Start gunicorn with the app, and wait until it listens."""
+    (folder / "waiting.py").write_text(APP)
+    (folder / "hooks.py").write_text("from serving.front.gunicorn_config import pre_request")
+    described = gunicorn_process(replace(Settings(), run_dir=folder, **settings), os.environ)
+    command = [part for part in described.command if not part.startswith(OTHERS)]
     command += ["--config=hooks.py", "waiting:app"]
-    environ, log = os.environ | {"PYTHONPATH": str(ROOT)}, tmp_path / "log"
+    environ, log = os.environ | {"PYTHONPATH": str(ROOT)}, folder / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=output)
+        process = subprocess.Popen(command, cwd=folder, env=environ, stderr=output)
     ends_with(lambda: kill(process))
     wait_until(lambda: b"Listening at" in log.read_bytes(), "gunicorn listens")
+    return process
+
+
+@pytest.mark.stack
+def test_give_a_request_to_a_worker_with_a_free_thread(tmp_path: Path) -> None:
+    process = start(tmp_path, workers=WORKERS, max_concurrency=WORKERS * (THREADS - 1))
     busy = WORKERS * THREADS - 1
-    callers = [threading.Thread(target=get, args=(f"/{number}",)) for number in range(busy)]
-    for caller in callers:
-        caller.start()
-    wait_until(lambda: len(list(tmp_path.glob("*.begun"))) == busy, "all but one thread are busy")
-    assert [get("/") for _ in range(10)] == [200] * 10
-    (tmp_path / "go").touch()
-    for caller in callers:
-        caller.join()
+    with ThreadPoolExecutor(busy) as pool:
+        callers = [pool.submit(get, tmp_path, f"/go-{number}") for number in range(busy)]
+        wait_until(
+            lambda: len(list(tmp_path.glob("*.begun"))) == busy, "all but one thread are busy"
+        )
+        assert [get(tmp_path, "/") for _ in range(10)] == [200] * 10
+        (tmp_path / "go").touch()
+        assert [caller.result() for caller in callers] == [200] * busy
+    kill(process)
+
+
+def is_closed(connection: http.client.HTTPConnection) -> bool:
+    try:
+        connection.sock.send(b"x")
+    except BrokenPipeError:
+        return True
+    return False
+
+
+@pytest.mark.stack
+def test_keep_a_worker_whose_replies_are_read_slowly(tmp_path: Path) -> None:
+    """gunicorn waits 2 s for a caller to close its connection. In the main loop, this would take
+    longer for eight callers than a worker may hang, and cost another caller its reply."""
+    slow, hang_timeout = 8, 10.0
+    process = start(tmp_path, workers=1, max_concurrency=slow + 1, hang_timeout=hang_timeout)
+    with ThreadPoolExecutor(1) as pool:
+        caller = pool.submit(get, tmp_path, "/last-0")
+        connections = [connect(tmp_path) for _ in range(slow)]
+        for number, connection in enumerate(connections):
+            connection.request("GET", f"/slow-{number}")
+        wait_until(lambda: len(list(tmp_path.glob("*.begun"))) == slow + 1, "all have begun")
+        (tmp_path / "slow").touch()
+        for connection in connections:
+            wait_until(partial(is_closed, connection), "gunicorn closes the connection")
+        (tmp_path / "last").touch()
+        assert caller.result() == 200
     kill(process)
 
 

@@ -1,0 +1,33 @@
+"""gunicorn's worker with threads, changed so that nothing which nginx is slow to do stops its main
+loop.
+
+It overrides `handle` and `finish_request` of gunicorn's ThreadWorker, which are not documented. If
+they change, every test in tests/endpoint fails.
+"""
+
+from concurrent.futures import Future
+from typing import Any
+
+from gunicorn.util import close_graceful
+from gunicorn.workers.gthread import ThreadWorker
+
+
+class Worker(ThreadWorker):  # type: ignore[misc]
+    """Answers one request per connection, because nginx keeps no connection to gunicorn open."""
+
+    def handle(self, conn: Any) -> bool:
+        """Answer the request and close the connection, in a thread of the pool. gunicorn (27.0)
+        closes it in the main loop, and waits there for up to 2 s until nginx has read the reply. If
+        several callers read slowly, the worker would accept nothing and be killed as one that
+        hangs."""
+        # Wait for the request however late nginx sends it. gunicorn would give it up after 5 s.
+        conn.data_ready = True
+        try:
+            super().handle(conn)
+        finally:
+            close_graceful(conn.sock)
+        return False
+
+    def finish_request(self, conn: Any, done: Future[bool]) -> None:
+        """Count the connection as closed, in the main loop."""
+        self.nr_conns -= 1
