@@ -1,15 +1,22 @@
 """Triton's onnxruntime platform as served here, through the real tritonserver, against ONNX
-Runtime."""
+Runtime; and the configurations that serving.repository.completion completes, against Triton's."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from google.protobuf import text_format
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient as Client
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
+from serving.host import tritonserver
 from tests.backends.onnx_models import REFUSED, SERVED, TABLE, reference
 from tests.backends.triton_process import (
     Arrays,
@@ -20,6 +27,7 @@ from tests.backends.triton_process import (
     refusal,
     together,
 )
+from tests.support.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.stack
 
@@ -173,3 +181,68 @@ def test_keep_errors_of_requests_out_of_the_log(client: Client, server: Server) 
     with pytest.raises(InferenceServerException):
         infer(client, "lookup", {"index": np.array([[99]], dtype=np.int64)})
     assert server.text() == before
+
+
+OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-batch-size=6"}
+# Completes a copy of the configuration of each model that is named, in one process.
+COMPLETE = """
+import pathlib, shutil, sys
+from serving.repository.completion import main
+repository, copies, backends = map(pathlib.Path, sys.argv[1:4])
+for name in sys.argv[4:]:
+    if (repository / name / "config.pbtxt").exists():
+        shutil.copy(repository / name / "config.pbtxt", copies / name)
+    main(repository / name, copies / name, backends)
+"""
+
+
+def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, env=OPTIONS, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+
+@pytest.fixture(scope="module")
+def completed(
+    repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("completed")
+    done = run("-c", COMPLETE, repository, folder, backends, *SERVED)
+    assert done.returncode == 0, done.stderr
+    return {name: text_format.Parse((folder / name).read_text(), ModelConfig()) for name in SERVED}
+
+
+def completed_fields(config: Any) -> dict[str, Any]:
+    return {
+        "max_batch_size": config.max_batch_size,
+        "input": [str(tensor) for tensor in config.input],
+        "output": [str(tensor) for tensor in config.output],
+        "dynamic batching": config.HasField("dynamic_batching"),
+        "backend": config.backend,
+    }
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_complete_as_triton(name: str, client: Client, completed: dict[str, Any]) -> None:
+    ours = completed[name]
+    ours.backend = ours.backend or "onnxruntime"  # Triton has it from the platform
+    assert completed_fields(ours) == completed_fields(client.get_model_config(name).config)
+    assert ours.name == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "named"), [("bad_batch", "max_batch_size 0"), ("bad_bfloat16", "'x'")]
+)
+def test_explain_in_the_last_line_why_completion_failed(
+    name: str, named: str, repository: Path, backends: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "config.pbtxt"
+    copy.write_bytes((repository / name / "config.pbtxt").read_bytes())
+    done = run("-m", "serving.repository.completion", repository / name, copy, backends)
+    assert done.returncode == 1
+    assert named in done.stderr.strip().splitlines()[-1]
+
+
+def test_state_the_version_that_tritonserver_reports(client: Client) -> None:
+    assert client.get_server_metadata().version == tritonserver.version()
