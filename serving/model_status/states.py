@@ -37,8 +37,8 @@ STATES = (
 
 
 class Event(Enum):
-    """An event that changes a model's state: {state before: state after}. It changes nothing in a
-    state that is not listed."""
+    """An event that changes a model's state: {state before: state after}. A state that is not
+    listed does not change."""
 
     # a new tritonserver loads everything that is staged, which may not include a model that is
     # being unloaded
