@@ -1,7 +1,7 @@
 """The layout of a model repository (models, versions, configurations), and the result of the
 survey. Standard library only.
 
-A repository is a folder of model folders. Several repositories are served like one. serve never
+A repository is a folder of model folders. Several repositories are served as one. `serve` never
 writes to a repository: Triton reads links to its files (repository/staging.py).
 """
 
@@ -78,7 +78,7 @@ def final_folders(
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name, without hidden ones and those whose names no
+    """Return the folders in a folder, sorted by name, except hidden ones and those whose names no
     model may have."""
     children = (path for path in folder.iterdir() if path.is_dir())
     return sorted(
@@ -114,10 +114,10 @@ def config_file(model: Path, device: str) -> Path:
 @dataclass(frozen=True)
 class Survey:
     """The result of surveying the repositories: their final folders, the models to load, the
-    `default` for requests that name no model ("": there is none), and lines for the log. `engines`
-    are lines about the chosen engines. A start fails if there are `mistakes`, which concern the
-    layout, or `unreadable` configurations. preparation/survey.py creates it; it is passed between
-    processes as JSON."""
+    `default` model for requests that name none (or ""), and lines for the log. `engines` are lines
+    about the chosen engines. A start fails if there are `mistakes`, which concern the layout, or
+    `unreadable` configurations. preparation/survey.py creates it; it is passed between processes as
+    JSON."""
 
     folders: Sequence[str] = ()
     models: Sequence[str] = ()
