@@ -24,7 +24,7 @@ SHARE = 0.7  # the load, as a share of the maximum rate
 ARCHIVES = 8
 LOADED = 4  # archives that are called
 CALLERS = 4
-WARM = 0.1  # the share of the time at the beginning that the slopes leave out
+WARM = 0.1  # the initial share of the time, which the slopes leave out
 SAMPLE_SECONDS = 5.0
 MEGABYTE = 2**20
 
@@ -83,7 +83,7 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
 def measure(
     server: Server, loader: Loader, load: threading.Thread
 ) -> Iterator[tuple[float, Usage]]:
-    """Load or unload one archive that is not called every minute. Yield the minutes passed and the
+    """Every minute, load or unload one archive that is not called. Yield the minutes passed and the
     usage while it is unloaded."""
     begun, changes = time.monotonic(), 0
     while load.is_alive():

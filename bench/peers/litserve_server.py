@@ -10,7 +10,7 @@ import litserve
 
 from bench.work import KINDS, predict
 
-# model -> (requests in a batch, seconds for which a batch waits for more)
+# model -> (requests in a batch, seconds that a batch waits for more)
 BATCHED = {"bert": (16, 0.002)}
 
 
