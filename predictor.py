@@ -145,7 +145,7 @@ def _answer(
             allow_time(job.request.deadline, seconds, sent)
             return stream_reply(source, job)
         response = whole_reply(source, job)
-        if response.is_streamed:  # a large reply, which the caller must read in this time
+        if response.is_streamed:  # a large reply, which the caller must read within this time
             allow_time(Deadline.after(seconds), seconds, sent)
         return response
 

@@ -1,7 +1,7 @@
 """Measure whether memory or descriptors grow under a constant load (docs/reliability.md).
 
-`python -m bench.soak --minutes 60` calls archives at 70 % of the maximum rate of this machine, and
-loads or unloads one more archive each minute.
+`python -m bench.soak --minutes 60` calls archives at 70 % of this machine's maximum rate, and loads
+or unloads one more archive each minute.
 """
 
 import argparse

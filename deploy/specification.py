@@ -77,8 +77,7 @@ def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Rep
 
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
-    """Return the request that would create a described resource again, without its name and its
-    tags."""
+    """Return the request that would recreate a described resource, without its name and tags."""
     parameters: Reply = accepted(aws.input_shape("sagemaker", operation), described)
     container = parameters.get("PrimaryContainer", {})
     # AWS describes an archive in two fields, but accepts only one of them

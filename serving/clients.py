@@ -56,7 +56,7 @@ def make_client(model: Model) -> ModelClient | None:
 
 
 def forget(client: ModelClient) -> None:
-    """Remove the modules of a client that came from a model repository from sys.modules."""
+    """Remove from sys.modules the modules of a client that came from a model repository."""
     package = type(client).__module__.partition(".")[0]
     if package.startswith(OWN_PACKAGE):
         for name in [

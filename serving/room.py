@@ -24,7 +24,7 @@ SHORT = 80  # per byte of a small JSON text
 OBJECT = 200  # per JSON object that msgspec parses
 LIST = 90  # per list
 STRING = 60  # per string, besides its characters
-WIDEST = 7  # per character of a text that is not ASCII: 4 bytes, and the text without its escapes
+WIDEST = 7  # per character of non-ASCII text: 4 bytes, and a copy of the text without its escapes
 KEY = 60  # per key with its value
 NUMBER = 40  # per number; most values in large bodies are numbers
 CACHED = 9  # per number, if they have few digits, because Python caches small integers …
@@ -44,12 +44,12 @@ OUTPUT = 4
 # per string of a tensor: two Python objects, one after the other, and the array's pointer
 TENSOR_STRING = 300
 TENSOR_BYTE = 14  # and per byte of these strings: each may become six bytes of JSON
-SORTED = 40  # per number of an output that is requested as classes
+SORTED = 40  # per number of an output for which classes are requested
 WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
 BASE64 = 4  # per character of base64: copied without line breaks, padded, as bytes, and decoded
 CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
 TOKEN = 200  # per token of a text's windows, for its position in the text
-# decoded images take this fraction of the memory for decoding them; a drawing takes as much again
+# decoded images take 1/KEPT of the memory for decoding them; a drawing takes as much again
 KEPT = 2
 
 

@@ -207,7 +207,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class Server:
-    """Serves the API in threads of its own."""
+    """Serves the API in its own threads."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
         """Raise OSError if the server cannot listen on the port."""

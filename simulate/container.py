@@ -427,7 +427,7 @@ class Container:
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
-    """Yield the body as it arrives. Raise ReadTimeoutError if it has not ended at `deadline`."""
+    """Yield the body as it arrives. Raise ReadTimeoutError if it has not ended by `deadline`."""
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:

@@ -227,8 +227,8 @@ class Models:
             raise ModelError("NAME", status, body)
 
     def _evict_or_wait(self) -> bool:
-        """Evict a model, or wait because all are in use. Return False if no other model is loaded
-        or being loaded."""
+        """Evict a model, or wait briefly if none can be evicted. Return False if no other model is
+        loaded or being loaded."""
         if self.evict():
             self._journal.count("evictions for a 507")
             return True

@@ -4,8 +4,8 @@ the two must agree.
 The rules are the same as in NVIDIA's ONNX Runtime backend
 (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). `config` is the configuration
 that Triton passes to a backend. Every mistake raises a ValueError that names the tensor, what the
-model expects and what the configuration says. The error fails the load. `backends.install` copies
-this file into every backend's folder.
+model expects and what the configuration says. The error makes the load fail. `backends.install`
+copies this file into every backend's folder.
 """
 
 import os

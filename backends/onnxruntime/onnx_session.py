@@ -28,7 +28,7 @@ CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's ser
 VALUE_BYTES = 4  # runs compute in FP32, even if the pixels are UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
-# the parameters in config.pbtxt, including those of NVIDIA's backend that only apply to a GPU
+# the parameters in config.pbtxt, including NVIDIA's parameters that only apply to a GPU
 PARAMETERS = (
     "intra_op_thread_count",
     "inter_op_thread_count",

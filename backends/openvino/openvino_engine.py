@@ -47,7 +47,7 @@ DEVICE = "CPU"
 # ONNX operators that OpenVINO computes differently from ONNX Runtime, which defines them: an LSTM's
 # scores were off by 0.5 out of 17
 UNLIKE = (b"DynamicQuantizeLSTM",)
-# matches OpenVINO's errors for which the request is to blame
+# matches OpenVINO's errors that an invalid request causes
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # NumPy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")

@@ -81,8 +81,8 @@ class TorchInstance:
         return torch.from_numpy(array).to(self.device)
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
-        """Return an output by name. Raise ValueError if forward() did not return what config.pbtxt
-        declares."""
+        """Return the output called `name`. Raise ValueError if forward() did not return what
+        config.pbtxt declares."""
         index = self.outputs[name]
         if index >= len(results):
             raise ValueError(
@@ -134,7 +134,7 @@ class Forward:
 
     @classmethod
     def of(cls, module: Any) -> "Forward":
-        """Read the arguments. Raise ValueError if Triton has no type for one of them."""
+        """Read the arguments. Raise ValueError if one has a type that is not supported."""
         arguments = module.forward.schema.arguments[1:]  # the first is self
         kinds = [argument.type.kind() for argument in arguments]
         if kinds == ["DictType"]:

@@ -114,7 +114,7 @@ class Header:
                 "in a JPEG; cut it to pieces"
             )
         scans = 0
-        # count the markers, including those of a preview; bytes.count takes four times as long
+        # count the markers, including a preview's; bytes.count takes four times as long
         if kind in (*JPEG, "TIFF"):
             for first in (0, 1):
                 count = (len(self.data) - first) // 2

@@ -1,7 +1,7 @@
 """python -m serving.model_lifecycle: the process that loads, unloads and recovers models.
 
     POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
-    a call that met a dead process       --datagram on deaths.sock--> recovery
+    a call that found a dead process     --datagram on deaths.sock--> recovery
 
 This process imports no Flask, no codecs and no clients.
 """

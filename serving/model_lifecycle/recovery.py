@@ -26,7 +26,7 @@ from serving.model_status.table import Entry
 from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)
-# seconds between two checks of all processes, each of which takes 20 ms with 1,000 models
+# seconds between checks of all processes; a check takes 20 ms with 1,000 models
 LOOK_SECONDS = 2.0
 WINDOW = 60.0
 # within WINDOW seconds; callers retry, so a request that kills its model may arrive several times
@@ -185,7 +185,7 @@ class Recovery:
 
 def _refusal(entry: Entry, reason: str) -> dict[str, Any]:
     """Return the new fields of a model that is not served for a while. The period doubles each
-    time."""
+    time, up to REFUSED_MOST."""
     seconds = min(REFUSED_SECONDS * 2**entry.refusals, REFUSED_MOST)
     log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)
     until = time.monotonic() + seconds

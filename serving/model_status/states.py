@@ -53,7 +53,8 @@ class Event(Enum):
     LOADED = {LOADING: READY, ADDING: READY}
     LOAD_FAILED = {LOADING: FAILED, READY: FAILED}
     DIED = {READY: RELOADING}
-    # the model died too often or cannot be reloaded; a new tritonserver may have started meanwhile
+    # the model died too often or cannot be reloaded; a new tritonserver may have started in the
+    # meantime
     REFUSE = {READY: REFUSING, RELOADING: REFUSING, LOADING: REFUSING}
     RELOAD_ENDED = {RELOADING: RELOADED}
     PROCESSES_SEEN = {RELOADED: READY}

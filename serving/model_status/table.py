@@ -69,7 +69,7 @@ class Entry:
         return self.load_id, self.triton_name, self.folder
 
     def error(self) -> ServingError | None:
-        """Return the error that says why the model does not answer, or None if it does."""
+        """Return the error that says why the model is not ready, or None if it is."""
         if self.state == READY:
             return None
         if self.state in (RESTARTING, RELOADING, RELOADED):
@@ -141,7 +141,8 @@ class Models:
         return latest if latest and latest.load_id == entry.load_id else None
 
     def updated(self, entry: Entry, **fields: Any) -> "Models":
-        """Return a table with changed fields of the model, unless another load has replaced it."""
+        """Return a table in which `fields` of the model are updated, unless another load has
+        replaced it."""
         latest = self.latest(entry)
         return self.with_entries(replace(latest, **fields)) if latest else self
 
@@ -161,7 +162,7 @@ class Models:
         return models
 
     def error(self, entry: Entry) -> ServingError | None:
-        """Return the error that says why the model does not answer, or None if it does. For an
+        """Return the error that says why the model is not ready, or None if it is. For an
         ensemble, the errors of its parts take precedence, at any depth."""
         pending, called = [entry], list[Entry]()
         while pending:

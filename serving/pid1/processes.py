@@ -71,8 +71,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
-        # Otherwise gunicorn trusts the headers SCRIPT_NAME and PATH_INFO, because it takes every
-        # client of a Unix socket for a proxy.
+        # Otherwise gunicorn trusts the headers SCRIPT_NAME and PATH_INFO, because it treats every
+        # client of a Unix socket as a proxy.
         "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
@@ -156,8 +156,8 @@ EXIT_SECONDS = 5
 # which wastes most of their time if other threads need the processors; 10,000 checks are enough
 # between two operators of a network.
 OPENBLAS_SPINNING, SPINNING = "16", "10000"
-# Lines that are not logged: tables, empty lines, the countdown, the usage (which hides the option
-# that is wrong), the library evhtp's messages about connections on a Unix socket, and, on a machine
+# Lines that are not logged: tables, empty lines, the countdown, the usage (which hides the invalid
+# option), the library evhtp's messages about connections on a Unix socket, and, on a machine
 # without a GPU, messages that none was found.
 TRITON_NOISE = (
     r"^(Usage: tritonserver|(?!.*[Ee]rror)[A-Z][A-Za-z/ ]*:$|\t|  -)",
@@ -205,7 +205,7 @@ def triton(
 
 
 def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
-    """Return tritonserver's own options, without those of its backends."""
+    """Return tritonserver's own options, without its backends' options."""
     flags: dict[str, object] = {
         # tritonserver loads all staged models before it listens. After that, the model manager
         # loads and unloads models.

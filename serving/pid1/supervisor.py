@@ -8,8 +8,8 @@ its health check (`Process.answers_at`) for `hang_timeout` seconds is killed, wh
 death.
 
 Supervision fails, with the reason in the log, if one process dies more than five times in a minute
-(deaths for lack of memory do not count, because callers cause them), if the start takes too long,
-or if /ping says that waiting will not help. Tests replay such histories with a fake System.
+(out-of-memory deaths do not count, because callers cause them), if the start takes too long, or if
+/ping says that waiting will not help. Tests replay such histories with a fake System.
 """
 
 import math

@@ -64,7 +64,7 @@ def main() -> int:
     wrong, else 0."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
-    if not settings.load_models:  # multi-model mode: no model is loaded at the start
+    if not settings.load_models:  # multi-model mode: no model is loaded at startup
         sys.stdout.write(
             "nothing is wrong with the settings; archives are checked when they are loaded\n"
         )

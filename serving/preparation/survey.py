@@ -140,7 +140,7 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
 def served(
     folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = ""
 ) -> Served:
-    """Return the models to serve from `folders`: those that `default` and `load` name, with the
+    """Return the models to serve from `folders`: the ones that `default` and `load` name, with the
     parts of their ensembles, or all models if both are empty. Raise a LayoutError that lists every
     mistake."""
     _refuse(_mistakes_of_permission(folders))
@@ -233,8 +233,8 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _entered(folder: Path, warnings: list[str]) -> Path:
-    """Return the folder, or its only folder if that is the repository (as in tar czf model.tar.gz
-    model_repository)."""
+    """Return the folder, or its only subfolder if that is the repository (as in tar czf
+    model.tar.gz model_repository)."""
     with suppress(OSError):  # _collect reports the error
         inner = folders_in(folder)
         if (

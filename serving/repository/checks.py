@@ -27,7 +27,7 @@ MOST_THREADS = 1024  # threads of one instance
 MOST_ROWS = 2**20  # max_batch_size: a sequence batcher allocates a slot for each row
 MOST_LEVELS = 1000  # priority levels: Triton allocates a queue for each
 MOST_ELEMENTS = 2**31 - 1  # elements in a row of a tensor: a gRPC message has at most 2 GB
-MOST_WARMUP = 2**27  # elements in a tensor for warm-up, which Triton allocates
+MOST_WARMUP = 2**27  # elements in a warm-up tensor, which Triton allocates
 MOST_RUNS = 10_000  # repetitions of a warm-up
 THREADS = {
     "intra_op_thread_count",

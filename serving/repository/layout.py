@@ -39,8 +39,8 @@ _VERSION = re.compile(r"[1-9]\d*")
 
 
 class LayoutError(Exception):
-    """Raised if the layout of a repository is wrong. Each mistake says what was found and what was
-    expected."""
+    """Raised if the layout of a repository is invalid. Each mistake says what was found and what
+    was expected."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -105,8 +105,8 @@ def own_client(model: Path, named: str = "") -> Path | None:
 
 
 def config_file(model: Path, device: str) -> Path:
-    """Return the configuration file for the `device`. If it is only a part of a configuration, it
-    is merged into config.pbtxt."""
+    """Return the configuration file for the `device`. If it is only a partial configuration, it is
+    merged into config.pbtxt."""
     cpu_config = model / "configs/cpu.pbtxt"
     return cpu_config if device == "cpu" and cpu_config.is_file() else model / CONFIG
 

@@ -116,8 +116,8 @@ def read_config(model: Path, device: str) -> Any:
 
 
 def read_merged(model: Path, file: Path) -> Any:
-    """Return the ModelConfig in `file`, merged into config.pbtxt if it is only a part of a
-    configuration. Raise Unreadable."""
+    """Return the ModelConfig in `file`. If it is only a partial configuration, merge it into
+    config.pbtxt. Raise Unreadable."""
     config = read_file(file)
     if file == model / CONFIG or is_whole(config):
         return config
@@ -156,8 +156,8 @@ def shared_clients(model: Path, config: Any) -> Path | None:
 
 
 def mistake_of_client(model: Path, config: Any, settings: Settings) -> str:
-    """Return the error message if the model repository contains a client for the model and that is
-    not allowed, else ""."""
+    """Return the error message if the model repository contains a client for the model although
+    clients are not allowed, else ""."""
     file = None if settings.model_clients else own_client_of(model, config)
     return (
         f"SERVE_MODEL_CLIENTS=false, and the model repository brings the client {file}"
@@ -186,8 +186,8 @@ def backend_of(config: Any) -> str:
 
 
 def with_plan_remedies(reason: str, folder: Path) -> str:
-    """Return the reason why the model in `folder` could not be loaded. If the model is a TensorRT
-    plan, append remedies."""
+    """Return `reason`, which says why the model in `folder` could not be loaded. If the model is a
+    TensorRT plan, append remedies."""
     return f"{reason}; {PLAN_REMEDIES}" if any(folder.glob("*/*.plan")) else reason
 
 

@@ -455,7 +455,7 @@ class Settings:
     copies_folder = _File("copies")  # copies of watched folders: LOAD/NAME
     table_file = _File("models.json")  # the state of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight
-    # what `serve` says about the processes (serving/host/files.py)
+    # the status of the processes (serving/host/files.py)
     status_file = _File("status.json")
     manager_socket = _File("manager.sock")  # where the model manager serves HTTP
     deaths_socket = _File("deaths.sock")  # where it receives reports of models' processes that died
@@ -537,7 +537,7 @@ class Settings:
 
     @property
     def policy(self) -> LoadPolicy:
-        """Return when models are loaded. This is the only place that decides it."""
+        """Return the policy that decides when models are loaded. It is chosen only here."""
         return ON_POST if self.multi_model else ON_CHANGE if self.reload == "true" else AT_START
 
     @property

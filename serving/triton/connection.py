@@ -146,7 +146,7 @@ class Connection:
         timeout: float = PROBE_SECONDS,
         seconds: float = CONNECT_SECONDS,
     ) -> Any:
-        """Call a method other than inference."""
+        """Call one of Triton's methods other than inference."""
         return self.call(
             partial(getattr(self.stub, method), request, timeout=timeout), seconds=seconds
         )

@@ -43,7 +43,7 @@ class TritonGateway(Connection):
         return Call(self, request, deadline)
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> "Responses":
-        """Send a request to a model that gives any number of responses. Return an iterator over
+        """Send a request to a model that may send any number of responses. Return an iterator over
         them."""
         return Responses(self, request, deadline)
 

@@ -7,9 +7,10 @@ An entry says what Triton does, what works around it, and when the workaround ca
 Faults without a text or number below:
 
 - Unloading an instance whose process has died never ends, and keeps about 36 threads and 1 MB of
-  /dev/shm. A load can go on beside it, and its new instances can be unloaded. So to remove a model,
-  Manager.unload_dead unloads, loads and unloads it again; the states `reloading` and `refusing` in
-  model_status/states.py exist for this. Remove when tests/model_lifecycle/test_crashes.py passes.
+  /dev/shm. Another load can proceed alongside it, and the new instances can be unloaded. So to
+  remove a model, Manager.unload_dead unloads, loads and unloads it again; the states `reloading`
+  and `refusing` in model_status/states.py exist for this. Remove when
+  tests/model_lifecycle/test_crashes.py passes.
 - Loading an unchanged model whose process has died does nothing. Manager.reload unloads it first.
   Remove together with the entry above.
 - The model index fails ("failed to stat file") while a staged folder changes. Manager.index and
@@ -29,10 +30,10 @@ Faults without a text or number below:
   pull request 7743); but keeping a region registered is faster.
 - Triton records every trace that it receives, even one that its caller does not sample.
   front/incoming.py forwards only sampled ones. Remove when tests/endpoint/test_tracing.py passes.
-- `classification` of an output of strings crashes tritonserver. bodies/kserve.py computes classes
+- `classification` of a string output crashes tritonserver. bodies/kserve.py computes classes
   itself. Remove when tests/endpoint/test_classification.py passes.
 - The stub's Python ignores PYTHONDONTWRITEBYTECODE and writes bytecode into a model's folder.
-  backends/stub_wait.c sets it. Remove when tests/endpoint/test_lifecycle.py passes.
+  backends/stub_wait.c makes it obey. Remove when tests/endpoint/test_lifecycle.py passes.
 - The HTTP endpoint does not find a model whose name contains a slash, nor the Python backend one
   whose name contains a space. model_lifecycle/on_post.py replaces these characters. Remove when
   tests/model_lifecycle/test_multimodel.py passes.
@@ -84,7 +85,7 @@ UNKNOWN_REGION = "Unable to find shared memory region"
 DECOUPLED = "doesn't support models with decoupled transaction policy"
 UNKNOWN_SEQUENCE = "must specify the START flag on the first request of the sequence"
 # An error in a stream is a text without a status; Triton crashes if it is asked to send the status
-# (triton_grpc_error). These are the texts in infer_request.cc about wrong requests. Remove when
+# (triton_grpc_error). These are the texts in infer_request.cc about invalid requests. Remove when
 # triton_grpc_error works.
 MISTAKES = re.compile(
     r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) "
