@@ -1,4 +1,4 @@
-"""Tells every backend about an instance of a model: its files, parameters and number of threads.
+"""Functions with which every backend finds an instance's files, parameters and number of threads.
 
 `backends.install` copies this file into every backend's folder.
 """
