@@ -64,7 +64,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
 
 
 def ping() -> Response:
-    """Answer 200 with an empty body if everything works, else 503 with the reason."""
+    """Return 200 with an empty body if everything works, else 503 with the reason."""
     monitoring = services().monitoring
     if services().settings.ping_mode == "live":
         monitoring.check_live()
@@ -106,8 +106,8 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
 
     def finish() -> None:
         """Leave the slot and count the request. For a streamed reply this is called after the last
-        piece. Remove the thread's account and time limits, because its next request may have none,
-        such as the request for an example."""
+        piece. Remove the thread's account and time limits, because the thread's next request may
+        have none, such as a request for an example."""
         open_account(None)
         allow_any_time()
         if source.slot:
@@ -145,7 +145,7 @@ def _answer(
             allow_time(job.request.deadline, seconds, sent)
             return stream_reply(source, job)
         response = whole_reply(source, job)
-        if response.is_streamed:  # a large reply, which the caller must read in this time
+        if response.is_streamed:  # a large reply, which the caller must read within this time
             allow_time(Deadline.after(seconds), seconds, sent)
         return response
 

@@ -62,8 +62,8 @@ def main() -> int:
 def measure(
     scenario: Scenario, servers: Iterable[Server], rounds: int, seconds: int
 ) -> dict[str, list[Round]]:
-    """Run the rounds of all servers that support the scenario, in turns. Raise NotStarted if a
-    server's answer is wrong."""
+    """Run the rounds of all servers that support the scenario, alternating between servers. Raise
+    NotStarted if a server's answer is wrong."""
     takes = [server for server in servers if scenario.is_tensor or server.form != "triton"]
     takes = [server for server in takes if not scenario.is_tensor or server.form != "base64"]
     model = KINDS[scenario.model](ROOT / "model_repository" / scenario.model)
@@ -136,7 +136,7 @@ def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) 
 
 def row(name: str, results: list[Round], ours: list[Round]) -> str:
     """Return a server's row. "front" is the processor time of nginx and gunicorn per answer, "all"
-    is that of all processes."""
+    the processor time of all processes."""
     if errors := sum(each.errors for each in results):
         return _row(name, f"{errors} answers were not 200", *[""] * (len(COLUMNS) - 2))
     ratios = sorted(theirs.rate / own.rate for theirs, own in zip(results, ours, strict=True))

@@ -34,7 +34,7 @@ end
 @dataclass(frozen=True)
 class Round:
     """The results of one round: answers per second, latencies in milliseconds, the number of
-    answers other than 200, and the processor time per answer in milliseconds by program."""
+    answers other than 200, and the processor time per answer in milliseconds, keyed by program."""
 
     rate: float
     p50: float

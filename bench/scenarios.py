@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PHOTO = ROOT / "model_repository" / "efficientnet" / "example.jpg"
 SHORT = "A man is eating food."  # 8 tokens
 LONG = " ".join(["food"] * 126)  # 128 tokens with [CLS] and [SEP]
-# as many floats as an image of 224x224 pixels
+# as many floats as a 224x224 image has
 ROW = np.random.default_rng(0).random(150_528, dtype=np.float32)
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
@@ -20,8 +20,7 @@ BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 @dataclass(frozen=True)
 class Scenario:
     """One scenario. `plain` is the body for the bare server, the peers and the limit. For tensors,
-    `body` and `media_type` are those of KServe's protocol; otherwise `body` is the same as
-    `plain`."""
+    `body` and `media_type` follow KServe's protocol; otherwise `body` is the same as `plain`."""
 
     name: str
     model: str

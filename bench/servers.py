@@ -70,7 +70,7 @@ class Server:
         return f"/{scenario.model}", {"Content-Type": "application/octet-stream"}, scenario.plain
 
     def processor_seconds(self) -> dict[str, float]:
-        """Return the processor time used so far in seconds, by program: nginx, gunicorn,
+        """Return the processor time used so far in seconds, keyed by program: nginx, gunicorn,
         tritonserver, model, other."""
         used: dict[str, float] = {}
         for process in self._all():
@@ -250,7 +250,7 @@ def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 
 
 def environment(peer: str) -> Path:
-    """Return the Python of a peer's own environment, which is created from its lock file at the
+    """Return the Python of a peer's own environment, which is created from its lock file on the
     first call."""
     folder = CACHE / peer
     lock = ROOT / "bench" / "peers" / f"{peer}.lock"

@@ -1,7 +1,7 @@
 """Measure whether memory or descriptors grow under a constant load (docs/reliability.md).
 
-`python -m bench.soak --minutes 60` calls archives at 70 % of the maximum rate of this machine, and
-loads or unloads one more archive each minute.
+`python -m bench.soak --minutes 60` calls archives at 70 % of this machine's maximum rate, and loads
+or unloads one more archive each minute.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SHARE = 0.7  # the load, as a share of the maximum rate
 ARCHIVES = 8
 LOADED = 4  # archives that are called
 CALLERS = 4
-WARM = 0.1  # the share of the time at the beginning that the slopes leave out
+WARM = 0.1  # the initial share of the time, which the slopes leave out
 SAMPLE_SECONDS = 5.0
 MEGABYTE = 2**20
 
@@ -83,7 +83,7 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
 def measure(
     server: Server, loader: Loader, load: threading.Thread
 ) -> Iterator[tuple[float, Usage]]:
-    """Load or unload one archive that is not called every minute. Yield the minutes passed and the
+    """Every minute, load or unload one archive that is not called. Yield the minutes passed and the
     usage while it is unloaded."""
     begun, changes = time.monotonic(), 0
     while load.is_alive():

@@ -1,5 +1,5 @@
-"""Computes the answers of a scenario without any code of this project. This is the work of the
-limit, of the bare server and of the peers, and an independent check of this project's answers."""
+"""Computes a scenario's answers without any of this project's code. The limit, the bare server and
+the peers do this work, which also checks this project's answers independently."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ import onnxruntime
 import tokenizers
 
 Array = np.ndarray[Any, Any]
-CONFIDENCE, OVERLAP = 0.40, 0.45  # thresholds of the publisher of YOLOv4-tiny
+CONFIDENCE, OVERLAP = 0.40, 0.45  # thresholds from YOLOv4-tiny's publisher
 
 
 class Model:
@@ -47,7 +47,7 @@ def _photo(body: bytes) -> Array:
 
 
 class Photo(Model):
-    """EfficientNet-Lite0: a centre crop of 0.875 of the short side, resized to 224 with bicubic
+    """EfficientNet-Lite0: a center crop of 0.875 of the short side, resized to 224 with bicubic
     interpolation, as bytes. Predicts the top class."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:

@@ -1,6 +1,6 @@
 """python -m deploy: push the image to ECR and run it on one Amazon SageMaker endpoint.
 
 Each command is a function whose parameters are its options (options.py) and an Aws (aws.py), which
-makes the calls. A dry run makes the calls that read, and prints those that write. Every resource
-gets two tags, and `delete` removes the resources with these tags.
+makes the calls. A dry run makes the read calls, and prints the write calls. Every resource gets two
+tags, and `delete` removes the resources with these tags.
 """

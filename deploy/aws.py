@@ -1,5 +1,4 @@
-"""Makes the calls to AWS, both those that read and those that write. A dry run prints the latter
-instead."""
+"""Makes read and write calls to AWS. A dry run prints the write calls instead."""
 
 import json
 from collections.abc import Mapping
@@ -21,11 +20,11 @@ WAIT = 7200.0  # seconds; AWS itself gives up on an endpoint sooner
 
 
 class Aws:
-    """Calls AWS's operations by service and name, as botocore's models spell them ("sagemaker",
-    "CreateModel").
+    """Calls AWS's operations. Services and operations are named as in botocore's models
+    ("sagemaker", "CreateModel").
 
     `runtime_url` replaces the URL of the runtime API, for a simulator. `poll` is the number of
-    seconds between two checks of an endpoint that is changing.
+    seconds between checks of an endpoint that is changing.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Aws:
         return {}
 
     def remove(self, service: str, operation: str, **parameters: Any) -> None:
-        """Make a call that deletes something. Ignore the error that it no longer exists."""
+        """Make a call that deletes something. Ignore the error if it no longer exists."""
         try:
             self.write(service, operation, parameters)
         except ClientError as err:
@@ -101,8 +100,8 @@ class Aws:
             ) from None
 
     def check(self, service: str, operation: str, parameters: Reply) -> None:
-        """Raise UsageError with the wrong fields if botocore's model of the operation does not
-        accept `parameters`."""
+        """Raise a UsageError that lists the invalid fields if botocore's model of the operation
+        does not accept `parameters`."""
         report = ParamValidator().validate(parameters, self.input_shape(service, operation))
         if report.has_errors():
             raise UsageError(f"{operation}: {one_line(report.generate_report())}")

@@ -20,7 +20,7 @@ from deploy.push import ENGINES, push
 from deploy.stack import PROJECT, say
 
 SIMULATED_REGION = "us-east-1"  # used with --endpoint-url if no region is set
-POLL = 10.0  # seconds between two checks of an endpoint
+POLL = 10.0  # seconds between checks of an endpoint
 
 
 def scale(options: Scale, aws: Aws) -> None:
@@ -199,7 +199,7 @@ def _container(add: Callable[..., object]) -> None:
 
 
 def name_of(text: str) -> str:
-    """Check the name of a stack. 46 characters leave room for suffixes within SageMaker's limit of
+    """Check a stack's name. 46 characters leave room for suffixes within SageMaker's limit of
     63."""
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,45}", text) or len(text) > 46:
         raise argparse.ArgumentTypeError(
@@ -211,7 +211,7 @@ def name_of(text: str) -> str:
 def main(
     words: Sequence[str], session: Callable[..., boto3.Session] = boto3.Session, poll: float = POLL
 ) -> int:
-    """Run a command. Return the exit code: 0, 1 if it failed, 2 if the options are wrong."""
+    """Run a command. Return the exit code: 0, 1 if it failed, 2 if the options are invalid."""
     parsed = build_parser().parse_args(words)
     options = options_of(parsed.kind, parsed)
     try:

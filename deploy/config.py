@@ -1,5 +1,5 @@
-"""--config FILE: parts of AWS's requests by operation, which are merged into the requests that a
-command sends."""
+"""--config FILE: parts of AWS's requests, keyed by operation, which are merged into the requests
+that a command sends."""
 
 import argparse
 import json
@@ -36,7 +36,7 @@ MAX_BYTES, MAX_DEPTH = 65_536, 16
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML without aliases: a few nested ones could expand a small file without limit."""
+    """YAML without aliases, because a few nested ones could expand a small file without limit."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -45,7 +45,7 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the file's requests, keyed by operation. Raise ArgumentTypeError if it has none."""
+    """Return the file's requests, keyed by operation. Raise ArgumentTypeError if it is invalid."""
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_BYTES:
@@ -74,8 +74,8 @@ def read(path: str) -> dict[str, Any]:
 
 
 def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
-    """Return the request merged with its part of the file. Raise UsageError with the field that AWS
-    does not accept."""
+    """Return the request merged with its part of the file. Raise a UsageError that names the field
+    that AWS does not accept."""
     merged: Reply = merge(parameters, config.get(operation, {}))
     aws.check(SERVICES[operation], operation, merged)
     return merged

@@ -1,4 +1,4 @@
-"""create, update, status and delete: the commands for an endpoint with its configuration and its
+"""create, update, status and delete: the commands for an endpoint, its configuration and its
 model."""
 
 import sys
@@ -83,7 +83,7 @@ def update(options: Endpoint, aws: Aws) -> None:
 
 
 def _keep_instances(old_config: dict[str, Any], endpoint: Mapping[str, Any]) -> None:
-    """Put the endpoint's current numbers of instances into its old configuration."""
+    """Replace the instance counts in the old configuration with the endpoint's current ones."""
     current = endpoint.get("ProductionVariants", ())
     for variant, now in zip(old_config["ProductionVariants"], current, strict=False):
         if "InitialInstanceCount" in variant and now.get("DesiredInstanceCount"):
@@ -97,7 +97,7 @@ def _remove_others(options: Endpoint, aws: Aws, kind: str, wanted: str) -> None:
 
 
 def status(options: Common, aws: Aws) -> None:
-    """Print what runs on the endpoint, one fact a line."""
+    """Print what runs on the endpoint, one fact per line."""
     endpoint = require(options, aws)
     config = aws.read(
         "sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"]

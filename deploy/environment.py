@@ -25,7 +25,7 @@ def parse(pairs: Sequence[str]) -> dict[str, str]:
 def check(environment: Mapping[str, str], multi_model: bool) -> list[str]:
     """Return a warning for each unknown variable whose name resembles a setting of the container.
 
-    Raise UsageError for a value with which the container would not start.
+    Raise UsageError for a value that would keep the container from starting.
     """
     try:
         Settings.from_env(

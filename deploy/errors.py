@@ -1,4 +1,4 @@
-"""Errors in one line that says what was wrong and what to do."""
+"""Describes errors in one line, which says what was wrong and what to do."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ABSENT_CODES = {
     "ResourceNotFoundException",
     "ImageNotFoundException",
 }
-ADVICE = (  # what to do, by a pattern in the error's code
+ADVICE = (  # pattern of an error's code, and what to do
     (r"AccessDenied", POLICY),
     (
         r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|UnrecognizedClient",
@@ -37,7 +37,7 @@ class DeployError(Exception):
 
 
 class UsageError(DeployError):
-    """Raised if the options or the --config file are wrong. The exit code is 2."""
+    """Raised if the options or the --config file are invalid. The exit code is 2."""
 
 
 def is_absent(error: aws.ClientError) -> bool:
@@ -49,7 +49,7 @@ def is_absent(error: aws.ClientError) -> bool:
 
 
 def explain(error: Exception) -> str:
-    """Describe an error of boto3 in one line: what AWS says, and what to do."""
+    """Describe a boto3 error in one line: what AWS says, and what to do."""
     if isinstance(error, aws.ClientError):
         return _explain_reply(error)
     text = one_line(str(error))
@@ -57,7 +57,7 @@ def explain(error: Exception) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text with each run of white space replaced by one space."""
+    """Return the text with each run of whitespace replaced by one space."""
     return " ".join(text.split())
 
 
@@ -78,8 +78,8 @@ def _explain_reply(error: aws.ClientError) -> str:
 
 
 def _container_error(status: Any, text: str) -> str:
-    """Describe an error of the container in one line. The container's errors are JSON with `error`
-    and `code`."""
+    """Describe the container's error in one line. The container's errors are JSON with `error` and
+    `code`."""
     try:
         document = json.loads(text)
         text = f"{document['error']} ({document['code']})"

@@ -76,8 +76,8 @@ def _attributes(options: Invoke) -> str:
 
 
 def _print_stream(reply: Reply) -> None:
-    """Print the parts of the reply as they arrive. Raise DeployError if the container breaks the
-    stream off."""
+    """Print the parts of the reply as they arrive. Raise botocore's EventStreamError if the
+    container breaks off the stream."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for event in reply["Body"]:
         if "PayloadPart" in event:

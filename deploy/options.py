@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """The options of every command. `name` is that of the stack; `config` has the parts of requests
-    from --config, by operation."""
+    """The options of every command. `name` is the stack's name; `config` contains the parts of
+    requests from --config, keyed by operation."""
 
     name: str
     region: str | None = None
@@ -78,6 +78,6 @@ Options = TypeVar("Options", bound=Common)
 
 
 def options_of(kind: type[Options], parsed: argparse.Namespace) -> Options:
-    """Return the parsed options that `kind` has fields for."""
+    """Create a `kind` from the parsed options that it has fields for."""
     values = vars(parsed)
     return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})

@@ -1,4 +1,4 @@
-"""Builds the requests of CreateModel and CreateEndpointConfig: the current state, changed by the
+"""Builds the requests for CreateModel and CreateEndpointConfig: the current state, changed by the
 options and --config."""
 
 import hashlib
@@ -15,8 +15,8 @@ from deploy.stack import PROJECT, git_version, say, tagged
 
 VARIANT = {"VariantName": "AllTraffic", "InitialInstanceCount": 1, "InstanceType": "ml.c5.xlarge"}
 GPU_TYPE = re.compile(r"ml\.[gp]\d")
-NEEDED_DRIVER = 580  # version of the NVIDIA driver that the gpu image needs
-# the driver of each host image, from AWS's documentation of ProductionVariant.InferenceAmiVersion
+NEEDED_DRIVER = 580  # the NVIDIA driver version that the gpu image needs
+# host image -> driver version, from AWS's documentation of ProductionVariant.InferenceAmiVersion
 DRIVERS = {
     None: 470,
     "al2-ami-sagemaker-inference-gpu-2": 535,
@@ -77,8 +77,7 @@ def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Rep
 
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
-    """Return the request that would create a described resource again, without its name and its
-    tags."""
+    """Return the request that would recreate a described resource, without its name and tags."""
     parameters: Reply = accepted(aws.input_shape("sagemaker", operation), described)
     container = parameters.get("PrimaryContainer", {})
     # AWS describes an archive in two fields, but accepts only one of them
@@ -99,8 +98,8 @@ def model_name(config: Reply) -> str:
 def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
     """Return the request merged with --config, with tags, and with a name derived from its content.
 
-    This makes it possible to repeat a command that failed halfway: it keeps the resources that it
-    has created.
+    So a command that failed halfway can be repeated, and reuses the resources that it has already
+    created.
     """
     name = f"{kind}Name"
     content = request(aws, options.config, f"Create{kind}", {**parameters, name: "name"})

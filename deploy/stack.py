@@ -10,7 +10,7 @@ from deploy.errors import DeployError
 from deploy.options import Common, Endpoint
 
 PROJECT = "triton-multi-model"
-KINDS = ("Endpoint", "EndpointConfig", "Model")  # in the order of deletion
+KINDS = ("Endpoint", "EndpointConfig", "Model")  # in deletion order
 
 
 def say(text: str) -> None:
@@ -39,7 +39,7 @@ def tags(options: Common) -> list[dict[str, str]]:
 
 
 def tagged(options: Endpoint, parameters: Reply) -> Reply:
-    """Add the stack's tags, and the tags that the endpoint already has, to those in --config."""
+    """Add the stack's tags, and the endpoint's existing tags, to the tags in --config."""
     own = {tag["Key"]: tag for tag in (*options.own_tags, *parameters.get("Tags", ()))}
     return {**parameters, "Tags": [*own.values(), *tags(options)]}
 

@@ -20,8 +20,8 @@ class ReleaseError(Exception):
 
 
 def release(version: str, root: Path) -> str:
-    """Commit and tag the release, and return the tag. Raise ReleaseError before anything is changed
-    if `check` does."""
+    """Commit and tag the release, and return the tag. If `check` raises ReleaseError, nothing is
+    changed."""
     source, changes = (
         (root / SOURCE).read_text(encoding="utf-8"),
         (root / CHANGES).read_text(encoding="utf-8"),

@@ -33,7 +33,7 @@ MOST_CELLS = 100_000  # cells in a row of CSV: each becomes a Python string of a
 # keys, inputs, outputs or parameters in a tensor request: models have at most a few hundred
 MOST_NAMED = 2_048
 MOST_DETECTIONS = 1_000  # detections in an image: end-to-end networks return 300, COCO counts 100
-MOST_DIMENSIONS = 32  # dimensions of a tensor: numpy 1 and Triton's Python backend support no more
+MOST_DIMENSIONS = 32  # dimensions of a tensor: NumPy 1 and Triton's Python backend support no more
 # rows that a client makes from one instance: BERT-base needs a minute for that many
 MOST_ROWS = 1_000
 # Characters that a client makes from one instance: the documents of a query, the query repeated for
@@ -43,12 +43,12 @@ MOST_MADE = 2**22
 MOST_MEMBERS = 10_000  # members of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
 MOST_PARTS = 1_000  # files and fields in a form: werkzeug's default
 MOST_FIELD = 2**22  # bytes of one form field, which is decoded to text; a file may be larger
-# bytes of headers in one part of a form: what nginx allows for two headers
+# bytes of headers in one part of a form: as many as nginx allows for two headers
 MOST_HEADERS = 16 * 1024
-# The JSON of a reply may be this many times the largest body: short texts become embeddings that
+# The maximum JSON of a reply, as a multiple of the maximum body: short texts become embeddings that
 # are 100 times as long.
 OUTPUT_FACTOR = 10
-LOOK_EACH = 1_000  # items between two checks of the deadline
+LOOK_EACH = 1_000  # items between checks of the deadline
 # A request may use this fraction of its timeout as processor time of the front (8 s by default),
 # plus one second for each PROCESSOR_BYTES of its body as sent: 200,000 short JSON lines (5 MB) take
 # 8 s.
@@ -88,8 +88,8 @@ def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a
 
 
 def read_json(data: bytes) -> Any:
-    """Parse a JSON text. Raise ValueError if it is invalid, or PayloadTooLarge before it is
-    parsed."""
+    """Parse a JSON text. Raise ValueError if it is invalid. Raise PayloadTooLarge or Overloaded
+    before parsing it."""
     try:
         with json_turn(data):
             return msgspec.json.decode(data)
@@ -157,11 +157,11 @@ NEVER = Deadline()
 
 @dataclass(frozen=True)
 class Allowance:
-    """The time that a request has left: until its deadline, and of processor time.
+    """The time limits of a request: its deadline, and a limit on its processor time.
 
-    `processor` is a time on the time.thread_time() clock of the request's own thread. Reading that
-    clock is a system call, so it is not read before `earliest` (time.monotonic()): processor time
-    cannot pass faster than real time.
+    `processor` is that limit on the time.thread_time() clock of the request's own thread. Reading
+    that clock is a system call, so it is not read before `earliest` (time.monotonic()). Processor
+    time cannot pass faster than real time.
     """
 
     deadline: Deadline = NEVER
@@ -207,7 +207,7 @@ def check_time() -> None:
 
 
 def count_time(seconds: float) -> None:
-    """Count the processor time that other threads have taken for this thread's request."""
+    """Charge this thread's request for processor time that other threads have spent on it."""
     own = _ALLOWANCE.get()
     earliest = own.earliest - seconds
     _ALLOWANCE.set(replace(own, processor=own.processor - seconds, earliest=earliest))

@@ -7,8 +7,8 @@ The first of these that exists is the model's client:
     REPOSITORY/clients/NAME.py      one shared by models of the repository
     clients/NAME.py                 one of this project's
 
-NAME is what config.pbtxt's parameter `client` says, else the model's name. Each of these modules
-defines `Client`.
+NAME is config.pbtxt's parameter `client`, or else the model's name. Each of these modules defines
+`Client`.
 """
 
 import importlib
@@ -33,7 +33,7 @@ def make_client(model: Model) -> ModelClient | None:
     """Create the model's client. Return None if the model has none. Raise ConfigError, or whatever
     the client's code raises."""
     named = model.parameters.get("client", "")
-    # import it in a package of its own, so that it can import its neighbours
+    # import it in a package of its own, so that it can import its neighbors
     if file := own_client(model.path, named):
         spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]
@@ -56,7 +56,7 @@ def make_client(model: Model) -> ModelClient | None:
 
 
 def forget(client: ModelClient) -> None:
-    """Remove the modules of a client that came from a model repository from sys.modules."""
+    """Remove from sys.modules the modules of a client that came from a model repository."""
     package = type(client).__module__.partition(".")[0]
     if package.startswith(OWN_PACKAGE):
         for name in [
@@ -76,15 +76,15 @@ def source_of(client: ModelClient) -> str:
 
 
 def families() -> list[str]:
-    """Return the names of this project's clients, one for each task: the modules of clients/
-    without base.py and the other names of clients."""
+    """Return the names of this project's clients, one for each task: the modules in clients/,
+    except base.py and the clients' other names."""
     others = {"base", *clients.FACES}
     modules = (module.name for module in pkgutil.iter_modules(clients.__path__))
     return sorted(name for name in modules if name not in others and name[0] != "_")
 
 
 def family_name(name: str) -> str:
-    """Return the module of this project's client called `name`, which may have hyphens."""
+    """Return the module name of this project's client `name`, which may contain hyphens."""
     return name.replace("-", "_")
 
 
@@ -95,8 +95,8 @@ def family(name: str) -> type[ModelClient]:
 
 
 class _Source(SourceFileLoader):
-    """Compiles the source on every import: cached bytecode could belong to another archive's file
-    with the same path, time and size."""
+    """Compiles the source on every import, because cached bytecode could belong to another
+    archive's file with the same path, time and size."""
 
     def path_stats(self, path: str) -> dict[str, object]:
         """Raise OSError, so that Python neither reads nor writes cached bytecode."""

@@ -1,15 +1,15 @@
 """The errors that a caller can see, as one table. nginx.conf, /openapi.json and docs/errors.md must
-have them."""
+contain them."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-LONGEST = 2_000  # characters of a message
+LONGEST = 2_000  # characters in a message
 
 
 class Row(NamedTuple):
-    """What an error code means. `retry_after` is in seconds, 0 for none; `also` has statuses that
-    only nginx gives."""
+    """What an error code means. `retry_after` is in seconds, or 0 for no Retry-After; `also` lists
+    statuses that only nginx returns."""
 
     status: int
     retry_after: int
@@ -151,8 +151,8 @@ TABLE = {
 
 
 class ServingError(Exception):
-    """An error that a caller sees: `args` are its facts, and `text` puts them into a sentence. Its
-    status and its Retry-After are those of its code's row."""
+    """An error that a caller sees: `args` are its facts, and `text` puts them into a sentence. The
+    row of its `code` in TABLE determines its status and Retry-After."""
 
     text: ClassVar[str] = "{}"
     code: ClassVar[str] = "internal_error"
@@ -175,7 +175,7 @@ class ServingError(Exception):
         return {"code": self.code, "facts": self.args}
 
     def fields(self) -> dict[str, str]:
-        """Return the message, cut because it may quote the caller, and the code."""
+        """Return the code and the message, which is truncated because it may quote the caller."""
         text = str(self)
         if len(text) > LONGEST:
             text = f"{text[:LONGEST]}…"
@@ -186,13 +186,14 @@ KINDS: dict[str, type[ServingError]] = {ServingError.code: ServingError}
 
 
 def rebuilt(code: str, facts: Sequence[Any]) -> ServingError:
-    """Return the error that another process of this container raised, from its `facts`."""
+    """Recreate the error that another process of this container raised, from its code and
+    `facts`."""
     return KINDS[code](*facts)
 
 
 class ConfigError(Exception):
-    """A mistake of the operator in `source`, a file, folder or parameter: `problem` is wrong, and
-    what to do."""
+    """The operator's mistake in `source`, which is a file, folder or parameter. `problem` says what
+    is wrong, `remedy` what to do."""
 
     def __init__(self, source: object, problem: str, remedy: str = "") -> None:
         self.source = source
@@ -278,13 +279,13 @@ class DecodingError(ServingError, code="decoding_error"):
 
 
 class ModelNotLoaded(ServingError, code="model_not_loaded"):
-    """Makes the platform load the model and send the call again."""
+    """Makes the platform load the model and repeat the call."""
 
     text = "the model '{}' is not loaded; POST /models loads it"
 
 
 class ModelFailed(ServingError, code="model_failed"):
-    """Ends a start of the container (serving/pid1/system.py)."""
+    """Makes a start of the container fail (serving/pid1/system.py)."""
 
     text = "model '{}' cannot be served until it is corrected: {}"
 
@@ -309,7 +310,7 @@ class ModelRefused(ServingError, code="model_refused"):
 
 
 class SessionNotFound(ServingError, code="session_not_found"):
-    """Has status 410, because in multi-model mode a 404 says that the model is not loaded."""
+    """Has status 410, because in multi-model mode a 404 means that the model is not loaded."""
 
     text = (
         "there is no session '{}': it has ended, was idle for longer than "

@@ -1,4 +1,4 @@
-"""The names of SageMaker's headers, and the media types that Accept asks for."""
+"""The names of SageMaker's headers, and the media types that the Accept header requests."""
 
 import re
 from functools import lru_cache
@@ -23,16 +23,16 @@ NEW_SESSION = "NEW_SESSION"  # the value of SESSION_ID that starts a session
 
 @lru_cache(maxsize=256)
 def preferred(accept: str, *others: str) -> str:
-    """Return which of application/json and `others` the header Accept prefers: JSON if it has no
-    preference."""
-    # ignore parameters of media types: ours have none but a charset
+    """Return the media type that the Accept header prefers among application/json and `others`.
+    Return application/json if it has no preference."""
+    # ignore media types' parameters, because ours have none except charset
     bare = re.sub(r";\s*(?!q\s*=)[^,;]*", "", accept)
     return parse_accept_header(bare, MIMEAccept).best_match([JSON_TYPE, *others], default=JSON_TYPE)
 
 
 @lru_cache(maxsize=256)
 def streamed_type(accept: str) -> str:
-    """Return the media type of the stream that Accept asks for, or "" if it prefers a reply in one
-    piece or has no preference."""
+    """Return the media type of the stream that the Accept header requests, or "" if it prefers a
+    reply in one piece or has no preference."""
     best = preferred(accept, CSV, *PICTURES, NPY_TYPE, EVENT_STREAM, JSON_LINES)
     return best if best in (EVENT_STREAM, JSON_LINES) else ""

@@ -26,9 +26,9 @@ from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """One call to Triton. If `is_partial`, its reply is kept and finished together with the next
-    step's. `batch` is the job's data for the step, including its reserved memory, and is kept until
-    the step is finished."""
+    """One call to Triton. If `is_partial` is true, its reply is kept and finished together with the
+    next step's. `batch` is the job's data for the step, including its reserved memory, and is kept
+    until the step is finished."""
 
     inputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=dict)
@@ -52,8 +52,8 @@ class Reply:
 class Job:
     """One request to one model; each kind of body has its own subclass. A job runs only once.
 
-    `session` is the session that the request belongs to. `flags` are the objects of the body that
-    may have the key `sequence_end`. If the job `is_decoupled`, Triton may send any number of
+    `session` is the session that the request belongs to. `flags` are the objects in the body that
+    may contain the key `sequence_end`. If the job `is_decoupled`, Triton may send any number of
     responses to a step, even if the reply is in one piece. If it `is_pipelined`, a step can be
     prepared before the previous one is answered.
     """
@@ -75,12 +75,12 @@ class Job:
         raise NotImplementedError
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Any:
-        """Return the step's result, which has a `version`. `replies` are those of the partial steps
-        before this one, followed by its own. Raise a ServingError."""
+        """Return the step's result, which has a `version`. `replies` are the replies to the
+        preceding partial steps, followed by this step's own reply. Raise a ServingError."""
         return replies[-1]
 
     def release(self, step: Step) -> None:
-        """Free what the job keeps of the batch of a step that has been answered."""
+        """Free the job's data for a step that has been answered."""
 
     def reply(self, results: Iterator[Any]) -> Reply:
         """Return the reply in one piece, made from the results of all steps."""
@@ -102,8 +102,8 @@ class Job:
 
         Raise InvalidRequest for tensors that the model does not have. Triton would cut their names
         at a NUL character, and would list all of them in its error, which for 10,000 names is too
-        long for gRPC. Raise InvalidRequest for a step without rows too: Triton never answers one
-        (quirks.py).
+        long for gRPC. Raise InvalidRequest also for a step without rows, because Triton never
+        answers one (quirks.py).
         """
         served = self.served
         inputs = [tensor.name for tensor in step.inputs]
@@ -149,14 +149,14 @@ def _check_rows(inputs: Sequence[Tensor]) -> None:
 
 
 def admit_step() -> None:
-    """Check that a step, or a group of lines, may begin. Every step of a job calls this first.
-    Raise TooLate if the request has no time left."""
+    """Check that a step, or a group of lines, may begin. Called first in every step of a job. Raise
+    TooLate if the request has no time left."""
     check_time()
 
 
 def _call_bytes(served: ServedModel, step: Step) -> int:
-    """Return how many bytes of memory a call takes: its inputs, and the outputs to be expected from
-    the model's configuration."""
+    """Estimate how many bytes of memory a call takes: its inputs, and the outputs that the model's
+    configuration implies."""
     first = 1 if served.model.max_batch_size else 0
     shapes = [tensor.shape for tensor in step.inputs]
     rows = prod(min((shape[:first] for shape in shapes), default=()))
@@ -205,8 +205,8 @@ class Run:
             job.raise_if_session_ended(err)
             raise
         finally:
-            # After an error or an early end. Triton still finishes a call whose inputs are in
-            # shared memory (Call).
+            # Close the calls that an error or an early end left in flight. Triton still finishes a
+            # call whose inputs are in shared memory (Call).
             for call in self._in_flight:
                 call.close()
             self._room.shrink()
@@ -243,8 +243,8 @@ class Run:
         return step, self._in_flight[-1]
 
     def _ahead(self, step: Step) -> tuple[Step, Call | Responses] | None:
-        """Prepare and send the step that follows `step`, before that one is answered. Return None
-        if there is no memory for both: the next step then begins later."""
+        """Prepare and send the step that follows `step` before `step` is answered. Return None if
+        there is no memory for both; the next step then begins later."""
         if step.is_last or not self._job.is_pipelined:
             return None
         try:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_NAMES = 1_000  # names in one value, e.g. the classes to keep; ImageNet has 1,000
+MOST_NAMES = 1_000  # names allowed in one value, e.g. the classes to keep; ImageNet has 1,000
 INT64 = range(-(2**63), 2**63)
-ALIKE = 0.75  # difflib's ratio: a name that is less similar is not taken for a typing mistake
+ALIKE = 0.75  # difflib's ratio: a less similar name is not considered a typo
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -48,8 +48,8 @@ class Names(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class NamedValue:
-    """Describes a value. `parser` reads it, or else the parser for the type of the default; then it
-    is checked.
+    """Describes a value. It is parsed by `parser`, or else by the parser for its default's type,
+    and then checked.
 
     The types are bool, int, float, str, Path, tuple (numbers, written "0.5,0.5,0.5" or as a JSON
     list) and Names (strings, written "cat,dog" or as a JSON list, in which whole numbers count as
@@ -66,7 +66,7 @@ class NamedValue:
     form: str = ""
 
     def parse(self, value: Any) -> Any:
-        """Return the parsed value. Raise ValueError with what is allowed."""
+        """Return the parsed value. Raise a ValueError that says what is allowed."""
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
@@ -165,7 +165,7 @@ def _split(value: Any) -> list[Any]:
 
 
 # For each type of default: the parser, the type's name in messages, and its type in JSON Schema
-# (for a list, that of an item).
+# (for a list, the type of an item).
 _TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
     bool: (_parse_bool, "true or false", "boolean"),
     int: (_parse_int, "a whole number", "integer"),

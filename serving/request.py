@@ -13,12 +13,12 @@ NAME_KEYS = ("model_name", "modelname")
 VERSION_KEY = "model_version"
 RESERVED = {*NAME_KEYS, VERSION_KEY}
 STAGES = ("decode", "preprocess", "triton", "postprocess")
-PATH = "the path"  # as the source of a Target: names elsewhere in the request are then ignored
+PATH = "the path"  # the source of a Target that overrides names elsewhere in the request
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model and version that one part of a request names, None where it names none."""
+    """The model and version that one part of a request names; None if it names none."""
 
     source: str
     name: str | None = None
@@ -26,7 +26,7 @@ class Target:
 
     @classmethod
     def within(cls, source: str, values: Mapping[str, str]) -> "Target":
-        """Return the target that `values` name. Raise InvalidRequest if two of NAME_KEYS
+        """Return the target that `values` names. Raise InvalidRequest if the values of NAME_KEYS
         disagree."""
         names = [cls(f"{source}, '{key}',", values[key]) for key in NAME_KEYS if values.get(key)]
         return cls(source, _agreed("name", names), values.get(VERSION_KEY) or None)
@@ -38,7 +38,7 @@ class Target:
         return cls(source, _agreed("name", targets), _agreed("version", targets))
 
     def without(self, other: "Target") -> "Target":
-        """Return the parts of this target that `other` leaves open."""
+        """Return this target without the name or version that `other` specifies."""
         name = None if other.name else self.name
         version = None if other.version else self.version
         return Target(self.source, name, version)
@@ -101,15 +101,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a caller, without its body."""
+    """A caller's request, without its body."""
 
     id: str
     target: Target = UNNAMED
     # the key-value pairs of Custom-Attributes
     attributes: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)  # the query string
-    session: str = ""  # the header Session-Id as received
-    accept: str = ""  # the header Accept
+    session: str = ""  # the Session-Id header as received
+    accept: str = ""  # the Accept header
     # the media type of the requested stream; "" for a reply in one piece
     stream: str = ""
     reply_deadline: Deadline = NEVER  # for a reply in one piece

@@ -1,5 +1,5 @@
-"""The memory of a request: one table of what each step takes, and the account in which the
-request's own thread reserves it before the step begins.
+"""Accounts for the memory of requests: a table of the memory that each step takes, and the account
+in which the request's own thread reserves that memory before the step begins.
 
     with reserve(size, "the drawing"):   given back at the end of the block
         …
@@ -16,20 +16,20 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
-SMALL_JSON = 1024  # bytes of a text whose parts are not counted
+PIECE = 64 * 1024  # bytes to count at a time, few enough for the processor's cache
+SMALL_JSON = 1024  # JSON up to this many bytes is charged by length, without counting its parts
 
-# The table: bytes that a step takes for each …
-SHORT = 80  # byte of a small JSON text
-OBJECT = 200  # object of JSON that msgspec reads
+# The table: how many bytes a step takes …
+SHORT = 80  # per byte of a small JSON text
+OBJECT = 200  # per JSON object that msgspec parses
 LIST = 90  # per list
 STRING = 60  # per string, besides its characters
-WIDEST = 7  # per character of a text that is not ASCII: 4 bytes, and the text without its escapes
+WIDEST = 7  # per character of non-ASCII text: 4 bytes, and a copy of the text without its escapes
 KEY = 60  # per key with its value
 NUMBER = 40  # per number; most values in large bodies are numbers
 CACHED = 9  # per number, if they have few digits, because Python caches small integers …
 DIGIT = 8  # … and per byte of the text with the numbers
-ELEMENT = 32  # per number that simdjson parses: its own form, 8 bytes, and the tensor
+ELEMENT = 32  # per number that simdjson parses: simdjson's form, 8 bytes, and the tensor
 ITEM = 120  # per instance, besides its value
 PARSED = 3  # per byte of a text that simdjson parses
 ESCAPE = 250  # per character that a form escapes, such as %41: each is briefly a string of its own
@@ -38,23 +38,23 @@ FIELDS = 4  # per byte of a form's text: the text, and the pieces into which it 
 FILES = 5  # per byte of a form with files: the parser's pieces, and texts of 4 bytes a character
 UNPACKED = 2  # per byte of a body while it is decompressed
 DEFLATED = 1032  # per byte of a compressed body: deflate's maximum ratio
-INPUT = 3  # per byte of an input: the client's array, a copy while it is made, and Triton's message
+INPUT = 3  # per byte of an input: the client's array, a temporary copy, and Triton's message
 # per byte of an output: gRPC's, protobuf's and numpy's copies, and what the client computes
 OUTPUT = 4
 # per string of a tensor: two Python objects, one after the other, and the array's pointer
 TENSOR_STRING = 300
 TENSOR_BYTE = 14  # and per byte of these strings: each may become six bytes of JSON
-SORTED = 40  # per number of an output that is requested as classes
+SORTED = 40  # per number of an output for which classes are requested
 WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
-BASE64 = 4  # per character of base64: in turn without line breaks, padded, as bytes, and decoded
+BASE64 = 4  # per character of base64: copied without line breaks, padded, as bytes, and decoded
 CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
 TOKEN = 200  # per token of a text's windows, for its position in the text
-# decoded images take this fraction of the memory for decoding them; a drawing takes as much again
+# decoded images take 1/KEPT of the memory for decoding them; a drawing takes as much again
 KEPT = 2
 
 
 class Parts(NamedTuple):
-    """Counts of what a JSON text contains. Characters within strings count too."""
+    """The counts of a JSON text's parts. Characters within strings are counted too."""
 
     length: int
     objects: int
@@ -108,15 +108,15 @@ def text(data: bytes) -> int:
 
 
 def tensor_strings(count: int, length: int) -> int:
-    """Return how many bytes `count` strings of a tensor take, which have `length` bytes in
-    total."""
+    """Return how many bytes a tensor's `count` strings take, given their total `length` in
+    bytes."""
     return TENSOR_STRING * count + TENSOR_BYTE * length
 
 
 class Account(Protocol):
     """The account of a request, which is its slot."""
 
-    size: int  # bytes that it has taken
+    size: int  # bytes reserved so far
 
     def take(self, size: int, step: str) -> None: ...
 
@@ -140,7 +140,7 @@ class Room:
         return self._size
 
     def grow(self, size: int, step: str) -> None:
-        """Reserve `size` bytes in all. Raise PayloadTooLarge, Overloaded."""
+        """Increase the reservation to `size` bytes. Raise PayloadTooLarge or Overloaded."""
         missing = size - self._size
         if self._account and missing > 0:
             self._account.take(missing, step)
@@ -154,7 +154,7 @@ class Room:
             self._size = size
 
     def add(self, other: "Room") -> None:
-        """Hold what another room holds, too."""
+        """Take over what another room holds."""
         self._account = self._account or other._account
         self._size += other._size
         other._size = 0
@@ -183,8 +183,8 @@ def reserve(size: int, step: str) -> Room:
 
 @contextmanager
 def collected() -> Iterator[Room]:
-    """Yield a room that, after the context, has all that its steps have reserved and not given
-    back."""
+    """Yield a room that, after the `with` block, holds all memory that the block reserved and did
+    not give back."""
     account = _ACCOUNT.get()
     room = Room(account)
     before = account.size if account else 0

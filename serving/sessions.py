@@ -1,4 +1,4 @@
-"""Sticky sessions of SageMaker, which are sequences in Triton.
+"""SageMaker's sticky sessions, which are sequences in Triton.
 
     X-Amzn-SageMaker-Session-Id: NEW_SESSION  -> a new id; Triton gets sequence_start
     X-Amzn-SageMaker-Session-Id: ID           -> the next step; Triton refuses an unknown sequence
@@ -22,8 +22,8 @@ SEQUENCE_PARAMETERS = {SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END}
 LONGEST_ID = 19  # digits of 2**63, the longest number
 LONGEST_NAME = 128  # bytes of an id that is a string (Triton's correlation_id.h)
 WORDS = {"true": True, "1": True, "false": False, "0": False}
-# The numbers that are valid ids, by the datatype of CORRID in config.pbtxt. Triton does not accept
-# an id as an unsigned gRPC parameter, so none exceeds INT64.
+# The numbers that are valid ids, keyed by the datatype of CORRID in config.pbtxt. Triton does not
+# accept an id as an unsigned gRPC parameter, so none exceeds INT64.
 NUMBERS = {
     "UINT64": range(2**63),
     "INT64": INT64,
@@ -38,7 +38,7 @@ class Sequencing:
     """Describes a model's sequences: the datatypes that must be able to hold their ids, and how
     many seconds a sequence may be idle before Triton ends it.
 
-    An ensemble has the datatypes of all its parts. If there are none, an id is any number or
+    An ensemble has the datatypes of all its parts. If there are none, an id may be any number or
     string. An id that does not fit a datatype is never sent to Triton (quirks.py).
     """
 
@@ -67,7 +67,7 @@ class Sequencing:
         return str(1 + secrets.randbelow(max(1, self.numbers.stop - 1)))
 
     def read_text(self, text: str) -> int | str:
-        """Parse the id in a header. Raise SessionNotFound if new_id cannot have made it, and
+        """Parse the id in a header. Raise SessionNotFound if new_id cannot have created it, and
         InvalidRequest if Triton does not accept it."""
         if self.has_names:
             check_id(text)
@@ -154,7 +154,7 @@ class Session:
         starts = name == NEW_SESSION
         if starts:
             name = sequencing.new_id()
-        sequencing.read_text(name)  # raises an error for a wrong id
+        sequencing.read_text(name)  # raises an error if the id is invalid
         return cls(sequencing, name, starts, any(ends))
 
     def parameters(

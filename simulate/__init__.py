@@ -1,2 +1,1 @@
-"""A simulator of SageMaker: the platform around one container, on one machine. See
-docs/simulate.md."""
+"""Simulates SageMaker, the platform around one container, on one machine. See docs/simulate.md."""

@@ -135,7 +135,7 @@ class Api:
         return Call(name, body, passed_on(members), deadline, rule, target, session)
 
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
-        """Convert the headers of the container's reply to those of the API's reply."""
+        """Convert the headers of the container's reply to the headers of the API's reply."""
         attributes, session = reply.get(ATTRIBUTES, ""), reply.get(SESSION_ID, "")
         if len(attributes) > self._rules["attributes"].limit or not (
             attributes.isascii() and attributes.isprintable()
@@ -159,8 +159,8 @@ class Api:
         }
 
     def _parts(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
-        """Yield the reply as messages of an event stream. An error becomes the last message, an
-        exception."""
+        """Yield the reply as messages of an event stream. If there is an error, the last message is
+        an exception."""
         yield b""
         try:
             for part in parts_of(reply, call.deadline):
@@ -207,7 +207,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class Server:
-    """Serves the API in threads of its own."""
+    """Serves the API in its own threads."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
         """Raise OSError if the server cannot listen on the port."""

@@ -31,8 +31,8 @@ class Queue:
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="async")
 
     def put(self, name: str, members: Mapping[str, str], body: bytes) -> tuple[str, str, str]:
-        """Queue a call. Return its id, and the locations of its output and of its failure, one of
-        which will be written. Raise ValidationError."""
+        """Queue a call. Return its id, and the locations for its output and for its failure. Only
+        one of them will be written. Raise ValidationError."""
         location, most = members.get("InputLocation", ""), self._rules["async-inline"].limit
         if bool(location) == bool(body):
             raise ValidationError("Provide exactly one of Body and InputLocation")
@@ -107,7 +107,7 @@ class Queue:
 
 
 def write_object(root: Path, location: str, data: bytes) -> None:
-    """Write an object atomically, so that readers never see an incomplete one."""
+    """Write an object atomically, so that readers never see a partial object."""
     path = root / _key(location)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, data)

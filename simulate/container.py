@@ -1,9 +1,10 @@
 """One container: its start, its output, health checks, calls to it, and its stop.
 
-A checkout's `serve` runs as a plain process, an image with docker or podman. A plain process uses
-this machine's network, and its variables point to a copy of /opt/ml/model. An image runs read-only.
-If the simulator runs as root, the container has no network, and the simulator connects from within
-its network namespace. Otherwise the container's port is published on 127.0.0.1.
+A checkout's `serve` runs as a plain process; an image runs with docker or podman. A plain process
+uses this machine's network, and its environment variables point to a copy of /opt/ml/model. An
+image runs read-only. If the simulator runs as root, the container has no network, and the simulator
+connects from within its network namespace. Otherwise the container's port is published on
+127.0.0.1.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ RIGHTS += ["--pids-limit", "4096", "--no-healthcheck"]
 PAUSE = 0.1
 NEVER_WELL_SECONDS = 5.0  # time limit for stopping a container that never answered /ping with 200
 REFUSED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
-# What a container logs when it breaks one of the platform's rules.
+# log lines that show which of the platform's rules a container breaks
 SYMPTOMS = {
     "model-read-only": re.compile(r"Read-only file system|EROFS"),
     "network": re.compile(
@@ -81,8 +82,8 @@ class Launch:
 
 
 class Process:
-    """A started container. `pid` is that of its first process; `models` is the path at which it
-    sees Launch.models."""
+    """A started container. `pid` is its first process's id; `models` is the path at which it sees
+    Launch.models."""
 
     connection: type[HTTPConnection] = HTTPConnection
     models = MODELS
@@ -162,8 +163,8 @@ class Plain(Process):
         self._picker.close()
 
     def changed_files(self) -> list[str]:
-        """Return the files that the program changed in its copy of /opt/ml/model, where root can
-        write."""
+        """Return the files that the program changed in its copy of /opt/ml/model, which root can
+        write to."""
         now = stamps(self._copy)
         return sorted(
             name for name in {*now, *self._files} if now.get(name) != self._files.get(name)
@@ -171,8 +172,8 @@ class Plain(Process):
 
 
 class Image(Process):
-    """A running image. The engine's process lives as long as the container, and passes on its
-    output and its exit code."""
+    """A running image. The engine's process lives as long as the container, and passes on the
+    container's output and exit code."""
 
     def __init__(self, launch: Launch) -> None:
         self._engine = launch.engine
@@ -252,8 +253,8 @@ def platform_variables(port: int) -> dict[str, str]:
 
 
 def connection_in(pid: int) -> type[HTTPConnection]:
-    """Return a class of connections in the network of process `pid`: a socket belongs to the
-    network namespace in which it is created."""
+    """Return a connection class for the network of process `pid`. It creates sockets there, because
+    a socket belongs to the network namespace in which it was created."""
 
     def enter(network: int) -> None:
         if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
@@ -287,10 +288,10 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 class Container:
-    """A container that starts immediately. It creates `launch.folder`, and `end` removes that.
+    """A container that starts immediately. It creates `launch.folder`, which `end` removes.
 
-    `well` says that /ping has answered 200 at least once, `killed` that the simulator killed the
-    container as the kernel would. `refused` is the number of connections that it did not accept.
+    `well` is true once /ping has returned 200, `killed` once the simulator has killed the container
+    as the kernel would. `refused` is the number of connections that it did not accept.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
@@ -331,8 +332,8 @@ class Container:
         return self._pool.urlopen(method, path, body=body, headers=headers, timeout=timeout, **how)
 
     def ping(self) -> str:
-        """Return what is wrong with the reply to /ping, or "". Complain if the reply breaks another
-        rule."""
+        """Return what is wrong with the reply to /ping, or "" if it is healthy. Complain if the
+        reply breaks another rule."""
         limit = self.rules["ping-time"].limit
         try:
             reply = self.send("GET", "/ping", None, {}, time.monotonic() + limit)
@@ -373,7 +374,7 @@ class Container:
 
     def check_refusals(self) -> None:
         """Complain about refused connections, unless the container was killed. Called some time
-        after the refusal, because a dying container refuses connections too."""
+        after a refusal, because a dying container refuses connections too."""
         if self.refused and not self.killed:
             self.journal.complain(
                 "listening", f"the container did not accept {self.refused} connections"
@@ -385,7 +386,7 @@ class Container:
         return used_by(self.process.pid)
 
     def kill(self) -> None:
-        """Kill the container as the kernel does when memory is short."""
+        """Kill the container as the kernel does when memory runs out."""
         self.killed = True
         self.process.kill()
 
@@ -426,7 +427,7 @@ class Container:
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
-    """Yield the body as it arrives. Raise ReadTimeoutError if it has not ended at `deadline`."""
+    """Yield the body as it arrives. Raise ReadTimeoutError if it has not ended by `deadline`."""
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:

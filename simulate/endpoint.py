@@ -24,18 +24,18 @@ from simulate.errors import (
 from simulate.models import NO_ROOM, NOT_FOUND, Models
 from simulate.rules import Journal
 
-TICK = 0.2  # seconds between two checks of the container
+TICK = 0.2  # seconds between checks of the container
 PAUSE = 1.0  # seconds before a container is restarted
 VARIANT = "AllTraffic"
-# how often a call is sent: the container may have lost the model, or lack memory for it
+# how many times a call is sent, because the container may have lost the model or lack memory for it
 ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call to the endpoint. `headers` are those that the API passes on. The caller gets a reply
-    before `deadline` (time.monotonic()), which follows from the rule `rule`. `target` and `session`
-    are "" if the call has none."""
+    """A call to the endpoint. `headers` are the headers that the API passes on. The caller gets a
+    reply before `deadline` (time.monotonic()), which the rule `rule` determines. `target` and
+    `session` are "" if the call has none."""
 
     endpoint: str
     body: bytes | IO[bytes]
@@ -47,11 +47,11 @@ class Call:
 
 
 class Endpoint:
-    """A simulated endpoint. Safe to share between threads.
+    """A simulated endpoint. Thread-safe.
 
-    `launch.folder` is for the files of all its containers, which run one after another. For a
+    `launch.folder` holds the files of all its containers, which run one after another. For a
     multi-model endpoint, the folder `store` stands in for S3. `settled` is set once a container is
-    in service, or once `failure` says why none ever was.
+    in service, or once `failure` says why none ever got there.
     """
 
     def __init__(self, launch: Launch, store: Path | None, journal: Journal) -> None:
@@ -88,7 +88,7 @@ class Endpoint:
 
     @contextmanager
     def exchange(self, call: Call) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Yield the container's successful reply, to be read inside the context. Raise
+        """Yield the container's successful reply, to be read inside the `with` block. Raise
         PlatformError."""
         if call.session not in ("", NEW_SESSION, *self._sessions):
             raise ValidationError(f"Session {call.session} does not exist or has expired")
@@ -105,7 +105,7 @@ class Endpoint:
             yield reply
 
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
-        """Send a call and return the reply. First load the model if necessary, or again if the
+        """Send a call and return the reply. First load the model if it is not loaded or the
         container has lost it. Evict other models if there is no memory."""
         for _ in range(ATTEMPTS if self._models else 1):
             with ExitStack() as own:
@@ -206,7 +206,7 @@ class Endpoint:
         return container
 
     def _await_healthy(self, container: Container, deadline: float) -> bool:
-        """Return whether /ping answers 200 before the deadline. If the container ends earlier, fail
+        """Return whether /ping returns 200 before the deadline. If the container ends earlier, fail
         immediately, although the platform would restart it until the deadline."""
         wrong = "nothing listens on the port"
         while not self._stopping.is_set():

@@ -13,7 +13,7 @@ TOO_LATE = (
 
 
 class PlatformError(Exception):
-    """An error of the platform itself. `status` and `code` are those in botocore's service
+    """An error of the platform itself, with the `status` and `code` from botocore's service
     model."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
@@ -24,7 +24,7 @@ class PlatformError(Exception):
         return {"Message": str(self)}
 
 
-ValidationError = partial(PlatformError, 400, "ValidationError")  # the call is wrong
+ValidationError = partial(PlatformError, 400, "ValidationError")  # the call is invalid
 # the model is still being loaded
 ModelNotReady = partial(PlatformError, 429, "ModelNotReadyException")
 # the container closed the connection early

@@ -1,8 +1,8 @@
 """Encodes messages in `application/vnd.amazon.eventstream`, the format of AWS's response streams.
 
-A message consists of its total length, the length of its headers, a CRC-32 of these two, the
-headers, the payload, and a CRC-32 of everything before. Numbers are big-endian. Source: Amazon
-Transcribe developer guide, 'Event stream encoding'. botocore.eventstream decodes it.
+A message consists of its total length, the length of its headers, a CRC-32 of both lengths, the
+headers, the payload, and a CRC-32 of everything before it. Numbers are big-endian. Source: Amazon
+Transcribe developer guide, 'Event stream encoding'. botocore.eventstream decodes these messages.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The models that are loaded in the container of a multi-model endpoint.
+"""Loads and unloads models in the container of a multi-model endpoint.
 
     a call -> unpack the archive -> POST /models -> POST /models/HASH/invoke
     507, or too much memory in use -> DELETE /models/HASH of the least recently used models
@@ -63,8 +63,8 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the file at the path `name` below the folder, as S3 finds an object by its key, or
-    None if there is none."""
+    """Return the file whose path under the folder is `name` (in S3 the object's key), or None if
+    there is none."""
     path = folder / name.lstrip("/")
     inside = ".." not in Path(name).parts and path.resolve().is_relative_to(folder.resolve())
     return path if inside and path.is_file() else None
@@ -86,7 +86,7 @@ class Loaded:
 
 
 class Models:
-    """The models of a container, loaded on demand. Safe to share between threads.
+    """The models of a container, loaded on demand. Thread-safe.
 
     The folder `store` stands in for S3, `folder` is the container's /opt/ml/models, and `memory` is
     the instance's memory in bytes.
@@ -105,8 +105,8 @@ class Models:
 
     @contextmanager
     def using(self, target: str, deadline: float) -> Iterator[Loaded]:
-        """Yield the model, which is loaded if necessary and not unloaded inside the context. Raise
-        PlatformError."""
+        """Yield the model, loading it first if necessary. It is not unloaded inside the `with`
+        block. Raise PlatformError."""
         while (model := self._take(target)) is None:
             try:
                 self._begin(target).result(timeout=max(0.0, deadline - time.monotonic()))
@@ -148,8 +148,8 @@ class Models:
         return True
 
     def close(self) -> None:
-        """Let all loads from now on fail with InternalFailure, because the container is stopping
-        and its files are being removed."""
+        """Make all further loads fail with InternalFailure, because the container is stopping and
+        its files are being removed."""
         with self._lock:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -163,8 +163,7 @@ class Models:
             return model
 
     def _begin(self, target: str) -> Future[None]:
-        """Return the load or unload of the model that is in progress. If there is none, start a
-        load."""
+        """Return the model's load or unload that is in progress. If there is none, start a load."""
         with self._lock:
             if target not in self._loading:
                 if self._closed:
@@ -228,8 +227,8 @@ class Models:
             raise ModelError("NAME", status, body)
 
     def _evict_or_wait(self) -> bool:
-        """Evict a model or wait for one. Return False if no other model is loaded or being
-        loaded."""
+        """Evict a model, or wait briefly if none can be evicted. Return False if no other model is
+        loaded or being loaded."""
         if self.evict():
             self._journal.count("evictions for a 507")
             return True

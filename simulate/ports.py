@@ -7,12 +7,12 @@ from itertools import repeat
 
 
 class PortPicker:
-    """Picks free TCP ports, each only once: the lowest ones in `allowed`, or any ports if that is
-    empty.
+    """Picks free TCP ports, each only once: the lowest ones in `allowed`, or any ports if `allowed`
+    is empty.
 
-    A port stays reserved until the picker is closed, by the name of an abstract Unix socket. Such
-    names belong to the network namespace, as ports do. So two programs in one network never pick
-    the same port before their servers listen.
+    The name of an abstract Unix socket reserves a port until the picker is closed. Such names
+    belong to the network namespace, as ports do. So two programs in one network never pick the same
+    port before their servers listen.
     """
 
     def __init__(self, allowed: Sequence[int] = ()) -> None:

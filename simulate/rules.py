@@ -1,6 +1,6 @@
 """The platform's rules in one table, and a journal of the rules that were broken.
 
-Both the enforcement of a rule and the complaint about breaking it use the same row.
+A rule is enforced, and violations are reported, from the same row.
 """
 
 import threading
@@ -142,8 +142,8 @@ def with_limits(limits: Mapping[str, float]) -> Rules:
 
 
 class Journal:
-    """Prints lines immediately, and keeps counts for the summary. Safe to share between threads.
-    `write` receives each line without a line break."""
+    """Prints lines immediately, and keeps counts for the summary. Thread-safe. `write` receives
+    each line without a line break."""
 
     def __init__(self, rules: Rules, write: Callable[[str], None]) -> None:
         self.rules, self.say = rules, write
@@ -157,8 +157,8 @@ class Journal:
             self.counts[what] += 1
 
     def complain(self, rule: str, what: str, once: bool = False) -> None:
-        """Report what the platform would not accept, and the rule that forbids it. With `once`,
-        report the same text only once, because it could happen at every call."""
+        """Report what the platform would not accept, and the rule that forbids it. If `once` is
+        true, report the same text only once, because it could recur in every call."""
         with self._lock:
             if once and (rule, what) in self._known:
                 return

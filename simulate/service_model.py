@@ -12,8 +12,7 @@ from botocore.model import Shape
 from simulate.errors import ValidationError
 
 INVOKE, STREAM, ASYNC = "InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"
-# Headers of HTTP, of request signing and of AWS's clients. It is not a mistake that they do not
-# reach the container.
+# Headers of HTTP, request signing and AWS's clients. They are not expected to reach the container.
 TRANSPORT_HEADERS = re.compile(
     r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|host|user-agent|"
     r"transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*|x-amz-user-agent",
@@ -23,8 +22,7 @@ TRANSPORT_HEADERS = re.compile(
 
 @cache
 def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
-    """Return {header in lower case: (member, shape)} for the members of the request that are
-    headers."""
+    """Return {lowercase header: (member, shape)} for the request's members that are headers."""
     members = _operation(operation).input_shape.members
     headers = {
         name: each
@@ -35,8 +33,8 @@ def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """Convert a request's members to the headers that the container receives, which are
-    InvokeEndpoint's."""
+    """Convert a request's members to the headers that the container receives. They are the headers
+    of InvokeEndpoint."""
     headers = {
         name: str(shape.serialization["name"]) for name, shape in request_headers(INVOKE).values()
     }
@@ -55,7 +53,7 @@ def reply_headers(operation: str) -> Mapping[str, str]:
 
 
 def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return {member: value} for a request's headers, whose names are in lower case. Raise
+    """Return {member: value} for a request's headers, whose names are lowercase. Raise
     ValidationError."""
     values = {}
     for header, (name, shape) in request_headers(operation).items():
@@ -71,13 +69,13 @@ def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def dropped(operation: str, headers: Mapping[str, str]) -> list[str]:
-    """Return the headers that the API drops. All names are in lower case."""
+    """Return the headers that the API drops. All names are lowercase."""
     known = request_headers(operation)
     return [name for name in headers if name not in known and not TRANSPORT_HEADERS.fullmatch(name)]
 
 
 def is_new_session(header: str) -> bool:
-    """Return whether the header is a valid answer of the container to NEW_SESSION."""
+    """Return whether the header is a valid response by the container to NEW_SESSION."""
     return not violation(_operation(INVOKE).output_shape.members["NewSessionId"], header)
 
 

@@ -2,8 +2,8 @@
 
     requests --read--> calls --key--> groups --run--> arrays of each call --> responses
 
-If a run fails, each of its requests is run again by itself, so that one bad request does not fail
-the others. `backends.install` copies this file into every backend's folder.
+If a run fails, each of its requests is run again alone, so that one bad request does not fail the
+others. `backends.install` copies this file into every backend's folder.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ Run = Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]]
 
 
 class InvalidInput(ValueError):
-    """Raised before or during a run if the request is wrong."""
+    """Raised before or during a run if the request is invalid."""
 
 
 @dataclass(frozen=True)
 class Call:
     """One request: its index among the merged requests, its input arrays, and the names of the
-    outputs that it asks for."""
+    outputs that it requests."""
 
     index: int
     feed: Arrays
@@ -35,11 +35,11 @@ class Call:
 
 
 class Batcher:
-    """Answers merged requests.
+    """Runs merged requests and creates their responses.
 
     `read` returns a request's input arrays and output names. Calls with the same `key` may share a
     `run`, which returns the outputs of each call, in order. `invalid` lists the exceptions, besides
-    InvalidInput, that mean that the request is wrong.
+    InvalidInput, that mean that the request is invalid.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Batcher:
 
     def _answer(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Yield (index, response) for each call. Run all calls at once or, if that fails, each call
-        by itself."""
+        alone."""
         if len(calls) > 1:
             try:
                 results = self.run(calls)
@@ -90,7 +90,7 @@ class Batcher:
                 yield call.index, self._failure(err)
 
     def _failure(self, error: Exception) -> Any:
-        """Return Triton's error response: INVALID_ARG if the request is wrong, else INTERNAL."""
+        """Return Triton's error response: INVALID_ARG if the request is invalid, else INTERNAL."""
         invalid = isinstance(error, self.invalid)
         code = pb_utils.TritonError.INVALID_ARG if invalid else pb_utils.TritonError.INTERNAL
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
@@ -110,7 +110,7 @@ def alone(call: Call) -> Hashable:
 
 def run_concatenated(run: Run, calls: Sequence[Call]) -> list[Arrays]:
     """Call `run(arrays, output names)` once with the rows of all calls. Raise ValueError if its
-    outputs cannot be split again."""
+    outputs cannot be split by call."""
     first = calls[0].feed
     if len(calls) == 1:
         return [dict(run(first, calls[0].outputs))]

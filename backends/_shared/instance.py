@@ -1,5 +1,4 @@
-"""What every backend needs to know about an instance of a model: its files, its parameters, its
-number of threads.
+"""Functions with which every backend finds an instance's files, parameters and number of threads.
 
 `backends.install` copies this file into every backend's folder.
 """
@@ -14,7 +13,7 @@ from typing import Any
 
 # in upper or lower case, as in Triton's C++ backends
 BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
-# values with which a parameter is off; "cpu" is the default of TARGET_DEVICE
+# values that turn a parameter off; "cpu" is the default of TARGET_DEVICE
 OFF = ("no", "false", "0", "cpu")
 
 
@@ -43,8 +42,8 @@ def read(
     default: Any,
     allowed: str = "",
 ) -> Any:
-    """Return a parameter's value. Raise ValueError with the value, and with the `allowed` ones, if
-    `parse` rejects it."""
+    """Return a parameter's value. If `parse` rejects it, raise a ValueError that names the value
+    and the `allowed` ones."""
     try:
         return parse(parameters[name]) if name in parameters else default
     except (KeyError, ValueError):
@@ -55,8 +54,8 @@ def read(
 
 
 def refuse(parameters: Mapping[str, str], removed: Mapping[str, str]) -> None:
-    """Raise ValueError for a parameter that this backend does not support, with what to do instead:
-    `removed` is {name: what to do}. Ignore a parameter that is off."""
+    """Raise ValueError if a parameter in `removed` is set, unless its value turns it off. `removed`
+    maps the parameters that this backend does not support to what to do instead."""
     for name, replacement in removed.items():
         if parameters.get(name, "no").lower() not in OFF:
             raise ValueError(
@@ -70,7 +69,7 @@ def parse_bool(text: str) -> bool:
 
 
 def version_folder(args: Mapping[str, str]) -> Path:
-    """Return the folder with the version's files. `args` are what Triton passes to initialize."""
+    """Return the folder with the version's files. `args` is what Triton passes to initialize."""
     return Path(args["model_repository"]) / args["model_version"]
 
 
@@ -85,7 +84,8 @@ def stub_version_folder(config: Mapping[str, Any]) -> Path:
 
 
 def reshape_scalars(feed: dict[str, Any], scalars: Collection[str]) -> None:
-    """Reshape the arrays of inputs that are scalars in the model's file: callers send [1]."""
+    """Reshape the arrays of inputs that are scalars in the model's file, because callers send shape
+    [1]."""
     for name in scalars:
         if name in feed and feed[name].size == 1:
             feed[name] = feed[name].reshape(())

@@ -1,10 +1,11 @@
 """Compares config.pbtxt with the tensors of a model's file: the file fills in what is missing, and
 the two must agree.
 
-The rules are those of NVIDIA's ONNX Runtime backend (triton-inference-server/onnxruntime_backend,
-src/onnxruntime.cc). `config` is the configuration that Triton passes to a backend. Every mistake
-raises a ValueError that names the tensor, what the model expects and what the configuration says.
-The error fails the load. `backends.install` copies this file into every backend's folder.
+The rules are the same as in NVIDIA's ONNX Runtime backend
+(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). `config` is the configuration
+that Triton passes to a backend. Every mistake raises a ValueError that names the tensor, what the
+model expects and what the configuration says. The error makes the load fail. `backends.install`
+copies this file into every backend's folder.
 """
 
 import os
@@ -21,10 +22,10 @@ DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for --backend-config=default-max-
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output as the file declares it. A variable dimension is -1, and the shape of a
+    """An input or output as the file declares it. A dynamic dimension is -1, and the shape of a
     scalar is ().
 
-    `datatypes` is the backend's table of types: the file's name -> Triton's name.
+    `datatypes` is the backend's table of types: name in the file -> Triton's name.
     """
 
     name: str
@@ -45,10 +46,10 @@ class Tensor:
 
 
 def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Fill in inputs, outputs, max_batch_size and dynamic_batching in place, by the rules of
+    """Fill in inputs, outputs, max_batch_size and dynamic_batching in place, following the rules of
     NVIDIA's backend.
 
-    A model can be batched if the first dimension of each of its tensors is variable. max_batch_size
+    A model can be batched if the first dimension of each of its tensors is dynamic. max_batch_size
     is then Triton's default, unless config.pbtxt sets it.
     """
     tensors = {"input": inputs, "output": outputs}
@@ -84,8 +85,8 @@ def completed(tensor: Tensor, batching: bool) -> Config:
 
 
 def default_max_batch_size() -> int:
-    """Return default-max-batch-size from a --backend-config on the server's command line (that of
-    the parent process), or from the options that `serve` passes to it, or else Triton's default of
+    """Return default-max-batch-size from a --backend-config on the server's command line (the
+    parent process's), or from the options that `serve` passes to it, or else Triton's default of
     4."""
     command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
@@ -156,8 +157,8 @@ def configured_shape(entry: Config, max_batch_size: int) -> tuple[int, ...]:
 
 
 def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Return whether the file's shape accepts the configured shape. A variable dimension accepts
-    any size."""
+    """Return whether the file's shape accepts the configured shape. A dynamic dimension accepts any
+    size."""
     if len(configured) != len(shape):
         return False
     pairs = zip(configured, shape, strict=True)

@@ -1,10 +1,10 @@
 """Triton's `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a Python-based
 backend.
 
-It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters and
-defaults (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in
-its own process. Requests that cannot share a run (because of different shapes, or max_batch_size 0)
-are run separately.
+It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters and defaults
+(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in its own
+process. Requests that cannot share a run (because of different shapes, or max_batch_size 0) are run
+separately.
 """
 
 import json
@@ -150,7 +150,7 @@ class Runs:
 
 
 def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
-    """Return the session's inputs or outputs by name."""
+    """Return the session's inputs or outputs, keyed by name."""
     named = {}
     for node in nodes:
         shape = tuple(size if isinstance(size, int) else -1 for size in node.shape)

@@ -1,6 +1,6 @@
 """Creates ONNX Runtime's session for an instance: its options, its threads, its execution provider.
 
-The parameters and their defaults are those of NVIDIA's backend
+The parameters and their defaults are the same as in NVIDIA's backend
 (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), except the number of threads,
 which depends on the container's limit rather than on the machine.
 """
@@ -28,7 +28,7 @@ CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's ser
 VALUE_BYTES = 4  # runs compute in FP32, even if the pixels are UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
-# the parameters in config.pbtxt, including those of NVIDIA's backend that only apply to a GPU
+# the parameters in config.pbtxt, including NVIDIA's parameters that only apply to a GPU
 PARAMETERS = (
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -70,8 +70,7 @@ class SessionSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SessionSettings":
-        """Read config.pbtxt. Raise ValueError with the name of a parameter that has a wrong
-        value."""
+        """Read config.pbtxt. Raise a ValueError that names the parameter if a value is invalid."""
         parameters = given_parameters(config)
         threads = read(parameters, "intra_op_thread_count", int, 0)
         threads = threads if threads > 0 else default_threads()
@@ -122,8 +121,8 @@ class SessionSettings:
 
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
-    """Return whether merged requests are run separately at the same time: as the parameter says, or
-    else if a row exceeds the cache.
+    """Return whether merged requests are run separately at the same time. The parameter decides; by
+    default they are if a row exceeds the cache.
 
     Return False on a GPU, and if the batcher merges no requests, or fewer than there are threads.
     """
@@ -135,8 +134,8 @@ def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], thre
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:
-    """Return the size in bytes of one row of an input in config.pbtxt, as FP32. A variable
-    dimension counts as 1."""
+    """Return the size in bytes of one row of an input in config.pbtxt, as FP32. A dynamic dimension
+    counts as 1."""
     return VALUE_BYTES * math.prod(abs(int(size)) for size in entry["dims"])
 
 
@@ -163,7 +162,8 @@ def providers(args: Mapping[str, str]) -> list[Any]:
 
 
 def load(path: Path, settings: SessionSettings, execution_providers: Sequence[Any] = CPU) -> Any:
-    """Create the session. Raise ValueError or FileNotFoundError if the file is wrong or missing."""
+    """Create the session. Raise ValueError or FileNotFoundError if the file is invalid or
+    missing."""
     file = path / "model.onnx" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"unable to find '{file}'")

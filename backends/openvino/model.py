@@ -1,6 +1,6 @@
 """Triton's `backend: "openvino"` without NVIDIA's image: OpenVINO in a Python-based backend.
 
-It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters
+It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters
 (triton-inference-server/openvino_backend). Each instance runs in a process of its own, in which no
 other engine is loaded, because processes with both ONNX Runtime and OpenVINO have crashed. The
 container does not include OpenVINO. Without it, a load fails with an error that says what to

@@ -2,7 +2,7 @@
 and runs it. Needs OpenVINO.
 
 Each run uses `start_async` and `wait`. With one thread, the synchronous `infer` of OpenVINO 2026.4
-loses the error if shapes do not fit: it returns the outputs of the previous request, which may be
+loses the error if shapes do not match: it returns the outputs of the previous request, which may be
 another caller's, or the process crashes (SIGSEGV).
 """
 
@@ -45,11 +45,11 @@ KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
 CONVERTED = {*DATATYPES, "bf16"}  # datatypes between which the compiled model converts
 DEVICE = "CPU"
 # ONNX operators that OpenVINO computes differently from ONNX Runtime, which defines them: an LSTM's
-# scores were off by 0.5 of 17
+# scores were off by 0.5 out of 17
 UNLIKE = (b"DynamicQuantizeLSTM",)
-# matches OpenVINO's errors that are caused by the request
+# matches OpenVINO's errors that an invalid request causes
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
-# numpy's integer types whose values may not fit into int32, in which OpenVINO computes
+# NumPy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")
 # OpenVINO's operators whose output has the same values as their first input
 SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
@@ -57,7 +57,7 @@ INT32 = np.iinfo(np.int32)
 
 
 def read(file: Path, settings: OpenvinoSettings) -> Any:
-    """Read the model in the file. Raise ValueError or FileNotFoundError if the file is wrong or
+    """Read the model in the file. Raise ValueError or FileNotFoundError if the file is invalid or
     missing."""
     if not file.exists():
         other = file.with_name("model.onnx")
@@ -115,7 +115,7 @@ def fit(model: Any, config: Config) -> None:
 
 def _shape(port: Any, config: Config) -> tuple[int, ...]:
     """Return an input's shape, with the batch dimension first. It is taken from the file, or from
-    config.pbtxt if the file does not give the number of dimensions."""
+    config.pbtxt if the file does not specify the number of dimensions."""
     entry = next((each for each in config["input"] if each["name"] in port.names), None)
     batch = [-1] if config["max_batch_size"] else []
     if entry and port.partial_shape.rank.is_dynamic:
@@ -129,7 +129,7 @@ def _shape(port: Any, config: Config) -> tuple[int, ...]:
 
 
 def _known_shape(port: Any) -> tuple[int, ...]:
-    """Return the port's shape, with -1 for variable dimensions. Raise ValueError if their number is
+    """Return the port's shape, with -1 for dynamic dimensions. Raise ValueError if their number is
     unknown."""
     shape = port.partial_shape
     if shape.rank.is_dynamic:
@@ -141,8 +141,8 @@ def _known_shape(port: Any) -> tuple[int, ...]:
 
 
 def convert(model: Any, config: Config) -> Any:
-    """Return the model with inputs and outputs of the datatypes in config.pbtxt, as NVIDIA's
-    backend does."""
+    """Return the model with its inputs and outputs converted to the datatypes in config.pbtxt, as
+    NVIDIA's backend does."""
     processor = PrePostProcessor(model)
     for side, ports, info in (
         ("input", model.inputs, processor.input),
@@ -170,7 +170,7 @@ def kind(port: Any) -> str:
 
 
 def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the inputs or outputs by the name that config.pbtxt uses, or else by OpenVINO's first
+    """Return the inputs or outputs, keyed by the name in config.pbtxt, or else by OpenVINO's first
     name."""
     known = {entry["name"] for entry in entries}
     names = {min(port.names & known, default=port.get_any_name()): port for port in ports}
@@ -300,8 +300,8 @@ class Runs:
 
 
 def rows_of_tables(model: Any) -> dict[str, int]:
-    """Return the number of rows of the table for each input whose values are indices into one.
-    Beyond the last row OpenVINO reads zeros."""
+    """Return {input: number of rows in the table that its values index}. OpenVINO reads zeros past
+    the last row."""
     rows: dict[str, int] = {}
     for port in model.inputs:
         sizes = _table_sizes(port)

@@ -4,9 +4,9 @@
 INFERENCE_PRECISION_HINT is not a parameter of NVIDIA's backend but a property of OpenVINO. This
 module does not import OpenVINO.
 
-OpenVINO finds a compiled model in the cache folder by the model, the properties, the processor and
-OpenVINO's version, and compiles it again if the file is incomplete. A compiled model is code, so it
-is cached only in folders to which nobody else may write.
+OpenVINO looks up a compiled model in the cache folder by model, properties, processor and OpenVINO
+version, and compiles it again if the file is incomplete. A compiled model is code, so it is cached
+only in folders to which nobody else may write.
 """
 
 import fcntl
@@ -42,8 +42,8 @@ REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to
     "SKIP_OV_DYNAMIC_BATCHSIZE": "leave it out: a batch may have any number of rows",
     "ENABLE_BATCH_PADDING": "leave it out: a batch may have any number of rows",
 }
-# bytes of compiled models in the cache: in multi-model mode, models come and go during the
-# container's life
+# maximum bytes of compiled models in the cache, because in multi-model mode models come and go
+# during the container's life
 LIMIT_BYTES = 4 << 30
 # parameters of the Python backend, on which this backend runs
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
@@ -63,8 +63,8 @@ class OpenvinoSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "OpenvinoSettings":
-        """Read config.pbtxt. Raise ValueError with the name of a parameter that has a wrong value,
-        and the allowed values."""
+        """Read config.pbtxt. If a value is invalid, raise a ValueError that names the parameter and
+        the allowed values."""
         parameters = given_parameters(config)
         refuse(parameters, REMOVED)
         threads = read(
@@ -84,7 +84,7 @@ class OpenvinoSettings:
     def properties(self, capabilities: list[str]) -> dict[str, Any]:
         """Return OpenVINO's properties for a processor with these `capabilities`.
 
-        Threads are not pinned, because those of several models would be pinned to the same
+        Threads are not pinned, because the threads of several models would be pinned to the same
         processors.
         """
         properties: dict[str, Any] = {
@@ -142,7 +142,7 @@ def _streams(text: str) -> str:
 
 
 def _warnings(parameters: Mapping[str, str]) -> list[str]:
-    """Return warnings about parameters that have no effect. Ignore lower-case ones, which belong to
+    """Return warnings about parameters that have no effect. Ignore lowercase ones, which belong to
     the clients."""
     unknown = [
         name
@@ -193,13 +193,13 @@ def own(folder: Path) -> None:
 
 
 def blobs(folder: Path) -> set[Path]:
-    """Return the compiled models below a folder."""
+    """Return the compiled models under a folder."""
     return set(folder.rglob("*.blob"))
 
 
 def _tidy(folder: Path, before: set[Path]) -> None:
     """Remove this version's earlier compiled models if there is a new one; otherwise mark them as
-    used. Then remove the least recently used models of all versions beyond the limit."""
+    used. Then remove the least recently used models, of any version, beyond the limit."""
     new = blobs(folder) - before
     for old in before:
         if new:

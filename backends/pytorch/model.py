@@ -1,7 +1,7 @@
 """Triton's `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a Python-based
 backend.
 
-It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same names of tensors
+It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same tensor names
 (naming.py), parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend).
 Each instance runs in a process of its own. The container does not include PyTorch. Without it, a
 load fails with an error that says what to install.

@@ -1,12 +1,12 @@
 """Maps the tensors of config.pbtxt to the arguments and results of TorchScript's forward().
 
-The rules are those of NVIDIA's backend (triton-inference-server/pytorch_backend, src/libtorch.cc):
+The rules are the same as in NVIDIA's backend (triton-inference-server/pytorch_backend,
+src/libtorch.cc):
 
-- If the names of all inputs are names of arguments of forward(), they are those arguments.
+- If all input names are names of forward()'s arguments, inputs map to arguments by name.
 - Otherwise, if all names have the form NAME__INDEX, the index decides (INPUT__0, OUTPUT__0).
 - Otherwise the order in config.pbtxt decides.
-- A forward() whose only argument is a dictionary of tensors gets one whose keys are the inputs'
-  names.
+- A forward() whose only argument is a dictionary of tensors gets one that is keyed by input name.
 """
 
 from collections.abc import Sequence

@@ -81,8 +81,8 @@ class TorchInstance:
         return torch.from_numpy(array).to(self.device)
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
-        """Return an output by name. Raise ValueError if forward() did not return what config.pbtxt
-        says."""
+        """Return the output called `name`. Raise ValueError if forward() did not return what
+        config.pbtxt declares."""
         index = self.outputs[name]
         if index >= len(results):
             raise ValueError(
@@ -99,8 +99,8 @@ class TorchInstance:
             )
         if not result.ndim:
             raise ValueError(f"output '{name}' is a scalar; scalars are not supported")
-        # copy the result: the module may reuse its memory in the next run, before this response is
-        # sent
+        # copy the result, because the module may reuse its memory in the next run, before this
+        # response is sent
         copied = result.clone(memory_format=torch.contiguous_format)
         return self._checked(name, copied.cpu().numpy())
 
@@ -126,15 +126,15 @@ def device_of(args: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class Forward:
-    """The arguments of forward(). If `takes_dictionary`, its only argument is a dictionary of
-    tensors."""
+    """The arguments of forward(). If `takes_dictionary` is true, its only argument is a dictionary
+    of tensors."""
 
     arguments: tuple[str, ...]
     takes_dictionary: bool
 
     @classmethod
     def of(cls, module: Any) -> "Forward":
-        """Read the arguments. Raise ValueError if the type of one does not exist in Triton."""
+        """Read the arguments. Raise ValueError if one has a type that is not supported."""
         arguments = module.forward.schema.arguments[1:]  # the first is self
         kinds = [argument.type.kind() for argument in arguments]
         if kinds == ["DictType"]:

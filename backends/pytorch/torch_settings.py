@@ -34,8 +34,8 @@ class TorchSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
-        """Read config.pbtxt. Raise ValueError with the name of a parameter that has a wrong value,
-        and the allowed values."""
+        """Read config.pbtxt. If a value is invalid, raise a ValueError that names the parameter and
+        the allowed values."""
         parameters = given_parameters(config)
         refuse(parameters, REMOVED)
         threads = _threads(parameters, "INTRA_OP_THREAD_COUNT")

@@ -1,1 +1,1 @@
-"""One module for each of the other servers that are compared."""
+"""The other servers to compare, one module for each."""

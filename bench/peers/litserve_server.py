@@ -1,5 +1,5 @@
-"""LitServe: one LitAPI for each model, as in its guide to several endpoints on one port. Texts are
-batched."""
+"""LitServe: one LitAPI for each model, as in LitServe's guide to serving several endpoints on one
+port. Texts are batched."""
 
 import os
 from base64 import b64decode
@@ -10,7 +10,7 @@ import litserve
 
 from bench.work import KINDS, predict
 
-# model -> (requests in a batch, seconds for which a batch waits for more)
+# model -> (requests in a batch, seconds that a batch waits for more)
 BATCHED = {"bert": (16, 0.002)}
 
 

@@ -4,9 +4,9 @@ usage: python scripts/image/build.py [cpu | gpu]
 
 The image is tagged IMAGE:TAG and IMAGE:latest or, for gpu, IMAGE:TAG-gpu and IMAGE:gpu. The bill of
 materials of the cpu image is written to dist/sbom.json. Labels name the base image, with its digest
-if the engine knows it. These variables change the defaults in brackets: IMAGE (triton-multi-model),
-TAG (git describe), ENGINE (docker, podman or buildah), BASE_IMAGE and TRITON_IMAGE (those in the
-Dockerfile).
+if the engine knows it. These variables override the defaults in parentheses: IMAGE
+(triton-multi-model), TAG (git describe), ENGINE (docker, podman or buildah), BASE_IMAGE and
+TRITON_IMAGE (the ones in the Dockerfile).
 """
 
 import os

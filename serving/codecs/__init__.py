@@ -1,7 +1,6 @@
-"""Decodes instances: images, texts, rows of tables, and JSON values. Only this package decodes
-them.
+"""Decodes instances: images, texts, table rows, and JSON values. Only this package decodes them.
 
-Each client has a codec: IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or one of its own.
+Each client has a codec: IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or a codec of its own.
 """
 
 from serving.codecs.base import (

@@ -1,4 +1,4 @@
-"""The base class of all codecs, and the codecs of texts, rows of tables, and JSON values."""
+"""The base class of all codecs, and the codecs for texts, table rows, and JSON values."""
 
 import csv
 from abc import ABC, abstractmethod
@@ -22,16 +22,16 @@ csv.field_size_limit(2**31 - 1)  # the size of the body is the only limit
 @dataclass(frozen=True)
 class Limits:
     """Limits for an image. A JPEG may be decoded at a reduced size if each side keeps at least
-    `side` pixels. If `side` is 0, it may not."""
+    `side` pixels. If `side` is 0, JPEGs are not reduced."""
 
     max_image_pixels: int = 89_000_000  # above this, Pillow considers an image a decompression bomb
     side: int = 0
 
 
 class Codec(ABC):
-    """One kind of instance. `expected` is what an error tells the caller to send in JSON. `part` is
-    the field of such a JSON object that contains the instance, `keys` are all of its fields that
-    are read (None: any fields). The methods raise DecodingError.
+    """One kind of instance. `expected` describes the JSON that an error tells the caller to send.
+    `part` is the field of that JSON object that contains the instance; `keys` are all the fields
+    that are read (None: any fields). The methods raise DecodingError.
 
     An instance is first opened, which is quick and shows how large it is, and then loaded, which
     takes time and memory.
@@ -51,7 +51,7 @@ class Codec(ABC):
 
     @abstractmethod
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Open raw bytes, which are a body or a part of a form. Return the object that `load`
+        """Open raw bytes, which are a body or one part of a form. Return the object that `load`
         decodes."""
 
     @abstractmethod
@@ -63,12 +63,12 @@ class Codec(ABC):
         return opened
 
     def memory(self, opened: Any) -> int:
-        """Return the maximum number of bytes that an image takes while it is loaded and as an
-        instance. Return 0 for other instances."""
+        """Return the maximum memory in bytes that an image takes, both while loading and once
+        loaded. Return 0 for other instances."""
         return 0
 
     def length(self, opened: Any) -> int:
-        """Return the number of characters of a text. Return 0 for other instances."""
+        """Return the number of characters in a text. Return 0 for other instances."""
         return 0
 
 
@@ -106,7 +106,7 @@ class TextCodec(Codec):
     expected = 'a string, or {"text": "…"}'
     keys: tuple[str, ...] = ("text",)
     media_types = ("text/plain",)
-    # tasks on texts accept objects with keys of their own
+    # text tasks accept objects with keys of their own
     schema: ClassVar[Mapping[str, Any]] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
     def open(self, data: bytes, limits: Limits) -> str:
@@ -144,8 +144,8 @@ class JsonCodec(Codec):
 
 
 class RowCodec(JsonCodec):
-    """Reads a row of a table: either its cells in order, as a list, or its cells by column, as an
-    object."""
+    """Reads a table row: either a list of cells in order, or an object that maps columns to
+    cells."""
 
     name = "row"
     expected = "a list of cells, or an object {column: cell}"

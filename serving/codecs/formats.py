@@ -1,5 +1,5 @@
-"""How image formats differ: the memory of their decoders, modes other than RGB, and how they are
-encoded."""
+"""Handles the differences between image formats: decoder memory, modes other than RGB, and
+encoding."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -12,23 +12,23 @@ from PIL import Image, TiffImagePlugin, TiffTags
 
 from serving.errors import DecodingError
 
-PIXEL = 4  # bytes of a pixel in Pillow's largest modes, which include RGB
-# bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB image
+PIXEL = 4  # bytes per pixel in Pillow's largest modes, which include RGB
+# bytes per pixel: two canvases of libwebp, Pillow's copy of one, and the RGB image
 WEBP_BUFFERS = 16
-# Maximum number of scans in a JPEG with all the pixels that are allowed. libjpeg's progressive
-# files have 10. Each scan is a pass over all pixels.
+# Maximum number of scans in a JPEG of the maximum size. libjpeg's progressive files have 10. Each
+# scan is a pass over all pixels.
 SCANS = 16
 START_OF_SCAN = b"\xff\xda"
 SCAN_COMPONENTS = 4  # bytes from START_OF_SCAN to the number of components in the scan
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
-# pixels that are converted at a time, because each takes up to 16 bytes meanwhile
+# pixels to convert at a time, because each takes up to 16 bytes during the conversion
 STRIP_PIXELS = 2**20
 WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
 # libjpeg's JPEG_MAX_DIMENSION. To resize a single line of 89 million pixels, Pillow would take
 # gigabytes.
 LONGEST_SIDE = 65_500
 
-# the tags of a TIFF that determine how much libtiff decodes at a time, and with which decoder
+# the TIFF tags that determine how much libtiff decodes at a time, and with which decoder
 PLANES = 284
 SIZE_TAGS = {
     TiffImagePlugin.COMPRESSION,
@@ -42,18 +42,18 @@ SIZE_TAGS = {
 WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
 BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 
-# Pillow makes a Python object of each value of a tag, of a fraction in 2.4 µs
+# Pillow turns each value of a tag into a Python object, which takes 2.4 µs for a fraction
 MOST_VALUES = 2**17
 MOST_FRACTIONS = 2**12
 FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}
-WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data are one value
+WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data is a single value
 
-# read strips in C: Pillow's Python code takes minutes for a million of them
+# read strips in C, because Pillow's Python code takes minutes for a million of them
 TiffImagePlugin.READ_LIBTIFF = True
 
 
 def _load_few(load: Callable[..., Any], most: int, tags: Any, data: bytes, *options: Any) -> Any:
-    """Return the values of a tag. Raise DecodingError if their `data` are too long."""
+    """Load the values of a tag. Raise DecodingError if its `data` is longer than `most` bytes."""
     if len(data) > most:
         raise DecodingError(
             f"the image has too much metadata (a tag of {len(data)} bytes); save it again without "
@@ -63,7 +63,7 @@ def _load_few(load: Callable[..., Any], most: int, tags: Any, data: bytes, *opti
 
 
 def _bound_tags() -> None:
-    """Make Pillow load at most so many values of a tag: each becomes a Python object."""
+    """Limit how many values of a tag Pillow loads, because each becomes a Python object."""
     loaders = TiffImagePlugin.ImageFileDirectory_v2._load_dispatch
     for kind in loaders.keys() - WHOLE:
         size, load = loaders[kind]
@@ -75,9 +75,9 @@ _bound_tags()
 
 
 def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:
-    """Return how many bytes the decoder of this format takes besides the image that it fills.
-    `data` is the file; `scans` is the number of scans in its JPEG data. Raise DecodingError if
-    decoding takes too much work, or if there are several frames."""
+    """Return how many bytes this format's decoder needs besides the image that it fills. `data` is
+    the file; `scans` is the number of scans in its JPEG data. Raise DecodingError if decoding takes
+    too much work, or if there are several frames."""
     pixels = image.width * image.height
     tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
@@ -102,7 +102,7 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-    # the coefficients that libjpeg keeps, unless the only scan has all pixels
+    # the coefficients that libjpeg keeps, unless a single scan contains all pixels
     coefficients = 2 * len(image.getbands()) * pixels
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
@@ -115,7 +115,7 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
 
 
 def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
-    """Return whether a JPEG has a single scan with all of its pixels; otherwise libjpeg keeps all
+    """Return whether a single scan of a JPEG contains all of its pixels. If not, libjpeg keeps all
     coefficients. `data` is the file."""
     at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
     components = getattr(image, "layers", 0)
@@ -123,8 +123,8 @@ def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
 
 
 def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:
-    """Raise DecodingError if libtiff could read other sizes than Pillow, which ignores a tag of an
-    unknown type, and all tags after an invalid one. `data` is a TIFF with one directory."""
+    """Raise DecodingError if libtiff could read different sizes than Pillow, which ignores a tag of
+    an unknown type, and all tags after an invalid one. `data` is a TIFF with one directory."""
     order = "<" if data.startswith(b"II") else ">"
     header, number, entry = ("4xL", "H", "HHL4x")
     if BIG_TIFF in data[2:4]:
@@ -148,7 +148,7 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB. Transparent pixels are blended with white, CMYK and palettes are
-    converted, and 16-bit grey is reduced to its high bytes. Raise DecodingError for pixels without
+    converted, and 16-bit gray is reduced to its high bytes. Raise DecodingError for pixels without
     a defined white: floats, and signed or 32-bit integers."""
     if image.mode in ("I", "F"):
         raise DecodingError(
@@ -168,11 +168,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
-    """Return a 16-bit grey image with 8 bits. A transparent level becomes white."""
+    """Convert a 16-bit gray image to 8 bits. The transparent level becomes white."""
     levels = np.asarray(image)
     bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12
     grey = (levels >> (bits - 8)).astype(np.uint8)
-    # Pillow inverts only such images of 8 bits
+    # Pillow inverts only 8-bit images of this kind
     if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
         grey = ~grey
     if (transparent := image.info.get("transparency")) is not None:

@@ -1,4 +1,4 @@
-"""Decodes untrusted image files with limits on memory and work. Exceptions of Pillow become
+"""Decodes untrusted image files with limits on memory and work. Pillow's exceptions become
 DecodingErrors."""
 
 import logging
@@ -30,31 +30,32 @@ JPEG = ("JPEG", "MPO")
 # the image and the RGB image made from it, or the image and its rotated copy
 BYTES_PER_PIXEL = 2 * PIXEL
 PAIR = int.from_bytes(START_OF_SCAN, "little")
-# reads of a header: a photo's header has tens of parts, and Pillow takes microseconds for each
+# maximum reads and bytes of a header: a photo's header has tens of parts, and Pillow takes
+# microseconds for each
 HEADER_PARTS = 800
 HEADER_BYTES = 8 * 2**20
-# Minimum size of a read after the header: blocks of a GIF have up to 256 bytes, and chunks of a PNG
-# thousands.
+# Minimum average size of a read after the header: a GIF's blocks have up to 256 bytes, and a PNG's
+# chunks have thousands.
 BYTES_PER_READ = 32
 # The minimum factor by which libjpeg reduces an image: at 7/8 it takes longer than at full size.
 SMALLER = 1.3
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is checked here instead, by memory
 PngImagePlugin.MAX_TEXT_MEMORY = 4 * 2**20  # bytes of decompressed text; Pillow allows 64 MB
-# warnings about a caller's file are of no use to an operator
+# warnings about a caller's file do not help an operator
 warnings.filterwarnings("ignore", module=r"PIL\b")
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def most_memory(max_image_pixels: int) -> int:
-    """Return the maximum number of bytes that one image, or all images of a batch, may take until
-    they are RGB."""
+    """Return the maximum memory in bytes for decoding one image, or all images in a batch, to
+    RGB."""
     return max_image_pixels * BYTES_PER_PIXEL
 
 
 class _File(BytesIO):
-    """The bytes of an image file, with a limited number of reads: each read runs Python code, and a
-    header can require millions."""
+    """The bytes of an image file, with a limited number of reads, because each read runs Python
+    code and a header can require millions."""
 
     reads_left = HEADER_PARTS
     bytes_left = HEADER_BYTES
@@ -82,7 +83,7 @@ class Header:
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
-            # The length of the file limits the reads of its pixels.
+            # The file's length limits the reads for its pixels.
             file.reads_left = HEADER_PARTS + len(data) // BYTES_PER_READ
             file.bytes_left = 2 * (HEADER_BYTES + len(data))
             self._check(limits.max_image_pixels)
@@ -113,7 +114,7 @@ class Header:
                 "in a JPEG; cut it to pieces"
             )
         scans = 0
-        # count the markers, including those of a preview; bytes.count takes four times as long
+        # count the markers, including a preview's; bytes.count takes four times as long
         if kind in (*JPEG, "TIFF"):
             for first in (0, 1):
                 count = (len(self.data) - first) // 2
@@ -129,7 +130,7 @@ class Header:
                 f"more than the limit of {most} ({BYTES_PER_PIXEL} a pixel); send it "
                 "smaller, or as a JPEG that is not progressive"
             )
-        if "exif" in image.info:  # read here, because it may be refused
+        if "exif" in image.info:  # read here, because it may be rejected
             image.getexif().get(ExifTags.Base.Orientation)
         # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats are decoded whole
         if self.side:
@@ -137,7 +138,7 @@ class Header:
 
     @property
     def memory(self) -> int:
-        """Return the maximum number of bytes that the image takes until it is RGB."""
+        """Return the maximum memory in bytes for decoding the image to RGB."""
         size = self.image.width * self.image.height * PIXEL
         return size + max(size, self.buffer)
 
@@ -217,7 +218,7 @@ class ImageCodec(Codec):
 
 class EncodedImageCodec(ImageCodec):
     """Passes on the bytes of an image file for a model that decodes them itself. The header is
-    checked."""
+    still checked."""
 
     name = "encoded image"
 

@@ -1,2 +1,2 @@
-"""The machine: processors, memory, GPUs, Triton's server. Standard library only, because all
-processes import it."""
+"""Inspects the machine: processors, memory, GPUs and Triton's server. Uses only the standard
+library, because all processes import it."""

@@ -24,7 +24,7 @@ def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def digest(name: str) -> str:
-    """Return a file name for a name that may contain any characters."""
+    """Return a safe file name for `name`, which may contain any characters."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -49,8 +49,8 @@ def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus])
 
 
 def read_status(file: Path) -> dict[str, ProcessStatus]:
-    """Return the status of each process by name. Return {} if process 1 has not written the file
-    yet, or if it cannot be read."""
+    """Return the status of each process, keyed by name. Return {} if process 1 has not written the
+    file yet, or if it cannot be read."""
     try:
         processes = json.loads(file.read_bytes())["processes"]
     except (OSError, ValueError):
@@ -59,6 +59,5 @@ def read_status(file: Path) -> dict[str, ProcessStatus]:
 
 
 def read_tritonserver(file: Path) -> ProcessStatus:
-    """Return tritonserver's status, or that of a process that was never started if it is
-    unknown."""
+    """Return tritonserver's status, or an empty ProcessStatus if it is unknown."""
     return read_status(file).get("tritonserver", ProcessStatus())

@@ -1,8 +1,8 @@
-"""Finds out what this machine or container has: processors, memory, shared memory, GPUs.
+"""Detects the resources of this machine or container: processors, memory, shared memory, GPUs.
 
-The limits are those of the control group (v2 or v1): the smallest one between the process's own
-group and the root. Every function has a parameter for the root of the file system, so that tests
-can lay out a machine in a folder.
+Limits come from the control group (v2 or v1): the lowest one from the process's own group up to the
+root. Every function accepts the root of the file system, so that tests can simulate a machine in a
+folder.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine's resources: `cpus` in processors (1.5 is one and a half), `memory` in bytes."""
+    """A machine's resources: `cpus` is a number of processors, which may be fractional, and
+    `memory` is in bytes."""
 
     cpus: float
     memory: int
@@ -29,8 +30,8 @@ def this_machine(root: Path = ROOT) -> Machine:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Return how many processors this process may use: the quota of its control group, but no more
-    than its CPU affinity allows."""
+    """Return how many processors this process may use: its control group's quota, but no more than
+    its CPU affinity allows."""
     pairs = [
         *_limits(root, "", "cpu.max"),
         *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
@@ -41,8 +42,8 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def memory_limit(root: Path = ROOT) -> int:
-    """Return how many bytes of memory this process may use: the limit of its control group, but no
-    more than the machine has."""
+    """Return how many bytes of memory this process may use: its control group's limit, but no more
+    than the machine has."""
     limits = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
     lines = (root / "proc/meminfo").read_text().splitlines()
     line = next(line for line in lines if line.startswith("MemTotal:"))
@@ -57,13 +58,13 @@ def has_gpu(root: Path = ROOT) -> bool:
 
 
 def processor_features(root: Path = ROOT) -> frozenset[str]:
-    """Return the instruction sets of this processor by Linux's names (avx512f, amx_bf16). Return an
-    empty set if Linux lists none."""
+    """Return the instruction sets of this processor under Linux's names (avx512f, amx_bf16). Return
+    an empty set if Linux lists none."""
     with (
         contextlib.suppress(OSError),
         (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file,
     ):
-        for line in file:  # until the first processor's line; the others are the same
+        for line in file:  # stops at the first processor; the others are the same
             name, _, words = line.partition(":")
             if name.strip() in ("flags", "Features"):  # on x86 and on arm64
                 return frozenset(words.split())
@@ -88,8 +89,8 @@ def shm_size(root: Path = ROOT) -> int:
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
-    """Return how many processes of the control group the kernel has killed for lack of memory, or
-    None if that is unknown."""
+    """Return how many processes in the control group the OOM killer has killed, or None if that is
+    unknown."""
     files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]
     files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
     for file in files:
@@ -101,7 +102,7 @@ def oom_kills(root: Path = ROOT) -> int | None:
 
 
 def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
-    """Yield the numbers in `files` of each group that has them."""
+    """Yield the numbers in `files` for each control group that has them."""
     for folder in _cgroup_folders(root, controller):
         with contextlib.suppress(OSError, ValueError):  # a file is missing, or contains "max"
             texts = [(folder / file).read_text() for file in files]
@@ -109,12 +110,12 @@ def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folder of the process's group and those of all groups above it. Without a cgroup
-    namespace only the topmost folder exists in a container."""
+    """Yield the folders of the process's control group and of all its ancestors. In a container
+    without a cgroup namespace only the topmost folder exists."""
     group = Path()
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)  # version 2 has no controllers
+            _, controllers, path = line.split(":", 2)  # version 2 lists no controllers
             if controller in controllers.split(","):
                 group = Path(path.lstrip("/"))
     for folder in (group, *group.parents):

@@ -11,7 +11,8 @@ Address = tuple[str, int] | Path
 
 
 class LocalConnection(http.client.HTTPConnection):
-    """An HTTP connection to a TCP port or a Unix socket. `timeout` in seconds limits each wait."""
+    """An HTTP connection to a TCP port or a Unix socket. `timeout` (in seconds) applies to each
+    socket operation."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         host, port = ("localhost", None) if isinstance(address, Path) else address
@@ -36,9 +37,9 @@ def ask(
     headers: Mapping[str, str] | None = None,
     most: int | None = BODY_LIMIT,
 ) -> tuple[int, bytes]:
-    """Send a request, and return the status and the first `most` bytes of the body (None: all of
-    it). `timeout` in seconds limits each wait. Raise OSError if nothing answers or the answer is
-    not HTTP."""
+    """Send a request, and return the status and the first `most` bytes of the body (None: the whole
+    body). `timeout` (in seconds) applies to each socket operation. Raise OSError if the server does
+    not respond or the response is not HTTP."""
     with closing(LocalConnection(address, timeout)) as connection:
         try:
             connection.request(method, path, headers=headers or {})

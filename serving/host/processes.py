@@ -21,12 +21,12 @@ PROGRAM = "triton_python_backend_stub"
 # messages use.
 FILE, INSTANCE = 1, -2
 PROC = Path("/proc")
-STATE, PARENT, EXIT_CODE = 0, 1, 49  # positions among the fields that _status returns
+STATE, PARENT, EXIT_CODE = 0, 1, 49  # indexes into the fields returned by _status
 
 
 def dying_with_us(signal_name: str) -> tuple[str, ...]:
-    """Return the start of a command line that makes the kernel send a signal to the new process
-    when this one ends for any reason. Return () if util-linux is missing. (preexec_fn could do the
+    """Return a command-line prefix that makes the kernel send a signal to the new process when this
+    one ends, whatever the reason. Return () if util-linux is missing. (preexec_fn could do the
     same, but is not safe in a process with threads.)"""
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
 
@@ -46,7 +46,7 @@ def remove_leftovers(pattern: str, program: str, since: float) -> None:
 
 
 def describe_exit(code: int, meaning: str = "") -> str:
-    """Describe an exit code; a negative one is the number of a signal."""
+    """Describe an exit code; a negative one is a negated signal number."""
     if code >= 0:
         return f"exited with status {code}"
     is_known = -code in set(signal.Signals)
@@ -56,8 +56,8 @@ def describe_exit(code: int, meaning: str = "") -> str:
 
 
 def used_by(pid: int) -> int:
-    """Return how many bytes of memory the kernel cannot reclaim from a process and its descendants:
-    their anonymous pages, and the shared pages of the topmost process. Return 0 if the process is
+    """Return the bytes of memory that the kernel cannot reclaim from a process and its descendants:
+    their anonymous pages, and the shared pages of the process itself. Return 0 if the process is
     gone."""
     own = sum(_bytes(process, b"RssAnon:") for process in tree(pid))
     return own + _bytes(pid, b"RssShmem:")
@@ -83,8 +83,8 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def _status(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat after the program's name. The name is in brackets and may
-    contain any characters."""
+    """Return the fields that follow the program's name in /proc/PID/stat. The name is in
+    parentheses and may contain any characters."""
     return _read(PROC / f"{pid}/stat").rpartition(b")")[2].split()
 
 
@@ -140,5 +140,5 @@ class Stubs:
         return dead
 
     def all(self) -> list[Stub]:
-        """Return the stubs that the last call of `look` saw."""
+        """Return the stubs seen by the last call to `look`."""
         return list(self._seen.values())

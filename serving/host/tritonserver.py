@@ -1,6 +1,6 @@
-"""Finds Triton's server on this machine, and the options and variables that its process needs.
+"""Finds the installed tritonserver, and returns the command line and environment it needs.
 
-NVIDIA's image has it in /opt/tritonserver. Elsewhere it comes with the PyPI package
+In NVIDIA's image it is in /opt/tritonserver. Elsewhere it comes with the PyPI package
 nvidia-pytriton, which is never imported.
 """
 
@@ -18,9 +18,9 @@ from serving.triton.quirks import STUB_WAIT_VERSION
 
 NVIDIA_IMAGE = Path("/opt/tritonserver")
 PACKAGE, DISTRIBUTION = "pytriton", "nvidia-pytriton"
-TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # version of the package -> version of its tritonserver
+TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # package version -> tritonserver version
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# where the Python backend unpacks the environments of models
+# where the Python backend unpacks models' environments
 ENVIRONMENTS = "/tmp/python_env_??????"
 
 
@@ -51,16 +51,16 @@ def binary() -> Path:
 
 
 def backend_directory() -> Path:
-    """Return the folder for --backend-directory: that of NVIDIA's image, else triton/backends under
-    sys.prefix."""
+    """Return the folder for --backend-directory: NVIDIA's own in its image, otherwise
+    triton/backends under sys.prefix."""
     return (
         NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
     )
 
 
 def python_backends(folder: Path) -> list[str]:
-    """Return the names of the Python backend and of the backends in `folder` that are written for
-    it (NAME/model.py)."""
+    """Return "python" and the names of the backends in `folder` that are written in Python
+    (NAME/model.py)."""
     return ["python", *sorted(path.parent.name for path in folder.glob("*/model.py"))]
 
 
@@ -70,8 +70,8 @@ def only_python_backends(folder: Path) -> bool:
 
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
-    """Return tritonserver's command line. The names of the Python backends' files in /dev/shm begin
-    with `prefix`."""
+    """Return tritonserver's command line. Python backends begin the names of their files in
+    /dev/shm with `prefix`."""
     words = [str(binary()), *(f"--{name}={value}" for name, value in flags.items())]
     if only_python_backends(backends):  # the staged configurations are complete
         words.append("--disable-auto-complete-config")
@@ -82,10 +82,10 @@ def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[st
 
 
 def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Return `base` with the variables that tritonserver and its Python stubs need. In NVIDIA's
-    image return it unchanged. A stub ignores PYTHONPATH and uses the environment of the first
-    `python3` on PATH. Raise FileNotFoundError if the package or the shared library of this Python
-    is missing."""
+    """Return `base` with the variables that tritonserver and its Python stubs need. Return it
+    unchanged in NVIDIA's image. A stub ignores PYTHONPATH and uses the environment of the first
+    `python3` on PATH. Raise FileNotFoundError if the package or this Python's shared library is
+    missing."""
     if is_nvidia_image():
         return dict(base)
     libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
@@ -123,9 +123,9 @@ def version() -> str:
 
 
 def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
-    """Return `environ` with the library of backends/stub_wait.c preloaded, which makes the Python
-    backend wait for a paused stub. Return it unchanged if the library was not verified with this
-    version of Triton. Raise FileNotFoundError if the library is missing."""
+    """Return `environ` with the library built from backends/stub_wait.c preloaded, which makes the
+    Python backend wait for a paused stub. Return it unchanged if the library was not verified with
+    this version of Triton. Raise FileNotFoundError if the library is missing."""
     if version() != STUB_WAIT_VERSION:
         return dict(environ)
     library = Path(prefix) / "triton/stub_wait.so"

@@ -1,2 +1,2 @@
-"""The model manager, a separate process that loads and unloads models, and recovers those whose
+"""The model manager, a separate process that loads and unloads models, and recovers models whose
 process has died."""

@@ -1,7 +1,7 @@
 """python -m serving.model_lifecycle: the process that loads, unloads and recovers models.
 
     POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
-    a call that met a dead process       --datagram on deaths.sock--> recovery
+    a call that found a dead process     --datagram on deaths.sock--> recovery
 
 This process imports no Flask, no codecs and no clients.
 """
@@ -32,7 +32,7 @@ from serving.settings.table import AT_START, ON_CHANGE, ON_POST, LoadPolicy, Set
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-PAUSE, LOOK = 0.2, 1.0  # seconds between two checks of the processes, and of the model folders
+PAUSE, LOOK = 0.2, 1.0  # seconds between checks of the processes, and of the model folders
 POLICIES: dict[LoadPolicy, type[Policy]] = {AT_START: AtStart, ON_CHANGE: OnChange, ON_POST: OnPost}
 
 
@@ -47,7 +47,7 @@ class Server(ThreadingMixIn, UnixStreamServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles requests: load a model (POST), unload it (DELETE), and answer the supervisor's health
+    """Handles requests to load a model (POST) and unload it (DELETE), and the supervisor's health
     check (GET)."""
 
     server: Server
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         self._change(self.server.policy.unload)
 
     def _change(self, change: Callable[..., None]) -> None:
-        """Call `change` with the fields of the body, and answer with the result."""
+        """Call `change` with the fields of the body, and send the result."""
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             change(**fields)
@@ -96,7 +96,7 @@ class Watch:
 
     def step(self) -> None:
         """Check once. A new tritonserver loads its models again; update the table once it
-        answers."""
+        responds."""
         pid, before = self.manager.pid(), self.manager.models().server
         if pid != before:
             if before:

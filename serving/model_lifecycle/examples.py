@@ -21,8 +21,8 @@ from serving.model_status.states import READY
 from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
-# Seconds until an example is tried again: after no worker answered, because gunicorn is starting,
-# and after a worker answered without a verdict.
+# Seconds before an example is retried: if no worker responded because gunicorn is starting, and if
+# a worker responded without a verdict.
 NO_WORKER, NO_VERDICT = 0.1, 1.0
 
 
@@ -46,7 +46,7 @@ class Examples(threading.Thread):
 
     def step(self) -> float:
         """Test each model that has not answered its example yet. Return the seconds until the next
-        test, or 0 to wait for a change of the table."""
+        test, or 0 to wait until the table changes."""
         models = self.manager.models()
         pending = [
             entry
@@ -84,7 +84,7 @@ class Examples(threading.Thread):
 
     def _ask(self, name: str) -> None:
         """Raise ModelFailed if the model fails, a ServingError if the worker has no verdict, and
-        OSError if no worker answers."""
+        OSError if no worker responds."""
         settings = self.manager.settings
         path = f"/examples/{quote(name, safe='')}/answer"
         headers = {"X-Request-Id": "example"}

@@ -35,8 +35,8 @@ def load(
 
 
 def leave_openvino(store: Store, name: str, reason: str) -> bool:
-    """Stage a model that OpenVINO rejected for ONNX Runtime, and log the change. Return whether
-    that was possible."""
+    """Stage the model for ONNX Runtime after OpenVINO rejected it, and log the change. Return
+    whether that was possible."""
     choice = store.leave_openvino(name, " ".join(PREFACE.sub("", reason).split()))
     if choice:
         log.warning("%s: %s", name, choice)

@@ -29,13 +29,13 @@ from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
-# An unload takes 1.7 s. After this time no caller waits for the model any more, so its process may
-# be killed.
+# An unload takes 1.7 s. After UNLOAD_SECONDS no caller is waiting for the model any more, so its
+# process may be killed.
 UNLOAD_SECONDS = 15.0
 
 
 class Manager:
-    """Loads and unloads models, and writes their table. Safe to share between threads."""
+    """Loads and unloads models, and writes their table. Thread-safe."""
 
     def __init__(self, settings: Settings, gateway: TritonGateway) -> None:
         self.settings, self.gateway = settings, gateway
@@ -56,7 +56,7 @@ class Manager:
         return self._models.entries.get(name)
 
     def write(self, change: Callable[[Models], Models]) -> bool:
-        """Replace the table by `change(table)`. Return whether that changed anything."""
+        """Replace the table with `change(table)`. Return whether that changed anything."""
         with self._lock:
             if has_changed := (changed := change(self._models)) != self._models:
                 self._table.write(changed)
@@ -108,7 +108,7 @@ class Manager:
         )
 
     def free_column(self) -> int:
-        """Return the number of a column that no model uses. Raise OutOfMemory."""
+        """Return a column that no model uses. Raise OutOfMemory if there is none."""
         used = {entry.column for entry in self._models.entries.values()}
         column = next((number for number in range(MODELS) if number not in used), None)
         if column is None:
@@ -135,8 +135,8 @@ class Manager:
 
     def kill_server(self, reason: str) -> None:
         """Kill tritonserver and all of its processes. `serve` starts a new one, which loads all
-        staged models before it answers. So first remove those that are being unloaded or loaded for
-        the first time: one of them may never finish loading."""
+        staged models before it answers. So first unstage the models that are being unloaded or
+        loaded for the first time, because one of them may never finish loading."""
         for entry in self._models.entries.values():
             if entry.state in (ADDING, UNLOADING):
                 self.unstage(entry)
@@ -159,14 +159,14 @@ class Manager:
         )
 
     def reload(self, entry: Entry) -> tuple[str, ...]:
-        """Unload the model and load it again: Triton ignores a load of an unchanged model. Return
-        the versions that were loaded. Raise a ServingError."""
+        """Unload the model and load it again, because Triton ignores a load of an unchanged model.
+        Return the versions that were loaded. Raise a ServingError."""
         self.write(lambda models: replace(models, reloads=models.reloads + 1))
         self.gateway.unload(entry.triton_name)
         return self.load(entry)
 
     def unload_dead(self, entry: Entry) -> None:
-        """Make Triton begin to unload a model whose process has died. Reload it first, because an
+        """Make Triton start unloading a model whose process has died. Reload it first, because an
         unload of a dead process never ends. Raise a ServingError."""
         try:
             self.reload(entry)
@@ -178,8 +178,8 @@ class Manager:
         TritonTimeout or TritonUnavailable.
 
         Triton's unload waits for a process that hangs, and never ends if the process has died. So
-        after a while kill the process, and unload the model like one whose process has died. An
-        unload during a load waits for the load; killing the process makes the load fail.
+        after UNLOAD_SECONDS kill the process, and unload the model with `unload_dead`. An unload
+        during a load waits for the load; killing the process makes the load fail.
         """
         self.move(entry, Event.UNLOAD)
         seconds = self.load_timeout
@@ -231,13 +231,13 @@ class Manager:
             self.store.remove(name)
 
     def staged_names(self, entry: Entry) -> list[str]:
-        """Return Triton's names for the model's staged folders: its own and, for an archive, those
-        of its parts."""
+        """Return Triton's names for the model's staged folders: its own name and, for an archive,
+        the names of its parts."""
         return [entry.triton_name, *(entry.parts if entry.target else ())]
 
     def _states(self, entry: Entry) -> set[str]:
-        """Return the states of all versions in the model's staged folders. Leave out the state
-        READY of a part."""
+        """Return the states of all versions in the model's staged folders. Ignore parts that are
+        READY."""
         names = self.staged_names(entry)
         states = {
             (version.name, version.state) for version in self.index() if version.name in names
@@ -255,7 +255,7 @@ class Manager:
         return bool(targets)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until `condition` is true. Return False if it is not within `seconds`. Ignore
+        """Wait up to `seconds` until `condition` is true. Return whether it became true. Ignore
         timeouts, because Triton may answer late while it loads or unloads."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -268,7 +268,7 @@ class Manager:
     def take_up(self) -> list[tuple[Entry, str]]:
         """Record which models are ready after tritonserver has started. It loads all staged models
         before it listens. Return the models that failed, and why. Remove staged models that are not
-        in the table: an interrupted load left them behind. Raise TritonUnavailable or
+        in the table, which an interrupted load left behind. Raise TritonUnavailable or
         TritonTimeout."""
         index: dict[str, list[IndexEntry]] = {}
         for version in self.index():
@@ -311,8 +311,8 @@ class Manager:
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
             return ()
         reasons = sorted({version.reason for version in index if version.has_failed})
-        # Triton rejected the configuration or a model that it calls, and gives the reason only if
-        # the load is repeated; or OpenVINO rejected the model, and ONNX Runtime is tried.
+        # Either Triton rejected the configuration or a model that it calls, and gives the reason
+        # only if the load is repeated; or OpenVINO rejected the model, so ONNX Runtime is tried.
         if reasons and not loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
             raise LoadFailed("; ".join(reasons))
         try:

@@ -1,4 +1,4 @@
-"""Replaces models whose folders change, while the others are served (SERVE_RELOAD).
+"""Replaces models whose folders change, without interrupting the others (SERVE_RELOAD).
 
     every second: signatures -> settled -> copy -> `--check` of the copy in its own tritonserver
         -> staged in place -> Triton loads it while the old one serves
@@ -37,8 +37,8 @@ from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
 SETTLED = 0.9  # seconds without a change, after which a folder counts as complete
-# seconds for which the copy of a replaced model is kept, because a worker may still be creating its
-# client from it
+# seconds to keep the copy of a replaced model, because a worker may still be creating its client
+# from it
 KEPT = 60.0
 ENDED = (
     "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
@@ -46,17 +46,17 @@ ENDED = (
 
 
 class Rejected(Exception):
-    """Raised if changed folders cannot be served. `args` has one line for each mistake."""
+    """Raised if changed folders cannot be served. `args` contains one line per mistake."""
 
     def in_folder(self, copy: Path, source: Path) -> "Rejected":
-        """Return the same error with the author's folder in place of its copy."""
+        """Return the same error with the author's folder instead of its copy."""
         return Rejected(*(line.replace(str(copy), str(source)) for line in self.args))
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder with its signature, the models that it calls, and the folder of its client if
-    that is elsewhere. A changed model is served from its `copy`."""
+    """A model folder with its signature, the models that it calls, and its client's folder if that
+    is elsewhere. A changed model is served from its `copy`."""
 
     folder: Path
     signature: str
@@ -66,19 +66,19 @@ class ModelFolder:
 
 
 class OnChange(Policy):
-    """The policy that loads models when their folders change. Not safe to share between threads."""
+    """The policy that loads models when their folders change. Not thread-safe."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
         self._configs: dict[tuple[Path, str], Any] = {}
-        # for each model, the signature after its last change, and when that was seen
+        # for each model, its current signature, and when that was first seen
         self._since: dict[str, tuple[str, float]] = {}
         self._old: list[tuple[float, Path]] = []
         self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
-        """Return the model folders by name. Raise OSError if a repository cannot be read, so that
-        its models are not taken for removed."""
+        """Return the model folders, keyed by name. Raise OSError if a repository cannot be read, so
+        that its models are not mistaken for removed ones."""
         paths = [
             path
             for repository in self.settings.model_repositories
@@ -94,7 +94,7 @@ class OnChange(Policy):
                     state = signature(path, clients) if clients else state
                     folders[path.name] = ModelFolder(path, state, tuple(parts_of(config)), clients)
             except FileNotFoundError:
-                continue  # the folder is just being removed
+                continue  # the folder is being removed
             except OSError:  # the folder cannot be read at the moment: keep its model unchanged
                 if path.name in self._seen:
                     folders[path.name] = self._seen[path.name]
@@ -121,7 +121,7 @@ class OnChange(Policy):
                 self.manager.drop(entry)
 
     def step(self) -> None:
-        """Serve the changes since the last call. Raise OSError, TritonUnavailable or
+        """Apply the changes since the last call. Raise OSError, TritonUnavailable or
         TritonTimeout."""
         folders = self._look()
         while self._old and self._old[0][0] < time.monotonic() - KEPT:
@@ -177,8 +177,8 @@ class OnChange(Policy):
         self._retire(set(unit) - folders.keys())
 
     def _with_copy(self, model: ModelFolder, load: str) -> ModelFolder:
-        """Choose the folder for the copy. Models of one repository are copied side by side, because
-        they share its clients/."""
+        """Choose the folder for the copy. Models from one repository are copied side by side,
+        because they share its clients/."""
         repository = self.settings.model_repositories.index(model.folder.parent)
         copies = self.settings.copies_folder / f"{load}-{repository}"
         return replace(model, copy=copies / model.folder.name)
@@ -191,7 +191,7 @@ class OnChange(Policy):
                 _remove(model.copy)
 
     def _retire(self, names: Collection[str]) -> None:
-        """Unload models whose folders were removed: ensembles before their parts."""
+        """Unload models whose folders were removed, ensembles before their parts."""
         calls = {name: entry.parts for name, entry in self.manager.models().entries.items()}
         for name in reversed([*TopologicalSorter(calls).static_order()]):
             gone = self.manager.get(name)
@@ -202,7 +202,8 @@ class OnChange(Policy):
                 log.info("%s: its folder was removed, so it is no longer served", name)
 
     def _serve(self, model: ModelFolder, load: str) -> None:
-        """Load the model in place of the current one, which stays if that fails. Raise Rejected."""
+        """Replace the current model with this one. If that fails, keep the current one. Raise
+        Rejected."""
         manager, name = self.manager, model.folder.name
         old = manager.get(name)
         with manager.changing(name):
@@ -260,8 +261,8 @@ def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[st
 
 
 def _remove(copied: Path) -> None:
-    """Remove the copy of a model. If it was the last one of its load, remove the copy of clients/
-    too."""
+    """Remove the copy of a model. If it was the last copy made for its load, remove the copy of
+    clients/ too."""
     shutil.rmtree(copied, ignore_errors=True)
     with suppress(OSError):
         if not any(path.name != CLIENTS for path in copied.parent.iterdir()):
@@ -294,8 +295,8 @@ def _units(
 
 
 def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
-    """Return the models that are loaded at the start: those that the settings name and the models
-    that they call, or else all models."""
+    """Return the models to load at startup: the ones that the settings name and the models that
+    they call, or all models if the settings name none."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
     pending = set(named or folders) & folders.keys()
     wanted: set[str] = set()
@@ -307,7 +308,7 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
 
 
 def _parts_first(folders: Mapping[str, ModelFolder]) -> Iterable[str]:
-    """Return the models ordered so that each comes after the models that it calls. Raise
+    """Return the models in topological order, each after the models that it calls. Raise
     CycleError."""
     calls = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
     return TopologicalSorter(calls).static_order()
@@ -327,7 +328,7 @@ def _copy(models: Iterable[ModelFolder]) -> None:
 
 
 def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
-    """Check the copies as `serve --check` does, and log the notes about them. Raise Rejected."""
+    """Check the copies as `serve --check` does, and log its notes. Raise Rejected."""
     names = tuple(model.copy.name for model in models)
     checked = replace(
         settings,
@@ -340,7 +341,7 @@ def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
         survey = run_preparation.survey(checked)
         reasons = survey.unreadable or run_preparation.mistakes(checked, names)
     except LayoutError as err:
-        # the other lines show how a repository should look
+        # lines with newlines only show how a repository should look
         reasons = [line for line in err.mistakes if "\n" not in line]
     if reasons:
         raise Rejected(*reasons)

@@ -43,7 +43,7 @@ LONGEST_NAME = 1024
 
 
 class OnPost(Policy):
-    """The policy that loads models on POST /models. Safe to share between threads."""
+    """The policy that loads models on POST /models. Thread-safe."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
@@ -54,7 +54,7 @@ class OnPost(Policy):
         manager.write(lambda models: replace(models, on_demand=True))
 
     def step(self) -> None:
-        """Unload models whose load or unload timed out, until Triton has unloaded them."""
+        """Keep trying to unload models whose load or unload timed out."""
         for entry in self.manager.models().entries.values():
             if entry.state == UNLOADING:
                 with (
@@ -94,8 +94,7 @@ class OnPost(Policy):
     def unload(self, name: str) -> None:
         """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout or
         TritonUnavailable."""
-        # check this before `changing` creates a lock: callers could fill the memory with made-up
-        # names
+        # check this before `changing` creates a lock, otherwise made-up names could fill the memory
         if not self.manager.get(name):
             raise ModelNotLoaded(name)
         with self.manager.changing(name):
@@ -151,8 +150,8 @@ class OnPost(Policy):
                 )
 
     def _check_free(self, names: set[str]) -> None:
-        """Raise LoadFailed if another model has one of the `names`, which is possible without
-        namespaces."""
+        """Raise LoadFailed if another model already uses one of the `names`, which is possible
+        without namespaces."""
         for other in self.manager.models().entries.values():
             if taken := names & {other.triton_name, *other.parts}:
                 raise LoadFailed(
@@ -195,7 +194,7 @@ def shortfall(limit: int, used: int, needed: int) -> str:
 
 
 def estimate(archive: Archive, device: str) -> int:
-    """Return approximately how many bytes the models of the archive will take. Raise LoadFailed."""
+    """Estimate how many bytes of memory the archive's models will use. Raise LoadFailed."""
     try:
         return sum(memory_of(part, read_config(part, device)) for part in archive.parts)
     except Unreadable as err:
@@ -203,7 +202,7 @@ def estimate(archive: Archive, device: str) -> int:
 
 
 def _located(name: str, url: str, root: Path) -> Archive:
-    # HTTP clients and proxies resolve such parts of a path, so no call would find the model
+    # HTTP clients and proxies resolve such path segments, so no call would find the model
     is_path = not {"", ".", ".."}.isdisjoint(name.split("/"))
     if is_path or len(name) > LONGEST_NAME or not name.isprintable():
         expected = (
@@ -230,9 +229,9 @@ def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, 
 
 
 def triton_name(target: str) -> str:
-    """Return Triton's name for the model with a Target-Model. Triton's HTTP endpoint does not find
-    names with a slash, and its Python backend none with a space. So unusual characters are
-    replaced, and a digest keeps different names apart."""
-    # the name ".." would be another folder
+    """Return Triton's name for a Target-Model. Triton's HTTP endpoint cannot find names with a
+    slash, nor its Python backend names with a space. So unusual characters are replaced, and a
+    digest keeps the names unique."""
+    # the name ".." would refer to another folder
     name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100].lstrip(".")
     return name if name == target else f"{name}-{digest(target)[:8]}"

@@ -1,4 +1,4 @@
-"""A policy decides when models are loaded and unloaded; the manager carries it out."""
+"""A policy decides when models are loaded and unloaded; the manager loads and unloads them."""
 
 from abc import ABC, abstractmethod
 
@@ -27,13 +27,13 @@ class Policy(ABC):
         raise NotFound(NO_LOADS)
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Record that Triton could not load the model, or that it failed on its example. This ends
-        the first start."""
+        """Record that Triton could not load the model, or that it failed on its example. If the
+        container was never ready, its start fails."""
         self.manager.move(entry, Event.LOAD_FAILED, reason=reason)
 
 
 class AtStart(Policy):
-    """The policy that loads models only at the start (preparation/survey.py)."""
+    """The policy that loads models only at startup (preparation/survey.py)."""
 
     def step(self) -> None:
         """Do nothing: the served models never change."""

@@ -1,12 +1,12 @@
 """Reloads each model whose process has died, without affecting the others, and stops serving models
 that die too often.
 
-    a call reports a dead process, or a look finds one
+    a call reports a dead process, or a check finds one
         -> Triton unloads and loads that model -> it is served again
         -> after too many deaths: it is unloaded, and tried again later
 
-model_status/states.py has the states of this process, and explains why a dead model is reloaded
-before it is unloaded. After MOST_RELOADS reloads tritonserver is restarted.
+model_status/states.py defines the states, and explains why a dead model is reloaded before it is
+unloaded. After MOST_RELOADS reloads tritonserver is restarted.
 """
 
 import logging
@@ -26,19 +26,19 @@ from serving.model_status.table import Entry
 from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)
-# seconds between two checks of all processes, each of which takes 20 ms with 1,000 models
+# seconds between checks of all processes; a check takes 20 ms with 1,000 models
 LOOK_SECONDS = 2.0
 WINDOW = 60.0
-# within WINDOW seconds: callers retry, so a request that kills its model may arrive several times
+# within WINDOW seconds; callers retry, so a request that kills its model may arrive several times
 CRASHES_ALLOWED = 3
-REFUSED_SECONDS = 300.0  # the first time; doubled each further time
+REFUSED_SECONDS = 300.0  # the first time; doubled each time after that
 REFUSED_MOST = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """A crash that a call has noticed: the names of the model and its parts in Triton, Triton's
-    message, and when the call began."""
+    """A crash seen by a call: Triton's names for the model and its parts, Triton's message, and
+    when the call began."""
 
     models: list[str]
     details: str
@@ -46,8 +46,7 @@ class Report:
 
 
 class Recovery:
-    """Decides what to do with crashed models. Only `report` is safe to call from several
-    threads."""
+    """Decides what to do with crashed models. Only `report` is thread-safe."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
@@ -88,8 +87,8 @@ class Recovery:
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the model that has this name in Triton, or the archive with a part of this
-        name."""
+        """Return the model that Triton knows by this name, or the archive that contains a part with
+        this name."""
         models = self._manager.models()
         archives = (
             entry for entry in models.entries.values() if entry.target and name in entry.parts
@@ -98,7 +97,8 @@ class Recovery:
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
         """Return the model, or the part of an ensemble, whose process Triton names in `details`.
-        Return None if Triton names no process: then only a check of the processes can find it."""
+        Return None if Triton names no process; then only a check of the processes can find the
+        model."""
         if "'" not in details:
             return None
         called = names[1:] or names
@@ -133,12 +133,12 @@ class Recovery:
             self._begin(entry, Event.DIED, reason=reason)
 
     def _begin(self, entry: Entry, event: Event, **fields: Any) -> None:
-        """Recover the model in a new thread, because a load may take long."""
+        """Recover the model in a new thread, because a load may take a long time."""
         if self._manager.move(entry, event, **fields):
             threading.Thread(target=self._recover, args=(entry,), daemon=True).start()
 
     def _recover(self, entry: Entry) -> None:
-        """Change the model's state until it waits for an event from outside this thread."""
+        """Move the model from state to state until it waits for an event from another thread."""
         manager = self._manager
         try:
             with manager.changing(entry.name):
@@ -184,7 +184,8 @@ class Recovery:
 
 
 def _refusal(entry: Entry, reason: str) -> dict[str, Any]:
-    """Return the new fields of a model that is not served for a while: longer each time."""
+    """Return the new fields of a model that is not served for a while. The period doubles each
+    time, up to REFUSED_MOST."""
     seconds = min(REFUSED_SECONDS * 2**entry.refusals, REFUSED_MOST)
     log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)
     until = time.monotonic() + seconds

@@ -32,8 +32,8 @@ Keep = Callable[[str, int], None]
 
 
 class Registry:
-    """Looks up models by name. Safe to share between threads. `default` answers requests that name
-    no model. Deaths of models' processes are reported to the datagram socket `deaths`."""
+    """Looks up models by name. Thread-safe. `default` is used for requests that name no model.
+    Deaths of models' processes are reported to the datagram socket `deaths`."""
 
     def __init__(
         self, gateway: TritonGateway, table: Table, deaths: Path, default: str = ""
@@ -45,11 +45,11 @@ class Registry:
     def use(
         self, keep: Keep, name: str | None, version: str | None = None, tasks: Sequence[str] = ()
     ) -> Iterator[ServedModel]:
-        """Yield the model called `name`, else the only one with one of the `tasks`, else the
-        default model, else the only one; `keep` keeps it loaded. Raise ModelNotFound,
-        VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed, ModelRestarting, ModelRefused,
-        Overloaded or InvalidRequest. If the `with` block fails and the table of models has a better
-        reason, raise that instead."""
+        """Yield the model called `name`. Without a name, yield the only model with one of the
+        `tasks`, or else the default model, or else the only model. `keep` keeps the model loaded.
+        Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
+        ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block raises
+        ModelNotReady and the table of models has a more specific error, raise that instead."""
         name = name or self._only_of(tasks) or self.default or self._only_name()
         models = self.table.look()
         entry = self._ready(models, name)
@@ -73,7 +73,7 @@ class Registry:
             raise
 
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
-        """Tell the manager that a call which began at `began` (time.monotonic) found a dead
+        """Report to the manager that a call that began at `began` (time.monotonic) found a dead
         process. Return the error for the caller."""
         report = {"models": [served.name, *served.parts], "details": str(error), "began": began}
         try:
@@ -87,7 +87,8 @@ class Registry:
         return ModelRestarting(served.name, str(error))
 
     def index(self) -> dict[str, list[IndexEntry]]:
-        """Return Triton's entries for the versions of each model, by the name that callers use."""
+        """Return Triton's index entries, one per version, keyed by the model name that callers
+        use."""
         models = self.table.look()
         versions: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
         try:
@@ -105,8 +106,8 @@ class Registry:
         return self._served[self._ready(self.table.look(), name).key]
 
     def _ready(self, models: Models, name: str) -> Entry:
-        """Return the entry of a model that is ready. Raise the error that says why it is not
-        ready."""
+        """Return the model's entry if it is ready. Otherwise raise the error that says why it is
+        not."""
         if entry := models.ready.get(name):
             return entry
         if (entry := models.by_target.get(name)) and (error := models.error(entry)):

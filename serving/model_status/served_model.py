@@ -1,5 +1,5 @@
-"""A model that Triton has loaded, with its client, which is created at the first request and
-kept."""
+"""A model that Triton has loaded, with its client, which the first request creates and later ones
+reuse."""
 
 import logging
 import threading
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowSize:
-    """The size of one row of a tensor: `fixed` bytes, multiplied by the lengths of the `variable`
-    dimensions."""
+    """The size of one row of a tensor: `fixed` bytes times the lengths of its dynamic dimensions,
+    of which there are `variable`."""
 
     fixed: int
     variable: int
@@ -44,8 +44,8 @@ class RowSize:
         return cls(SIZES.get(spec.datatype, 1) * prod(fixed), len(spec.shape) - len(fixed))
 
     def bytes(self, shape: Sequence[int]) -> int:
-        """Return the size in bytes, if the variable dimensions have the lengths of the last
-        dimensions of `shape`."""
+        """Return the size in bytes. The last dimensions of `shape` are the lengths of the dynamic
+        dimensions."""
         return self.fixed * prod(shape[-self.variable :]) if self.variable else self.fixed
 
 
@@ -55,8 +55,8 @@ class ServedModel:
 
     `client_error` says why the client could not be created. `sequencing` is set if the model's
     requests belong to sequences. `parts` names the models that an ensemble calls; `batched_parts`
-    says whether any of them has a batch dimension. `engine` is Triton's backend, `engine_reason`
-    the reason for choosing it. `labels` has the class names of outputs. `target` is the
+    says whether any of them has a batch dimension. `engine` is Triton's backend, and
+    `engine_reason` says why it was chosen. `labels` maps outputs to class names. `target` is the
     Target-Model of an archive.
     """
 
@@ -84,12 +84,12 @@ class ServedModel:
         return {spec.name: RowSize.of(spec) for spec in self.model.outputs}
 
     def input_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of one row of all inputs, if the row of one input has this shape."""
+        """Return the size in bytes of one row of all inputs, given the shape of one input's row."""
         return sum([size.bytes(shape) for size in self._input_sizes])
 
     def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:
-        """Return the bytes of one row of the outputs `names` (empty: all of them), if the row of an
-        input has this shape."""
+        """Return the size in bytes of one row of the outputs `names` (empty: all outputs), given
+        the shape of one input's row."""
         sizes = self._output_sizes
         return sum(
             [size.bytes(shape) for name, size in sizes.items() if not names or name in names]
@@ -101,8 +101,8 @@ class ServedModel:
         return self.target or self.name
 
     def require_client(self) -> ModelClient:
-        """Return the client. Raise ModelFailed if it could not be created, and InvalidRequest if
-        the model has none, with what to send instead."""
+        """Return the client. Raise ModelFailed if it could not be created. If the model has none,
+        raise InvalidRequest, which says what to send instead."""
         if self.client_error:
             raise ModelFailed(self.name, self.client_error)
         if self.client is None:
@@ -114,8 +114,8 @@ class ServedModel:
         return self.client
 
     def example(self) -> bytes:
-        """Return one instance as a caller would post it: the folder's example.*, else the
-        client's."""
+        """Return one instance as a caller would post it: the folder's example.*, or else the
+        client's example."""
         own = self.example_file()
         return own.read_bytes() if own else self.require_client().example
 
@@ -125,8 +125,8 @@ class ServedModel:
 
 
 class ServedModels(dict[tuple[str, str, str], ServedModel]):
-    """The models by Entry.key, each created when it is first looked up. Only the requests to that
-    model wait for it."""
+    """The served models, keyed by Entry.key. Each is created when it is first looked up, and only
+    requests to that model wait for it."""
 
     def __init__(self, gateway: TritonGateway, table: Table) -> None:
         super().__init__()
@@ -182,8 +182,8 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
 
 
 def sequencing_of(configs: Sequence[Any]) -> Sequencing | None:
-    """Return how a model handles sequences, or None if it does not. `configs` are its own
-    ModelConfig and those of its parts, which all receive the sequence's id."""
+    """Return how a model handles sequences, or None if it does not. `configs` are the ModelConfigs
+    of the model and its parts, which all receive the sequence's id."""
     types = {
         number: id_type
         for number, config in enumerate(configs)

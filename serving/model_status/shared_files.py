@@ -23,7 +23,7 @@ MODELS = 4096  # columns for models
 ALL_MODELS = MODELS  # the column that counts all requests whose model is known
 TOTAL = MODELS + 1  # the column that counts all requests
 WIDTH = MODELS + 2
-SIZE = 8  # bytes of each number
+SIZE = 8  # bytes per number
 
 
 class Table:
@@ -62,15 +62,16 @@ class Table:
 
 
 def _entry(fields: dict[str, Any]) -> Entry:
-    """Convert an entry of the file, in which tuples have become lists."""
+    """Convert an entry read from the file, in which tuples have become lists."""
     tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     return Entry(**fields | tuples)
 
 
 class Leases:
     """The counters of requests in flight: one row for each worker that can exist at the same time,
-    one column for each model, and two columns for totals. A counter has two numbers: requests, and
-    the bytes of their bodies. Without a file the counters belong to this process alone."""
+    one column for each model, and two columns for totals. A counter consists of two numbers:
+    requests, and the bytes of their bodies. Without a file the counters belong to this process
+    alone."""
 
     def __init__(self, file: Path | None, rows: int = 1) -> None:
         self.rows, cells = rows, rows * WIDTH
@@ -86,18 +87,18 @@ class Leases:
         )
 
     def add(self, row: int, column: int, requests: int, size: int) -> None:
-        """Add `requests` and `size`, the bytes of their bodies, to the counter in this row and
+        """Add `requests` and `size` (the bytes of their bodies) to the counter in this row and
         column."""
         index = row * WIDTH + column
         self._requests[index] += requests
         self._bytes[index] += size
 
     def requests(self, column: int) -> int:
-        """Return the number of requests of all workers."""
+        """Return the number of requests in flight across all workers."""
         return sum(self._requests[column::WIDTH])
 
     def bytes(self, column: int) -> int:
-        """Return the bytes of the bodies of all workers' requests."""
+        """Return the total size in bytes of the bodies of all requests in flight."""
         return sum(self._bytes[column::WIDTH])
 
     def touch(self, column: int) -> None:

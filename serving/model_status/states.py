@@ -37,8 +37,8 @@ STATES = (
 
 
 class Event(Enum):
-    """An event that changes a model's state: {state before: state after}. It changes nothing in a
-    state that is not listed."""
+    """An event that changes a model's state: {state before: state after}. A state that is not
+    listed does not change."""
 
     # a new tritonserver loads everything that is staged, which may not include a model that is
     # being unloaded
@@ -53,7 +53,8 @@ class Event(Enum):
     LOADED = {LOADING: READY, ADDING: READY}
     LOAD_FAILED = {LOADING: FAILED, READY: FAILED}
     DIED = {READY: RELOADING}
-    # the model died too often or cannot be reloaded; a new tritonserver may have started meanwhile
+    # the model died too often or cannot be reloaded; a new tritonserver may have started in the
+    # meantime
     REFUSE = {READY: REFUSING, RELOADING: REFUSING, LOADING: REFUSING}
     RELOAD_ENDED = {RELOADING: RELOADED}
     PROCESSES_SEEN = {RELOADED: READY}

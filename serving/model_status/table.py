@@ -1,5 +1,4 @@
-"""The table of models: the state of each model, and why it does not answer. Standard library
-only."""
+"""The table of models: the state of each model, and why it is not ready. Standard library only."""
 
 import time
 from collections.abc import Mapping
@@ -35,13 +34,14 @@ class Entry:
     """A model in the table. Callers (in multi-model mode the platform) know it as `name`, Triton as
     `triton_name`.
 
-    Its client is created from `folder`. `load_id` is unique to each load; `column` is that of the
-    model's counter in the leases. `parts` are Triton's names of the models that an ensemble calls;
-    `versions` are those that Triton has loaded. `reason` says why the model is not ready. A refused
-    model is reloaded at `until`, and `refusals` counts how often it was refused. Processes that
-    died before `began` (time.monotonic) belonged to an earlier load or reload; `crashes` has the
-    times of later deaths. `answered` says that the model has answered its example or does not need
-    to. An archive has a `target` and a `url`, a watched folder a `signature` and a `source`.
+    Its client is created from `folder`. `load_id` is unique to each load; `column` is the column of
+    the model's counter in the leases. `parts` are Triton's names for the models that an ensemble
+    calls; `versions` are the versions that Triton has loaded. `reason` says why the model is not
+    ready. A refused model is reloaded at `until`, and `refusals` counts how often it was refused.
+    Processes that died before `began` (time.monotonic) belonged to an earlier load or reload;
+    `crashes` lists the times of later deaths. `answered` says that the model has answered its
+    example or does not need to. `target` and `url` are set for an archive, `signature` and `source`
+    for a watched folder.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Entry:
         return self.load_id, self.triton_name, self.folder
 
     def error(self) -> ServingError | None:
-        """Return the error that says why the model does not answer, or None if it does."""
+        """Return the error that says why the model is not ready, or None if it is."""
         if self.state == READY:
             return None
         if self.state in (RESTARTING, RELOADING, RELOADED):
@@ -87,8 +87,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A change of model folders (name -> signature) that was rejected. `reasons` has one line for
-    each mistake."""
+    """A change of model folders (name -> signature) that was rejected. `reasons` contains one line
+    per mistake."""
 
     folders: dict[str, str]
     reasons: list[str]
@@ -96,12 +96,11 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Models:
-    """The table of models: the models by name, rejected changes, how many processes of each model
-    have died, tritonserver's process id, and how many models it has reloaded.
+    """The table of models: the models keyed by name, rejected changes, how many processes of each
+    model have died, tritonserver's process id, and how many models it has reloaded.
 
-    `checking` names the models whose new folders are being checked. `was_ready` says that at some
-    time all models had answered their examples. `on_demand` says that POST /models loads the
-    models.
+    `checking` names the models whose new folders are being checked. `was_ready` is true once all
+    models have answered their examples. `on_demand` is true if POST /models loads the models.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -125,7 +124,7 @@ class Models:
 
     @cached_property
     def by_target(self) -> dict[str, Entry]:
-        """Return the models by name, and archives also by their Target-Model."""
+        """Return the models keyed by name, and archives also by their Target-Model."""
         return {
             **self.current,
             **{entry.target: entry for entry in self.current.values() if entry.target},
@@ -142,28 +141,29 @@ class Models:
         return latest if latest and latest.load_id == entry.load_id else None
 
     def updated(self, entry: Entry, **fields: Any) -> "Models":
-        """Return a table with changed fields of the model, unless another load has replaced it."""
+        """Return a table in which `fields` of the model are updated, unless another load has
+        replaced it."""
         latest = self.latest(entry)
         return self.with_entries(replace(latest, **fields)) if latest else self
 
     def moved(self, entry: Entry, event: Event, **fields: Any) -> "Models":
-        """Return a table in which `event` has changed the model's state, and the fields are changed
-        too. Return the same table if the event does not apply to the state, or if another load has
+        """Return a table in which `event` has changed the model's state and `fields` are updated.
+        Return the same table if the event does not apply to the state, or if another load has
         replaced the model."""
         latest = self.latest(entry)
         state = event.value.get(latest.state) if latest else None
         return self.updated(entry, state=state, **fields) if state else self
 
     def all_moved(self, event: Event, **fields: Any) -> "Models":
-        """Return a table in which `event` has happened to all models."""
+        """Return a table in which `event` has been applied to all models."""
         models = self
         for entry in self.entries.values():
             models = models.moved(entry, event, **fields)
         return models
 
     def error(self, entry: Entry) -> ServingError | None:
-        """Return the error that says why the model does not answer, or None if it does. For an
-        ensemble, errors of its parts come first, at any depth."""
+        """Return the error that says why the model is not ready, or None if it is. For an
+        ensemble, the errors of its parts take precedence, at any depth."""
         pending, called = [entry], list[Entry]()
         while pending:
             # Triton does not load models that call each other in a circle
@@ -176,13 +176,13 @@ class Models:
 
     @cached_property
     def ready(self) -> dict[str, Entry]:
-        """Return the models that answer, by every name that callers may use."""
+        """Return the models that are ready, keyed by every name that callers may use."""
         return {name: entry for name, entry in self.by_target.items() if self.error(entry) is None}
 
     def unready(self) -> ServingError | None:
-        """Return the error with which /ping answers 503, or None if every model that should be
-        served is. A restarting or refused model does not count if the container was ready once and
-        serves other models: a new container would have the same model."""
+        """Return the error for which /ping returns 503, or None if every model that should be
+        served is ready. A restarting or refused model does not count if the container has been
+        ready and serves other models, because a new container would have the same model."""
         entries = self.current
         if not entries:
             refused = "; ".join(

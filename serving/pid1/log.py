@@ -14,9 +14,9 @@ from typing import IO, Any
 LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the capacity of a pipe
 OUTPUT_END_TIMEOUT = 1.0
-OUTPUT_PATIENCE = 1.0  # seconds for which the log's reader may pause before lines are dropped
-# Characters with which a caller could control a terminal or fake a line of the log. They are
-# escaped as in JSON, the format of most lines.
+OUTPUT_PATIENCE = 1.0  # seconds that the log's reader may pause before lines are dropped
+# Characters with which a caller could control a terminal or forge a log line. They are escaped as
+# in JSON, the format of most lines.
 ESCAPED = {
     code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
 }
@@ -43,8 +43,7 @@ PREFIXES = (
 
 
 def as_json(process: str, line: str, level: str = "") -> str:
-    """Return the line as a JSON object. Return a line that already is one unchanged. If `level` is
-    "", guess it."""
+    """Convert the line to a JSON object, unless it already is one. If `level` is "", guess it."""
     if read_object(line):
         return line.translate(ESCAPED)
     level, logger, message = split_prefix(line, level)
@@ -58,8 +57,8 @@ def as_json(process: str, line: str, level: str = "") -> str:
 
 
 def as_text(process: str, line: str, level: str = "") -> str:
-    """Return the line for a terminal: time, process, text. From nginx's and gunicorn's entries keep
-    only the important fields."""
+    """Format the line for a terminal: time, process, text. Keep only the important fields of
+    nginx's and gunicorn's entries."""
     entry = read_object(line)
     request = f"request {entry.get('request_id', '')}"
     if "status" in entry:
@@ -106,9 +105,9 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 class Output:
-    """Writes whole lines to a file descriptor. Safe to share between threads. If nobody reads the
-    log, it must not block the supervisor, so lines are dropped, and their number is logged once the
-    log is read again."""
+    """Writes whole lines to a file descriptor. Thread-safe. If nobody reads the log, lines are
+    dropped so that the supervisor does not block. Their number is logged once the log is read
+    again."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -119,12 +118,12 @@ class Output:
     def write(self, process: str, *lines: str, level: str = "") -> None:
         data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
         with self._lock:
-            # wait only once for a reader that has stopped reading
+            # do not wait again for a reader that is still stalled
             patience = 0.0 if self._dropped else OUTPUT_PATIENCE
             if self._dropped:
                 text = f"{self._dropped} lines were dropped: nobody read the log"
                 data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
-            # in parts small enough for a pipe that has any space
+            # in chunks small enough for a pipe that has any space
             with contextlib.suppress(OSError):
                 while data and select.select([], [self._descriptor], [], patience)[1]:
                     data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
@@ -165,7 +164,7 @@ class Pump(threading.Thread):
                         for line in kept
                     ]
                 for line in map(str.strip, kept):
-                    # not an entry of nginx or gunicorn, which is JSON
+                    # skip the entries of nginx and gunicorn, which are JSON
                     if line and not line.startswith('{"'):
                         self._last_line = line
                         self._last_error = line if ERROR_LINE.search(line) else self._last_error
@@ -179,7 +178,7 @@ class Pump(threading.Thread):
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Yield the lines that have arrived. Cut lines after 16 kB, and replace bytes that cannot be
+    """Yield lines as they arrive. Truncate them to 16 KiB, and replace bytes that cannot be
     decoded."""
     rest = b""
     while data := os.read(stream.fileno(), CHUNK) or (rest and b"\n"):

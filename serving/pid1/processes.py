@@ -33,7 +33,7 @@ def table(
     """Return the processes in the order in which they are started. nginx inherits the listeners.
     Raise FileNotFoundError if a program is missing."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    # Without ORT_DISABLE_TELEMETRY, ONNX Runtime writes a database below HOME and contacts
+    # Without ORT_DISABLE_TELEMETRY, ONNX Runtime writes a database under HOME and contacts
     # Microsoft's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     front = {**environ, **settings.environment(), **python, **quiet}
@@ -71,8 +71,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
-        # Otherwise gunicorn trusts the headers SCRIPT_NAME and PATH_INFO, because it takes every
-        # client of a Unix socket for a proxy.
+        # Otherwise gunicorn trusts the headers SCRIPT_NAME and PATH_INFO, because it treats every
+        # client of a Unix socket as a proxy.
         "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
@@ -106,8 +106,8 @@ def find_agent(environ: Mapping[str, str]) -> str | None:
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
     """Describe the CloudWatch agent's process. Return [] if the agent is not requested or not
     installed (`serve` warns in that case). Write its configuration into the run folder: it scrapes
-    /metrics and publishes the metrics that cloudwatch.json declares. With RUN_IN_CONTAINER it reads
-    CW_CONFIG_CONTENT instead of a file below /etc."""
+    /metrics and publishes the metrics that cloudwatch.json declares. With RUN_IN_CONTAINER the
+    agent reads CW_CONFIG_CONTENT instead of a file under /etc."""
     program = find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []
@@ -138,12 +138,12 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
 
 
 def ping_address(settings: Settings) -> tuple[str, int]:
-    """Return the address and port of nginx on this machine."""
+    """Return the address and port at which this machine can reach nginx."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host), settings.port
 
 
 def bracketed(host: str) -> str:
-    """Return an address as written before a port: IPv6 in brackets."""
+    """Return the address as it is written before a port, with brackets around IPv6."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -156,9 +156,9 @@ EXIT_SECONDS = 5
 # which wastes most of their time if other threads need the processors; 10,000 checks are enough
 # between two operators of a network.
 OPENBLAS_SPINNING, SPINNING = "16", "10000"
-# Lines that are not logged: tables, empty lines, the countdown, the usage (which hides the option
-# that is wrong), the library evhtp's messages about connections on a Unix socket, and, on a machine
-# without a GPU, that none was found.
+# Lines that are not logged: tables, empty lines, the countdown, the usage (which hides the invalid
+# option), the library evhtp's messages about connections on a Unix socket, and, on a machine
+# without a GPU, messages that none was found.
 TRITON_NOISE = (
     r"^(Usage: tritonserver|(?!.*[Ee]rror)[A-Z][A-Za-z/ ]*:$|\t|  -)",
     r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
@@ -205,7 +205,7 @@ def triton(
 
 
 def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
-    """Return tritonserver's own options, without those of its backends."""
+    """Return tritonserver's own options, without its backends' options."""
     flags: dict[str, object] = {
         # tritonserver loads all staged models before it listens. After that, the model manager
         # loads and unloads models.
@@ -267,14 +267,14 @@ NGINX_LOG_LEVELS = {
 # bytes, the maximum that malloc allows: smaller blocks are kept when they are freed
 MALLOC_THRESHOLD = f"{32 * 2**20}"
 # Lines that are not logged: about every /ping that the supervisor sends before gunicorn listens
-# (the supervisor logs these itself), and about every body that is too large (the access log has an
-# entry for it).
+# (the supervisor logs these itself), and about every body that is too large (the access log already
+# has an entry for each).
 NGINX_NOISE = (
     r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',
     "client intended to send too large body",
 )
-# The query string of a request that nginx's error log quotes. It contains no space but may contain
-# quotes. The quote that ends the quoted request is kept.
+# Matches the query string of a request quoted in nginx's error log. A query string contains no
+# space but may contain quotes. The quote that ends the quoted request is kept.
 QUERY = r'\?\S*?(?="?,?(?:\s|$))'
 
 
@@ -284,8 +284,9 @@ def nginx(
     listeners: Sequence[socket.socket] = (),
     folders: str = NGINX_FOLDERS,
 ) -> Process:
-    """Describe nginx's process, and write nginx.conf into the run folder. The variable NGINX lists
-    the listeners that it inherits. The program is searched on the PATH and in `folders`."""
+    """Describe nginx's process, and write nginx.conf into the run folder. The environment variable
+    NGINX lists the listeners that it inherits. The program is looked up on the PATH and in
+    `folders`."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:{folders}")
     if not binary:
         raise FileNotFoundError(
@@ -294,7 +295,7 @@ def nginx(
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Otherwise nginx spends half of its time for a tensor of 600 kB on returning memory to the
+    # Otherwise nginx, with tensors of 600 kB, spends half of its time returning memory to the
     # system and requesting it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     inherited = {}
@@ -314,8 +315,9 @@ def nginx(
 
 
 def nginx_configuration(settings: Settings) -> str:
-    """Return the text of nginx.conf. Each {{name}} is replaced by one of `values`, or else by the
-    setting of that name. Each section {{#name}} … {{/name}} whose setting is false is removed."""
+    """Return the text of nginx.conf. Each {{name}} is replaced by its entry in `values`, or else by
+    the setting of that name. Each section {{#name}} … {{/name}} whose setting is false is
+    removed."""
     roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {
@@ -360,8 +362,8 @@ def nginx_configuration(settings: Settings) -> str:
 
 
 def own_hosts(settings: Settings) -> str:
-    """Return a regular expression for valid `Host` headers. On an address that is not a loopback
-    address any name is valid. Only programs, not browsers, omit `Host`."""
+    """Return a regular expression for valid `Host` headers. Any host is valid unless nginx listens
+    on a loopback address. An empty one is valid there too, because browsers never omit `Host`."""
     if not is_loopback(settings.host):
         return "^"
     named = [origin.partition("://")[2] for origin in settings.origins]

@@ -1,4 +1,4 @@
-"""The supervisor of the processes: one list, one loop, one policy.
+"""Supervises the processes: one list, one loop, one policy.
 
     starting --processes run, /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^------------- a process dies ---------------/
@@ -8,8 +8,8 @@ its health check (`Process.answers_at`) for `hang_timeout` seconds is killed, wh
 death.
 
 Supervision fails, with the reason in the log, if one process dies more than five times in a minute
-(deaths for lack of memory do not count, because callers cause them), if the start takes too long,
-or if /ping says that waiting will not help. Tests replay such histories with a fake System.
+(out-of-memory deaths do not count, because callers cause them), if the start takes too long, or if
+/ping says that waiting will not help. Tests replay such histories with a fake System.
 """
 
 import math
@@ -26,12 +26,12 @@ DEATHS_ALLOWED = 5  # deaths of one process within WINDOW seconds
 WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
-# seconds between two rounds of the loop while a process or readiness is awaited
+# seconds between rounds of the loop while waiting for a process or for readiness
 POLL_INTERVAL = 0.1
-IDLE_INTERVAL = 1.0  # seconds between two rounds otherwise
-REPORT_INTERVAL = 5.0  # between two lines in the log about why the start is not ready yet
-# Seconds that a stop may take before the first readiness: no request is in flight, and tritonserver
-# ignores the signal while it is loading models.
+IDLE_INTERVAL = 1.0  # seconds between rounds otherwise
+REPORT_INTERVAL = 5.0  # seconds between log lines that say why it is not ready yet
+# Seconds that a stop may take if this was never ready: no request is in flight then, and
+# tritonserver ignores the signal while it is loading models.
 STOP_BEFORE_READY = 3.0
 
 
@@ -107,7 +107,7 @@ class Supervisor:
         return [(child, ended[child.pid]) for child in self._children if child.pid in ended]
 
     def _handle_death(self, child: _Child, code: int) -> None:
-        """Schedule a restart of the process after a pause, or give it up."""
+        """Schedule a restart of the process after a pause, or give up on it."""
         now, name, times = self._system.now(), child.process.name, child.deaths
         before, self._oom_kills = self._oom_kills, self._system.oom_kills()
         counted = before is not None and self._oom_kills is not None
@@ -179,11 +179,11 @@ class Supervisor:
             self._system.say(f"not ready after {took:.0f} s: {reason}", "warning")
 
     def _stop(self) -> None:
-        """Stop the processes one by one in reverse order, within one deadline, then kill those that
-        are left."""
+        """Stop the processes one by one in reverse order, within one deadline, then kill any that
+        remain."""
         self._stage = "stopping"
         self._write_status()
-        # /ping may have answered 200 to a caller before this loop has noticed.
+        # /ping may have answered 200 to a caller before this loop noticed.
         serves = self._has_been_ready or not self._system.ping()
         timeout = self._settings.stop_timeout
         deadline = self._system.now() + (timeout if serves else min(STOP_BEFORE_READY, timeout))

@@ -1,5 +1,5 @@
-"""The supervisor's interface to Linux: processes, signals, output, health checks. Also what a start
-needs: the limit of open files (`ulimit -n`), listening sockets, names in /dev/shm."""
+"""The supervisor's interface to Linux: processes, signals, output, health checks. Also prepares a
+start: the limit of open files (`ulimit -n`), listening sockets, names in /dev/shm."""
 
 import contextlib
 import fcntl
@@ -30,17 +30,17 @@ from serving.settings.table import Settings
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
 ATTEMPTS = 3  # consecutive failed health checks after which a process counts as hung
-PAUSE = 1.0  # seconds between two health checks
-# CLOCK_REALTIME_COARSE, which the kernel uses for the times of files: up to 4 ms behind time.time()
+PAUSE = 1.0  # seconds between health checks
+# CLOCK_REALTIME_COARSE, which the kernel uses for file times: up to 4 ms behind time.time()
 FILE_CLOCK = 5
 # open files of a process without requests: logs, pipes, sockets, libraries, metrics
 OWN_FILES = 64
-# open files for each request: in nginx the caller's connection, the one to gunicorn, and a large
-# body; in gunicorn fewer
+# open files per request: in nginx the caller's connection, the connection to gunicorn, and a large
+# body; gunicorn needs fewer
 FILES_PER_REQUEST = 3
 FEWEST_FILES = 128  # with fewer, tritonserver does not start with a model
-MOST_FILES = 65536  # the limit of open files, unless more are needed
-BACKLOG = 1024  # connections that wait to be accepted, as in nginx.conf
+MOST_FILES = 65536  # the usual limit of open files, unless more are needed
+BACKLOG = 1024  # connections waiting to be accepted, as in nginx.conf
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -76,9 +76,9 @@ class PermanentFailure(str):
 class HealthCheck(threading.Thread):
     """Checks a server's health repeatedly, each time with a new connection, until `ended` is set.
 
-    `silence` is how many seconds the checks since the last answer have taken, 0.0 before the first
-    answer. Each check counts for at most its timeout, because the whole container may have been
-    paused.
+    `silence` is how many seconds the checks since the last response have taken, or 0.0 before the
+    first response. Each check counts for at most its timeout, because the whole container may have
+    been paused.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class _Running:
 
 
 class System:
-    """The supervisor's interface to Linux. `ping_address` is nginx's. If `hang_timeout` is 0, no
-    health is checked."""
+    """The supervisor's interface to Linux. `ping_address` is nginx's address. If `hang_timeout` is
+    0, there are no health checks."""
 
     def __init__(self, ping_address: Address, output: Output, hang_timeout: float = 0.0) -> None:
         self._ping_address, self._output, self._hang_timeout = ping_address, output, hang_timeout
@@ -177,7 +177,7 @@ class System:
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # no new process or group can get this number before it is reaped
+                # its number cannot be reused for a process or group before it is reaped
                 if child.si_pid in self._running:
                     self.kill_group(child.si_pid)
                 _, status = os.waitpid(child.si_pid, 0)
@@ -196,7 +196,7 @@ class System:
         return ended
 
     def signal(self, pid: int, number: signal.Signals) -> None:
-        """Send the process, but not its group, a signal to stop, and close its listeners."""
+        """Send a stop signal to the process, but not to its group, and close its listeners."""
         if pid in self._running:
             os.kill(pid, number)
             for listener in self._running[pid].process.listeners:
@@ -209,13 +209,13 @@ class System:
 
     def silence(self, pid: int) -> float:
         """Return how many seconds the process has spent failing its health check since its last
-        answer."""
+        response."""
         check = self._running[pid].check
         return check.silence if check else 0.0
 
     def oom_kills(self) -> int | None:
-        """Return how many processes of this container the kernel has killed for lack of memory, or
-        None if that is unknown."""
+        """Return how many processes of this container the OOM killer has killed, or None if that is
+        unknown."""
         return machine.oom_kills()
 
     def last_error(self, process: Process) -> str:
@@ -224,7 +224,7 @@ class System:
         return self._pumps[process.name].last_error() if process.name in self._pumps else ""
 
     def ping(self) -> str:
-        """Return why /ping does not answer 200, or "" if it does. Return a PermanentFailure if
+        """Return why /ping does not return 200, or "" if it does. Return a PermanentFailure if
         waiting will not help."""
         try:
             status, body = ask(self._ping_address, "/ping", PING_TIMEOUT)
@@ -240,7 +240,7 @@ class System:
             return f"/ping: {status} {body.decode('utf-8', 'replace').strip()}"
 
     def say(self, text: str, level: str = "info") -> None:
-        """Write a line of the supervisor's own to the log. `level` is info, warning or error."""
+        """Log a line from the supervisor itself. `level` is info, warning or error."""
         self._output.write("serve", text, level=level)
 
     def drain(self) -> None:
@@ -251,8 +251,8 @@ class System:
 
 
 def raise_file_limit(max_concurrency: int) -> int:
-    """Raise the limit of open files to the hard limit for all processes that are started from now
-    on. Return the new limit. Raise SettingsError if it is too low for `max_concurrency`
+    """Raise the limit of open files, up to the hard limit, for all processes that are started from
+    now on. Return the new limit. Raise SettingsError if it is too low for `max_concurrency`
     requests."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
@@ -279,7 +279,7 @@ def raise_file_limit(max_concurrency: int) -> int:
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
     """Yield a listening socket for each public port. nginx inherits them, so callers wait while
-    nginx restarts. Raise SettingsError with all ports that cannot be used."""
+    nginx restarts. Raise a SettingsError that lists all ports that cannot be used."""
     wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
     wanted |= {"SAGEMAKER_TRITON_GRPC_PORT": settings.grpc_port} if settings.allow_grpc else {}
     wanted |= (
@@ -299,7 +299,7 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
                     "choose another port"
                 )
             else:
-                # both of nginx's workers see a new connection, and only one gets it
+                # all nginx workers see a new connection, but only one gets it
                 listener.setblocking(False)
                 listeners.append(opened.enter_context(listener))
         if mistakes:
@@ -308,7 +308,7 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
 
 
 def new_prefix() -> str:
-    """Return a new prefix for all names in /dev/shm that belong to one `serve`."""
+    """Return a new prefix for the names of one `serve`'s files in /dev/shm."""
     return f"serve-{secrets.token_hex(8)}"
 
 

@@ -1,2 +1,1 @@
-"""Short-lived processes that run before or beside Triton: to find and stage the models, and to
-check them."""
+"""Short-lived processes that run before or beside Triton, to find, stage and check the models."""

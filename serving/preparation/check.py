@@ -1,7 +1,7 @@
 """Finds mistakes in the models, for `serve --check` and for the models that `build_engines` writes.
 
     config.pbtxt --protobuf--> configuration --client--> example
-        --preprocess--> the tensors that the inputs take
+        --preprocess--> the tensors that the inputs accept
 
 Settings and layout have already been checked. The configurations for all devices are checked.
 Models without a mistake are then loaded into a separate tritonserver, which does not listen on a
@@ -64,7 +64,7 @@ def main() -> int:
     wrong, else 0."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
-    if not settings.load_models:  # multi-model mode: no model is loaded at the start
+    if not settings.load_models:  # multi-model mode: no model is loaded at startup
         sys.stdout.write(
             "nothing is wrong with the settings; archives are checked when they are loaded\n"
         )
@@ -154,9 +154,9 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
 def failures(
     settings: Settings, folders: Mapping[str, Path], names: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (model, reason) for each model of `names` that does not load or fails on its example.
-    `folders` contains these models and all that they call. Raise FileNotFoundError if there is no
-    tritonserver."""
+    """Yield (model, reason) for each model in `names` that does not load or fails on its example.
+    `folders` contains these models and all models that they call. Raise FileNotFoundError if there
+    is no tritonserver."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
         run_dir, pending = Path(scratch), list(names)
         store = Store(run_dir / "models", settings, tritonserver.backend_directory())
@@ -262,8 +262,8 @@ def _wait_until_live(
 
 
 def _poll_failure(run_dir: Path, name: str, error: str) -> str:
-    """Return why Triton rejected a configuration. Its answer does not give the reason, but its log
-    does."""
+    """Return why Triton rejected a configuration. Its response omits the reason, but its log
+    contains it."""
     pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"
     found = (
         re.findall(pattern, (run_dir / "log").read_text(errors="replace"))

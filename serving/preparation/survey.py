@@ -2,8 +2,8 @@
 serving.preparation.survey`.
 
 `serve` runs it first, as a separate process, because process 1 uses only the standard library and
-reading config.pbtxt needs protobuf. It reads the settings from the environment and prints the JSON
-of repository/layout.py. With `stage` it also stages the models for tritonserver.
+reading config.pbtxt needs protobuf. It reads the settings from the environment and prints the
+Survey (repository/layout.py) as JSON. With `stage` it also stages the models for tritonserver.
 """
 
 import json
@@ -49,8 +49,8 @@ from serving.settings.table import Settings
 
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
-    """Return what `serve` needs to know about the models, including mistakes. If `stages`, also
-    stage the models. Raise OSError."""
+    """Return what `serve` needs to know about the models, including mistakes. If `stages` is true,
+    also stage them. Raise OSError."""
     try:
         chosen = served(
             settings.model_repositories,
@@ -84,9 +84,9 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
 @dataclass(frozen=True)
 class Served:
     """The models to serve. `folders` are the final folders of the repositories; `models` and
-    `configs` have the folder and the configuration of each model by name; `default` is the model
-    for requests that name none ("": there is none); `unreadable` says why a configuration cannot be
-    used."""
+    `configs` map each model's name to its folder and its configuration; `default` is the model for
+    requests that name none, or ""; `unreadable` maps names to the reason why a configuration cannot
+    be used."""
 
     folders: tuple[Path, ...]
     models: Mapping[str, Path]
@@ -99,7 +99,7 @@ class Served:
 def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
     """Stage every model that is not `unreadable`, and write the first table. tritonserver loads the
     staged models whenever it starts; from then on only the model manager changes them. Add models
-    that cannot be staged to `unreadable`. Return the choices of engines. Raise OSError."""
+    that cannot be staged to `unreadable`. Return the engine choices. Raise OSError."""
     store = Store(settings.staged_folder, settings, backends)
     entries: dict[str, Entry] = {}
     signatures: dict[str, str] = {}
@@ -140,8 +140,8 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
 def served(
     folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = ""
 ) -> Served:
-    """Return the models to serve from `folders`: those that `default` and `load` name, with the
-    parts of their ensembles, or all models if these are empty. Raise LayoutError with every
+    """Return the models to serve from `folders`: the ones that `default` and `load` name, with the
+    parts of their ensembles, or all models if both are empty. Raise a LayoutError that lists every
     mistake."""
     _refuse(_mistakes_of_permission(folders))
     warnings: list[str] = []
@@ -170,7 +170,8 @@ def served(
 def _unknown_names(
     variables: Mapping[str, str], models: Mapping[str, Path], folders: Sequence[Path]
 ) -> Iterator[str]:
-    """Yield a message for each name that a setting in `variables` has and no model."""
+    """Yield a message for each key of `variables` that is not a model. The value is the setting
+    that names it."""
     places = ", ".join(map(str, folders))
     for name, variable in variables.items():
         if name not in models:
@@ -183,8 +184,8 @@ def _unknown_names(
 def _read_configs(
     models: Mapping[str, Path], names: Sequence[str], device: str, example: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configurations of the named models and of the parts of their ensembles, and for
-    each that cannot be read the reason. Raise LayoutError if a part or a version is missing."""
+    """Return the configurations of the named models and their ensembles' parts, and the reason for
+    each that cannot be read. Raise LayoutError if a part or a version is missing."""
     mistakes: list[str] = []
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}
@@ -218,7 +219,7 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
     not run as root, and archives preserve permissions."""
     for folder in folders:
         paths = [folder, *folder.rglob("*")] if folder.exists() else []
-        # leave out broken links
+        # skip broken links
         here = (path for path in paths if os.access(path, os.F_OK) and path.name != "lost+found")
         if closed := [
             str(path)
@@ -232,8 +233,8 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _entered(folder: Path, warnings: list[str]) -> Path:
-    """Return the folder, or its only folder if that is the repository (as in tar czf model.tar.gz
-    model_repository)."""
+    """Return the folder, or its only subfolder if that is the repository (as in tar czf
+    model.tar.gz model_repository)."""
     with suppress(OSError):  # _collect reports the error
         inner = folders_in(folder)
         if (
@@ -251,7 +252,7 @@ def _entered(folder: Path, warnings: list[str]) -> Path:
 
 
 def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict[str, Path]:
-    """Return the folders of all models by name. Raise LayoutError."""
+    """Return the folders of all models, keyed by model name. Raise LayoutError."""
     models: dict[str, Path] = {}
     mistakes: list[str] = []
     for folder in folders:

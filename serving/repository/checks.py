@@ -1,6 +1,6 @@
-"""Checks that a configuration does not make tritonserver crash or hang, use up the machine, or read
-other files. Every model is checked before it is staged (repository/staging.py), wherever it comes
-from."""
+"""Checks that a configuration does not make tritonserver crash or hang, exhaust the machine's
+resources, or read files that it must not. Every model is checked before it is staged
+(repository/staging.py), wherever it comes from."""
 
 import math
 import re
@@ -15,19 +15,19 @@ from serving.repository.model_config import MODEL, PACKAGES, backend_of, package
 from serving.repository.paths import named_file, real_path
 from serving.settings.table import Settings
 
-# Bytes of memory that an instance takes besides its weights: a plain Python stub takes 17 MB, one
-# with numpy and ONNX Runtime 30 MB, and each instance takes 1 MB of shared memory.
+# Bytes of memory that an instance takes besides its weights: a plain Python stub takes 17 MB, a
+# stub with NumPy and ONNX Runtime 30 MB, and each instance takes 1 MB of shared memory.
 PER_INSTANCE = 32 * 1024 * 1024
 # Memory per byte of model files: weights are read and then packed for the processor. A ResNet-50 of
 # 102 MB takes 2 to 4 times its size.
 PER_BYTE_OF_FILES = 2
 SHARING = "pytorch"  # the backend whose instances share one copy of the weights
-MOST_INSTANCES = 256  # instances of one model: more than the processors of any machine
+MOST_INSTANCES = 256  # instances of one model: more than any machine has processors
 MOST_THREADS = 1024  # threads of one instance
 MOST_ROWS = 2**20  # max_batch_size: a sequence batcher allocates a slot for each row
 MOST_LEVELS = 1000  # priority levels: Triton allocates a queue for each
 MOST_ELEMENTS = 2**31 - 1  # elements in a row of a tensor: a gRPC message has at most 2 GB
-MOST_WARMUP = 2**27  # elements in a tensor for warm-up, which Triton allocates
+MOST_WARMUP = 2**27  # elements in a warm-up tensor, which Triton allocates
 MOST_RUNS = 10_000  # repetitions of a warm-up
 THREADS = {
     "intra_op_thread_count",
@@ -37,9 +37,9 @@ THREADS = {
     "INFERENCE_NUM_THREADS",
 }
 EXTENSION = "CPU_EXTENSION_PATH"
-# names of stubs and of their model files: stubs are started through a shell
+# names of stubs and their model files; strict, because stubs are started through a shell
 STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
-# a name from which Triton derives that of a library
+# a name from which Triton derives the name of a library
 _LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")
 
 
@@ -79,7 +79,7 @@ def instances_of(model: Path, config: Any) -> int:
 
 
 def memory_of(model: Path, config: Any) -> int:
-    """Return approximately how many bytes the loaded model takes."""
+    """Estimate how many bytes of memory the loaded model takes."""
     numbered, loaded = versions(model), loaded_versions(model, config)
     others = [entry for entry in model.iterdir() if entry not in numbered]
     weights = sum(map(_size, [*loaded, *others]))
@@ -90,7 +90,7 @@ def memory_of(model: Path, config: Any) -> int:
 
 def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
     """Refuse more instances than this machine can hold. On a GPU, ignore the weights, which may be
-    in its memory."""
+    in GPU memory."""
     count = instances_of(folder, config)
     remedy = "lower count in instance_group, or load fewer versions"
     if count > MOST_INSTANCES:
@@ -182,7 +182,7 @@ def _check_files(folder: Path, config: Any, root: Path | None) -> None:
 
 
 def _size(path: Path) -> int:
-    """Return the size in bytes of a file, or of all files below a folder. Do not follow links to
+    """Return the size in bytes of a file, or of all files under a folder. Do not follow links to
     folders."""
     if not path.is_dir():
         return path.stat().st_size if path.exists() else 0

@@ -1,8 +1,7 @@
-"""Completes the config.pbtxt of a model that uses Triton's Python backend or a backend written for
-it.
+"""Completes the config.pbtxt of a model that uses Triton's Python backend or a backend based on it.
 
 If Triton completes configurations, it starts each Python-based model twice, and a load takes 1.4 s
-instead of 0.15 s. This can only be turned off for all models at once. So if all of its backends are
+instead of 0.15 s. This can only be turned off for all models at once. So if all backends are
 Python-based, it is turned off, and `python -m serving.repository.completion MODEL CONFIG BACKENDS`
 completes a configuration instead. It calls the function `complete` of our own backends, or else
 `auto_complete_config` of the backend's or the model's code, as the Python backend does. Classes
@@ -30,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
     """Complete the configuration in the folder `model`. A separate process does this, because it
-    runs code of the model. `source` names the configuration in errors. Raise ConfigError."""
+    runs the model's code. `source` names the configuration in errors. Raise ConfigError."""
     module, words = "serving.repository.completion", map(str, (model, model / CONFIG, backends))
     command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -90,14 +89,14 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
 
 
 class _Absent(type):
-    """The type of the classes whose methods do nothing."""
+    """The metaclass of classes whose methods do nothing."""
 
     def __getattr__(cls, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 def _absent(name: str) -> Any:
-    """Return an empty class for a name that is missing in triton_python_backend_utils."""
+    """Return an empty class for a name that triton_python_backend_utils does not define."""
     if name.startswith("__"):
         raise AttributeError(name)
     return _Absent(name, (), {})

@@ -1,4 +1,4 @@
-"""Describes what is wrong with the folders of an ensemble and its parts, at the start and when an
+"""Describes what is wrong with the folders of an ensemble and its parts, at startup and when an
 archive is loaded."""
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from serving.errors import ConfigError
 from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, parts_of, read_file
 
-LISTED = 8  # names that are listed in a message
+LISTED = 8  # names listed in a message
 
 
 def check_parts(folder: Path, others: Sequence[Path]) -> None:
@@ -31,7 +31,8 @@ def check_parts(folder: Path, others: Sequence[Path]) -> None:
 
 
 def missing_part(folder: Path, part: str, names: Sequence[str]) -> str:
-    """Return the message that the ensemble in `folder` calls `part`, which is not among `names`."""
+    """Return the error message for an ensemble in `folder` that calls `part`, which is not in
+    `names`."""
     remedy = f"; put it beside '{folder.name}': mv {folder / part} {folder.parent}/"
     return (
         f"the model '{folder.name}' calls '{part}', which does not exist; the models are: "
@@ -40,7 +41,7 @@ def missing_part(folder: Path, part: str, names: Sequence[str]) -> str:
 
 
 def no_version(folder: Path, is_ensemble: bool) -> str:
-    """Return the message that the model in `folder` has no version folder."""
+    """Return the error message for a model in `folder` that has no version folder."""
     expected = "that may be empty" if is_ensemble else "with the model file in it"
     return (
         f"the model '{folder.name}' has no version: found {contents(folder)} in {folder}; expected "
@@ -49,8 +50,8 @@ def no_version(folder: Path, is_ensemble: bool) -> str:
 
 
 def at_root(folder: Path, name: str) -> str:
-    """Return the message that the model `name` is at the root of a repository, with the commands
-    that move it into a folder of its own but leave the other models where they are."""
+    """Return the error message for a model `name` at the root of a repository. It includes commands
+    that move the model into its own folder but leave the other models where they are."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     moved = " ".join(sorted(names - _models_in(folder)))
     return (

@@ -1,7 +1,7 @@
 """The layout of a model repository (models, versions, configurations), and the result of the
 survey. Standard library only.
 
-A repository is a folder of model folders. Several repositories are served like one. serve never
+A repository is a folder of model folders. Several repositories are served as one. `serve` never
 writes to a repository: Triton reads links to its files (repository/staging.py).
 """
 
@@ -39,8 +39,8 @@ _VERSION = re.compile(r"[1-9]\d*")
 
 
 class LayoutError(Exception):
-    """Raised if the layout of a repository is wrong. Each mistake says what was found and what was
-    expected."""
+    """Raised if the layout of a repository is invalid. Each mistake says what was found and what
+    was expected."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -78,7 +78,7 @@ def final_folders(
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name, without hidden ones and those whose names no
+    """Return the folders in a folder, sorted by name, except hidden ones and those whose names no
     model may have."""
     children = (path for path in folder.iterdir() if path.is_dir())
     return sorted(
@@ -105,8 +105,8 @@ def own_client(model: Path, named: str = "") -> Path | None:
 
 
 def config_file(model: Path, device: str) -> Path:
-    """Return the configuration file for the `device`. If it is only a part of a configuration, it
-    is merged into config.pbtxt."""
+    """Return the configuration file for the `device`. If it is only a partial configuration, it is
+    merged into config.pbtxt."""
     cpu_config = model / "configs/cpu.pbtxt"
     return cpu_config if device == "cpu" and cpu_config.is_file() else model / CONFIG
 
@@ -114,10 +114,10 @@ def config_file(model: Path, device: str) -> Path:
 @dataclass(frozen=True)
 class Survey:
     """The result of surveying the repositories: their final folders, the models to load, the
-    `default` for requests that name no model ("": there is none), and lines for the log. `engines`
-    are lines about the chosen engines. A start fails if there are `mistakes`, which concern the
-    layout, or `unreadable` configurations. preparation/survey.py creates it; it is passed between
-    processes as JSON."""
+    `default` model for requests that name none (or ""), and lines for the log. `engines` are lines
+    about the chosen engines. A start fails if there are `mistakes`, which concern the layout, or
+    `unreadable` configurations. preparation/survey.py creates it; it is passed between processes as
+    JSON."""
 
     folders: Sequence[str] = ()
     models: Sequence[str] = ()

@@ -31,9 +31,9 @@ _BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
 
 @dataclass(frozen=True)
 class Archive:
-    """A located archive. `folder` is that of the model or the ensemble; `parts` are all folders
-    that Triton must see, including `folder`; `root` is the unpacked archive, which no link may
-    leave."""
+    """A located archive. `folder` is the folder of the model or the ensemble; `parts` are all
+    folders that Triton must see, including `folder`; `root` is the unpacked archive, which no link
+    may leave."""
 
     folder: Path
     parts: tuple[Path, ...]
@@ -42,7 +42,7 @@ class Archive:
 
 def locate(url: str, root: Path) -> Archive:
     """Return the archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB. Raise
-    InvalidRequest if the URL is wrong, and ConfigError if the archive is."""
+    InvalidRequest if the URL is invalid, and ConfigError if the archive is invalid."""
     path = Path(os.path.normpath(url))
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):

@@ -1,5 +1,5 @@
 """Reads config.pbtxt as Triton's ModelConfig, answers questions about it, and chooses the engine
-that runs an ONNX model on the CPU: ONNX Runtime, or OpenVINO where it computes in BF16. Process 1
+that runs an ONNX model on the CPU: ONNX Runtime, or OpenVINO if it can compute in BF16. Process 1
 cannot import this module, because it needs protobuf.
 
     cpu_engine in config.pbtxt: onnxruntime, openvino --> that one
@@ -47,14 +47,14 @@ PACKAGES = "EXECUTION_ENV_PATH"
 MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folder
 # maximum size of unpacked packages in bytes: a conda environment with torch and CUDA has about 8 GB
 MOST_UNPACKED = 16 * 2**30
-# if the model's folder contains a file of this name, it is started instead of the backend's stub
+# if the model's folder contains a file with this name, it is started instead of the backend's stub
 STUB = "triton_python_backend_stub"
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
 HOOK = "auto_complete_config"  # the function with which a Python model completes its configuration
 AUTO, ONNX_RUNTIME, OPENVINO = "auto", "onnxruntime", "openvino"
 PARAMETER = "cpu_engine"  # a parameter in config.pbtxt
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
-# Linux's names -> the manufacturers' names, the fastest first
+# Linux's names -> the manufacturers' names, fastest first
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 PRECISION, BF16_HINT = "INFERENCE_PRECISION_HINT", "HINT_BF16"  # OpenVINO's parameters
 # ONNX Runtime's parameter -> OpenVINO's
@@ -116,8 +116,8 @@ def read_config(model: Path, device: str) -> Any:
 
 
 def read_merged(model: Path, file: Path) -> Any:
-    """Return the ModelConfig in `file`, merged into config.pbtxt if it is only a part of a
-    configuration. Raise Unreadable."""
+    """Return the ModelConfig in `file`. If it is only a partial configuration, merge it into
+    config.pbtxt. Raise Unreadable."""
     config = read_file(file)
     if file == model / CONFIG or is_whole(config):
         return config
@@ -149,14 +149,15 @@ def is_map(field: Any) -> bool:
 
 
 def shared_clients(model: Path, config: Any) -> Path | None:
-    """Return the repository's folder of clients if it contains the model's client, else None."""
+    """Return the repository's shared clients folder if it contains the model's client, else
+    None."""
     file = own_client_of(model, config)
     return file.parent if file and file.parent != model else None
 
 
 def mistake_of_client(model: Path, config: Any, settings: Settings) -> str:
-    """Return the error message if the model repository contains a client for the model and that is
-    not allowed, else ""."""
+    """Return the error message if the model repository contains a client for the model although
+    clients are not allowed, else ""."""
     file = None if settings.model_clients else own_client_of(model, config)
     return (
         f"SERVE_MODEL_CLIENTS=false, and the model repository brings the client {file}"
@@ -173,7 +174,7 @@ def own_client_of(model: Path, config: Any) -> Path | None:
 
 
 def written(config: Any) -> str:
-    """Return the text of a config.pbtxt written by `serve`."""
+    """Convert a ModelConfig to the text of a config.pbtxt, marked as written by `serve`."""
     return "# Written by serve.\n" + str(text_format.MessageToString(config, as_utf8=True))
 
 
@@ -185,8 +186,8 @@ def backend_of(config: Any) -> str:
 
 
 def with_plan_remedies(reason: str, folder: Path) -> str:
-    """Return the reason why the model in `folder` could not be loaded. If it is a TensorRT plan,
-    add what to do."""
+    """Return `reason`, which says why the model in `folder` could not be loaded. If the model is a
+    TensorRT plan, append remedies."""
     return f"{reason}; {PLAN_REMEDIES}" if any(folder.glob("*/*.plan")) else reason
 
 
@@ -208,8 +209,8 @@ def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def correlation_type(config: Any) -> str | None:
-    """Return the datatype of the ids of sequences, or "" if the model does not receive them. Return
-    None without sequence batching."""
+    """Return the datatype of sequence ids, or "" if the model does not receive them. Return None if
+    the model has no sequence batching."""
     if not config.HasField("sequence_batching"):
         return None
     controls = (c for entry in config.sequence_batching.control_input for c in entry.control)
@@ -220,7 +221,7 @@ def correlation_type(config: Any) -> str | None:
 
 
 def sequence_idle_seconds(config: Any) -> float:
-    """Return after how many seconds without a request Triton ends a sequence."""
+    """Return the seconds without a request after which Triton ends a sequence."""
     return (
         float(config.sequence_batching.max_sequence_idle_microseconds / 1e6)
         or SEQUENCE_IDLE_SECONDS
@@ -283,14 +284,14 @@ def mistake_of_packages(model: Path, config: Any) -> str:
 
 def _links_of_archive(path: Path) -> dict[str, str]:
     """Return the files in a tar archive as {name: the target of a link, or ""}. Raise ConfigError
-    if it has more files or bytes than any packages have."""
+    if it contains more than MOST_ENTRIES files or MOST_UNPACKED bytes."""
     links = {}
     count = 0
     with tarfile.open(path) as archive:
         while member := archive.next():
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
             links[member.name.removeprefix("./")] = member.linkname
-            count += 1  # not the names, because members may share one
+            count += 1  # count members rather than names, which may repeat
             if count > MOST_ENTRIES:
                 raise ConfigError("", f"it has more than {MOST_ENTRIES} files")
             # check this before tarfile unpacks the file to find the next one
@@ -338,7 +339,7 @@ def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
 @dataclass(frozen=True)
 class Processor:
     """This machine's processor. `features` are its instruction sets; `obstacle` says why OpenVINO
-    cannot run here ("": it can); `has_own_backend` says whether Triton's backend for OpenVINO is
+    cannot run here, or is "" if it can; `has_own_backend` says whether Triton's OpenVINO backend is
     this project's."""
 
     features: frozenset[str] = frozenset()
@@ -360,8 +361,8 @@ class Choice:
 
 
 def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
-    """Choose an engine by config.pbtxt (`requested`) and by SERVE_CPU_ENGINE (`setting`). Return
-    None if neither of them asks for a choice."""
+    """Choose an engine from config.pbtxt's cpu_engine (`requested`) and SERVE_CPU_ENGINE
+    (`setting`). Return None if neither of them asks for a choice."""
     for engine, who in (
         (requested, f"config.pbtxt says {PARAMETER}"),
         (setting, "SERVE_CPU_ENGINE says so"),
@@ -417,7 +418,7 @@ def fitted(
 
 
 def leave_openvino(config: Any, reason: str) -> Choice | None:
-    """Change a ModelConfig to ONNX Runtime because OpenVINO rejects the model for `reason`. Return
+    """Switch a ModelConfig to ONNX Runtime, because OpenVINO rejects the model for `reason`. Return
     the new choice, or None if `fitted` had not chosen OpenVINO."""
     if config.backend != OPENVINO or ENGINE_REASON not in config.parameters:
         return None
@@ -451,8 +452,8 @@ def this_processor(backends: Path) -> Processor:
 
 
 def choice_lines(choices: Mapping[str, Choice], refused: bool) -> list[str]:
-    """Return one line for the log for each choice, with its models. Include only choices whose
-    `refused` has this value."""
+    """Return one log line per choice, with its models. Include only choices with this value of
+    `refused`."""
     lines: dict[str, list[str]] = {}
     for name, choice in sorted(choices.items()):
         if choice.refused == refused:

@@ -1,5 +1,5 @@
-"""Finds out where the paths of a model lead. Every file that config.pbtxt names, and every link in
-an archive, is checked here. Standard library only."""
+"""Resolves the paths in a model. Every file that config.pbtxt names, and every link in an archive,
+is checked here. Standard library only."""
 
 import os
 import stat
@@ -14,9 +14,9 @@ DEEPEST = 64  # levels of nested folders; a conda environment has about 20
 
 
 def real_path(path: Path, root: Path | None = None) -> Path:
-    """Return the file or folder to which the links of `path` lead; it may not exist. Raise
-    ConfigError if it is a FIFO, a socket or a device, on which a reader could wait forever, or if
-    it is outside `root` (None: anywhere is allowed)."""
+    """Return the file or folder that `path` resolves to, which may not exist. Raise ConfigError if
+    it is a FIFO, a socket or a device, on which a reader could wait forever, or if it is outside
+    `root` (None: anywhere is allowed)."""
     try:
         real = Path(os.path.realpath(path))
         if root and not real.is_relative_to(root):
@@ -35,8 +35,8 @@ def real_path(path: Path, root: Path | None = None) -> Path:
 
 def named_file(model: Path, name: str, root: Path | None = None, folder: str = "") -> Path:
     """Return the real path of a file that config.pbtxt names, relative to `folder` in the model's
-    folder. Raise ConfigError if the name leads out of the model's folder, and what real_path
-    raises. Links in the model's folder may lead anywhere in `root`."""
+    folder. Raise ConfigError if the name leads out of the model's folder, or if real_path raises
+    it. Links in the model's folder may lead anywhere in `root`."""
     inside = Path(os.path.normpath(Path(folder, name)))
     if Path(name).is_absolute() or inside.parts[:1] == ("..",):
         raise ConfigError(f"'{name}'", "is not inside the model's folder", "put the file there")

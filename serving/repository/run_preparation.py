@@ -14,7 +14,7 @@ from serving.repository.layout import LayoutError, Survey
 from serving.settings.table import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-END_SECONDS = 10.0  # seconds in which a check that is told to stop removes its files
+END_SECONDS = 10.0  # seconds that a check gets to remove its files when it is told to stop
 
 
 def survey(settings: Settings, *words: str) -> Survey:
@@ -47,8 +47,8 @@ def print_check(settings: Settings) -> int:
 def _run(
     module: str, settings: Settings, words: Sequence[str] = (), shown: bool = False
 ) -> tuple[int, str, str]:
-    """Run a process to its end. Return its exit code and its output, which is empty if it was
-    `shown` instead. Raise LayoutError if the process takes too long."""
+    """Run a process to its end. Return its exit code and its output, which is empty if it was shown
+    instead (`shown`). Raise LayoutError if the process takes too long."""
     words = [*dying_with_us("TERM"), sys.executable, "-m", f"serving.preparation.{module}", *words]
     environ = os.environ | settings.environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
     output, seconds = (None, None) if shown else (subprocess.PIPE, settings.start_timeout)

@@ -38,7 +38,8 @@ LARGEST_COPY = 16 * 2**20
 
 class Store:
     """Triton's repository in the folder `root`. Different threads may stage different models at the
-    same time. A model is staged in another folder, which then replaces the old one in one step."""
+    same time. A model is prepared in another folder, which then replaces the old one under a
+    lock."""
 
     def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
         self.root, self.settings, self.backends = root, settings, backends
@@ -62,7 +63,7 @@ class Store:
         `names` maps the models that an ensemble calls to Triton's names for them. `config` is the
         model's configuration for this machine. If it is None, read it from the folder, and return
         why an engine was chosen, or None if there was no choice. If `root` is given, it is the
-        model's archive, and no file of the model may be outside of it. Raise ConfigError.
+        model's archive, and all files of the model must be inside it. Raise ConfigError.
         """
         if self.only_python and not STARTABLE.fullmatch(triton_name):
             problem = (
@@ -176,7 +177,7 @@ def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
 
 
 def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield all files and folders below a folder, each folder before its contents. Follow links,
+    """Yield all files and folders under a folder, each folder before its contents. Follow links,
     but not in circles."""
     above = (*above, os.path.realpath(folder))
     for path in sorted(folder.iterdir()):

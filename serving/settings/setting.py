@@ -12,8 +12,8 @@ LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 5
 
 
 class SettingsError(Exception):
-    """Raised when settings are wrong. `mistakes` has one line for each, with the variable, its
-    value and what is allowed."""
+    """Raised when settings are invalid. `mistakes` contains one line per mistake, with the
+    variable, its value and what is allowed."""
 
     def __init__(self, mistakes: list[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -21,7 +21,7 @@ class SettingsError(Exception):
 
 
 def format_value(value: Any) -> str:
-    """Return the text from which a setting with this value would be read."""
+    """Format a value as the text from which a setting would be read."""
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, bool):
@@ -39,7 +39,8 @@ class Setting(NamedValue):
     secret: bool = False  # the value is never shown
 
     def read(self, environ: Mapping[str, str]) -> Any:
-        """Return the value. Raise ValueError with the variable, its value and what is allowed."""
+        """Return the value. Raise a ValueError that names the variable, its value and what is
+        allowed."""
         for variable in self.variables:
             if text := environ.get(variable, "").strip():
                 try:
@@ -77,13 +78,13 @@ def parse_port_range(text: str) -> tuple[int, ...]:
 
 
 def parse_switch(text: str) -> str:
-    """Parse a word in any case. Replace the words of a bool by true or false."""
+    """Parse a word, ignoring case. Replace words for a boolean (yes, 0, …) with true or false."""
     return str(WORDS.get(text.lower(), text)).lower()
 
 
 def parse_log_level(text: str) -> str:
-    """Read a level of Python's logging, by name or by number. A number between two levels counts as
-    the next higher level."""
+    """Parse a Python logging level, given by name or by number. A number between two levels counts
+    as the next higher level."""
     if not text.isdecimal():
         return text.lower()
     return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)

@@ -33,12 +33,14 @@ ARCHIVES = Path("/opt/ml/models")  # where SageMaker unpacks the archives of mul
 LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
-DEFAULT_PAYLOAD = 6  # MB, batch transform's own
-BODIES = 32  # all requests may take the memory of one largest body, or of one largest image
-BATCH_MEGABYTES = 100  # of all requests that batch transform sends at once
-# seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
+DEFAULT_PAYLOAD = 6  # MB, batch transform's default
+# The minimum memory for requests, as a multiple of the maximum body: enough to parse one body, or
+# to decode one maximum image.
+BODIES = 32
+BATCH_MEGABYTES = 100  # total of all requests that batch transform sends at once
+# seconds, batch transform's InvocationsTimeoutInSeconds if a job sets none
 BATCH_TIMEOUT = 600.0
-GRPC_PORT = 8001  # Triton puts it behind the socket's name, as it would behind a host
+GRPC_PORT = 8001  # Triton appends it to the socket's name, as it would to a host
 # The options of tritonserver that `serve` sets itself, keyed by the environment variable that
 # determines them ("": none does).
 _OWN_OPTIONS = {
@@ -56,8 +58,9 @@ _OWN_OPTIONS = {
 @dataclass(frozen=True)
 class LoadPolicy:
     """When models are loaded, and what follows from that. If model folders may change, they are
-    `copied`, and readiness is not `strict`, because the others are ready while one is tried. 0
-    threads: Triton's default, which is 32 for a Python model, too many for 1,000 models."""
+    `copied`, and readiness is not `strict`, because the other models are ready while one is being
+    tried. 0 threads means Triton's default, which is 32 for a Python model: too many for 1,000
+    models."""
 
     copied: bool = False
     strict: bool = True
@@ -71,7 +74,7 @@ ON_POST = LoadPolicy(loads_at_once=32, python_threads=4)
 
 
 class _File:
-    """A file or folder of that name in the run folder."""
+    """A file or folder called `name` in the run folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -83,8 +86,8 @@ class _File:
 def _setting(
     variables: str, default: Any, within: tuple[float | None, ...] = (None, None), **more: Any
 ) -> Any:
-    """Return a row. Of several variables the first that is set counts; `within` are the least and
-    the most."""
+    """Return a row of the table. If there are several variables, the first that is set counts.
+    `within` is (minimum, maximum)."""
     low, high = within
     columns = {
         "variables": tuple(variables.split()),
@@ -97,11 +100,11 @@ def _setting(
 
 
 def _choice(variables: str, *choices: str, **more: Any) -> Any:
-    """Return a row of one of these words; the first is the default."""
+    """Return a row whose value is one of `choices`; the first is the default."""
     return _setting(variables, choices[0], choices=choices, **more)
 
 
-# Of words in any case, where 1, yes and on are true, and 0, no and off are false.
+# A choice that ignores case, in which 1, yes and on are true, and 0, no and off are false.
 _switch = partial(_choice, parser=parse_switch)
 
 
@@ -172,14 +175,14 @@ class Settings:
     model_clients: bool = _setting(
         "SERVE_MODEL_CLIENTS",
         True,
-        help="whether model repositories may bring clients; false: a model that has one is refused",
+        help="whether model repositories may contain clients; false: a model with one is refused",
     )
     device: str = _choice(
         "SERVE_DEVICE",
         "auto",
         "cpu",
         "gpu",
-        help="which configuration of a model Triton takes; auto: gpu if there is one, else cpu",
+        help="which of a model's configurations Triton uses; auto: gpu if there is one, else cpu",
     )
     cpu_engine: str = _choice(
         "SERVE_CPU_ENGINE",
@@ -294,7 +297,7 @@ class Settings:
         "info",
         choices=tuple(LOG_LEVELS),
         parser=parse_log_level,
-        help="how much is logged, by name or by number (20)",
+        help="lowest level that is logged, by name or by number (20)",
     )
     management_secret: str = _setting(
         "SERVE_MANAGEMENT_SECRET",
@@ -326,8 +329,8 @@ class Settings:
         "false",
         "auto",
         "true",
-        help="whether / is a page to try the models, and /docs one about the routes; auto, which "
-        "`make run` sets: unless a SAGEMAKER_ variable is set",
+        help="whether / serves a page to try the models, and /docs a page about the routes; auto, "
+        "which `make run` sets: unless a SAGEMAKER_ variable is set",
     )
     reload: str = _switch(
         "SERVE_RELOAD",
@@ -429,7 +432,7 @@ class Settings:
         "SAGEMAKER_TRITON_TENSORFLOW_VERSION",
         2,
         within=(1, 2),
-        help="version of Triton's TensorFlow backend, if Triton has one (up to 25.02)",
+        help="TensorFlow version of Triton's TensorFlow backend, which Triton has up to 25.02",
     )
     model_load_gpu_limit: float = _setting(
         "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
@@ -450,28 +453,27 @@ class Settings:
     # Triton's repository: NAME/ for each model (serving/repository/staging.py)
     staged_folder = _File("models")
     copies_folder = _File("copies")  # copies of watched folders: LOAD/NAME
-    table_file = _File("models.json")  # what is known of each model (serving/model_status/table.py)
+    table_file = _File("models.json")  # the state of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight
-    # what `serve` says about the processes (serving/host/files.py)
+    # the status of the processes (serving/host/files.py)
     status_file = _File("status.json")
-    manager_socket = _File("manager.sock")  # where the model manager answers HTTP
-    deaths_socket = _File("deaths.sock")  # where it hears of models' processes that have died
+    manager_socket = _File("manager.sock")  # where the model manager serves HTTP
+    deaths_socket = _File("deaths.sock")  # where it receives reports of models' processes that died
     gunicorn_socket = _File("gunicorn.sock")
     # tritonserver listens in a folder that only the container's user may enter. So no other process
-    # of the machine, no sidecar and no browser reaches it, and nothing needs a secret. What others
-    # may ask of it goes
-    # through nginx.
+    # on the machine, no sidecar and no browser can reach it, and nothing needs a secret. Public
+    # requests to it go through nginx.
     triton_folder = _File("triton")
     triton_http = _File("triton/http.sock")
     triton_grpc = _File(f"triton/grpc.sock:{GRPC_PORT}")
     triton_metrics = _File("triton/metrics.sock")
-    # how our names in /dev/shm begin, which nobody can guess
+    # the prefix of our names in /dev/shm, which nobody can guess
     shared_memory_file = _File("triton/shared-memory")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
-        """Read and check all variables, and replace every "auto". Raise SettingsError with every
-        mistake."""
+        """Read and check all variables, and replace every "auto". Raise a SettingsError that lists
+        every mistake."""
         values, mistakes = dict[str, Any](), list[str]()
         for setting in TABLE:
             try:
@@ -483,14 +485,14 @@ class Settings:
         return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
-        """Return the same with a value for every 0 or auto that depends on the machine. Paths
-        become absolute, as the children run in another folder; an auto for the model repository
-        stays (serving/repository/layout.py)."""
+        """Return these settings, with every 0 or auto that depends on the machine replaced by a
+        value. Paths become absolute, because the children run in another folder. An auto for the
+        model repository is kept (serving/repository/layout.py)."""
         workers = self.workers or max(
             1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16)
         )
         auto = ARCHIVES if self.multi_model and self.model_repositories == (AUTO,) else AUTO
-        # Batch transform's payload passes; 0 of either is as much as can be set.
+        # Batch transform's payload must fit; 0 for either means the maximum.
         largest = (
             max(self.max_body_mb or 1024.0, float(self.batch_payload_mb))
             if self.batch_payload_mb
@@ -519,13 +521,13 @@ class Settings:
         }
 
     def logs(self, level: str) -> bool:
-        """Return whether lines of that level are logged."""
+        """Return whether lines at this level are logged."""
         return LOG_LEVELS[self.log_level] <= LOG_LEVELS[level]
 
     @property
     def threads(self) -> int:
-        """Return the threads of a worker. All but one may be busy with requests: one is always free
-        for /ping."""
+        """Return the number of threads per worker. All but one may be busy with requests, so one is
+        always free for /ping."""
         return math.ceil(self.max_concurrency / self.workers) + 1
 
     @property
@@ -535,7 +537,7 @@ class Settings:
 
     @property
     def policy(self) -> LoadPolicy:
-        """Return when models are loaded: the only place that decides it."""
+        """Return the policy that decides when models are loaded. It is chosen only here."""
         return ON_POST if self.multi_model else ON_CHANGE if self.reload == "true" else AT_START
 
     @property
@@ -545,14 +547,14 @@ class Settings:
     @property
     def request_memory(self) -> int:
         """Return the bytes of memory that all requests in flight may take in gunicorn: a share of
-        the container's, at least as many as BODIES of the largest bodies have."""
+        the container's memory, but at least BODIES times the largest body."""
         share = int(self.request_memory_share * memory_limit())
         return max(BODIES * self.max_body_bytes, share)
 
     @property
     def execution_parameters(self) -> dict[str, int | str]:
-        """Return what batch transform asks for. It takes these values if a job has none of its
-        own."""
+        """Return the parameters that batch transform asks for. It uses them if a job sets none of
+        its own."""
         payload, concurrency = self.batch_payload_mb, self.batch_concurrency
         if payload < 0:
             payload = min(
@@ -577,8 +579,8 @@ class Settings:
 
     @property
     def grpc_timeout(self) -> float:
-        """Return the seconds of a call of Triton. nginx waits longer, so that the reply says what
-        was late."""
+        """Return the time limit of a call to Triton in seconds. nginx waits longer, so that the
+        reply says what was late."""
         return 0.9 * self.request_timeout
 
     @property
@@ -589,13 +591,13 @@ class Settings:
 
 
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
-# Variables that the code of models does not get.
+# Variables that are hidden from models' code.
 SECRETS = {variable for setting in TABLE if setting.secret for variable in setting.variables}
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each contradiction: two equal ports, a port outside of the range, options
-    that serve sets, …"""
+    """Yield a line for each contradiction: two equal ports, a port outside the range, options that
+    serve sets, …"""
     opened = [name for name in ("grpc", "metrics") if values[f"allow_{name}"]]
     ports = {f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"] for name in opened}
     if values["safe_port_range"]:
@@ -631,7 +633,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def obstacle_to_reload(values: Mapping[str, Any]) -> str:
-    """Return why model folders that change cannot be served, "" if they can."""
+    """Return why changed model folders cannot be served, or "" if they can."""
     if values["multi_model"]:
         return (
             "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME "
@@ -643,7 +645,7 @@ def obstacle_to_reload(values: Mapping[str, Any]) -> str:
 
 
 def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that depend on who runs the container, if the variables leave them open."""
+    """Return the values that the variables leave open and that depend on who runs the container."""
     set_ = {name for name, value in environ.items() if value.strip()}
     sagemaker = any(name.startswith("SAGEMAKER_") for name in set_)
     settled = {

@@ -30,14 +30,14 @@ from serving.host.network import ask
 from serving.triton import quirks
 
 CONNECT_SECONDS = 0.5  # longer than the longest pause between two attempts to connect
-LOAD_CONNECT_SECONDS = 10.0  # for loads, which a platform waits minutes for
+LOAD_CONNECT_SECONDS = 10.0  # for loads, for which a platform waits minutes
 PROBE_SECONDS = 1.2  # tritonserver took up to 0.7 s on a busy machine; nginx waits 2 s for /ping
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # for the text of an error: with a longer one, the status becomes RESOURCE_EXHAUSTED
+    # for the text of an error; if it is longer, the status becomes RESOURCE_EXHAUSTED
     ("grpc.max_metadata_size", 2**20),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # to find a restarted Triton at once
+    ("grpc.initial_reconnect_backoff_ms", 100),  # to reconnect quickly to a restarted Triton
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.use_local_subchannel_pool", 1),
@@ -56,7 +56,7 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all other codes mean In
     grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it stops
     grpc.StatusCode.ABORTED: TritonUnavailable,
 }
-# gRPC's own text, which means that the call was not sent
+# gRPC's error message if the call was not sent
 NOT_CONNECTED = "failed to connect to all addresses"
 NOT_ANSWERING = "tritonserver does not answer: it is starting or restarting; try again shortly"
 TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT"
@@ -68,7 +68,7 @@ class BackendDied(Exception):
 
 
 class RegionUnknown(Exception):
-    """Raised when Triton was restarted and no longer knows the shared memory of an input. The
+    """Raised when Triton was restarted and no longer knows an input's shared-memory region. The
     gateway sends the input again."""
 
 
@@ -89,11 +89,11 @@ class IndexEntry:
 
 
 class Connection:
-    """A connection to one tritonserver. Safe to share between threads.
+    """A connection to one tritonserver. Thread-safe.
 
     `grpc_address` is a gRPC target, "unix:PATH" or "host:port". The channel is opened at its first
     use, which is after gunicorn's fork, and kept open. `timeout` limits an inference, in seconds.
-    All methods raise ServingErrors.
+    All methods may raise a ServingError.
     """
 
     def __init__(self, grpc_address: str, timeout: float, metrics_socket: Path = NOWHERE) -> None:
@@ -126,8 +126,8 @@ class Connection:
         self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS
     ) -> Any:
         """Repeat a call that failed with `error` if it was not sent. First wait up to `seconds` for
-        a connection: after a failed attempt to connect, gRPC pauses and fails all calls until its
-        next attempt, even if Triton has just come up. Raise the translated error."""
+        a connection, because after a failed attempt to connect gRPC pauses and fails all calls
+        until its next attempt, even if Triton has just come up. Raise the translated error."""
         if error.code() is not grpc.StatusCode.UNAVAILABLE or not str(error.details()).startswith(
             NOT_CONNECTED
         ):
@@ -146,7 +146,7 @@ class Connection:
         timeout: float = PROBE_SECONDS,
         seconds: float = CONNECT_SECONDS,
     ) -> Any:
-        """Call a method other than inference."""
+        """Call one of Triton's methods other than inference."""
         return self.call(
             partial(getattr(self.stub, method), request, timeout=timeout), seconds=seconds
         )
@@ -182,7 +182,8 @@ class Connection:
         return self._ask("ModelConfig", request, PROBE_SECONDS * 2).config
 
     def unload(self, model: str) -> None:
-        """Make Triton begin to unload a model and its parts; `index` shows when it is done."""
+        """Make Triton start unloading a model and its parts; `index` shows when they are
+        unloaded."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = True
         self._ask("RepositoryModelUnload", request, self.timeout)
@@ -211,7 +212,7 @@ def translated(err: grpc.RpcError) -> Exception:
 
 
 def translated_text(message: str) -> Exception:
-    """Translate an error in a stream, which is a text without a status, to a ServingError or
+    """Translate the error text of a stream, which has no status, to a ServingError or
     BackendDied."""
     return _by_text(
         without_trace(message),
@@ -220,9 +221,9 @@ def translated_text(message: str) -> Exception:
 
 
 def _by_text(details: str, kind: type[ServingError]) -> Exception:
-    """Return an error of `kind`, or of a more specific kind that the text shows. If the model
-    failed, the text may say that memory or /dev/shm was short, or that the tensors' sizes do not
-    fit."""
+    """Return an error of `kind`, or of a more specific kind if the text implies one. If the model
+    failed, the text may say that memory or /dev/shm ran out, or that the tensors' sizes do not
+    match."""
     if details.startswith(quirks.UNKNOWN_MODEL):
         return ModelNotReady(details)
     if dead := quirks.DEAD_PROCESS.fullmatch(details):
@@ -243,12 +244,12 @@ def _by_text(details: str, kind: type[ServingError]) -> Exception:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """Return whether an error's text says that memory was short, or another resource that unloading
+    """Return whether an error's text says that memory ran out, or another resource that unloading
     models frees."""
     return bool(quirks.OUT_OF_MEMORY.search(message))
 
 
 def without_trace(message: str) -> str:
-    """Return Triton's message without the request's id at the beginning and the Python backend's
-    traceback at the end."""
+    """Return Triton's message without the leading request id and the Python backend's trailing
+    traceback."""
     return quirks.REQUEST_ID.sub("", message.split(quirks.TRACEBACK)[0]).strip()

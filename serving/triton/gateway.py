@@ -43,7 +43,7 @@ class TritonGateway(Connection):
         return Call(self, request, deadline)
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> "Responses":
-        """Send a request to a model that gives any number of responses. Return an iterator over
+        """Send a request to a model that may send any number of responses. Return an iterator over
         them."""
         return Responses(self, request, deadline)
 
@@ -59,9 +59,9 @@ class Call:
     """An inference. `send` starts it without waiting; `result` waits for the reply.
 
     A call with inputs in shared memory has no deadline in Triton and is never cancelled there,
-    because nobody would know when Triton stops reading the regions. Its caller gives up at its own
-    deadline, but Triton finishes the work, and its answer frees the regions. So an overloaded model
-    may work for callers that have given up: on the calls in flight, and after that on up to
+    because then nobody would know when Triton stops reading the regions. The caller gives up at its
+    own deadline, but Triton finishes the work, and its answer frees the regions. So an overloaded
+    model may work for callers that have given up: on the calls in flight, and after that on up to
     MOST_WAITING regions at a time.
 
     Without regions, calling `result` without `send` is cheaper, because gRPC starts a thread for
@@ -92,7 +92,8 @@ class Call:
         return InferReply.of(message)
 
     def __iter__(self) -> Iterator[InferReply]:
-        """Yield the only reply. Responses has the same interface, and yields any number."""
+        """Yield the only reply. Responses has the same interface, but yields any number of
+        replies."""
         yield self.result()
 
     def cancel(self) -> None:
@@ -163,7 +164,7 @@ class Responses:
         return self
 
     def __next__(self) -> InferReply:
-        # never send a request twice once a response has arrived
+        # never resend a request once a response has arrived
         again = None if self._has_begun else self._first
         message = self._gateway.call(partial(next, self._call), again)
         self._has_begun = True

@@ -1,27 +1,28 @@
 r"""Workarounds for Triton's faults. If you upgrade Triton, read this file first.
 
 An entry says what Triton does, what works around it, and when the workaround can be removed.
-"Remove when TEST passes" means: without the workaround, both with tritonserver 2.51.0 (24.10, from
-nvidia-pytriton 0.7.0) and with the later one in NVIDIA's image.
+"Remove when TEST passes" means that it passes without the workaround, both with tritonserver 2.51.0
+(24.10, from nvidia-pytriton 0.7.0) and with the later one in NVIDIA's image.
 
 Faults without a text or number below:
 
 - Unloading an instance whose process has died never ends, and keeps about 36 threads and 1 MB of
-  /dev/shm. A load can go on beside it, and its new instances can be unloaded. So to remove a model,
-  Manager.unload_dead unloads, loads and unloads it again; the states `reloading` and `refusing` in
-  model_status/states.py exist for this. Remove when tests/model_lifecycle/test_crashes.py passes.
+  /dev/shm. Another load can proceed alongside it, and the new instances can be unloaded. So to
+  remove a model, Manager.unload_dead unloads, loads and unloads it again; the states `reloading`
+  and `refusing` in model_status/states.py exist for this. Remove when
+  tests/model_lifecycle/test_crashes.py passes.
 - Loading an unchanged model whose process has died does nothing. Manager.reload unloads it first.
   Remove together with the entry above.
-- The index of models fails ("failed to stat file") while a staged folder changes. Manager.index and
+- The model index fails ("failed to stat file") while a staged folder changes. Manager.index and
   Store share a lock. Remove when tests/model_lifecycle/test_multimodel.py passes.
 - Unloading a model that is being loaded waits until the load has ended, and so does the next load.
   Manager.unload kills the model's process first. Remove when
   tests/model_lifecycle/test_broken_off_loads.py passes.
 - An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds it. Remove
   when tests/endpoint/test_ensembles.py passes.
-- To complete configurations, Triton starts each Python model twice, and gives the first process a
-  second to end. repository/completion.py completes them instead. Remove when loading such a model
-  takes less than 0.2 s.
+- To complete configurations, Triton starts each Python model twice, and gives the first process 1 s
+  to end. repository/completion.py completes them instead. Remove when loading such a model takes
+  less than 0.2 s.
 - Cancelling a stream after its error can crash tritonserver. Responses.close reads it to its end.
   Remove when tests/endpoint/test_streaming.py passes a hundred times.
 - A region of shared memory that is unregistered is unmapped even while a request reads it.
@@ -29,12 +30,12 @@ Faults without a text or number below:
   pull request 7743); but keeping a region registered is faster.
 - Triton records every trace that it receives, even one that its caller does not sample.
   front/incoming.py forwards only sampled ones. Remove when tests/endpoint/test_tracing.py passes.
-- `classification` of an output of strings crashes tritonserver. bodies/kserve.py computes classes
+- `classification` of a string output crashes tritonserver. bodies/kserve.py computes classes
   itself. Remove when tests/endpoint/test_classification.py passes.
 - The stub's Python ignores PYTHONDONTWRITEBYTECODE and writes bytecode into a model's folder.
-  backends/stub_wait.c sets it. Remove when tests/endpoint/test_lifecycle.py passes.
-- The HTTP endpoint does not find a model whose name has a slash, nor the Python backend one whose
-  name has a space. model_lifecycle/on_post.py replaces these characters. Remove when
+  backends/stub_wait.c makes it obey. Remove when tests/endpoint/test_lifecycle.py passes.
+- The HTTP endpoint does not find a model whose name contains a slash, nor the Python backend one
+  whose name contains a space. model_lifecycle/on_post.py replaces these characters. Remove when
   tests/model_lifecycle/test_multimodel.py passes.
 """
 
@@ -47,13 +48,13 @@ import re
 # tests/endpoint/test_crashes.py passes without the library.
 STUB_WAIT_VERSION = "2.51.0"
 # Number of reloads after which model_lifecycle/recovery.py restarts tritonserver. Each may leave a
-# dead instance behind (see above): in total 20 MB of a /dev/shm of 64 MB. Remove together with that
-# entry.
+# dead instance behind (see above), which adds up to 20 MB of a /dev/shm of 64 MB. Remove together
+# with that entry.
 MOST_RELOADS = 20
 
-# Texts of errors. A caller can put any words into one, such as the name of an input, so the
-# patterns match whole texts. Before the text Triton writes the request's id and the ensembles that
-# called the model, and after it a traceback of Python.
+# Error texts. A caller can put any words into one, such as the name of an input, so the patterns
+# match whole texts. Triton prepends the request's id and the ensembles that called the model, and
+# appends a Python traceback.
 
 REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 TRACEBACK = "\n\nAt:\n"
@@ -73,8 +74,8 @@ STOPPING = re.compile(
     rf"new inference requests)\.?"
 )
 QUEUE_POLICY = re.compile(_BEFORE + r"(Exceeds maximum queue size|Request timeout expired)\.?")
-# An unknown model is UNAVAILABLE, NOT_FOUND or INVALID_ARGUMENT. Remove when it is always
-# NOT_FOUND.
+# The status for an unknown model is UNAVAILABLE, NOT_FOUND or INVALID_ARGUMENT. Remove when it is
+# always NOT_FOUND.
 UNKNOWN_MODEL = "Request for unknown model: "
 # INVALID_ARGUMENT also means that Triton was restarted and does not know a region of shared memory
 # (system_shared_memory_manager.cc), that a decoupled model was called without a stream, or that a
@@ -84,15 +85,15 @@ UNKNOWN_REGION = "Unable to find shared memory region"
 DECOUPLED = "doesn't support models with decoupled transaction policy"
 UNKNOWN_SEQUENCE = "must specify the START flag on the first request of the sequence"
 # An error in a stream is a text without a status; Triton crashes if it is asked to send the status
-# (triton_grpc_error). These are the texts in infer_request.cc about wrong requests. Remove when
+# (triton_grpc_error). These are the texts in infer_request.cc about invalid requests. Remove when
 # triton_grpc_error works.
 MISTAKES = re.compile(
     r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) "
     r"|input ')"
 )
-# INTERNAL also means that the sizes of tensors do not fit, such as more tokens than the model has
-# positions. These are the texts of operators of ONNX Runtime and TorchScript, in NVIDIA's backends
-# and in ours. Remove when backends answer INVALID_ARGUMENT.
+# INTERNAL can also mean that tensor sizes do not match, such as more tokens than the model has
+# positions. These are the error texts of ONNX Runtime's and TorchScript's operators, in NVIDIA's
+# backends and in ours. Remove when backends return INVALID_ARGUMENT.
 WRONG_SIZES = re.compile(
     r"onnx runtime error 2: "  # INVALID_ARGUMENT
     r"|Non-zero status code returned while running .* node\..*"
@@ -105,8 +106,8 @@ WRONG_SIZES = re.compile(
     r"expected input)",
     re.DOTALL,
 )
-# INTERNAL also means that memory is short. These are texts of frameworks, of Triton and of the
-# system, including all that Triton's SageMaker endpoint recognizes. Remove when backends answer
+# INTERNAL can also mean that memory ran out. These texts come from frameworks, Triton and the
+# system, and include all that Triton's SageMaker endpoint recognizes. Remove when backends return
 # RESOURCE_EXHAUSTED.
 OUT_OF_MEMORY = re.compile(
     r"(?i:out[ _]?of[ _]?memory)|MemoryError|bad_alloc|RESOURCE_EXHAUSTED|No space left on device"
@@ -115,8 +116,8 @@ OUT_OF_MEMORY = re.compile(
     r"|(?:Dst|Src) tensor is not initialized|CUDNN_STATUS_NOT_INITIALIZED"
     r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
 )
-# What Triton writes before the reason of a failed load, once for each ensemble and version. It is
-# removed from messages.
+# Triton's prefix before the reason of a failed load, once per ensemble and version. It is removed
+# from messages.
 PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
 
 # Seconds that a stub gets to connect. If it is killed earlier, its load never ends, and only a

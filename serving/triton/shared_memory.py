@@ -31,9 +31,9 @@ FOLDER = Path("/dev/shm")
 # Minimum size of an input in bytes: at 0.6 MB nothing is gained; at 4.9 MB a call takes half the
 # time.
 LEAST = 2**20
-# Regions of one model that wait for an answer. If there are more, the model hangs or is overloaded,
-# and its next tensors are sent in messages, which Triton drops when the caller leaves. Four failed
-# requests leave eight regions.
+# Maximum number of a model's regions that wait for an answer. Beyond it, the model hangs or is
+# overloaded, so its next tensors are sent in messages, which Triton drops when the caller leaves.
+# Four failed requests leave eight regions.
 MOST_WAITING = 8
 
 
@@ -55,8 +55,7 @@ class Region:
 
 
 class SharedMemory:
-    """A worker's regions, with at most `limit` bytes of memory pages in total. Safe to share
-    between threads.
+    """A worker's regions, with at most `limit` bytes of memory pages in total. Thread-safe.
 
     The names of the files begin with `prefix`; if it is "", no files are created. `register(name,
     size)` registers a file with Triton, or raises a ServingError.
@@ -69,7 +68,7 @@ class SharedMemory:
 
     def write(self, model: str, inputs: Sequence[Tensor]) -> dict[str, Region]:
         """Write the large inputs of a call to `model` into regions, while there is space. Return
-        the regions by the names of the inputs."""
+        the regions, keyed by input name."""
         written: dict[str, Region] = {}
         with self._lock:
             waiting = sum(region.waits_for == model for region in self._regions)
@@ -89,8 +88,8 @@ class SharedMemory:
                 region.waits_for = model
 
     def give_back(self, regions: Iterable[Region]) -> None:
-        """Free the regions for other calls. Call this once for each `write`: two calls sharing a
-        region would corrupt each other's answers."""
+        """Free the regions for other calls. Call this only once for each `write`, because two calls
+        sharing a region would corrupt each other's answers."""
         with self._lock:
             for region in regions:
                 region.is_free, region.waits_for = True, ""
@@ -117,7 +116,7 @@ class SharedMemory:
             path.unlink(missing_ok=True)
 
     def _lend(self, size: int) -> Region | None:
-        """Return a region for `size` bytes, or None if there is no space or no Triton."""
+        """Return a region for `size` bytes, or None if there is no space or Triton has ended."""
         try:
             return self._reuse(size) or self._make(size)
         except FileNotFoundError:  # Triton has ended, and `serve` has removed its files

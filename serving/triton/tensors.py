@@ -47,7 +47,7 @@ class Tensor:
         """Return the data as an array. BYTES become objects, BF16 float32."""
         if self.datatype == "BYTES":
             flat: Array = deserialize_bytes_tensor(bytes(self.data))
-        elif self.datatype == "BF16":  # the upper half of a float32, for which numpy has no type
+        elif self.datatype == "BF16":  # the upper half of a float32; numpy has no BF16
             flat = (np.frombuffer(self.data, dtype=np.uint16).astype(np.uint32) << 16).view(
                 np.float32
             )
@@ -58,8 +58,8 @@ class Tensor:
 
 @dataclass(slots=True)
 class InferRequest:
-    """An inference request to Triton. `version` "" means the latest; empty `outputs` means all of
-    them."""
+    """An inference request to Triton. `version` "" means the latest; empty `outputs` means all
+    outputs."""
 
     model: str
     version: str
