@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from build_engines.__main__ import main
 from build_engines.publish import load
 from serving.repository.model_config import read_config
+from tests.backends.openvino_models import half
 from tests.build_engines.models import save, save_classifier
 
 pytestmark = pytest.mark.stack
@@ -78,6 +79,14 @@ def test_configure_a_state_beside_an_input_of_any_length(
     assert build(tmp_path, save(graph, tmp_path / "own.onnx")) == 0
     config = read_config(tmp_path / "models/own", "gpu")
     assert (config.max_batch_size, [list(each.dims) for each in config.output]) == (batch, dims)
+
+
+def test_build_for_openvino_a_file_that_leaves_a_computed_size_free(tmp_path: Path) -> None:
+    (tmp_path / "own.onnx").write_bytes(half())
+    assert build(tmp_path, tmp_path / "own.onnx", "--set", "cpu_engine=openvino") == 0
+    config = read_config(tmp_path / "models/own", "cpu")
+    assert config.parameters["cpu_engine"].string_value == "openvino"
+    assert list(config.output[0].dims) == [-1]
 
 
 def test_refuse_to_build_a_model_that_fails_on_its_example(

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.stack
 PNG = {"Content-Type": "image/png"}
 TEXT = "A man is eating food."
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
-REPOSITORY = ROOT / "model_repository"
 
 
 def predictions(reply: requests.Response) -> list[Any]:
@@ -238,7 +237,7 @@ def test_list_models_with_their_inputs_and_parameters(server: Server) -> None:
 def test_answer_64_callers_of_three_models_and_ping(
     server: Server, digits: list[tuple[bytes, str]]
 ) -> None:
-    page = (REPOSITORY / "yolov5").glob("example.*").__next__().read_bytes()
+    page = (ROOT / "model_repository/yolov5/example.jpg").read_bytes()
 
     def call(number: int) -> requests.Response:
         if number % 3 == 0:

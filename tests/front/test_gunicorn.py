@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gunicorn.workers.gthread import DEFAULT_WORKER_DATA_TIMEOUT
 
 from serving.pid1.processes import gunicorn as gunicorn_process
 from serving.settings.table import Settings
@@ -109,6 +111,17 @@ def test_keep_a_worker_whose_replies_are_read_slowly(tmp_path: Path) -> None:
             wait_until(partial(is_closed, connection), "gunicorn closes the connection")
         (tmp_path / "last").touch()
         assert caller.result() == 200
+    kill(process)
+
+
+@pytest.mark.stack
+def test_answer_a_request_that_nginx_sends_late(tmp_path: Path) -> None:
+    """gunicorn would close a connection on which nothing has arrived for so long."""
+    process = start(tmp_path, workers=1, max_concurrency=1)
+    connection = connect(tmp_path)
+    time.sleep(DEFAULT_WORKER_DATA_TIMEOUT + 1)
+    connection.request("GET", "/")
+    assert connection.getresponse().status == 200
     kill(process)
 
 

@@ -1,5 +1,6 @@
-"""Keep torch out of the unit tests."""
+"""Keep torch out of the unit tests, and a developer's models out of all."""
 
+import re
 import subprocess
 import sys
 
@@ -20,3 +21,11 @@ def test_import_no_torch_in_files_marked_unit() -> None:
     code = f"import {', '.join(names)}, sys; sys.exit('torch' in sys.modules)"
     assert len(names) > 50
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_serve_only_named_models_of_the_checkout() -> None:
+    """Its model_repository may have more than the bundled models."""
+    whole = re.compile("ROOT / " + r'"model_repository"(?! /)')
+    files = [file for file in (ROOT / "tests").rglob("*.py") if file.name != "__main__.py"]
+    assert len(files) > 100
+    assert [str(file) for file in files if whole.search(file.read_text())] == []

@@ -21,7 +21,6 @@ from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.full
 
-MODELS = ROOT / "model_repository"
 CFG, WEIGHTS = (
     file_of(yolov4_tiny.PACKAGE, f"yolov4-tiny.{suffix}") for suffix in ("cfg", "weights")
 )
@@ -42,7 +41,9 @@ def pixels(side: int) -> NDArray[np.uint8]:
 
 
 def onnx_output(model: str, images: NDArray[np.uint8]) -> Any:
-    return session(MODELS / model / "1/model.onnx").run(None, {"images": images})[0]
+    return session(ROOT / "model_repository" / model / "1/model.onnx").run(
+        None, {"images": images}
+    )[0]
 
 
 def test_get_the_logits_of_pytorch_from_efficientnet() -> None:
