@@ -138,8 +138,10 @@ def row(name: str, results: list[Round], ours: list[Round]) -> str:
     """Return a server's row. "front" is the processor time of nginx and gunicorn per answer, "all"
     the processor time of all processes."""
     if errors := sum(each.errors for each in results):
-        return _row(name, f"{errors} answers were not 200", *[""] * (len(COLUMNS) - 2))
-    ratios = sorted(theirs.rate / own.rate for theirs, own in zip(results, ours, strict=True))
+        blanks = [""] * (len(COLUMNS) - 2)
+        return _row(name, f"{errors} answers were not 200", *blanks)
+    pairs = zip(results, ours, strict=True)
+    ratios = sorted(theirs.rate / own.rate for theirs, own in pairs)
     front = [
         each.processor.get("nginx", 0.0) + each.processor.get("gunicorn", 0.0) for each in results
     ]

@@ -62,7 +62,8 @@ def _spec(row: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _json(name: str, row: np.ndarray[Any, Any]) -> Scenario:
-    body = json.dumps({"inputs": [_spec(row) | {"data": row.tolist()}]}).encode()
+    tensor = _spec(row) | {"data": row.tolist()}
+    body = json.dumps({"inputs": [tensor]}).encode()
     return Scenario(name, "mean", 8, "application/json", body, body)
 
 

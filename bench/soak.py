@@ -50,15 +50,18 @@ class Steady(Threads):
         while not self._stop.is_set():
             number = next(self._numbers)
             if self.rate:
-                self._stop.wait(max(0.0, begun + number / self.rate - time.monotonic()))
-            self.verdicts[self._verdict(number % LOADED + 1, float(number % 1000))] += 1
+                due = begun + number / self.rate
+                self._stop.wait(max(0.0, due - time.monotonic()))
+            verdict = self._verdict(number % LOADED + 1, float(number % 1000))
+            self.verdicts[verdict] += 1
 
     def _verdict(self, model: int, x: float) -> str:
         try:
             reply = self.loader.invoke(model, x)
             if reply.status_code != 200:
                 return f"{reply.status_code} {reply.json()['code']}"
-            return "right" if reply.json()["outputs"][0]["data"] == [model * x] else "wrong"
+            data = reply.json()["outputs"][0]["data"]
+            return "right" if data == [model * x] else "wrong"
         except requests.RequestException as err:
             return type(err).__name__
 

@@ -183,6 +183,8 @@ def _size(spec: TensorSpec, shape: Size, options: Mapping[str, Any]) -> Size:
 
 
 def _resized(size: Size, options: Mapping[str, Any]) -> Size:
+    """Return `resized` of the Frame: the size before the centre of `size` is cropped. Raise
+    InvalidRequest."""
     sizes = options["resize_to"]
     if keeps_ratio(options):
         if len(sizes) != 2:

@@ -69,10 +69,12 @@ def _attributes(options: Invoke) -> str:
     for text in options.parameter:
         if "=" not in text or ";" in text:
             raise UsageError(f"--parameter takes NAME=VALUE without a semicolon, got '{text}'")
-    named = {"model_name": options.model, "model_version": options.version}
-    return ";".join(
-        [*(f"{name}={value}" for name, value in named.items() if value), *options.parameter]
-    )
+    pairs = list(options.parameter)
+    if options.version:
+        pairs.insert(0, f"model_version={options.version}")
+    if options.model:
+        pairs.insert(0, f"model_name={options.model}")
+    return ";".join(pairs)
 
 
 def _print_stream(reply: Reply) -> None:

@@ -80,4 +80,5 @@ Options = TypeVar("Options", bound=Common)
 def options_of(kind: type[Options], parsed: argparse.Namespace) -> Options:
     """Create a `kind` from the parsed options that it has fields for."""
     values = vars(parsed)
-    return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+    names = [each.name for each in fields(kind)]
+    return kind(**{name: values[name] for name in names if name in values})

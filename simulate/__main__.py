@@ -135,20 +135,8 @@ def main(arguments: list[str]) -> int:
 
 def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
     """Run until a signal, or until the endpoint fails. Raise CannotStart or BadArchive."""
-    model = options.model_data
-    if model and not model.is_dir():
-        unpack(model, folder / "data")  # as the platform does
-        model = folder / "data"
+    launch = _launch(options, folder)
     journal.say(f"runs {options.image or options.serve}")
-    launch = Launch(
-        folder=folder / "containers",
-        environment=dict(options.env),
-        memory=options.memory,
-        program=options.serve,
-        engine=find_engine() if options.image else "",
-        image=options.image,
-        model=model,
-    )
     endpoint = Endpoint(launch, options.models, journal)
     queue = Queue(endpoint, options.s3 or folder / "s3")
     stop = threading.Event()
@@ -174,6 +162,24 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
         journal.say(f"error: {endpoint.failure}")
         return FAILED
     return RULE_BROKEN if options.strict and journal.complaints else 0
+
+
+def _launch(options: argparse.Namespace, folder: Path) -> Launch:
+    """Return how to start the container. Unpack its model, as the platform does. Raise BadArchive
+    or CannotStart."""
+    model = options.model_data
+    if model and not model.is_dir():
+        unpack(model, folder / "data")
+        model = folder / "data"
+    return Launch(
+        folder=folder / "containers",
+        environment=dict(options.env),
+        memory=options.memory,
+        program=options.serve,
+        engine=find_engine() if options.image else "",
+        image=options.image,
+        model=model,
+    )
 
 
 def _listen(port: int, api: Api) -> Server:

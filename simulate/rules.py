@@ -138,7 +138,8 @@ RULES: Rules = {rule.id: rule for rule in TABLE}
 
 def with_limits(limits: Mapping[str, float]) -> Rules:
     """Return the rules with some limits changed. Raise KeyError for an unknown rule."""
-    return {**RULES, **{name: replace(RULES[name], limit=limit) for name, limit in limits.items()}}
+    changed = {name: replace(RULES[name], limit=limit) for name, limit in limits.items()}
+    return {**RULES, **changed}
 
 
 class Journal:

@@ -82,7 +82,8 @@ def is_new_session(header: str) -> bool:
 def violation(shape: Shape, value: str) -> str:
     """Return the constraint that the value violates, in the platform's words, or "" if it violates
     none."""
-    shortest, longest = int(shape.metadata.get("min", 0)), int(shape.metadata.get("max", 0))
+    shortest = int(shape.metadata.get("min", 0))
+    longest = int(shape.metadata.get("max", 0))
     if shape.type_name == "integer":
         inside = value.isascii() and value.isdigit() and shortest <= int(value) <= longest
         return "" if inside else f"be a whole number from {shortest} to {longest}"

@@ -96,7 +96,7 @@ def _joined(parts: Sequence[Table], sparse: bool) -> Table:
 
 
 def apply(graph: Graph, step: Any, table: Table) -> Table:
-    """Return the columns that the fitted step makes of the table's. Raise UnknownStep."""
+    """Return the columns that the fitted step makes of those in `table`. Raise UnknownStep."""
     if step in (None, "passthrough"):
         return table
     if hasattr(step, "get_support"):
@@ -208,7 +208,7 @@ def _filled(cell: Cells, value: Any) -> Cells:
 
 
 def _is(graph: Graph, values: str, value: Any) -> str:
-    """Return where the values of FP64 are `value`."""
+    """Return a mask of the FP64 values that equal `value`."""
     if is_missing(value):
         return graph.add("IsNaN", values)
     return graph.add("Equal", values, np.float64(value))
