@@ -62,7 +62,7 @@ class Client(ModelClient):
             "form of the output (below); auto: by the number of labels and the shape",
             choices=(AUTO, ROWS, COLUMNS, FINAL),
         ),
-        Parameter("keypoints", (), "how many keypoints, and the values of each: 17,3", minimum=0),
+        Parameter("keypoints", (), "number of keypoints, and of values for each: 17,3", minimum=0),
         Parameter("size", 640, "longer side, when the input's size is variable", minimum=32),
         Parameter(
             "stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1
