@@ -284,6 +284,15 @@ BODIES |= {
     )
     for name, (model, line, seconds) in LINES.items()
 }
+# 4.0 GB for twenty callers, or 503 for all of them: each line takes a megabyte
+BODIES["lines of many objects"] = Hostile(
+    "bert",
+    lambda: (b"[%b]\n" % many(b"{}", 5_000)) * 640,
+    (200, 504),
+    JSON_LINES,
+    callers=20,
+    seconds=20 * PROCESSOR_SECONDS,
+)
 BODIES["a form of many parts"] = Hostile(
     "resnet",
     lambda: PART * 1001 + b"--x--\r\n",

@@ -1,14 +1,17 @@
 """Each row of the table of hostile requests costs no more than it says, and other callers are
-answered meanwhile."""
+answered meanwhile. All rows at once end no process and take bounded memory."""
 
 import json
 import socket
 import threading
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,12 +24,15 @@ from serving.headers import JSON_TYPE
 from serving.host.machine import memory_limit
 from tests.endpoint.hostile_models import make_models
 from tests.endpoint.hostile_requests import MEGABYTES, ROWS, Hostile, noise, repeated
-from tests.support.harness import PATIENCE, Server, encoded, module_server, wait_until
+from tests.support.harness import PATIENCE, Server, encoded, module_server, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
 REQUEST_SECONDS = 60 + 2  # the deadline by default, and two seconds more
 RAW = f"{BINARY_TYPE};json-header-size=0"
+CROWD = 32  # callers that send all rows
+CROWD_SECONDS = 10  # in which a request of theirs must be answered
+CROWD_MEGABYTES = 3_000  # of all processes, above what they take when they are idle
 SMALL = encoded(Image.new("RGB", (32, 32)))
 
 # what requests may take on a machine of 8 GB
@@ -37,16 +43,24 @@ server = module_server(make_models, SERVE_REQUEST_MEMORY_SHARE=str(SHARE))
 
 @dataclass
 class Front:
-    """gunicorn and its workers, and what they take during a row."""
+    """gunicorn and its workers, or the processes of these `names`, and what they take during a
+    row."""
 
     server: Server
+    names: tuple[str, ...] = ("gunicorn",)
     statuses: list[int] = field(default_factory=list)  # of a neighbour's calls
     pings: list[int] = field(default_factory=list)
     peak: int = 0  # bytes of memory
 
     def processes(self) -> list[psutil.Process]:
-        first = psutil.Process(self.server.pid("gunicorn"))
-        return [first, *first.children()]
+        found: list[psutil.Process] = []
+        for name in self.names:
+            first = psutil.Process(self.server.pid(name))
+            found += [first, *first.children(recursive=True)]
+        return found
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes()]
 
     def memory(self) -> int:
         return sum(process.memory_info().rss for process in self.processes())
@@ -100,7 +114,7 @@ def idle(server: Server) -> int:
 def test_bound_what_a_hostile_request_costs(server: Server, idle: int, name: str) -> None:
     row, front = ROWS[name], Front(server)
     send = row.sent(server.url, PATIENCE)
-    pids = [server.pid("tritonserver"), *(process.pid for process in front.processes())]
+    pids = [server.pid("tritonserver"), *front.pids()]
     before, kept = front.processor(), front.memory()
     with front.watched(), ThreadPoolExecutor(row.callers) as pool:
         replies = list(pool.map(lambda _: send(), range(row.callers)))
@@ -117,8 +131,43 @@ def test_bound_what_a_hostile_request_costs(server: Server, idle: int, name: str
     # a worker keeps parts of what it freed, and the clients of the models that it was called for
     assert front.peak - kept <= row.megabytes * 2**20
     assert front.peak - idle <= MEGABYTES * 2**20
-    assert pids == [server.pid("tritonserver"), *(process.pid for process in front.processes())]
+    assert pids == [server.pid("tritonserver"), *front.pids()]
     assert front.call() == 200
+
+
+def right_answers(server: Server) -> list[Any]:
+    """Return the answers to small requests of three models."""
+    picture = server.post(
+        params={"model_name": "resnet"}, data=SMALL, headers={"Content-Type": "image/png"}
+    )
+    text = server.post(params={"model_name": "opinions"}, json={"instances": ["a dog"]})
+    number = server.post(params={"model_name": "numbers"}, json={"inputs": [tensor([0.5])]})
+    return [reply.json() for reply in (picture, text, number) if reply.ok]
+
+
+def test_survive_all_hostile_requests_at_once(tmp_path: Path) -> None:
+    """Each caller sends the next row as soon as it has a reply. The time limit is short, so that
+    the requests that wait for their turn end soon."""
+    make_models(tmp_path / "models")
+    own = {"SERVE_REQUEST_MEMORY_SHARE": str(SHARE), "SERVE_REQUEST_TIMEOUT": str(CROWD_SECONDS)}
+    server = Server(tmp_path, tmp_path / "models", **own).wait_ready()
+    container = Front(server, ("nginx", "gunicorn", "tritonserver"))
+    expected = right_answers(server)
+    sends = [row.sent(server.url, PATIENCE) for row in ROWS.values()]
+    pids, idle, before = container.pids(), container.memory(), container.processor()
+    with container.watched(), ThreadPoolExecutor(CROWD) as callers:
+        replies = list(callers.map(lambda send: send(), sends))
+    wait_until(lambda: server.in_work() == 0, "the front has nothing more to do")
+    statuses = Counter(reply.status_code for reply in replies)
+    print(f"{(container.peak - idle) / 2**20:.0f} MB, {container.processor() - before:.1f} s")
+    print(statuses)
+    for row, reply in zip(ROWS.values(), replies, strict=True):
+        check(row, reply, 503, 504)
+    assert container.pids() == pids
+    assert container.peak - idle <= CROWD_MEGABYTES * 2**20
+    assert len(expected) == 3
+    assert right_answers(server) == expected
+    assert server.stop() == 0
 
 
 READERS = 6
@@ -220,9 +269,10 @@ def test_return_the_memory_of_refused_images(server: Server, idle: int) -> None:
     wait_until(lambda: front.memory() < before + 96 * 2**20, "the bodies are freed")
 
 
-def check(row: Hostile, reply: requests.Response) -> None:
-    """Check that the reply has one of the row's statuses, and that an error says what was wrong."""
-    assert reply.status_code in row.statuses, reply.text[:500]
+def check(row: Hostile, reply: requests.Response, *others: int) -> None:
+    """Check that the reply has one of the row's statuses or of the `others`, and that an error says
+    what was wrong."""
+    assert reply.status_code in (*row.statuses, *others), reply.text[:500]
     assert reply.elapsed.total_seconds() <= REQUEST_SECONDS
     if not reply.ok:
         document = reply.json()
