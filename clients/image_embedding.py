@@ -12,8 +12,8 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 
 class Client(ImageClient):
-    """Predicts `{"embedding": [floats]}`, of length 1 or as the network gives it. The client uses
-    the model's first output, [dimensions]. Its settings are those of its input
+    """Predicts `{"embedding": FP32 [dimensions]}`, of length 1 or as the network gives it. The
+    client uses the model's first output, [dimensions]. Its settings are those of its input
     (clients/_input.py)."""
 
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
@@ -44,4 +44,4 @@ class Client(ImageClient):
             )
         if parameters["normalize"]:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return [{"embedding": vector} for vector in vectors.tolist()]
+        return [{"embedding": vector} for vector in vectors.astype(np.float32, copy=False)]

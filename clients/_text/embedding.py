@@ -26,7 +26,7 @@ def _explicit(value: Any) -> ExplicitPrompt:
 
 
 class Embedding(Task):
-    """Predicts `{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to
+    """Predicts `{"embedding": FP32 [dimensions]}`: the tokens' mean, maximum, first or last, cut to
     `dimensions`, scaled to length 1.
 
     Reads the output `sentence_embedding` [hidden] if the network has it and config.pbtxt does not
@@ -100,11 +100,11 @@ class Embedding(Task):
             raise InvalidRequest(
                 f"parameter 'dimensions': the embedding has {values.shape[1]}, not {count}"
             )
-        values = values[:, : count or None]
+        values = values[:, : count or None].copy()  # so that the rest can be freed
         if parameters["normalize"]:
             lengths = np.sqrt(np.add.reduce(values * values, axis=1, keepdims=True))
             values = values / np.maximum(lengths, 1e-12)
-        return [{"embedding": vector} for vector in values.tolist()]
+        return [{"embedding": vector} for vector in values]
 
     def _pooled(self, values: Array, attention_mask: Array) -> Array:
         pooling = self.options["pooling"]

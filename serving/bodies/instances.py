@@ -375,7 +375,8 @@ class InstancesJob(Job):
 
     def line(self, result: Predictions) -> bytes:
         about = {"model_name": self.served.public_name, "model_version": result.version}
-        return orjson.dumps({**about, "offset": result.first, "predictions": result.predictions})
+        line = {**about, "offset": result.first, "predictions": result.predictions}
+        return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def total(tensors: Tensors, name: str) -> int:
@@ -415,7 +416,7 @@ def listed(about: Mapping[str, Any], key: str, items: bytes | bytearray) -> byte
 
 def as_items(predictions: Sequence[Any]) -> bytes:
     """Return the JSON of a list without its brackets."""
-    return orjson.dumps(predictions)[1:-1]
+    return orjson.dumps(predictions, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
 def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:

@@ -113,7 +113,9 @@ def _rows(tensor: Tensor) -> Iterator[bytes]:
 
 
 def _cells(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list):
+    if isinstance(value, np.ndarray):
+        yield from map(str, value.flat)
+    elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _cells(item)
     else:

@@ -64,19 +64,19 @@ def openapi() -> Response:
         for status in (row.status, *row.also):
             codes[str(status)].append(code)
     errors = {}
-    for name in ("Error", "OpenAIError"):
-        content = {JSON_TYPE: {"schema": _reference(f"schemas/{name}")}}
+    for prefix in ("", "OpenAI"):
+        content = {JSON_TYPE: {"schema": _reference(f"schemas/{prefix}Error")}}
         for key in sorted(codes):
             about = f"code: {', '.join(codes[key])}"
-            errors[name + key] = {"description": about, "content": content}
+            errors[prefix + key] = {"description": about, "content": content}
     paths: dict[str, Json] = {}
     for path, rule in public_routes():
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             operation = _operation(path, method, text, clients)
-            error = "OpenAIError" if path.startswith(OPENAI) else "Error"
+            prefix = "OpenAI" if path.startswith(OPENAI) else ""
             operation["responses"] |= {
-                status: _reference(f"responses/{error}{status}") for status in sorted(codes)
+                status: _reference(f"responses/{prefix}{status}") for status in sorted(codes)
             }
             paths.setdefault(path, {})[method.lower()] = operation
     document = {

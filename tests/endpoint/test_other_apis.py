@@ -74,6 +74,19 @@ def test_embed_a_text_bit_for_bit_as_invocations(server: Server, text: str) -> N
     np.testing.assert_array_equal(vector, np.array(wanted["embedding"], np.float32))
 
 
+def test_write_no_more_digits_than_fp32_has(server: Server) -> None:
+    reply = server.post(json={"model_name": "bert", "instances": TEXTS[:1]})
+    (prediction,) = answer(reply)["predictions"]
+    numbers = [str(np.float32(number)) for number in prediction["embedding"]]
+    assert len(reply.content) < sum(map(len, numbers)) + 600
+    csv = server.post(
+        json={"model_name": "bert", "instances": TEXTS[:1]}, headers={"Accept": "text/csv"}
+    )
+    assert [np.float32(cell) for cell in csv.text.split(",")[:384]] == list(
+        map(np.float32, prediction["embedding"])
+    )
+
+
 def test_embed_a_thousand_texts_in_order(server: Server) -> None:
     texts = [f"text number {number % 7}" for number in range(1_000)]
     body = {"input": texts, "dimensions": 8, "encoding_format": "float"}
