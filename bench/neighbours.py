@@ -1,0 +1,92 @@
+"""Measure how long another caller's small picture takes while hostile requests are sent again and
+again (docs/security.md).
+
+python -m bench.neighbours                 all rows of tests/endpoint/hostile_requests.py
+python -m bench.neighbours --rows picture  the rows whose names contain one of the words
+"""
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import requests
+
+from tests.endpoint.hostile_models import make_models
+from tests.endpoint.hostile_requests import ROWS
+from tests.endpoint.test_hostile_requests import SHARE, SMALL
+from tests.support.harness import PATIENCE, Server, wait_until
+
+MOST = 3.0  # times the neighbour's own p99
+
+
+def attack(name: str, url: str, begin: Event, end: Event) -> None:
+    """Send the row's requests until `end` is set. Runs in a process of its own."""
+    row = ROWS[name]
+    send = row.sent(url, PATIENCE)
+
+    def repeat(_: int) -> None:
+        while not end.is_set():
+            send()
+
+    begin.set()
+    with ThreadPoolExecutor(row.callers) as callers:
+        list(callers.map(repeat, range(row.callers)))
+
+
+def p99(url: str, seconds: float) -> float:
+    """Classify a small picture again and again. Return the 99th percentile of the times in
+    milliseconds, in which a failed call counts as PATIENCE."""
+    times: list[float] = []
+    end = time.monotonic() + seconds
+    with requests.Session() as session:
+        session.headers["Content-Type"] = "image/png"
+        while time.monotonic() < end:
+            began = time.monotonic()
+            reply = session.post(f"{url}/invocations?model_name=resnet", data=SMALL)
+            times.append(time.monotonic() - began if reply.ok else PATIENCE)
+    return 1000 * sorted(times)[99 * len(times) // 100]
+
+
+def beside(name: str, server: Server, seconds: float) -> float:
+    """Return the neighbour's p99 while the row's requests are sent."""
+    begin, end = multiprocessing.Event(), multiprocessing.Event()
+    attacker = multiprocessing.Process(target=attack, args=(name, server.url, begin, end))
+    attacker.start()
+    begin.wait(PATIENCE)
+    try:
+        return p99(server.url, seconds)
+    finally:
+        end.set()
+        attacker.join()
+        wait_until(lambda: server.in_work() == 0, "the server has nothing more to do")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.neighbours", description=__doc__)
+    parser.add_argument("--rows", nargs="+", default=[""], help="words in the names of the rows")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each row")
+    options = parser.parse_args()
+    names = [name for name in ROWS if any(word in name for word in options.rows)]
+    with tempfile.TemporaryDirectory(prefix="neighbours-") as folder:
+        make_models(Path(folder) / "models")
+        own = {"SERVE_REQUEST_MEMORY_SHARE": str(SHARE), "SERVE_LOG_LEVEL": "error"}
+        server = Server(Path(folder), Path(folder) / "models", **own).wait_ready()
+        try:
+            p99(server.url, 2.0)
+            alone = p99(server.url, 2 * options.seconds)
+            print(f"alone: p99 {alone:.0f} ms", flush=True)
+            for name in names:
+                taken = beside(name, server, options.seconds)
+                mark = " !" if taken > MOST * alone else ""
+                print(f"{taken / alone:5.1f} ×  {taken:6.0f} ms  {name}{mark}", flush=True)
+            print(f"alone, at the end: p99 {p99(server.url, 2 * options.seconds):.0f} ms")
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    main()
