@@ -120,8 +120,9 @@ def play(order: tuple[int, ...], actors: list[Generator[None, None, None]]) -> N
 
 def test_never_unload_a_model_in_use_in_any_order_of_steps(tmp_path: Path) -> None:
     steps = (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)
-    orders = list(_distinct(steps))
-    assert len(orders) == 3150
+    # both callers do the same, so the other half of the orders only swaps them
+    orders = [order for order in _distinct(steps) if order.index(0) < order.index(1)]
+    assert len(orders) == 1575
     for order in orders:
         table, leases, used = Table(tmp_path / "table"), Leases(None, 2), list[int]()
         table.write(models(PART))

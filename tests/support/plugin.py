@@ -1,5 +1,6 @@
 """Set up the whole run: seeds, marks, signals, and the end of what the tests started."""
 
+import gc
 import random
 import signal
 import sys
@@ -17,6 +18,18 @@ MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # sent by timeout(1); end the started programs too
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the test files without garbage collections, which take a third of that time, and keep
+    what they import out of later ones."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.harness import ROOT
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.full
 
 
 def test_import_no_torch_in_files_marked_unit() -> None:
