@@ -30,6 +30,7 @@ class Client(ImageClient):
     shares of the image.
     """
 
+    task = "object-detection"
     answers_in_pixels = True
     settings = (
         *WHOLE,

@@ -16,6 +16,7 @@ class Client(ImageClient):
     …]}`. If the model has several outputs, the client uses the one with as many scores as there are
     labels, else the one named logits or probabilities."""
 
+    task = "image-classification"
     example = EXAMPLE
     settings = (
         *ImageClient.settings,

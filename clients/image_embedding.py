@@ -16,6 +16,7 @@ class Client(ImageClient):
     client uses the model's first output, [dimensions]. Its settings are those of its input
     (clients/_input.py)."""
 
+    task = "image-embedding"
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
 
     def __init__(self, model: Model) -> None:

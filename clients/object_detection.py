@@ -53,6 +53,7 @@ class Client(ModelClient):
     prototypes.
     """
 
+    task = "object-detection"
     codec = IMAGE
     example = EXAMPLE
     settings = (

@@ -35,9 +35,7 @@ class BareBody:
         values = [self.value] if isinstance(self.value, str) else self.value
         if codec is ROW and values and not isinstance(values[0], list | dict):
             values = [values]  # the cells of one row
-        if codec.part:
-            values = [{codec.part: value} if isinstance(value, str) else value for value in values]
-        return Instances(items_of(values, "body")).bind(served, request)
+        return Instances(items_of(values, "body", codec.part)).bind(served, request)
 
 
 def tensors_of(

@@ -125,12 +125,15 @@ class Batch:
         self.room.shrink()
 
 
-def items_of(values: list[Any], field: str) -> list[Item]:
-    """Return an Item for each instance. Raise InvalidRequest or PayloadTooLarge."""
+def items_of(values: list[Any], field: str, part: str = "") -> list[Item]:
+    """Return an Item for each instance. A string becomes an object with the key `part` if that is
+    given. Raise InvalidRequest or PayloadTooLarge."""
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
     reserve(ITEM * len(values), "the instances")
+    if part:
+        values = [{part: value} if isinstance(value, str) else value for value in values]
     return [Item(field, value=value) for value in values]
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Predictions, listed
 from serving.bodies.other_apis import ApiBody, ApiJob, Texts, texts_of
@@ -25,13 +26,13 @@ class Embeddings(ApiBody, kw_only=True):
     user: Any = None
     tasks: ClassVar[tuple[str, ...]] = ("embedding",)
 
-    def items(self) -> list[Item]:
+    def items(self, client: ModelClient) -> list[Item]:
         return texts_of(self.input, "input")
 
-    def parameters(self) -> Mapping[str, Any]:
+    def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         return {"dimensions": self.dimensions}
 
-    def entries(self, result: Predictions) -> list[Any]:
+    def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         vectors = [prediction["embedding"] for prediction in result.predictions]
         if self.encoding_format == "base64":
             vectors = [_base64(vector) for vector in vectors]

@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
+from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import InstancesJob, Predictions, as_items, items_of, total
+from serving.bodies.schemas import read
 from serving.budget import MOST_INSTANCES
 from serving.errors import InvalidRequest
 from serving.job import Job, Step
@@ -44,15 +46,20 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
             )
         return ApiJob(served, replace(request, accept="", stream=""), self)
 
-    def items(self) -> list[Item]:
+    @classmethod
+    def of(cls, data: bytes) -> "ApiBody":
+        """Parse the bytes of a body. Raise InvalidRequest or PayloadTooLarge."""
+        return read(cls, data)
+
+    def items(self, client: ModelClient) -> list[Item]:
         """Return the instances. Raise InvalidRequest or PayloadTooLarge."""
         raise NotImplementedError
 
-    def parameters(self) -> Mapping[str, Any]:
+    def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         """Return the parameters for the model's client. None keeps a parameter's default."""
         raise NotImplementedError
 
-    def entries(self, result: Predictions) -> list[Any]:
+    def entries(self, job: "ApiJob", result: Predictions) -> list[Any]:
         """Return what a batch of predictions adds to the list in the reply."""
         raise NotImplementedError
 
@@ -66,10 +73,13 @@ class ApiJob(InstancesJob):
     the model has read."""
 
     def __init__(self, served: ServedModel, request: Request, body: ApiBody) -> None:
-        set_ = {name: value for name, value in body.parameters().items() if value is not None}
-        super().__init__(served, request, body.items(), set_)
+        client = served.require_client()
+        values = body.client_parameters(client).items()
+        set_ = {name: value for name, value in values if value is not None}
+        super().__init__(served, request, body.items(client), set_)
         self.body = body
         self.tokens = 0
+        self.source: Any = None  # what Similarity compares the other vectors with
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
         self.tokens += total(step.batch.tensors, "attention_mask")
@@ -79,7 +89,7 @@ class ApiJob(InstancesJob):
         return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
 
     def written(self, result: Predictions) -> bytes:
-        return as_items(self.body.entries(result))
+        return as_items(self.body.entries(self, result))
 
     def document(self, items: bytes | bytearray, version: str) -> bytes:
         return self.body.document(self, items)

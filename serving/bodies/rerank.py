@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Predictions, listed
 from serving.bodies.other_apis import ApiBody, ApiJob, bare_list
@@ -39,12 +40,12 @@ class Rerank(ApiBody, kw_only=True):
         if (self.documents is None) == (self.texts is None):
             raise ValueError("Send either 'documents' or 'texts'")
 
-    def items(self) -> list[Item]:
+    def items(self, client: ModelClient) -> list[Item]:
         documents = self.documents or self.texts or ()
         value = {"query": self.query, "documents": list(map(_text, documents))}
         return [Item("", value=value)]
 
-    def parameters(self) -> Mapping[str, Any]:
+    def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         return {
             "top_k": self.top_n,
             "function_to_apply": "none" if self.raw_scores else "sigmoid",
@@ -52,7 +53,7 @@ class Rerank(ApiBody, kw_only=True):
             "truncate": self.truncate,
         }
 
-    def entries(self, result: Predictions) -> list[Any]:
+    def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         (prediction,) = result.predictions
         score = "relevance_score" if self.texts is None else "score"
         entries = []

@@ -20,6 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving import VERSION
 from serving.bodies.forms import TEXT as TEXT_TYPE
+from serving.bodies.hugging_face import Pipeline
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES
 from serving.bodies.schemas import (
@@ -36,7 +37,7 @@ from serving.clients import families, family
 from serving.errors import TABLE, NotFound
 from serving.front.models import managed
 from serving.front.other_apis import BODIES
-from serving.front.replies import OPENAI, json_reply, public_routes
+from serving.front.replies import OPENAI, json_reply, public_routes, shown_path
 from serving.front.services import services
 from serving.headers import CSV, EVENT_STREAM, JSON_TYPE, NPY_TYPE, TARGET_MODEL
 from serving.request import NAME_KEYS, VERSION_KEY
@@ -48,6 +49,7 @@ SOME_TEXT: Json = {"type": "string", "minLength": 1}
 OBJECT: Json = {"type": "object"}
 # of a body of /invocations, besides Instances
 SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
+APIS = {shown_path(rule): body for rule, body in BODIES.items()}
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
@@ -96,7 +98,7 @@ def _operation(path: str, method: str, text: str, clients: Json) -> Json:
     summary, _, more = text.partition("\n")
     tag = "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
     tag = "kserve" if path.startswith("/v2/") else tag
-    tag = "other_apis" if path in BODIES else tag
+    tag = "other_apis" if path in APIS else tag
     reply: Json = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
         reply["content"] = _reply(path, method)
@@ -137,8 +139,9 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
 def _body(path: str, clients: Json) -> Json:
     if path == "/models":
         return {JSON_TYPE: {"schema": _reference("schemas/Load")}}
-    if body := BODIES.get(path):
-        return {JSON_TYPE: {"schema": _reference(f"schemas/{body.__name__}")}}
+    if body := APIS.get(path):
+        content = {JSON_TYPE: {"schema": _reference(f"schemas/{body.__name__}")}}
+        return content | ({"image/*": {"schema": FILE}} if body is Pipeline else {})
     if path.startswith("/v2/"):
         shape = _reference("schemas/Tensors" if path.endswith("/infer") else "schemas/Flat")
         named = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
@@ -164,7 +167,7 @@ def _reply(path: str, method: str) -> Json:
         return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
-    if path in BODIES:
+    if path in APIS:
         return {JSON_TYPE: {"schema": {}}}  # some are lists
     stream: Json = {EVENT_STREAM: {"schema": TEXT}}
     if path.endswith("/generate_stream"):
@@ -176,7 +179,7 @@ def _reply(path: str, method: str) -> Json:
 def _schemas(clients: Json) -> dict[str, Json]:
     """Return the schemas of an error, of each shape of a JSON body, and of each client's
     instances."""
-    shapes = (*SHAPES, Instances, Load, *dict.fromkeys(BODIES.values()))
+    shapes = (*SHAPES, Instances, Load, *dict.fromkeys(APIS.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
     # besides the keys that are options, the object has at least one input

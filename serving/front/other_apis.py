@@ -5,18 +5,18 @@ from functools import partial
 
 from flask import Blueprint, Response
 
+from serving.bodies.hugging_face import Embed, Pipeline, Predict, Similarity
 from serving.bodies.openai import Embeddings
 from serving.bodies.other_apis import ApiBody
 from serving.bodies.reading import Body
 from serving.bodies.rerank import Rerank
-from serving.bodies.schemas import read
 from serving.errors import InvalidRequest
 from serving.front.incoming import Incoming, incoming
 from serving.front.models import managed
 from serving.front.replies import json_reply
 from serving.front.services import services
 from serving.named_value import unknown
-from serving.request import Target
+from serving.request import PATH, Target
 
 # each route, and its body, which also makes the reply
 BODIES: dict[str, type[ApiBody]] = {
@@ -24,6 +24,16 @@ BODIES: dict[str, type[ApiBody]] = {
     "/v1/rerank": Rerank,
     "/v2/rerank": Rerank,
     "/rerank": Rerank,
+    "/embed": Embed,
+    "/predict": Predict,
+    "/similarity": Similarity,
+    "/pipeline": Pipeline,
+    # the base URL of TEI's clients for one model is /models/NAME
+    "/models/<path:name>/rerank": Rerank,
+    "/models/<path:name>/embed": Embed,
+    "/models/<path:name>/predict": Predict,
+    "/models/<path:name>/similarity": Similarity,
+    "/pipeline/<path:name>": Pipeline,
 }
 ROUTE = "route"  # the attribute that names a route for a body of /invocations
 OWNER = "triton-multi-model"
@@ -34,8 +44,9 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
     routes = Blueprint("other_apis", __name__)
 
     def add(path: str, body: type[ApiBody]) -> None:
-        def answer() -> Response:
-            return infer(partial(read_api, body), incoming().target)
+        def answer(name: str = "") -> Response:
+            target = Target(PATH, name) if name else incoming().target
+            return infer(partial(read_api, body), target)
 
         answer.__doc__ = body.__doc__
         routes.add_url_rule(path, path, answer, methods=["POST"])
@@ -48,7 +59,7 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
 
 def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
     """Parse a body. Raise InvalidRequest or PayloadTooLarge."""
-    return read(body, source.whole())
+    return body.of(source.whole())
 
 
 def read_by_attribute(source: Incoming) -> ApiBody:

@@ -32,7 +32,12 @@ def public_routes() -> Iterator[tuple[str, Rule]]:
     """Yield each route that callers may use: its path as in /openapi.json, and its rule."""
     for rule in current_app.url_map.iter_rules():
         if not rule.rule.startswith("/docs/") and rule.endpoint != FOR_THE_MANAGER:
-            yield re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), rule
+            yield shown_path(rule.rule), rule
+
+
+def shown_path(rule: str) -> str:
+    """Return the path of a rule as /openapi.json has it."""
+    return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
 
 
 def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:

@@ -402,6 +402,10 @@ def documents(text: str, count: int) -> Callable[[], bytes]:
     return lambda: json.dumps({"query": text, "documents": [text] * count}).encode()
 
 
+def inputs(value: Any) -> Callable[[], bytes]:
+    return lambda: json.dumps({"inputs": value}).encode()
+
+
 def frame(columns: int, rows: int) -> bytes:
     names = b",".join(b'"%d"' % number for number in range(columns))
     row = b"[%b0]" % (b"0," * (columns - 1))
@@ -428,6 +432,21 @@ APIS: dict[str, Hostile] = {
     ),
     "a ranking of documents of hash signs": Hostile(
         "ranking", documents("#" * 4_000, 1_000), SLOW, path="/rerank"
+    ),
+    "embeddings of hash signs for TEI": Hostile(
+        "bert", inputs(["#" * 51_200] * 480), SLOW, path="/embed"
+    ),
+    "classes of a million lists": Hostile(
+        "opinions", inputs([["a"]] * 10**6), (413,), path="/predict"
+    ),
+    "similar sentences of hash signs": Hostile(
+        "bert",
+        inputs({"source_sentence": "a", "sentences": ["#" * 51_200] * 480}),
+        SLOW,
+        path="/similarity",
+    ),
+    "a pipeline of a million texts": Hostile(
+        "opinions", inputs(["a"] * 10**6), (413,), path="/pipeline"
     ),
     "numbers without keys": Hostile("numbers", lambda: b"[%b0]" % (b"0," * 12_000_000), SLOW),
     "lists without keys": Hostile("numbers", lambda: b"[%b[]]" % (b"[]," * 8_000_000), (413,)),

@@ -31,6 +31,7 @@ SHAPES = {
     "DataframeRecords",
     "DataframeSplit",
     "Document",
+    "Embed",
     "Embeddings",
     "Flat",
     "Frame",
@@ -41,7 +42,11 @@ SHAPES = {
     "Output",
     "OutputParameters",
     "Payload",
+    "Pipeline",
+    "Predict",
     "Rerank",
+    "Sentences",
+    "Similarity",
     "Tensors",
 }
 MODELS = tuple(f"model_{number}" for number in range(140))
@@ -254,4 +259,4 @@ def test_answer_generated_requests_as_the_document_says(server: Server, tmp_path
         text=True,
     )
     assert run.returncode == 0, run.stdout[-10_000:] + run.stderr
-    assert re.search(r"Tested: +17", run.stdout), run.stdout
+    assert re.search(r"Tested: +26", run.stdout), run.stdout

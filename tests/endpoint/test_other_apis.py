@@ -9,19 +9,38 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+from PIL import Image
 
 from serving.headers import ATTRIBUTES
-from tests.endpoint.hostile_models import BERT, make_text_model
+from tests.endpoint.hostile_models import BERT, make_detector, make_text_model
 from tests.endpoint.hostile_models import EXAMPLES as OF_OTHERS
-from tests.support.harness import FP32, Server, expect_error, link_model, module_server
+from tests.support.harness import (
+    FP32,
+    ROOT,
+    Server,
+    b64,
+    encoded,
+    expect_error,
+    link_model,
+    module_server,
+)
 
 pytestmark = pytest.mark.stack
 
 TEXTS = ["A man is eating food.", "", "Zwei Sätze. Und noch einer!"]
 LONG = "a " * 600
-EXAMPLES: dict[str, Any] = {"opinions": {"text": "a dog"}} | OF_OTHERS
 # each model's task, and the width of its last dimension
-TASKS = {"opinions": ("text-classification", 3), "ranking": ("text-ranking", 1)}
+TASKS = {
+    "opinions": ("text-classification", 3),
+    "ranking": ("text-ranking", 1),
+    "entities": ("token-classification", 3),
+    "answers": ("question-answering", 2),
+    "masks": ("fill-mask", 30_522),
+    "zero_shot": ("zero-shot-classification", 3),
+}
+DOG = {"text": "a dog"}
+EXAMPLES: dict[str, Any] = {"opinions": DOG, "entities": DOG} | OF_OTHERS
+PICTURE = encoded(Image.radial_gradient("L").resize((64, 64)).convert("RGB"))
 QUERY = "How many people live in Berlin?"
 DOCUMENTS = ["Berlin has 3.7 million people.", "Berlin is a city.", "Cats sleep."]
 
@@ -29,6 +48,8 @@ DOCUMENTS = ["Berlin has 3.7 million people.", "Berlin is a city.", "Cats sleep.
 def make_models(repository: Path) -> None:
     """Make `bert`, which embeds texts, and models of other tasks."""
     link_model(BERT, repository)
+    link_model(ROOT / "model_repository/resnet", repository)
+    make_detector(repository / "boxes")
     for name, (task, width) in TASKS.items():
         make_text_model(repository / name, task, width)
         (repository / name / "example.json").write_text(json.dumps(EXAMPLES[name]))
@@ -175,7 +196,7 @@ def test_choose_a_route_by_an_attribute(server: Server) -> None:
 def test_list_models_in_the_format_of_openai(server: Server) -> None:
     listed = answer(server.get("/v1/models"))
     assert listed["object"] == "list"
-    assert [entry["id"] for entry in listed["data"]] == sorted(["bert", *TASKS])
+    assert [entry["id"] for entry in listed["data"]] == sorted(["bert", "boxes", "resnet", *TASKS])
     assert all(entry["object"] == "model" for entry in listed["data"])
 
 
@@ -248,3 +269,117 @@ WRONG_RANKINGS: list[tuple[dict[str, Any], str, str]] = [
 def test_explain_wrong_rankings(server: Server, body: dict[str, Any], code: str, text: str) -> None:
     expect_error(server.post("/v2/rerank", json=body), 400, code, text)
     refused(server.post("/v1/rerank", json=body), 400, code, text)
+
+
+def embeddings(server: Server, *texts: str, **parameters: Any) -> list[Any]:
+    return [each["embedding"] for each in predicted(server, "bert", *texts, **parameters)]
+
+
+@pytest.mark.parametrize("path", ["/embed", "/models/bert/embed"])
+def test_embed_as_tei(server: Server, path: str) -> None:
+    body = {"inputs": TEXTS[0], "truncate": True, "normalize": False, "dimensions": 8}
+    wanted = embeddings(server, TEXTS[0], normalize=False, dimensions=8)
+    assert answer(server.post(path, json=body)) == wanted
+    assert len(answer(server.post(path, json={"inputs": TEXTS}))) == 3
+    expect_error(server.post(path, json={"inputs": [[1]]}), 400, "decoding_error", "a string")
+    reply = server.post(path, json={"inputs": LONG, "truncate": False})
+    expect_error(reply, 400, "decoding_error", "602 tokens")
+
+
+def test_name_the_model_in_the_path_alone(server: Server) -> None:
+    reply = server.post("/models/ranking/embed", json={"inputs": "a"})
+    expect_error(reply, 400, "invalid_request", "'ranking'", "'text-ranking'", "embedding")
+    body = {"query": QUERY, "texts": DOCUMENTS}
+    reply = server.post("/models/ranking/rerank", json=body)
+    assert answer(reply) == answer(server.post("/rerank", json=body))
+
+
+def classes(server: Server, model: str, *instances: Any, **parameters: Any) -> list[Any]:
+    return [
+        [{"label": each["label"], "score": each["score"]} for each in prediction["classes"]]
+        for prediction in predicted(server, model, *instances, **parameters)
+    ]
+
+
+def test_classify_as_tei(server: Server) -> None:
+    pair = {"text": "a", "text_pair": "b"}
+    for inputs, instance in (("a", "a"), (["a"], "a"), (["a", "b"], pair)):
+        reply = server.post("/predict", json={"inputs": inputs})
+        assert answer(reply) == classes(server, "opinions", instance)[0]
+    reply = server.post("/predict", json={"inputs": [["a"], ["a", "b"]], "raw_scores": True})
+    raw = classes(server, "opinions", "a", pair, function_to_apply="none")
+    for got, wanted in zip(answer(reply), raw, strict=True):
+        assert [each["score"] for each in got] == pytest.approx([each["score"] for each in wanted])
+    reply = server.post("/predict", json={"inputs": ["a", "b", "c"]})
+    expect_error(reply, 400, "invalid_request", "got 3")
+
+
+@pytest.mark.parametrize("path", ["/similarity", "/pipeline/bert"])
+def test_compare_sentences(server: Server, path: str) -> None:
+    sentences = [f"sentence {number}" for number in range(70)]  # more than one batch
+    body = {"inputs": {"source_sentence": TEXTS[0], "sentences": sentences}}
+    source, *others = np.array(embeddings(server, TEXTS[0], *sentences))
+    np.testing.assert_allclose(answer(server.post(path, json=body)), others @ source, atol=1e-5)
+    body["inputs"]["sentences"] = []
+    expect_error(server.post(path, json=body), 400, "invalid_request", "inputs.sentences")
+
+
+CONTEXT = "My name is Clara and I live in Berkeley."
+QUESTION = {"question": "Where do I live?", "context": CONTEXT}
+LABELS = {"candidate_labels": ["dogs", "cats"]}
+PIPELINES: dict[str, tuple[str, Any, dict[str, Any], Any]] = {
+    "a vector": ("bert", "a", {}, lambda got, own: got == [own[0]["embedding"]]),
+    "classes": ("opinions", "a", {"top_k": 2}, lambda got, own: got == [without_id(own[0])]),
+    "labels": ("zero_shot", "a", LABELS, lambda got, own: got == without_id(own[0])),
+    "entities": (
+        "entities",
+        "a dog",
+        {"aggregation_strategy": "simple"},
+        lambda got, own: (
+            [each["entity_group"] for each in got] == [each["label"] for each in own[0]["entities"]]
+        ),
+    ),
+    "an answer": ("answers", QUESTION, {}, lambda got, own: got == own[0]["answers"][0]),
+    "answers": ("answers", QUESTION, {"top_k": 2}, lambda got, own: got == own[0]["answers"]),
+    "a mask": (
+        "masks",
+        "a [MASK]",
+        {"top_k": 2},
+        lambda got, own: (
+            [each["token_str"] for each in got] == [each["token"] for each in own[0]["masks"][0]]
+        ),
+    ),
+}
+
+
+def without_id(prediction: Any) -> Any:
+    return [{"label": each["label"], "score": each["score"]} for each in prediction["classes"]]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_answer_as_the_pipeline_of_each_task(server: Server, name: str) -> None:
+    model, inputs, parameters, agrees = PIPELINES[name]
+    wanted = predicted(server, model, inputs, **parameters)
+    body = {"inputs": inputs, "parameters": parameters}
+    got = answer(server.post(f"/pipeline/{model}", json=body))
+    assert agrees(got, wanted), (got, wanted)
+
+
+def test_answer_several_inputs_by_a_list(server: Server) -> None:
+    (one,) = answer(server.post("/pipeline/opinions", json={"inputs": "a"}))
+    assert answer(server.post("/pipeline/opinions", json={"inputs": ["a", "a"]})) == [one, one]
+    entities = answer(server.post("/pipeline/entities", json={"inputs": ["a dog"]}))
+    assert entities == [answer(server.post("/pipeline/entities", json={"inputs": "a dog"}))]
+
+
+def test_answer_pictures_raw_and_in_base64(server: Server) -> None:
+    (wanted,) = predicted(server, "resnet", b64(PICTURE))
+    raw = server.post("/pipeline/resnet", data=PICTURE, headers={"Content-Type": "image/png"})
+    assert answer(raw) == without_id(wanted)
+    body = {"inputs": b64(PICTURE)["b64"], "parameters": {"top_k": 1}}
+    assert answer(server.post("/pipeline/resnet", json=body)) == without_id(wanted)[:1]
+    body = {"inputs": b64(PICTURE)["b64"], "parameters": {"threshold": 0.9}}
+    (found,) = predicted(server, "boxes", b64(PICTURE), confidence=0.9)
+    boxes = [{key: each[key] for key in ("label", "score", "box")} for each in found["detections"]]
+    assert answer(server.post("/pipeline/boxes", json=body)) == boxes != []
+    expect_error(server.post("/pipeline/resnet", data=b"a"), 400, "decoding_error")

@@ -161,6 +161,11 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "embeddings": b'/v1/embeddings\n{"input":["a","b"],"model":"m","encoding_format":"base64"}',
         "documents": b'/v2/rerank\n{"query":"a","documents":["a",{"text":"b"}],"top_n":1}',
         "texts": b'/rerank\n{"query":"a","texts":["a","b"],"raw_scores":true,"return_text":true}',
+        "embed": b'/embed\n{"inputs":["a","b"],"truncate":false,"normalize":true}',
+        "predict": b'/predict\n{"inputs":[["a"],["a","b"]],"raw_scores":true}',
+        "similarity": b'/similarity\n{"inputs":{"source_sentence":"a","sentences":["a","b"]}}',
+        "pipeline": b'/pipeline\n{"inputs":["a"],"parameters":{"threshold":0.5,"top_k":2}}',
+        "raw": b"/pipeline\n12",
         "harm-ids": b'/v1/embeddings\n{"input":[[1,2],[3]],"dimensions":2147483648}',
     },
     "bare": {

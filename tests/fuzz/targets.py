@@ -18,10 +18,10 @@ import flask
 from clients.base import Model, ModelClient, TensorSpec
 from serving.bodies.decoder import Decoder
 from serving.bodies.documents import read_binary
+from serving.bodies.hugging_face import FORMS
 from serving.bodies.npy import read_npy
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
-from serving.bodies.schemas import read
 from serving.budget import NEVER, Deadline
 from serving.codecs import ENCODED_IMAGE, IMAGE, ROW, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
@@ -128,8 +128,10 @@ class Anything(Ones):
         return dict(values)
 
     def postprocess(self, outputs: Any, inputs: Any, instances: Any, parameters: Any) -> list[Any]:
-        ranking = [{"index": 0, "score": 0.5, "document": "a"}]
-        return [{"embedding": row, "ranking": ranking} for row in outputs["x"].tolist()]
+        entry = {name: 0 for form in FORMS.values() for name in form.fields.values()}
+        prediction: dict[str, Any] = {form.key: [entry] for form in FORMS.values()}
+        prediction["ranking"] = [{"index": 0, "score": 0.5, "document": "a"}]
+        return [prediction | {"embedding": row} for row in outputs["x"]]
 
 
 def api(data: bytes) -> None:
@@ -138,7 +140,7 @@ def api(data: bytes) -> None:
     path = route.decode(TEXT)
     paths = list(BODIES)
     kind = BODIES[path if path in BODIES else paths[len(route) % len(paths)]]
-    body = read(kind, content)
+    body = kind.of(content)
     body.named  # noqa: B018
     for task in kind.tasks:
         client = type("Client", (Anything,), {"task": task})

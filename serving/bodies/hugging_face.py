@@ -1,0 +1,185 @@
+"""Bodies of text-embeddings-inference (TEI) and of Hugging Face's InferenceClient."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from clients.base import ModelClient
+from serving.bodies.decoder import Item
+from serving.bodies.instances import Predictions, items_of
+from serving.bodies.other_apis import ApiBody, ApiJob, Texts, bare_list
+from serving.bodies.schemas import Count, read
+from serving.errors import InvalidRequest
+from serving.job import Job
+from serving.model_status.served_model import ServedModel
+from serving.request import Request
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a pipeline answers: the `key` of our prediction, and its fields by the pipeline's names.
+    If it `is_single`, an only entry is not in a list; if it `is_listed`, the reply to one instance
+    is in a list."""
+
+    key: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    is_single: bool = False
+    is_listed: bool = False
+
+    def of(self, prediction: Mapping[str, Any]) -> Any:
+        entries = prediction[self.key]
+        if self.is_single and len(entries) == 1:
+            entries = entries[0]
+        return self._renamed(entries) if self.fields else entries
+
+    def _renamed(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._renamed(entry) for entry in value]
+        return {theirs: value[ours] for theirs, ours in self.fields.items()}
+
+
+CLASS = {"label": "label", "score": "score"}
+WORD = {"score": "score", "word": "word", "start": "start", "end": "end"}
+ANSWER = {"answer": "answer", "score": "score", "start": "start", "end": "end"}
+TOKEN = {"score": "score", "token": "token_id", "token_str": "token", "sequence": "sequence"}
+# by the task of the model's client
+FORMS = {
+    "embedding": Form("embedding", is_listed=True),
+    "fill-mask": Form("masks", TOKEN, is_single=True),
+    "image-classification": Form("classes", CLASS),
+    "image-embedding": Form("embedding", is_listed=True),
+    "object-detection": Form("detections", CLASS | {"box": "box"}),
+    "question-answering": Form("answers", ANSWER, is_single=True),
+    "text-classification": Form("classes", CLASS, is_listed=True),
+    "token-classification": Form("entities", {"entity_group": "label"} | WORD),
+    "zero-shot-classification": Form("classes", CLASS),
+}
+# the parameters that the pipeline of a task sets, and the names of those with another name here
+SET = {"token-classification": {"aggregation_strategy": "simple"}}
+OURS = {"threshold": "confidence"}
+OF_EMBEDDINGS = ("truncate", "normalize", "dimensions", "prompt_name")
+
+
+class Pipeline(ApiBody, kw_only=True):
+    """Answer as the pipeline of the model's task does, for Hugging Face's InferenceClient.
+
+    `inputs` is an instance or a list of instances, with images in base64. An image or a text may
+    also be the whole body.
+    """
+
+    inputs: Any
+    parameters: dict[str, Any] | None = None
+    truncate: bool | None = None
+    normalize: bool | None = None
+    dimensions: Count | None = None
+    prompt_name: str | None = None
+    tasks: ClassVar[tuple[str, ...]] = tuple(FORMS)
+
+    @classmethod
+    def of(cls, data: bytes) -> ApiBody:
+        is_object = data[:100].lstrip().startswith(b"{")
+        return super().of(data) if is_object else cls(inputs=data)
+
+    def bind(self, served: ServedModel, request: Request) -> Job:
+        if isinstance(self.inputs, dict) and "source_sentence" in self.inputs:
+            similarity = {"inputs": self.inputs, "parameters": self.parameters}
+            return read(Similarity, similarity).bind(served, request)
+        return super().bind(served, request)
+
+    def items(self, client: ModelClient) -> list[Item]:
+        if isinstance(self.inputs, bytes):
+            return [Item("body", raw=self.inputs)]
+        values = self.inputs if isinstance(self.inputs, list) else [self.inputs]
+        return items_of(values, "inputs", client.codec.part)
+
+    def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
+        own = {OURS.get(name, name): value for name, value in (self.parameters or {}).items()}
+        of_body = {name: getattr(self, name) for name in OF_EMBEDDINGS}
+        return {**SET.get(client.task, {}), **of_body, **own}
+
+    def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
+        form = FORMS[job.client.task]
+        return [form.of(prediction) for prediction in result.predictions]
+
+    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+        is_list = isinstance(self.inputs, list) or FORMS[job.client.task].is_listed
+        return bare_list(items) if is_list else bytes(items)
+
+
+class Embed(Pipeline, kw_only=True):
+    """Embed each text, in the format of TEI."""
+
+    tasks: ClassVar[tuple[str, ...]] = ("embedding",)
+
+
+class Predict(ApiBody, kw_only=True):
+    """Classify a text, a pair of texts, or a list of lists with one or two texts each, as TEI
+    does."""
+
+    inputs: str | list[str | list[str]]
+    raw_scores: bool = False
+    truncate: bool | None = None
+    tasks: ClassVar[tuple[str, ...]] = ("text-classification",)
+
+    @property
+    def are_several(self) -> bool:
+        return isinstance(self.inputs, list) and isinstance(next(iter(self.inputs), ""), list)
+
+    def items(self, client: ModelClient) -> list[Item]:
+        values: Any = self.inputs if self.are_several else [self.inputs]
+        return [Item("inputs", value=_pair(item.value)) for item in items_of(values, "inputs")]
+
+    def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
+        function = "none" if self.raw_scores else "auto"
+        return {"top_k": 1_000, "function_to_apply": function, "truncate": self.truncate}
+
+    def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
+        return [FORMS[job.client.task].of(prediction) for prediction in result.predictions]
+
+    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+        return bare_list(items) if self.are_several else bytes(items)
+
+
+def _pair(value: Any) -> Any:
+    """Return the instance of a text, or of a list of one or two texts. Raise InvalidRequest."""
+    if isinstance(value, str):
+        return value
+    if not 1 <= len(value) <= 2:
+        raise InvalidRequest(f"the body, 'inputs': expected one or two texts, got {len(value)}")
+    return dict(zip(("text", "text_pair"), value, strict=False))
+
+
+class Sentences(Struct, forbid_unknown_fields=True):
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: Texts
+
+
+class Similarity(ApiBody, kw_only=True):
+    """Return the cosine similarity of a sentence and each of the others."""
+
+    inputs: Sentences
+    parameters: dict[str, Any] | None = None
+    tasks: ClassVar[tuple[str, ...]] = ("embedding",)
+
+    def items(self, client: ModelClient) -> list[Item]:
+        sentences = self.inputs.sentences
+        others = [sentences] if isinstance(sentences, str) else sentences
+        if not others:
+            raise InvalidRequest("the body, 'inputs.sentences' is an empty list; send one or more")
+        return items_of([self.inputs.source_sentence, *others], "inputs")
+
+    def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
+        return {**(self.parameters or {}), "normalize": True}
+
+    def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
+        vectors = [prediction["embedding"] for prediction in result.predictions]
+        if not result.first:
+            job.source = vectors.pop(0)
+        return [float(job.source @ vector) for vector in vectors]
+
+    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+        return bare_list(items)
