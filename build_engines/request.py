@@ -13,6 +13,7 @@ from build_engines.recipes import RECIPES, Recipe
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 PRECISIONS = ("fp32", "fp16", "int8")
 TARGETS = ("cpu", "openvino", "gpu", "tensorrt")
+ON_A_GPU = ("gpu", "tensorrt")
 NETWORK = "the network"
 ENGINE = "the engine"
 CLIENT = "the client"
@@ -158,3 +159,11 @@ class Request:
     def named_client(self) -> str:
         """Return the client of the flag, else that of the recipe, "" if neither names one."""
         return self.client or (self.recipe.client if self.recipe else "")
+
+    @property
+    def model_folder(self) -> Path:
+        """Return the folder to build. Unless it is named, INT8 for a CPU gets a name of its own, so
+        that both precisions can be served."""
+        is_second = self.precision == "int8" and self.target not in ON_A_GPU
+        usual = f"{self.model}_int8" if is_second else self.model
+        return self.repository / (self.name or usual)
