@@ -113,9 +113,7 @@ def check_settings(client: str, names: Iterable[str]) -> None:
             )
 
 
-def _compare_with_fp32(
-    folder: Path, engine: Engine, source_sha256: str, request: Request
-) -> None:
+def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request: Request) -> None:
     """Compare INT8 with fp32 on samples that were not used for calibration or, without samples, on
     those of `verify`. Print the scores. Raise BuildError if one is below its limit."""
     if not (request.compare and engine.cpu_only):
