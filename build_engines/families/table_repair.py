@@ -1,0 +1,167 @@
+"""Repairs the ONNX graphs of tables' models, because Triton serves only tensors with a batch
+dimension. table_estimators.py makes them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from build_engines.errors import BuildError, UsageError, brief
+from build_engines.families.onnx_graph import ML, free_name
+
+BATCH_SIZE = 1024  # rows: one takes microseconds
+INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
+OF_CATBOOST = (
+    "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
+    "that"
+)
+ROWS = (2, 3)  # rows of the two runs that show which dimensions vary
+Class = int | str
+Feed = Mapping[str, Any]
+
+
+def has_operators(model: onnx.ModelProto) -> bool:
+    """Return whether skl2onnx or onnxmltools wrote the model."""
+    return any(node.domain == ML for node in model.graph.node)
+
+
+def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
+    """Remove ZipMap, and make the first dimension of every tensor the batch. Return the classes
+    that ZipMap named, in the order of the probabilities. `rows` are at least three rows like those
+    of training. Raise UsageError if the model does not run on several rows."""
+    classes = _cut_zip_map(model.graph)
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) and dims[0].dim_value == 1:
+            dims[0].Clear()
+    _set_shapes(model, rows)
+    return classes
+
+
+def answer_booleans(model: onnx.ModelProto) -> None:
+    """Turn the first output, the numbers 0 and 1 of two classes, into the booleans that the classes
+    are."""
+    output = model.graph.output[0]
+    columns = [value.name for value in model.graph.input]
+    number = free_name(f"{output.name}_number", columns)
+    _rename(model.graph, output.name, number)
+    cast = helper.make_node("Cast", [number], [output.name], to=TensorProto.BOOL)
+    model.graph.node.append(cast)
+    output.type.tensor_type.elem_type = TensorProto.BOOL
+
+
+def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
+    """Remove the inputs that no node reads. Return the indices of the others."""
+    inputs = list(model.graph.input)
+    read = {name for node in model.graph.node for name in node.input}
+    kept = [index for index, value in enumerate(inputs) if value.name in read]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs[index] for index in kept)
+    return kept
+
+
+def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
+    """Remove ZipMap, which turns probabilities into dictionaries. Its input gets its output's name.
+    Return the classes that it named."""
+    zip_map = next(
+        (node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None
+    )
+    if zip_map is None:
+        return []
+    outer = zip_map.output[0]
+    graph.node.remove(zip_map)
+    _rename(graph, zip_map.input[0], outer)
+    for value in graph.output:
+        if value.name == outer:
+            value.CopyFrom(onnx.ValueInfoProto(name=outer))
+    values = {
+        attribute.name: helper.get_attribute_value(attribute) for attribute in zip_map.attribute
+    }
+    texts = [text.decode() for text in values.get("classlabels_strings", ())]
+    return texts or [int(number) for number in values.get("classlabels_int64s", ())]
+
+
+def rename_output(model: onnx.ModelProto, part: str, name: str) -> None:
+    """Rename the output whose name contains this part."""
+    for value in model.graph.output:
+        if part in value.name:
+            _rename(model.graph, value.name, name)
+            value.name = name
+
+
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+
+
+def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
+    """Set the types and shapes of the outputs from runs, because converters leave them out or write
+    those of one row."""
+    for value in model.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.ClearField("type")
+    one, other = (_outputs(model, count, rows) for count in ROWS)
+    for value, small, large in zip(model.graph.output, one, other, strict=True):
+        if isinstance(small, np.ndarray):
+            # a discriminant analysis returns its answers as one row
+            if (small.shape, large.shape) == tuple((1, count) for count in ROWS):
+                row = f"{value.name}_row"
+                _rename(model.graph, value.name, row)
+                model.graph.node.append(helper.make_node("Transpose", [row], [value.name]))
+                small, large = small.T, large.T
+            sizes = zip(small.shape, large.shape, strict=True)
+            dims = [size if size == other else None for size, other in sizes]
+            kind = TensorProto.STRING
+            if small.dtype.kind not in "OSU":
+                kind = helper.np_dtype_to_tensor_dtype(small.dtype)
+            value.CopyFrom(helper.make_tensor_value_info(value.name, kind, dims))
+
+
+def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[Any]:
+    try:
+        if rows is not None:
+            return run(model, {name: array[:count] for name, array in rows.items()})
+        return run(model, {value.name: _blank(value, count) for value in model.graph.input})
+    except Exception as err:  # ONNX Runtime's exceptions have no common base class
+        if rows is not None:
+            raise UsageError(f"its ONNX file does not run: {brief(err)}; {INSTEAD}") from err
+        raise UsageError(
+            f"the ONNX file does not run on {count} rows of zeros and empty strings "
+            f"({brief(err)}); export it for any number of rows: FloatTensorType([None, "
+            "columns]), and encoders with handle_unknown='ignore'"
+        ) from err
+
+
+def _blank(value: onnx.ValueInfoProto, rows: int) -> Any:
+    tensor = value.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    shape = [dim.dim_value or 1 for dim in tensor.shape.dim]
+    shape[:1] = [rows]
+    if tensor.elem_type == TensorProto.STRING:
+        return np.full(shape, "", object)
+    return np.zeros(shape, dtype)
+
+
+def run(model: onnx.ModelProto, feed: Mapping[str, Any]) -> Sequence[Any]:
+    """Return all outputs."""
+    options = onnxruntime.SessionOptions()
+    # converters declare wrong shapes of outputs, which `mend` corrects
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    outputs: Sequence[Any] = session.run(None, dict(feed))
+    return outputs
+
+
+def check_tensors(model: onnx.ModelProto) -> None:
+    """Raise BuildError if an output is not a tensor, such as the dictionaries of a classifier with
+    several labels."""
+    for value in model.graph.output:
+        if not value.type.HasField("tensor_type"):
+            raise BuildError(
+                f"output '{value.name}' is not a tensor, so Triton cannot serve it: export "
+                "the model with options={'zipmap': False}"
+            )
