@@ -219,7 +219,7 @@ def _lightgbm(path: Path, _: bool) -> Any:
     return lightgbm.Booster(model_file=str(path))
 
 
-def _recognises(weights: Weights) -> bool:
+def _recognizes(weights: Weights) -> bool:
     """Return whether the weights are a table's model: a pickle, a file of XGBoost or LightGBM, or
     an ONNX file that skl2onnx or onnxmltools wrote."""
     return weights.kind in READERS or (weights.kind == ONNX_FILE and has_operators(weights.graph))
@@ -233,6 +233,6 @@ READERS: dict[str, Callable[[Path, bool], Any]] = {
 FAMILY = Family(
     client="table",
     exports=dict.fromkeys((*READERS, ONNX_FILE), export),
-    recognises=_recognizes,
+    recognizes=_recognizes,
     cpu_only=True,
 )
