@@ -254,7 +254,7 @@ def _compare_trees(estimator: Any, written: Written, last: Any, trees: table_tre
 
 
 def _near(thresholds: Array, most: float) -> Array:
-    """Return the thresholds and their neighbours or, for categories, the whole numbers next to them
+    """Return the thresholds and their neighbors or, for categories, the whole numbers next to them
     from 0 to `most`."""
     values = thresholds[np.isfinite(thresholds)]
     if not np.isnan(most):
