@@ -129,7 +129,6 @@ def request_of(parsed: argparse.Namespace) -> Request:
     """Return the request that the command line describes. Raise UsageError for a name that no model
     can have."""
     from build_engines.engines.trtexec import find_trtexec
-    from serving.clients import family_name
     from serving.host.machine import has_gpu
 
     fields = {
@@ -147,7 +146,6 @@ def request_of(parsed: argparse.Namespace) -> Request:
         )
     fields["inputs"] = tuple(fields.get("inputs", ()))
     fields["settings"] = dict(fields.get("settings", ()))
-    fields["client"] = family_name(fields.get("client", ""))
     fields["repository"] = fields.get("repository", REPOSITORY).resolve()
     fields.setdefault("target", "tensorrt" if find_trtexec() and has_gpu() else "cpu")
     fields.setdefault("load", True)

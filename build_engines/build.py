@@ -39,7 +39,7 @@ from build_engines.publish import (
     publish,
     scratch_folder,
 )
-from build_engines.request import Request
+from build_engines.request import ON_A_GPU, Request
 from build_engines.runners import OnnxFile, runner_of
 from build_engines.stored_model import open_model
 from build_engines.weights import Weights, find, identity
@@ -54,7 +54,6 @@ ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by targe
     "gpu": onnx_runtime.for_gpu,
     "tensorrt": tensorrt.build,
 }
-ON_A_GPU = ("gpu", "tensorrt")  # targets
 OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
 REMOVED = REMOVED_FROM_OPENVINO | REMOVED_FROM_PYTORCH
 COMPARED = 64  # samples, at most
@@ -68,26 +67,25 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     if family.cpu_only:
         request = replace(request, target="cpu")
     made_from = _made_from(request, weights)
-    there = None if force else _up_to_date(request, made_from)
-    if there:
-        return there, False
+    model_folder = request.model_folder
+    if not force and _is_up_to_date(model_folder, made_from):
+        return model_folder, False
     with scratch_folder(request.repository) as folder:
         model_spec = export(family, weights, request, folder)
-        source = digest_of_version(folder / "1")
+        source_sha256 = digest_of_version(folder / "1")
         if model_spec.platform == ONNX and request.precision != "fp32":
-            keep_reference(folder, source)
+            keep_reference(folder, source_sha256)
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request, family.any_cpu_engine)
-        write_record(folder, made_from, source, engine)
-        target = request.repository / (request.name or _usual_name(request, engine))
-        keep_users_files(folder, target)
-        check(folder, target.name)
+        write_record(folder, made_from, source_sha256, engine)
+        keep_users_files(folder, model_folder)
+        check(folder, model_folder.name)
         if engine.precision == "int8":
-            _compare_with_fp32(folder, target.name, engine, source, request)
+            _compare_with_fp32(folder, engine, source_sha256, request)
         if request.load:
-            _load(folder, target, request)
-        publish(folder, target)
-    return target, True
+            _load(folder, request)
+        publish(folder, model_folder)
+    return model_folder, True
 
 
 def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
@@ -115,20 +113,24 @@ def check_settings(client: str, names: Iterable[str]) -> None:
             )
 
 
-def _compare_with_fp32(
-    folder: Path, name: str, engine: Engine, source: str, request: Request
-) -> None:
+def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request: Request) -> None:
     """Compare INT8 with fp32 on samples that were not used for calibration or, without samples, on
     those of `verify`. Print the scores. Raise BuildError if one is below its limit."""
     if not (request.compare and engine.cpu_only):
+        name = request.model_folder.name
         print(
             f"INT8 was not compared with fp32; to do so: verify {name} --samples PATH", flush=True
         )
         return
     stored = open_model(folder.name, folder.parent, "")
-    runners = runner_of(stored), OnnxFile(reference_folder(source) / "model.onnx")
     scores = compare(
-        stored.model, stored.client(), *runners, COMPARED, request.calibration, held_out=True
+        stored.model,
+        stored.client(),
+        engine=runner_of(stored),
+        reference=OnnxFile(reference_folder(source_sha256) / "model.onnx"),
+        count=COMPARED,
+        source=request.calibration,
+        held_out=True,
     )
     for score in scores:
         print(score, flush=True)
@@ -140,8 +142,8 @@ def _compare_with_fp32(
             )
 
 
-def _load(folder: Path, target: Path, request: Request) -> None:
-    load(folder, target)
+def _load(folder: Path, request: Request) -> None:
+    load(folder, request.model_folder)
     if request.target in ON_A_GPU and not has_gpu():
         print("loaded with its CPU configuration, because this machine has no GPU", flush=True)
 
@@ -164,19 +166,11 @@ def _made_from(request: Request, weights: Weights) -> dict[str, Any]:
     return json.loads(json.dumps(asked))  # type: ignore[no-any-return]  # tuples become lists, as in build.json
 
 
-def _up_to_date(request: Request, made_from: Mapping[str, Any]) -> Path | None:
-    """Return the folder with the same build if its files have not changed."""
-    names = [request.name] if request.name else [request.model, f"{request.model}_int8"]
-    for folder in (request.repository / name for name in names):
-        record = read_record(folder)
-        if record and record["made_from"] == made_from and not changed_files(folder, record):
-            return folder
-    return None
-
-
-def _usual_name(request: Request, engine: Engine) -> str:
-    """Return the model's name. If the engine runs on CPUs only and is not fp32, append its
-    precision, so that both can be served."""
-    if engine.cpu_only and engine.precision != "fp32":
-        return f"{request.model}_{engine.precision}"
-    return request.model
+def _is_up_to_date(model_folder: Path, made_from: Mapping[str, Any]) -> bool:
+    """Return whether the folder has the same build and its files have not changed."""
+    record = read_record(model_folder)
+    return (
+        bool(record)
+        and record["made_from"] == made_from
+        and not changed_files(model_folder, record)
+    )

@@ -50,12 +50,14 @@ def read_record(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def write_record(folder: Path, made_from: Mapping[str, Any], source: str, engine: Engine) -> None:
-    """Write build.json into the finished folder; `source` is the SHA-256 of the fp32 model."""
+def write_record(
+    folder: Path, made_from: Mapping[str, Any], source_sha256: str, engine: Engine
+) -> None:
+    """Write build.json into the finished folder. `source_sha256` is that of the fp32 model."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     record = {
         "made_from": made_from,
-        "source_sha256": source,
+        "source_sha256": source_sha256,
         "precision": engine.precision,
         "platform": engine.platform,
         "engine": dict(engine.bound_to),
@@ -74,6 +76,6 @@ def changed_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
     return changed
 
 
-def reference_folder(source: str) -> Path:
+def reference_folder(source_sha256: str) -> Path:
     """Return the folder that keeps the fp32 model with this SHA-256."""
-    return cache_folder() / "references" / source
+    return cache_folder() / "references" / source_sha256

@@ -1,7 +1,7 @@
 """Compares an engine with the fp32 model that it was made from, for `verify` and for builds. Each
 score must reach its limit."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from build_engines.build_record import digest_of_version, reference_folder
-from build_engines.errors import BuildError, UsageError, first_line
+from build_engines.errors import BuildError, first_line
 from build_engines.families import family_of
-from build_engines.measures import Samples, cosine
+from build_engines.measures import Measure, cosine
 from build_engines.runners import OnnxFile, Runner, example_feed, row_of, rows_of, runner_of
 from build_engines.stored_model import StoredModel
 from clients.base import Model, ModelClient, Tensors
@@ -76,21 +76,42 @@ def compare(
     """Return the scores of `engine` on at most `count` samples of `source` (0: all); `held_out` is
     as for Samples.read.
 
-    Without `source`, texts are compared on built-in sentences, images on the model's example, and
-    other models on random tensors.
+    A client without a family is the user's own. Without `source`, texts are compared on built-in
+    sentences, and images on the model's example.
     """
     family = family_of(model.parameters.get("client", ""))
     if client is None or (family and not family.samples):
-        return compare_tensors(
-            example_feed(model, min(4, model.max_batch_size) or 1), engine, reference
-        )
-    samples = family.samples if family else None
-    measure = family.measure(client) if family and family.measure else None
-    if not (samples and measure) or (source is None and not samples.built_in):
-        example = client.codec.from_bytes(ServedModel(model, client).example(), Limits())
-        feed = row_of(model, _prepared(client, example))
-        return compare_tensors(feed, engine, reference, "the model's example")
-    instances = list(islice(samples.read(client, source, held_out), count or None))
+        return _scores_of_random_tensors(model, engine, reference)
+    if family and family.samples and family.measure and (source or family.samples.built_in):
+        samples = family.samples.read(client, source, held_out)
+        instances = list(islice(samples, count or None))
+        return [_score_of(client, family.measure(client), engine, reference, instances, source)]
+    return _scores_of_the_example(model, client, engine, reference)
+
+
+def _scores_of_random_tensors(model: Model, engine: Runner, reference: Runner) -> list[Score]:
+    feed = example_feed(model, min(4, model.max_batch_size) or 1)
+    return compare_tensors(feed, engine, reference)
+
+
+def _scores_of_the_example(
+    model: Model, client: ModelClient, engine: Runner, reference: Runner
+) -> list[Score]:
+    example = client.codec.from_bytes(ServedModel(model, client).example(), Limits())
+    feed = row_of(model, _prepared(client, example))
+    return compare_tensors(feed, engine, reference, "the model's example")
+
+
+def _score_of(
+    client: ModelClient,
+    measure: Measure,
+    engine: Runner,
+    reference: Runner,
+    instances: Sequence[Any],
+    source: Path | None,
+) -> Score:
+    """Return how alike the predictions for the instances are. Raise BuildError if there are
+    none."""
     ours, theirs = (
         [_predict(client, run, each) for each in instances] for run in (engine, reference)
     )
@@ -102,7 +123,7 @@ def compare(
             "objects; a build takes these with --no-compare"
         )
     mean = float(np.mean(alike))
-    return [Score(measure.name, mean, measure.limit, f"{len(instances)} samples")]
+    return Score(measure.name, mean, measure.limit, f"{len(instances)} samples")
 
 
 def compare_tensors(
@@ -139,18 +160,3 @@ def _run(run: Runner, feed: Tensors) -> Tensors:
         raise
     except Exception as err:  # ONNX Runtime's exceptions have no common base class
         raise BuildError(f"the model fails on a sample: {first_line(err)}") from err
-
-
-def for_calibration(
-    client: ModelClient, samples: Samples, source: Path | None, held_out: bool | None = None
-) -> Iterator[Tensors]:
-    """Yield the client's tensors for each instance of `source`, with a batch dimension; `held_out`
-    is as for Samples.read."""
-    if source is None:
-        raise UsageError(
-            "INT8 is calibrated: name a folder of images, or a file of texts, with --calibration"
-        )
-    names = {spec.name for spec in client.model.inputs}
-    for instance in samples.read(client, source, held_out):
-        rows = row_of(client.model, _prepared(client, instance))
-        yield {name: array for name, array in rows.items() if name in names}

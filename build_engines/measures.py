@@ -1,14 +1,5 @@
-"""What is measured when an engine is compared with fp32, and on which samples.
-
-| Model | Measured | Limit |
-|---|---|---|
-| classes of an image or text | share of equal top classes | 0.98 |
-| detection | detections in common, of all that either finds | 0.90 |
-| embedding | mean cosine | 0.98 |
-| classes of pixels | overlap of the shares of the classes | 0.98 |
-| fill-mask, entities, answers, rankings | share of equal first results | 0.90 |
-| no client, or an image model without --samples | mean cosine of each output | 0.99 |
-"""
+"""What is measured when an engine is compared with fp32, and on which samples. A table in
+docs/build_engines.md lists the measures and their limits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -112,9 +112,9 @@ def publish(folder: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def keep_reference(folder: Path, source: str) -> None:
-    """Copy the folder's version 1, which is still in fp32 and has the SHA-256 `source`."""
-    target = reference_folder(source)
+def keep_reference(folder: Path, source_sha256: str) -> None:
+    """Copy the folder's version 1, which is still in fp32 and has this SHA-256."""
+    target = reference_folder(source_sha256)
     if not target.is_dir():
         with scratch_folder(target.parent) as scratch:
             shutil.copytree(folder / "1", scratch, dirs_exist_ok=True)

@@ -1,6 +1,9 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
-"""Declares what `build` can be asked for. Each field is also a flag of the command line, and is
-declared only here."""
+"""Declares what `build` can be asked for. Each field is also a flag of the command line.
+
+The command line has two defaults of its own (request_of in __main__.py), because in code they would
+depend on the machine or start a server: with trtexec and a GPU `target` is tensorrt, and `load` is
+true."""
 
 import argparse
 from collections.abc import Mapping
@@ -9,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.recipes import RECIPES, Recipe
+from serving.clients import families, family_name
 
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 PRECISIONS = ("fp32", "fp16", "int8")
 TARGETS = ("cpu", "openvino", "gpu", "tensorrt")
+ON_A_GPU = ("gpu", "tensorrt")
 NETWORK = "the network"
 ENGINE = "the engine"
 CLIENT = "the client"
+CLIENTS = ", ".join(families()).replace("_", "-")
 SERVING = "how Triton serves it (config.pbtxt)"
 
 
@@ -50,7 +56,7 @@ class Request:
     """What to build. With 0, -1, "" or (), the family or Triton chooses.
 
     `model` is a recipe's name or the user's own. build.json records the fields by name: if they
-    change, a model is built again.
+    change, a model is built again. A client's name may have hyphens.
     """
 
     model: str
@@ -92,10 +98,7 @@ class Request:
         ENGINE, None, "for INT8: a folder of images, or a file of texts", type=Path, metavar="PATH"
     )
     client: str = option(
-        CLIENT,
-        "",
-        "for your own model: image-classification, image-embedding, semantic-segmentation, "
-        "object-detection, detr, text, table; default: none (tensors in, tensors out)",
+        CLIENT, "", f"for your own model: {CLIENTS}; default: none (tensors in, tensors out)"
     )
     task: str = option(
         CLIENT, "", "for texts, if config.json does not decide: one of those in docs/models.md"
@@ -149,6 +152,9 @@ class Request:
         "", "", "the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU"
     )
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "client", family_name(self.client))
+
     @property
     def recipe(self) -> Recipe | None:
         """Return the recipe, or None for a model of the user's own."""
@@ -158,3 +164,11 @@ class Request:
     def named_client(self) -> str:
         """Return the client of the flag, else that of the recipe, "" if neither names one."""
         return self.client or (self.recipe.client if self.recipe else "")
+
+    @property
+    def model_folder(self) -> Path:
+        """Return the folder to build. Unless it is named, INT8 for a CPU gets a name of its own, so
+        that both precisions can be served."""
+        is_second = self.precision == "int8" and self.target not in ON_A_GPU
+        usual = f"{self.model}_int8" if is_second else self.model
+        return self.repository / (self.name or usual)

@@ -1,5 +1,5 @@
 """Finds the weights that --weights names (a file or folder, or a model of the Hugging Face hub),
-and reads each of their files once."""
+and recognizes their kind."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.recipes import Recipe
 from build_engines.request import Request
 
-# Kinds of weights. OWN: a recipe's, which come with the project or a package.
-OWN = "nothing"
+# Kinds of weights, each as error messages call it
+OWN = "a recipe's own weights"  # which come with the project or a package
 ONNX_FILE = "an ONNX file"
 TORCHSCRIPT_FILE = "a TorchScript file"
 CHECKPOINT = "a folder as save_pretrained writes it"
@@ -28,7 +28,7 @@ PICKLE = "a pickle"
 XGBOOST = "a file of XGBoost"
 LIGHTGBM = "a file of LightGBM"
 PICKLES = (".joblib", ".pkl", ".pickle")
-HEAD = 4096  # bytes by which XGBoost's and LightGBM's files are recognised
+HEAD = 4096  # bytes by which XGBoost's and LightGBM's files are recognized
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"
@@ -78,8 +78,8 @@ HUB_FILES = (  # patterns
 
 
 class Weights:
-    """A file or folder with weights or, without a `path`, a recipe's own weights. Each of its files
-    is read once."""
+    """A file or folder with weights or, without a `path`, a recipe's own weights. An ONNX file's
+    graph and a folder's config.json are parsed once."""
 
     def __init__(self, path: Path | None) -> None:
         """Raise BuildError for a file or folder that cannot be built, with what to do with it."""

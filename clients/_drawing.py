@@ -64,7 +64,7 @@ def _draw_frame(
 
 def class_colour(class_id: int) -> Colour:
     """Return a strong colour for the class. Hues of successive class ids are a golden angle apart,
-    so that neighbouring classes differ."""
+    so that neighboring classes differ."""
     hue = class_id * 0.618034 % 1
     parts = colorsys.hsv_to_rgb(hue, 0.85, 0.9)
     red, green, blue = (round(255 * part) for part in parts)

@@ -1,4 +1,4 @@
-"""Recognises a detector's head by the shapes of the network's outputs (`head_of`), and reads its
+"""Recognizes a detector's head by the shapes of the network's outputs (`head_of`), and reads its
 boxes (`candidates`).
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5

@@ -10,7 +10,7 @@ from PIL import Image
 
 from clients._input import EXAMPLE, INTERPOLATIONS, SETTINGS, frame_of
 from clients._resize import whole
-from clients.base import Model, ModelClient, Parameter, Tensors
+from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed
 
@@ -121,6 +121,12 @@ class ImageClient(ModelClient):
         if not np.isfinite(values).all():
             raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         return values
+
+    def shape_of_each(self, output: TensorSpec) -> tuple[int, ...]:
+        """Return the output's shape for one image, without a batch dimension of the network's
+        own, which its input then has too."""
+        own_batch = self.frame.own_batch and output.shape[:1] in ((1,), (-1,))
+        return output.shape[int(own_batch) :]
 
     def of_each(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
         """Return an output as FP32 with one row for each image, also if the network has a batch

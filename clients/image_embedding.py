@@ -23,7 +23,7 @@ class Client(ImageClient):
         """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
         super().__init__(model)
         self.output = model.outputs[0]
-        if len(self.output.shape) != 1 + (model.max_batch_size == 0):
+        if len(self.shape_of_each(self.output)) != 1:
             raise InvalidRequest(
                 f"output '{self.output.name}' {list(self.output.shape)} of model "
                 f"'{model.name}' is not a vector; export the network with its pooled output first"

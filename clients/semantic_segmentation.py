@@ -44,7 +44,7 @@ class Client(ImageClient):
         check_whole(self.options, self.frame)
         self.output = model.outputs[0]
         self.labels = labels_of(model, self.options["labels"])
-        shape = self.output.shape[int(model.max_batch_size == 0) :]
+        shape = self.shape_of_each(self.output)
         if len(shape) != 3:
             raise InvalidRequest(
                 f"output '{self.output.name}' {list(shape)} is not a map of scores for each class"

@@ -9,7 +9,7 @@ import pytest
 
 from clients import FACES
 from clients.base import Model, ModelClient, TensorSpec
-from serving.clients import families, family, forget, make_client, source_of
+from serving.clients import family, forget, make_client, source_of
 from serving.errors import ConfigError
 from serving.repository.staging import Store
 from serving.settings.table import Settings
@@ -107,19 +107,6 @@ def test_refuse_a_client_file_without_a_client_class(tmp_path: Path, file: str) 
     with pytest.raises(ConfigError) as error:
         make_client(model(tmp_path / "mine"))
     assert str(tmp_path / file) in str(error.value)
-
-
-@pytest.mark.unit
-def test_register_each_module_with_a_client() -> None:
-    assert families() == [
-        "detr",
-        "image_classification",
-        "image_embedding",
-        "object_detection",
-        "semantic_segmentation",
-        "table",
-        "text",
-    ]
 
 
 @pytest.mark.unit

@@ -29,12 +29,11 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from build_engines import comparison
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import by_client
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.runners import OnnxFile
+from build_engines.runners import OnnxFile, row_of
 from clients.base import Model, ModelClient, Tensors
 from serving.clients import make_client
 from serving.repository.model_config import ONNX_RUNTIME, OPENVINO
@@ -181,7 +180,7 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the quantiser's advice (on the root logger) to prepare the model, because it is prepared
+    """Hide the quantizer's advice (on the root logger) to prepare the model, because it is prepared
     already."""
     logging.disable(logging.WARNING)
     try:
@@ -230,5 +229,17 @@ def calibration_batches(client: ModelClient, request: Request) -> Batches:
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")
+    if request.calibration is None:
+        raise UsageError(
+            "INT8 is calibrated: name a folder of images, or a file of texts, with --calibration"
+        )
     held_out = False if request.compare else None
-    return Batches(comparison.for_calibration(client, samples, request.calibration, held_out))
+    return Batches(_tensors(client, samples.read(client, request.calibration, held_out)))
+
+
+def _tensors(client: ModelClient, instances: Iterable[Any]) -> Iterator[Tensors]:
+    """Yield the model's inputs for each instance."""
+    names = {spec.name for spec in client.model.inputs}
+    for instance in instances:
+        rows = row_of(client.model, client.prepare([instance], client.defaults))
+        yield {name: array for name, array in rows.items() if name in names}

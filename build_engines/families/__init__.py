@@ -1,5 +1,17 @@
 """The families of models that can be built. Each module with a FAMILY is one; the other modules
-hold what they share."""
+hold what they share.
+
+| Weights | The family without --client | Export |
+|---|---|---|
+| a folder of transformers that takes images | the one whose `head` fits | image_folder.py |
+| a folder of transformers that takes texts | text.py | text_folder.py |
+| a model of scikit-learn, XGBoost or LightGBM | table.py | table_estimators.py |
+| an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
+| any other ONNX file, a TorchScript file | tensors.py | onnx_file.py, torchscript.py |
+
+No file says that it is a detector with a YOLO's output: --client object-detection does, and
+clients/_heads.py recognizes the form of the output.
+"""
 
 from collections.abc import Sequence
 
@@ -51,7 +63,7 @@ def by_client(client: str) -> Family:
 
 
 def find_family(request: Request, weights: Weights) -> Family:
-    """Return the family of the flag or the recipe, else the first that recognises the weights.
+    """Return the family of the flag or the recipe, else the first that recognizes the weights.
     Raise BuildError if none does."""
     named = by_client(request.named_client) if request.named_client else None
     if weights.kind == TENSORS and not (named and TENSORS in named.exports):

@@ -75,7 +75,7 @@ def bert_model(
 
 class _BertGraph(Graph):
     """Uses the standard operators of opset 17, in an order in which ONNX Runtime's optimizer
-    recognises and fuses attention, GELU and skip-LayerNorm."""
+    recognizes and fuses attention, GELU and skip-LayerNorm."""
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
         super().__init__()

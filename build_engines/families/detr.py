@@ -1,9 +1,11 @@
 """Networks that return a set of boxes: DETR, YOLOS, RT-DETR, D-FINE …"""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from build_engines.errors import BuildError, first_line
 from build_engines.families.family import CLOSE, Arrays, Family, Head
 from build_engines.families.image_folder import EXPORTS
 from build_engines.measures import DETECTIONS, IMAGES
@@ -30,13 +32,35 @@ def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
     return True
 
 
+def _kept_boxes(processor: Any) -> dict[str, str]:
+    """Return the client's settings, which follow from how many the processor keeps of 300 good
+    boxes with three equally good classes."""
+    import torch
+
+    from build_engines.families.image_network import name_of
+
+    try:
+        logits = torch.full((1, 300, 3), 9.0)
+        outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
+        (kept,) = processor.post_process_object_detection(outputs, threshold=0.9)
+    except Exception as err:  # each processor raises its own
+        raise BuildError(
+            f"{name_of(processor)} does not say which boxes it keeps: {first_line(err)}"
+        ) from err
+    count = len(kept["scores"])
+    if count == 0:  # softmax of three equal logits is a third
+        return {}
+    queries = {"queries": str(count)} if count < 300 else {}
+    return {"scores": "sigmoid", **queries}
+
+
 HEAD = Head(
     ("ForObjectDetection",),
     "AutoModelForObjectDetection",
     (LOGITS, BOXES),
     _boxes,
     _equal_sets,
-    finds_boxes=True,
+    settings=_kept_boxes,
 )
 FAMILY = Family(
     client="detr",

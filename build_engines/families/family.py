@@ -31,23 +31,29 @@ def logits(network: Any, images: Any) -> tuple[Any, ...]:
     return (network(images).logits,)
 
 
+def no_settings(_processor: Any) -> dict[str, str]:
+    """Return no settings: the image processor only does what the client always does."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Head:
-    """How networks of transformers become a file that the family's client reads.
+    """How networks of transformers become a file that the family's client reads."""
 
-    `architectures` are the ends of their names in config.json, `loader` is the class of
-    transformers that loads them. `read` turns the network and its images into the tensors called
-    `outputs`, and `same` compares two lists of these. With `labelled`, config.json names the
-    classes. With `finds_boxes`, the image processor says which boxes are kept.
-    """
-
+    # ends of the networks' names in config.json
     architectures: tuple[str, ...]
+    # the class of transformers that loads them
     loader: str
+    # names of the tensors that `read` returns
     outputs: tuple[str, ...] = ("logits",)
+    # turns the network and its images into tensors
     read: Callable[[Any, Any], tuple[Any, ...]] = logits
+    # whether the file's tensors equal the network's
     same: Callable[..., bool] = equal
+    # whether config.json names the classes
     labelled: bool = True
-    finds_boxes: bool = False
+    # settings of the client for what the image processor does after the network
+    settings: Callable[[Any], dict[str, str]] = no_settings
 
     def fits(self, weights: Weights) -> bool:
         """Return whether the weights are a folder of such a network."""
@@ -63,45 +69,46 @@ def no_tokenizer(request: Request, _folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models. Without a `client` they take tensors.
+    """A family of models. If --client does not name one, the first of FAMILIES whose `head` fits
+    the weights, or that `recognizes` them, builds them."""
 
-    `exports` has, for each kind of weights, the function that writes 1/model.onnx (or 1/model.pt)
-    with its labels and example; `own_weights` has those of the recipes whose weights the project or
-    a package brings. Weights for which no client is named are taken by the first of FAMILIES whose
-    `head` fits, or that `recognises` them.
-
-    `write_files` writes the other files that a user's own file needs, and returns settings.
-    `example` is the model of the repository that has an example for such a file. `classifies`: its
-    scores are Triton's classes. `from_logits`: with these settings, its client computes scores from
-    logits. `boxes_in_pixels`: its client takes boxes in pixels of the input.
-
-    `samples` and `measure` are for comparing an engine with fp32 (None: on tensors). `static_int8`:
-    INT8 means calibrated convolutions; `fp32_head`: the last of them stay in fp32.
-    `any_cpu_engine`: the answers stay within the limits in BF16, so on CPUs with AMX `serve` runs
-    the model on OpenVINO. `cpu_only`: no GPU computes its operators.
-    """
-
+    # the module in clients/; "": the models take tensors
     client: str
+    # by the kind of weights: writes 1/model.onnx (or 1/model.pt), its labels and its example
     exports: Mapping[str, "Export"]
+    # the same by recipe, if the project or a package brings the weights
     own_weights: Mapping[str, "Export"] = field(default_factory=dict)
-    recognises: Callable[[Weights], bool] = lambda _: False
+    # whether it builds these weights, if `head` does not say so
+    recognizes: Callable[[Weights], bool] = lambda _: False
+    # which networks of transformers it builds, and how they are exported
     head: Head | None = None
+    # writes the other files that a user's own file needs, and returns settings
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
+    # the model of the repository whose example a user's own file gets
     example: str = ""
+    # whether the scores are Triton's classes
     classifies: bool = False
+    # whether the client computes scores from logits, by its settings
     from_logits: Callable[[Mapping[str, str]], bool] = lambda _: False
+    # whether the client takes boxes in pixels of the input
     boxes_in_pixels: bool = False
+    # samples on which an engine is compared with fp32; None: random tensors
     samples: Samples | None = None
+    # compares two predictions, which are made with the parameters' defaults
     measure: Callable[[ModelClient], Measure] | None = None
+    # whether INT8 means calibrated convolutions, rather than matrix products
     static_int8: bool = False
+    # whether the last of these convolutions stay in fp32
     fp32_head: bool = False
+    # whether answers stay within the limits in BF16; `serve` then takes OpenVINO on CPUs with AMX
     any_cpu_engine: bool = False
+    # whether no GPU computes its operators
     cpu_only: bool = False
 
     def takes(self, weights: Weights) -> bool:
         """Return whether this family builds these weights if no client is named."""
         has_head = self.head is not None and self.head.fits(weights)
-        return has_head or self.recognises(weights)
+        return has_head or self.recognizes(weights)
 
     def export(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
         """Fill the folder with the fp32 model and its other files. Raise UsageError if the family

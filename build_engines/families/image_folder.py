@@ -42,7 +42,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
             folder / DEFAULT_LABELS, labels_of(weights.config), request.labels
         )
     elif request.labels:
-        raise UsageError(f"--labels {request.labels}: an encoder has no classes")
+        raise UsageError(f"--labels {request.labels}: the network has no classes")
     model_spec = ModelSpec(
         client=request.named_client or family.client,
         max_batch_size=MAX_BATCH_SIZE,

@@ -3,7 +3,6 @@ its client reads. Only this module loads these networks and their image processo
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,8 @@ TRIED = (
 # the same if images keep their proportions
 ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
 FIXED = (
-    'to serve it at one size set "size": {"height": 640, "width": 640} in preprocessor_config.json'
+    'to serve it at one size set "size": {"height": 640, "width": 640}, and "keep_aspect_ratio": '
+    "false if that is there, in preprocessor_config.json"
 )
 TOWERS = ("CLIPVisionModelWithProjection",)  # networks that project their embedding
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
@@ -72,7 +72,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     export_onnx(module, {INPUT: example}, {INPUT: shape}, head.outputs, path)
     remedy = f"; or, {FIXED}" if keeps_ratio(client.options) else ""
     check_answers(module, path, _examples(client, request), head.same, remedy)
-    return settings | (scores_of(processor) if head.finds_boxes else {})
+    return settings | head.settings(processor)
 
 
 def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
@@ -122,17 +122,18 @@ def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
         )[0]
     except Exception as err:  # each processor raises its own
         raise BuildError(
-            f"{_name(processor)} does not prepare an image: {first_line(err)}"
+            f"{name_of(processor)} does not prepare an image: {first_line(err)}"
         ) from err
     if pixels.ndim != 3 or len(pixels) != 3:
         raise BuildError(
-            f"{_name(processor)} turns an image into {list(pixels.shape)}; only [3, height, width] "
-            "can be served"
+            f"{name_of(processor)} turns an image into {list(pixels.shape)}; only "
+            "[3, height, width] can be served"
         )
     return pixels
 
 
-def _name(processor: Any) -> str:
+def name_of(processor: Any) -> str:
+    """Return the image processor's name, for an error message."""
     return f"the image processor {type(processor).__name__.removesuffix('Pil')}"
 
 
@@ -165,7 +166,7 @@ def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
     shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
     if not shortest or not longest:
         raise BuildError(
-            f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; it must make "
+            f"{name_of(processor)} makes tensors of different sizes: {sorted(sizes)}; it must make "
             "one size, or keep the proportions by a shortest_edge and a longest_edge; "
             f"{FIXED}"
         )
@@ -198,26 +199,8 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
         return Client(Model("network", Path("/nonexistent"), inputs, outputs, 1, settings))
     except InvalidRequest as err:
         raise BuildError(
-            f"{_name(processor)} prepares images in a way that no client does: {err}"
+            f"{name_of(processor)} prepares images in a way that no client does: {err}"
         ) from err
-
-
-def scores_of(processor: Any) -> dict[str, str]:
-    """Return the settings of a detector's client, which follow from how many the processor keeps of
-    300 good boxes with three equally good classes."""
-    try:
-        logits = torch.full((1, 300, 3), 9.0)
-        outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
-        (kept,) = processor.post_process_object_detection(outputs, threshold=0.9)
-    except Exception as err:  # each processor raises its own
-        raise BuildError(
-            f"{_name(processor)} does not say which boxes it keeps: {first_line(err)}"
-        ) from err
-    count = len(kept["scores"])
-    if count == 0:  # softmax of three equal logits is a third
-        return {}
-    queries = {"queries": str(count)} if count < 300 else {}
-    return {"scores": "sigmoid", **queries}
 
 
 def check_same(processor: Any, client: ImageClient) -> None:
@@ -230,7 +213,7 @@ def check_same(processor: Any, client: ImageClient) -> None:
         theirs = prepared(processor, image)
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=CLOSE):
             raise BuildError(
-                f"{_name(processor)} prepares images in a way that no client does; export the "
+                f"{name_of(processor)} prepares images in a way that no client does; export the "
                 "network to ONNX, and build that with --client image-classification and --set "
                 "size=, resize=, mean=, std="
             )

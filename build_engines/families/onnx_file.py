@@ -1,6 +1,7 @@
 """Turns a user's own ONNX file into a model folder. The tensors are read from the file."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,20 +30,16 @@ from serving.errors import ConfigError, InvalidRequest
 def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Copy the file as 1/model.onnx, with the files that hold its weights."""
     graph = weights.graph
-    file = folder / "1" / "model.onnx"
-    shutil.copyfile(weights.path, file)
-    for source in onnx_files.external_files(graph, weights.path.parent):
-        target = folder / "1" / source.relative_to(weights.path.parent)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-    spec = described(family, request, folder, onnx_files.names_of(graph))
+    file = _copied(weights, folder)
+    without_tensors = described(family, request, folder, onnx_files.names_of(graph))
     points = onnx_files.keypoints_of(graph)
     if points and "keypoints" in settings_of(family.client):
-        spec = replace(spec, settings={**spec.settings, "keypoints": points})
+        settings = {**without_tensors.settings, "keypoints": points}
+        without_tensors = replace(without_tensors, settings=settings)
     opened = _opened(file)
-    whole = with_tensors_of(request, graph, opened, spec)
-    is_run = whole.max_batch_size or family.boxes_in_pixels
-    seen = observe(family, opened, whole) if opened and is_run else Seen()
+    spec = with_tensors_of(request, graph, opened, without_tensors)
+    is_run = spec.max_batch_size or family.boxes_in_pixels
+    seen = observe(family, opened, spec) if opened and is_run else Seen()
     check_boxes(family, seen)
     if seen.mixes_rows:
         if request.max_batch_size > 0:
@@ -50,10 +47,22 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
                 f"--max-batch-size {request.max_batch_size}: rows have other answers together "
                 "than alone"
             )
-        whole = with_tensors_of(replace(request, max_batch_size=0), graph, opened, spec)
-    spec = with_size(request, whole, onnx_files.size_of(graph))
+        one_by_one = replace(request, max_batch_size=0)
+        spec = with_tensors_of(one_by_one, graph, opened, without_tensors)
+    spec = with_size(request, spec, onnx_files.size_of(graph))
     copy_example(family, folder, spec)
     return _with_scores(family, request, folder, graph, spec)
+
+
+def _copied(weights: Weights, folder: Path) -> Path:
+    """Copy the file and those that hold its weights. Return the copy."""
+    file = folder / "1" / "model.onnx"
+    shutil.copyfile(weights.path, file)
+    for source in onnx_files.external_files(weights.graph, weights.path.parent):
+        target = folder / "1" / source.relative_to(weights.path.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    return file
 
 
 def _opened(file: Path) -> OnnxFile | None:
@@ -75,13 +84,9 @@ def _with_scores(
     from_logits = family.from_logits(settings)
     if not from_logits and "activation" not in settings_of(spec.client):
         return spec
-    named = {**settings, "client": spec.client}
-    model = Model("own", folder, spec.inputs, spec.outputs, spec.max_batch_size, named)
-    try:
-        client = make_client(model)
-    except (ConfigError, InvalidRequest, OSError):  # the check of the finished folder says why
+    name = _scores_output(spec, settings, folder)
+    if name is None:
         return spec
-    name = client.outputs[0] if client else ""
     outputs = sorted(spec.outputs, key=lambda output: output.name != name)
     spec = replace(spec, outputs=tuple(outputs))
     if "activation" in settings or not onnx_files.makes_scores(graph, name):
@@ -92,6 +97,18 @@ def _with_scores(
             "computes scores from logits: export the network without that last operator"
         )
     return replace(spec, settings={**spec.settings, "activation": "none"})
+
+
+def _scores_output(spec: ModelSpec, settings: Mapping[str, str], folder: Path) -> str | None:
+    """Return the output that the client reads. Return None if no client can be made: the check of
+    the finished folder says why."""
+    named = {**settings, "client": spec.client}
+    model = Model("own", folder, spec.inputs, spec.outputs, spec.max_batch_size, named)
+    try:
+        client = make_client(model)
+    except (ConfigError, InvalidRequest, OSError):
+        return None
+    return client.outputs[0] if client else None
 
 
 def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> ModelSpec:

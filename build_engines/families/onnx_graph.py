@@ -70,7 +70,7 @@ class Graph:
 
     def output(self, name: str, shape: Shape | None = None) -> None:
         """Declare a tensor as an output, of FP32. Without a `shape` it has no type yet; that comes
-        from a run (table_onnx.mend)."""
+        from a run (table_repair.mend)."""
         value = onnx.ValueInfoProto(name=name)
         if shape is not None:
             value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

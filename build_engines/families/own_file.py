@@ -3,7 +3,6 @@ and copies an example."""
 
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,16 +73,24 @@ def observe(family: Family, run: Runner, spec: ModelSpec) -> Seen:
     """Run random rows together and, if they are a batch, alone. Return an empty Seen if the model
     does not run on them."""
     model = Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {})
-    for length in (SIDE,) if family.boxes_in_pixels else LENGTHS:
-        with suppress(Exception):  # ONNX Runtime's and torch's have no common base class
-            feed = example_feed(model, ROWS, length)
-            together = run(feed)
-            mixes_rows = spec.max_batch_size > 0 and _mixes_rows(run, feed, together)
-            first = next(iter(together.values()))
-            has_boxes = max(first.shape[-2:]) > FEW_BOXES
-            largest = float(np.abs(first).max()) if has_boxes else 0.0
-            return Seen(mixes_rows, _are_shares(first), largest)
+    lengths = (SIDE,) if family.boxes_in_pixels else LENGTHS
+    for length in lengths:
+        try:
+            return _seen(run, example_feed(model, ROWS, length), spec.max_batch_size > 0)
+        except Exception:  # ONNX Runtime's and torch's have no common base class
+            continue
     return Seen()
+
+
+def _seen(run: Runner, feed: Tensors, is_batch: bool) -> Seen:
+    together = run(feed)
+    first = next(iter(together.values()))
+    has_boxes = max(first.shape[-2:]) > FEW_BOXES
+    return Seen(
+        mixes_rows=is_batch and _mixes_rows(run, feed, together),
+        are_shares=_are_shares(first),
+        largest=float(np.abs(first).max()) if has_boxes else 0.0,
+    )
 
 
 def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:

@@ -1,10 +1,11 @@
 """Turns models of scikit-learn, XGBoost and LightGBM, and ONNX files of them, into model folders
-for the client `table`."""
+for the client `table`. table_estimators.py converts the models."""
 
 import json
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import onnx
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.family import Family
 from build_engines.families.onnx_file import with_tensors
-from build_engines.families.table_onnx import (
+from build_engines.families.table_repair import (
     BATCH_SIZE,
     INSTEAD,
     OF_CATBOOST,
@@ -47,7 +48,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
                 f"--data {request.data}: {weights.path} is an ONNX file, and there is no model to "
                 "compare it with"
             )
-        model = weights.graph
+        model = deepcopy(weights.graph)
         classes: Sequence[Class] = mend(model)
     else:
         model, classes, settings, batch_size = _converted(request, weights, folder)
@@ -218,7 +219,7 @@ def _lightgbm(path: Path, _: bool) -> Any:
     return lightgbm.Booster(model_file=str(path))
 
 
-def _recognises(weights: Weights) -> bool:
+def _recognizes(weights: Weights) -> bool:
     """Return whether the weights are a table's model: a pickle, a file of XGBoost or LightGBM, or
     an ONNX file that skl2onnx or onnxmltools wrote."""
     return weights.kind in READERS or (weights.kind == ONNX_FILE and has_operators(weights.graph))
@@ -232,6 +233,6 @@ READERS: dict[str, Callable[[Path, bool], Any]] = {
 FAMILY = Family(
     client="table",
     exports=dict.fromkeys((*READERS, ONNX_FILE), export),
-    recognises=_recognises,
+    recognizes=_recognizes,
     cpu_only=True,
 )

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from build_engines.errors import BuildError, UsageError, brief
-from build_engines.families import table_onnx, table_steps, table_trees
+from build_engines.families import table_repair, table_steps, table_trees
 from build_engines.families.onnx_graph import OPSETS, Graph
 from build_engines.families.table_rows import (
     EXACT,
@@ -58,7 +58,7 @@ class Converted:
     model: onnx.ModelProto
     batch_size: int
     columns: tuple[str, ...]
-    classes: tuple[table_onnx.Class, ...]
+    classes: tuple[table_repair.Class, ...]
     missing: str
     example: list[Any]
     categories: list[list[Any] | None]
@@ -69,11 +69,11 @@ class Written:
     """A graph that is compared with its model: `limits` says how alike it must be."""
 
     model: onnx.ModelProto
-    classes: tuple[table_onnx.Class, ...]
+    classes: tuple[table_repair.Class, ...]
     columns: list[Column]
     limits: Limits
     cells: list[Array]
-    batch_size: int = table_onnx.BATCH_SIZE
+    batch_size: int = table_repair.BATCH_SIZE
 
 
 def convert(
@@ -121,7 +121,7 @@ def _described(estimator: Any, written: Written) -> Converted:
     able = missing_columns(estimator, model, columns, cells, written.limits)
     kept = list(range(len(columns)))
     if are_apart(columns, estimator) and all(column.name for column in columns):
-        kept = table_onnx.drop_unused_inputs(model)
+        kept = table_repair.drop_unused_inputs(model)
     able = [index for index, old in enumerate(kept) if old in able]
     missing = ",".join(map(str, able))
     if kept and len(able) == len(kept):
@@ -153,7 +153,7 @@ def _check_share(estimator: Any, written: Written, share: float, rows: int, whic
         raise BuildError(
             f"the ONNX file answers differently from the {type(estimator).__name__} ({part} "
             "alike): its converter does not support something that the model does; "
-            f"{table_onnx.INSTEAD}"
+            f"{table_repair.INSTEAD}"
         )
 
 
@@ -178,7 +178,7 @@ def _exact(estimator: Any, columns: list[Column], own: list[Array] | None) -> Wr
     rows = sample(columns, points)
     _check_answers(estimator, rows, columns)
     classes = _finished(estimator, model, rows, columns)
-    batch_size = max(min(table_onnx.BATCH_SIZE, MOST_VALUES // trees.values), 1)
+    batch_size = max(min(table_repair.BATCH_SIZE, MOST_VALUES // trees.values), 1)
     written = Written(model, classes, columns, EXACT, rows, batch_size)
     _compare_trees(estimator, written, last, trees)
     _compare(estimator, written, own)
@@ -254,7 +254,7 @@ def _compare_trees(estimator: Any, written: Written, last: Any, trees: table_tre
 
 
 def _near(thresholds: Array, most: float) -> Array:
-    """Return the thresholds and their neighbours or, for categories, the whole numbers next to them
+    """Return the thresholds and their neighbors or, for categories, the whole numbers next to them
     from 0 to `most`."""
     values = thresholds[np.isfinite(thresholds)]
     if not np.isnan(most):
@@ -303,7 +303,7 @@ def _skl2onnx(estimator: Any, columns: list[Column], own: list[Array] | None) ->
 
 def _converted(
     estimator: Any, columns: Sequence[Column], cells: Sequence[Array]
-) -> tuple[onnx.ModelProto, tuple[table_onnx.Class, ...]]:
+) -> tuple[onnx.ModelProto, tuple[table_repair.Class, ...]]:
     try:
         model = _sklearn(estimator, columns)
     except Exception as err:  # the converters' errors have no common base class
@@ -311,24 +311,24 @@ def _converted(
         reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)
         raise BuildError(
             f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}; "
-            f"{table_onnx.INSTEAD}"
+            f"{table_repair.INSTEAD}"
         ) from err
     classes = _finished(estimator, model, cells, columns)
     # skl2onnx calls all scores of classes probabilities
     if PROBABILITIES not in answers(estimator, cells, columns):
-        table_onnx.rename_output(model, "prob", "scores")
+        table_repair.rename_output(model, "prob", "scores")
     return model, classes
 
 
 def _finished(
     estimator: Any, model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]
-) -> tuple[table_onnx.Class, ...]:
+) -> tuple[table_repair.Class, ...]:
     """Give the model's outputs their types and shapes. Return the classes; none if they are
     booleans or 0, 1, 2 …."""
-    classes = table_onnx.mend(model, feed(model, cells, columns))
+    classes = table_repair.mend(model, feed(model, cells, columns))
     known = np.asarray(getattr(estimator, "classes_", ()))
     if known.dtype == bool and len(known) == len(BOOLEANS):
-        table_onnx.answer_booleans(model)
+        table_repair.answer_booleans(model)
         return ()
     return tuple(classes or known.tolist())
 
@@ -369,12 +369,12 @@ def _unconvertible(estimator: Any) -> str:
             name = getattr(step.func, "__name__", step.func)
             return (
                 f"skl2onnx does not convert FunctionTransformer({name}): train without it and "
-                f"compute {name} yourself, or {table_onnx.INSTEAD}"
+                f"compute {name} yourself, or {table_repair.INSTEAD}"
             )
         if type(step).__name__ in ("TunedThresholdClassifierCV", "FixedThresholdClassifier"):
             return (
                 f"skl2onnx ignores the threshold of a {type(step).__name__}: build its estimator_ "
-                f"and compare the probability yourself, or {table_onnx.INSTEAD}"
+                f"and compare the probability yourself, or {table_repair.INSTEAD}"
             )
         if type(step).__name__ == "KNNImputer":
             return (
@@ -422,7 +422,7 @@ def _check_kind(estimator: Any) -> None:
     """Raise UsageError if it is not a model."""
     name = type(estimator).__name__
     if _library(estimator) == "catboost":
-        raise UsageError(f"the file holds a {name}: {table_onnx.OF_CATBOOST}")
+        raise UsageError(f"the file holds a {name}: {table_repair.OF_CATBOOST}")
     if _library(estimator) not in LIBRARIES and not hasattr(estimator, "__sklearn_tags__"):
         raise UsageError(
             f"the file holds a {name}, which is not a model of scikit-learn, XGBoost or LightGBM"
@@ -431,7 +431,7 @@ def _check_kind(estimator: Any) -> None:
         if hasattr(step, "vocabulary_") or type(step).__name__ == "HashingVectorizer":
             raise UsageError(
                 f"a {type(step).__name__} takes texts, which are not columns of a table: serve the "
-                f"model as a Python model ({table_onnx.INSTEAD})"
+                f"model as a Python model ({table_repair.INSTEAD})"
             )
 
 

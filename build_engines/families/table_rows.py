@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from build_engines.errors import BuildError, UsageError, brief, first_line
-from build_engines.families.table_onnx import run
+from build_engines.families.table_repair import run
 
 Array = NDArray[Any]
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"

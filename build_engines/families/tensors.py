@@ -5,4 +5,4 @@ from build_engines.families.family import Family
 from build_engines.weights import ONNX_FILE, TORCHSCRIPT_FILE
 
 EXPORTS = {ONNX_FILE: onnx_file.export, TORCHSCRIPT_FILE: torchscript.export}
-FAMILY = Family(client="", exports=EXPORTS, recognises=lambda weights: weights.kind in EXPORTS)
+FAMILY = Family(client="", exports=EXPORTS, recognizes=lambda weights: weights.kind in EXPORTS)

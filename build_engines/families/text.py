@@ -111,7 +111,7 @@ FAMILY = Family(
         CHECKPOINT: export_folder,
     },
     own_weights={"bert": export_minilm},
-    recognises=lambda weights: not weights.is_image and is_text(weights),
+    recognizes=lambda weights: not weights.is_image and is_text(weights),
     write_files=write_tokenizer,
     samples=SENTENCES,
     from_logits=lambda settings: settings.get("task") in FROM_LOGITS,

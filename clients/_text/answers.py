@@ -34,7 +34,7 @@ class QuestionAnswering(Task):
         Parameter(
             "doc_stride",
             0,
-            "tokens that neighbouring windows share; 0: 128, or half of a shorter window",
+            "tokens that neighboring windows share; 0: 128, or half of a shorter window",
             minimum=0,
             maximum=UNLIMITED,
         ),

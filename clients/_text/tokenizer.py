@@ -275,7 +275,7 @@ class TextTokenizer:
         self, texts: Sequence[Text], length: int, stride: int, multiple: int, every: bool = True
     ) -> Tensors:
         """Cut texts, or the second text of pairs, into windows of `length` tokens, each with the
-        pair's first text. Neighbours share `stride` tokens. Return the rows of all windows, or of
+        pair's first text. Neighbors share `stride` tokens. Return the rows of all windows, or of
         each text's first if not `every`.
 
         Besides the inputs, return `encodings` [rows], `owners` [rows] (the index of each row's
@@ -414,7 +414,7 @@ def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
         return
     if room <= stride:
         raise ValueError(
-            f"a window has room for {max(room, 0)} of its tokens, but neighbours share "
+            f"a window has room for {max(room, 0)} of its tokens, but neighbors share "
             f"{stride}: use a smaller stride"
         )
     count = 1 + math.ceil((tokens - room) / (room - stride))

@@ -1,4 +1,4 @@
-"""Recognise what a body holds by its first bytes, whatever its Content-Type says; unpack packed
+"""Recognize what a body holds by its first bytes, whatever its Content-Type says; unpack packed
 bodies; read Accept."""
 
 import gzip
@@ -38,7 +38,7 @@ BINARY = "application/vnd.sagemaker-triton.binary+json"
 
 
 @pytest.mark.parametrize("content_type", TYPES)
-def test_recognise_json_under_any_content_type(content_type: str) -> None:
+def test_recognize_json_under_any_content_type(content_type: str) -> None:
     body = read_body(
         content_type, b' {"model_name": "m", "model_version": 2, "instances": ["a", "b"]}'
     )
@@ -48,7 +48,7 @@ def test_recognise_json_under_any_content_type(content_type: str) -> None:
     assert isinstance(read_body(content_type, b'{"inputs": []}'), TensorBody)
 
 
-def test_recognise_npy_files() -> None:
+def test_recognize_npy_files() -> None:
     assert read_body("application/octet-stream", b"\x93NUMPY") == NpyBody(b"\x93NUMPY")
 
 

@@ -16,6 +16,7 @@ from build_engines.__main__ import main
 from build_engines.build import build
 from build_engines.build_record import read_record
 from build_engines.errors import BuildError
+from build_engines.families import FAMILIES
 from build_engines.publish import SCRATCH, scratch_folder
 from build_engines.recipes import RECIPES
 from build_engines.request import Request
@@ -153,6 +154,17 @@ raise SystemExit(command.main(["verify", "own"]))
         130,
         "build_engines: interrupted; nothing was changed\n",
     )
+
+
+def test_accept_a_client_s_name_with_hyphens_in_a_request() -> None:
+    assert Request("own", client="image-classification").named_client == "image_classification"
+
+
+def test_list_every_client_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["build", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").split()
+    assert {family.client.replace("_", "-") for family in FAMILIES if family.client} <= {*words}
 
 
 def test_list_every_model(capsys: pytest.CaptureFixture[str]) -> None:

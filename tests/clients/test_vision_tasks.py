@@ -312,6 +312,23 @@ def test_get_a_map_from_a_network_with_a_fixed_batch_of_one(tmp_path: Path) -> N
     assert map_of(prediction).tolist() == [[1] * 4] * 2
 
 
+def test_take_a_network_without_a_batch_dimension(tmp_path: Path) -> None:
+    inputs = (TensorSpec("input", "UINT8", (3, 8, 8)),)
+    outputs = (TensorSpec("scores", "FP32", (3, 2, 4)),)
+    segmenter = semantic_segmentation.Client(Model("own", tmp_path, inputs, outputs, 0))
+    scores = np.zeros((3, 2, 4))
+    scores[1] = 1
+    prediction = map_answer(segmenter, scores, Image.new("RGB", (4, 2)))
+    assert map_of(prediction).tolist() == [[1] * 4] * 2
+    outputs = (TensorSpec("vector", "FP32", (2,)),)
+    encoder = image_embedding.Client(Model("own", tmp_path, inputs, outputs, 0))
+    vectors = {"vector": np.array([[3, 4]], np.float32)}
+    assert encoder.postprocess(vectors, {}, [None], {"normalize": False}) == [{"embedding": [3, 4]}]
+    nested = (TensorSpec("vector", "FP32", (1, 2)),)
+    with pytest.raises(InvalidRequest, match="'vector'"):
+        image_embedding.Client(Model("own", tmp_path, inputs, nested, 0))
+
+
 def test_bound_draw_and_omit_a_map(tmp_path: Path) -> None:
     client, scores = segmenter_of(tmp_path, 3, 2, 4), np.random.default_rng(0).random((3, 2, 4))
     large = Image.new("RGB", (3000, 1500), "white")

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("own")
 
 
+def rows_of(items: Sequence[Any]) -> Sequence[Row]:
+    """Return the rows whose models the tests of this module need: all rows, unless each of these
+    tests is about one."""
+    tests = [item for item in items if item.path == Path(__file__)]
+    rows = [item.callspec.params["row"] for item in tests if "row" in item.fixturenames]
+    return rows if len(rows) == len(tests) else ROWS
+
+
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    for model, command in {row.model: row.command for row in ROWS}.items():
+def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
+    wanted = {row.model: row.command for row in rows_of(request.session.items)}
+    for model, command in wanted.items():
         make(model, folder / model)
         with contextlib.chdir(folder / model):  # this server loads them
             words = [
@@ -73,7 +82,8 @@ def server(folder: Path) -> Iterator[Server]:
             assert main(words) == 0, command
     # the client's own is too long for this network
     question = '{"question": "who sat", "context": "the cat sat"}'
-    (folder / "repository/answers/example.json").write_text(question)
+    if "answers" in wanted:
+        (folder / "repository/answers/example.json").write_text(question)
     started = Server(
         folder, folder / "repository", SERVE_PAGE="true", SERVE_WORKERS="1"
     ).wait_ready()

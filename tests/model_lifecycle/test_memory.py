@@ -27,7 +27,7 @@ TEXTS = (  # tests/conformance asks a real model for those that native Triton kn
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_recognise_every_out_of_memory_message(text: str) -> None:
+def test_recognize_every_out_of_memory_message(text: str) -> None:
     assert is_out_of_memory(
         f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {text};"
     )

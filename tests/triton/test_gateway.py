@@ -107,7 +107,7 @@ def test_do_not_blame_the_caller_if_the_network_fails_by_itself(reason: str) -> 
 @pytest.mark.parametrize(
     "message", ["Stub process is not healthy.", "Failed to obtain the health mutex."]
 )
-def test_recognise_a_process_that_died_holding_a_lock(message: str) -> None:
+def test_recognize_a_process_that_died_holding_a_lock(message: str) -> None:
     error = translated(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {message}"))
     assert isinstance(error, BackendDied)
     assert str(error) == message.removesuffix(".")

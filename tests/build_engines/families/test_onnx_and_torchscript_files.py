@@ -323,7 +323,7 @@ def test_keep_the_scores_of_the_file(
     assert scores_of(stored) == pytest.approx(dict(enumerate(wanted.tolist())), abs=1e-6)
 
 
-def test_recognise_powers_divided_by_their_sum_as_softmax(tmp_path: Path) -> None:
+def test_recognize_powers_divided_by_their_sum_as_softmax(tmp_path: Path) -> None:
     file = save_with_ending(tmp_path / "c.onnx", "Exp", "Identity")
     model = onnx.load(file)
     sums = helper.make_node("ReduceSum", ["end0", "one"], ["sum"])

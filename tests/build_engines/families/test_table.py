@@ -58,6 +58,7 @@ from sklearn.tree import DecisionTreeRegressor
 from build_engines.__main__ import main
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import table, table_estimators, table_trees
+from build_engines.request import Request
 from build_engines.stored_model import StoredModel
 from build_engines.weights import Weights
 from clients.base import TensorSpec
@@ -117,6 +118,18 @@ def test_keep_numeric_classes_and_let_the_user_name_them(tmp_path: Path) -> None
     (tmp_path / "names").write_text("a\nb\nc\n")
     client = build_own(tmp_path, model.file, labels=tmp_path / "names").client()
     assert client and client.labels == ["a", "b", "c"]  # type: ignore[attr-defined]
+
+
+def test_leave_the_graph_of_the_weights_unchanged(tmp_path: Path) -> None:
+    model = trained.odd_classes(tmp_path)
+    types = [("X", FloatTensorType([None, 4]))]
+    file = tmp_path / "own.onnx"
+    onnx.save(
+        to_onnx(model.model, initial_types=types, target_opset={"": 17, "ai.onnx.ml": 3}), file
+    )
+    request, weights = Request("own"), Weights(file)
+    table.FAMILY.export(weights, request, tmp_path / "folder")
+    assert weights.graph == Weights(file).graph
 
 
 def test_accept_empty_cells_if_the_model_was_trained_with_them(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Changes the graphs of tables' models, because Triton serves only tensors with a batch
-dimension."""
+"""Repairs the ONNX graphs of tables' models, because Triton serves only tensors with a batch
+dimension. table_estimators.py makes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

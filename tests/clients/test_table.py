@@ -111,7 +111,7 @@ def test_accept_booleans_as_pandas_writes_them(datatype: str) -> None:
     assert (client.prepare([cells], {})["X"].tolist(), client.header(cells)) == ([[1, 0]], None)
 
 
-def test_recognise_a_header_of_numbers_as_pandas_writes_it(tmp_path: Path) -> None:
+def test_recognize_a_header_of_numbers_as_pandas_writes_it(tmp_path: Path) -> None:
     cells = list(pd.DataFrame(np.ones((2, 3))).to_csv(index=False).splitlines()[0].split(","))
     wide = (TensorSpec("X", "FP32", (3,)),)
     assert client_of(wide).header(cells) == ()
