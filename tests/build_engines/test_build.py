@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_engines.__main__ import main
+from build_engines.__main__ import FIELDS, main
 from build_engines.build import build
 from build_engines.build_record import read_record
 from build_engines.errors import BuildError
@@ -160,11 +160,10 @@ def test_accept_a_client_s_name_with_hyphens_in_a_request() -> None:
     assert Request("own", client="image-classification").named_client == "image_classification"
 
 
-def test_list_every_client_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["build", "--help"])
-    words = capsys.readouterr().out.replace(",", " ").split()
-    assert {family.client.replace("_", "-") for family in FAMILIES if family.client} <= {*words}
+def test_list_every_client_in_the_help() -> None:
+    about = next(each.metadata["help"] for each in FIELDS if each.name == "client")
+    names = [family.client.replace("_", "-") for family in FAMILIES]
+    assert [name for name in names if name not in about] == []
 
 
 def test_list_every_model(capsys: pytest.CaptureFixture[str]) -> None:
