@@ -76,6 +76,8 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
             )
         shape += lengths
         values = list(chain.from_iterable(values))
+    if not values:
+        raise InvalidRequest(f"input '{spec.name}': the list is empty; send a row or more")
     if is_batched and len(shape) == len(spec.shape):
         shape = [1, *shape]
     return schemas.Input(name=spec.name, shape=shape, datatype=spec.datatype, data=values)

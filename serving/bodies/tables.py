@@ -59,7 +59,7 @@ class CsvBody:
             items.append(item)
             check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
         if not items:
-            raise InvalidRequest("the body has no row of cells")
+            raise InvalidRequest("the body has no row (a header alone is none)")
         reserve(ITEM * len(items), "the rows")
         return InstancesJob(served, request, items, self.parameters)
 

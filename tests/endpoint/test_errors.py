@@ -215,7 +215,7 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "another datatype": (tensor(datatype="INT32"), INVALID, ("INT32", "FP32")),
     "data of another type": (tensor(data=["a"]), INVALID, ("'x'", "FP32", "'a'")),
     "data that are no FP16": (tensor(datatype="FP16", data=["a"]), INVALID, ("'x'", "FP16")),
-    "a tensor that is no object": (body({"inputs": ["x"]}, "scale"), INVALID, ("inputs",)),
+    "a tensor that is no object": (body({"inputs": ["a"]}, "scale"), INVALID, ("'x'", "'a'")),
     "a client that raises": (
         spoilt("raise"),
         "500 inference_failed",
