@@ -323,7 +323,8 @@ def test_take_a_network_without_a_batch_dimension(tmp_path: Path) -> None:
     outputs = (TensorSpec("vector", "FP32", (2,)),)
     encoder = image_embedding.Client(Model("own", tmp_path, inputs, outputs, 0))
     vectors = {"vector": np.array([[3, 4]], np.float32)}
-    assert encoder.postprocess(vectors, {}, [None], {"normalize": False}) == [{"embedding": [3, 4]}]
+    (prediction,) = encoder.postprocess(vectors, {}, [None], {"normalize": False})
+    assert list(prediction["embedding"]) == [3, 4]
     nested = (TensorSpec("vector", "FP32", (1, 2)),)
     with pytest.raises(InvalidRequest, match="'vector'"):
         image_embedding.Client(Model("own", tmp_path, inputs, nested, 0))
