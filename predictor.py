@@ -25,7 +25,7 @@ from serving.front.other_apis import other_api_routes
 from serving.front.parsing import read_invocation, read_request
 from serving.front.replies import error_reply
 from serving.front.services import Services, services
-from serving.front.streams import stream_reply, whole
+from serving.front.streams import response_of, stream_reply
 from serving.job import Job
 from serving.request import PATH, Target
 from serving.room import open_account, reserve
@@ -155,7 +155,7 @@ def whole_reply(source: Incoming, job: Job) -> Response:
     reply = job.answer(services().gateway)
     source.version = reply.version
     reserve(len(reply.content), "the answer")
-    response = whole(source, reply)
+    response = response_of(source, reply)
     if job.session:
         response.headers.update(job.session.headers())
     return response

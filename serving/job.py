@@ -148,21 +148,18 @@ def _check_rows(inputs: Sequence[Tensor]) -> None:
             )
 
 
-def admit_step() -> None:
-    """Check that a step, or a group of lines, may begin. Called first in every step of a job. Raise
-    TooLate if the request has no time left."""
-    check_time()
-
-
 def _call_bytes(served: ServedModel, step: Step) -> int:
     """Estimate how many bytes of memory a call takes: its inputs, and the outputs that the model's
-    configuration implies."""
-    first = 1 if served.model.max_batch_size else 0
-    shapes = [tensor.shape for tensor in step.inputs]
-    rows = prod(min((shape[:first] for shape in shapes), default=()))
-    shape = min((shape[first:] for shape in shapes), key=prod, default=())
+    configuration implies. Dynamic dimensions of outputs are assumed to be as large as those of the
+    smallest input."""
     inputs = sum(len(tensor.data) for tensor in step.inputs)
-    return INPUT * inputs + OUTPUT * rows * served.output_bytes(step.outputs, shape)
+    shapes = [tensor.shape for tensor in step.inputs]
+    rows = 1
+    if served.model.max_batch_size:
+        rows = min((shape[0] for shape in shapes if shape), default=1)
+        shapes = [shape[1:] for shape in shapes]
+    smallest = min(shapes, key=prod, default=())
+    return INPUT * inputs + OUTPUT * rows * served.output_bytes(step.outputs, smallest)
 
 
 class Run:
@@ -182,11 +179,12 @@ class Run:
         """Yield the result of each step or, in a stream, of each response. Raise a ServingError."""
         job = self._job
         parts: list[InferReply] = []  # the replies to the partial steps before this one
+        call: Call | Responses | None
+        reply: InferReply | None
         try:
-            call: Call | Responses | None
-            reply: InferReply | None
             step, call = self._begin(None)
             while True:
+                # the next step, if it can be sent before this one is answered
                 ahead = self._ahead(step)
                 for reply in self._wait(call):
                     if step.is_partial:
@@ -199,7 +197,9 @@ class Run:
                 if step.is_last:
                     return
                 # release what this step holds, because the next one may have to wait for memory
-                step, call, reply = replace(step, inputs=()), None, None
+                step = replace(step, inputs=())
+                call = None
+                reply = None
                 step, call = ahead or self._begin(step)
         except InvalidRequest as err:
             job.raise_if_session_ended(err)
@@ -221,11 +221,11 @@ class Run:
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
         """Prepare the step that follows `before`, and send it."""
         job = self._job
-        request = self._job.request
-        admit_step()
+        request = job.request
+        check_time()
         step = job.prepare(before)
         message = job.message(step)
-        if step.batch is None:
+        if step.batch is None:  # the job has only this step, so no other room is overwritten
             self._room = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
         with request.timings.stage("triton"):

@@ -190,10 +190,10 @@ class InstancesJob(Job):
         client = self.client
         request = self.request
         deadline = request.deadline
-        size = 1 if self.sequence else client.model.max_batch_size or 1
-        size = min(size, self._most_rows())
+        most = 1 if self.sequence else client.model.max_batch_size or 1
+        most = min(most, self._most_rows())
         with collected() as raw, request.timings.stage("decode"):
-            opened = request.decoder.open(client, first, self.items[first : first + size])
+            opened = request.decoder.open(client, first, self.items[first : first + most])
         memory = opened.memory
         tensors_of_images = len(opened.values) * self._row_bytes() if memory else 0
         room = Room()
@@ -206,7 +206,7 @@ class InstancesJob(Job):
                 # others are decoded again for the next batch
                 if len(instances) > 1:
                     rows = accumulate(map(client.rows, instances))
-                    fitting = sum(count <= size for count in rows)
+                    fitting = sum(count <= most for count in rows)
                     instances = instances[: max(1, fitting)]
                 instances, tensors = self._fitting(instances, first)
             # the size of the tensors is known by now

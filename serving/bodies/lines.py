@@ -26,7 +26,7 @@ from serving.bodies.instances import Instances, InstancesJob, as_items, client_p
 from serving.bodies.kserve import TensorBody
 from serving.bodies.schemas import BOM, read
 from serving.bodies.tables import CsvBody
-from serving.budget import in_time, read_json
+from serving.budget import check_time, in_time, read_json
 from serving.errors import (
     DecodingError,
     InvalidRequest,
@@ -36,7 +36,7 @@ from serving.errors import (
     TritonTimeout,
 )
 from serving.headers import JSON_LINES, JSON_TYPE
-from serving.job import Job, Reply, Run, admit_step
+from serving.job import Job, Reply, Run
 from serving.model_status.served_model import ServedModel
 from serving.request import PATH, UNNAMED, Request, Target
 from serving.room import Room, collected, reserve
@@ -220,7 +220,7 @@ class LinesJob(Job):
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Return one line for each record of a group. If the group fails, halve it until each wrong
         record is alone."""
-        admit_step()
+        check_time()
         try:
             return self._lines(gateway, records)
         except ServingError as err:

@@ -68,9 +68,9 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     return response
 
 
-def whole(source: Incoming, reply: Reply) -> Response:
-    """Return a reply in one piece. If it is too large for nginx to buffer, a slow reader holds the
-    slot, and is cut off like the reader of a stream."""
+def response_of(source: Incoming, reply: Reply) -> Response:
+    """Return the response for a reply in one piece. If it is too large for nginx to buffer, a slow
+    reader holds the slot, and is cut off like the reader of a stream."""
     connection = source.environ.get("gunicorn.socket")
     length = len(reply.content)
     if connection is None or length <= KEPT:
