@@ -114,8 +114,8 @@ def check_settings(client: str, names: Iterable[str]) -> None:
 
 
 def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request: Request) -> None:
-    """Compare INT8 with fp32 on samples that were not used for calibration or, without samples, on
-    those of `verify`. Print the scores. Raise BuildError if one is below its limit."""
+    """Compare INT8 with fp32 on the samples of --calibration that were not used for it, else on the
+    family's own samples. Print the scores. Raise BuildError if one is below its limit."""
     if not (request.compare and engine.cpu_only):
         name = request.model_folder.name
         print(
@@ -151,6 +151,7 @@ def _load(folder: Path, request: Request) -> None:
 def _made_from(request: Request, weights: Weights) -> dict[str, Any]:
     """Return everything that determines a build's result, without the paths of this machine."""
     asked = asdict(request)
+    # not part of the result; the digests of the files are added below
     for field in ("repository", "name", "load", "calibration", "labels", "tokenizer", "data"):
         asked.pop(field)
     path = Path(request.weights).expanduser()

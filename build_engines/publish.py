@@ -113,7 +113,7 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def keep_reference(folder: Path, source_sha256: str) -> None:
-    """Copy the folder's version 1, which is still in fp32 and has this SHA-256."""
+    """Copy the folder's version 1, which is still in fp32 and has this SHA-256, into the cache."""
     target = reference_folder(source_sha256)
     if not target.is_dir():
         with scratch_folder(target.parent) as scratch:

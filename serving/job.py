@@ -71,7 +71,8 @@ class Job:
 
     def prepare(self, before: Step | None = None) -> Step:
         """Return the step that follows `before`, or the first step if that is None. Raise a
-        ServingError."""
+        ServingError. After Overloaded or PayloadTooLarge it may be called again with the same
+        `before`."""
         raise NotImplementedError
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Any:

@@ -97,7 +97,7 @@ def convert(
             f"steps before the trees within a {last} are not converted exactly; {OWN_ROWS}"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the libraries', about arrays without names of columns
+        warnings.simplefilter("ignore")  # the libraries warn about arrays without column names
         try:
             written = write(estimator, columns, own)
         except UnknownStep as err:

@@ -241,7 +241,7 @@ def _answers(step: Any, column: int) -> Array:
     columns = [np.repeat(own[:1], len(asked)) for own in step.categories_]
     columns[column] = asked
     names = getattr(step, "feature_names_in_", range(len(columns)))
-    # a frame keeps the type of each column: one array of all would round large whole numbers
+    # a frame keeps the type of each column; a single array would round large integers
     series = [pd.Series(values, dtype=values.dtype) for values in columns]
     frame = pd.DataFrame(dict(zip(names, series, strict=True)))
     answers = step.transform(frame)

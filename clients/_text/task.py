@@ -45,8 +45,9 @@ class Task(ABC):
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return the model's inputs, one row or more for each instance, and `num_tokens` [n
-        instances], counted before truncation. Add `truncated` [n instances] if a text with more
-        tokens than the model takes may be read whole all the same, in windows."""
+        instances], counted before truncation. Add `truncated` [n instances] if the task
+        can read long texts in windows, so that more tokens than the model takes need not mean a
+        cut."""
         return self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
 
     def encode_rows(self, texts: Sequence[Text], owners: Sequence[int]) -> Tensors:

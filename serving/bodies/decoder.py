@@ -18,7 +18,7 @@ from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
-LARGE = 2**24  # bytes to decode: an image of 2 megapixels takes as many
+LARGE = 2**24  # bytes that a large image takes while it is decoded; 2 megapixels take as many
 LONG = 2**13  # characters to tokenize: 40 ms for hash signs, the slowest text
 
 

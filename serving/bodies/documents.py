@@ -85,8 +85,8 @@ class FlatBody:
         if instances := self.instances(served):
             return instances.bind(served, request)
         names = {spec.name for spec in served.model.inputs}
-        is_tensor = "inputs" in self.document and "inputs" not in names
-        if is_tensor and not (self.generates or request.stream):
+        has_bare_tensors = "inputs" in self.document and "inputs" not in names
+        if has_bare_tensors and not (self.generates or request.stream):
             body = read(schemas.Inputs, self.document)
             tensors = tensors_of(served, body.inputs, self.length, body.parameters)
             return tensors.bind(served, request)
@@ -218,10 +218,10 @@ def _are_tensors(inputs: Any) -> bool:
     """Return whether `inputs` is a list of KServe's tensors. An empty list and a list with {} count
     as such, so that their errors mention the fields of a tensor. Other values of `inputs` are an
     instance or a list of instances, or belong to an input called "inputs" of a flat body."""
-    return isinstance(inputs, list) and all(map(_is_tensor, inputs))
+    return isinstance(inputs, list) and all(map(_has_bare_tensors, inputs))
 
 
-def _is_tensor(value: Any) -> bool:
+def _has_bare_tensors(value: Any) -> bool:
     return isinstance(value, dict) and (not value or not INPUT_KEYS.isdisjoint(value))
 
 
@@ -317,6 +317,7 @@ def _members(value: Any) -> dict[str, Any]:
     """Return the members of an object. Raise ValueError if it has more than MOST_KEYS keys or a
     duplicate key: simdjson searches each key from the beginning and finds only the first."""
     names = list(islice(value, MOST_KEYS))
+    # true for duplicates, and for more keys than were read
     if len(set(names)) < len(value):
         raise ValueError(names)
     return {name: value[name] for name in names}

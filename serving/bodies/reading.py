@@ -1,7 +1,7 @@
 """Determines the kind of a body from its Content-Type and its first bytes.
 
 JSON is recognized by its first byte, because curl and AWS's notebooks send it with any
-Content-Type.
+Content-Type; in a text or CSV, by its keys.
 """
 
 import re
@@ -81,8 +81,7 @@ def read_body(
         return BareBody(read(LISTED, data), len(data))
     if is_json or (OBJECT.match(data) and kind not in (TEXT, CSV)):
         return read_object(data, generates, stream)
-    # what is left is a text or CSV, which may begin with {: it is JSON if it has one of
-    # WHOLE_BODY's keys
+    # a text or CSV may also begin with {: it is JSON only if it has one of WHOLE_BODY's keys
     document = _object_in_text(data)
     if document:
         return read_shape(document, len(data), generates, stream)

@@ -96,7 +96,7 @@ class Incoming(flask.Request):
         """Return the body, decompressed. Raise PayloadTooLarge, Overloaded and others."""
         length = self.content_length
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
-        # only without nginx, which receives the whole body before it forwards it
+        # without a Content-Length: only without nginx, which buffers the whole body
         if length is None:
             data = self.get_data(cache=False)
         elif length > limit:

@@ -33,7 +33,7 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
     targets = [route, *targets]
     named = body.named
     if isinstance(body, JsonLines):
-        # the first line counts only for what nothing else names; lines that differ fail alone
+        # the first line fills in only what nothing else names; a line that disagrees fails alone
         named = named.without(Target.agreed(targets, route.source))
     elif route.source == PATH:
         named = replace(named, name=None)

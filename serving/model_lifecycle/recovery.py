@@ -97,11 +97,11 @@ class Recovery:
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
         """Return the model, or the part of an ensemble, whose process Triton names in `details`.
-        Return None if Triton names no process; then only a check of the processes can find the
-        model."""
+        Return None if Triton quotes no name; then only a check of the processes can find the
+        model. If no model has the quoted name, return the first one."""
         if "'" not in details:
             return None
-        called = names[1:] or names
+        called = names[1:] or names  # an ensemble itself has no process
         owners = {
             stub.file.parts[-3] for stub in self._stubs.all() if f"'{stub.instance}'" in details
         }

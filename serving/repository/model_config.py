@@ -411,6 +411,7 @@ def fitted(
                 config.parameters[openvino_name].string_value = config.parameters[
                     onnx_name
                 ].string_value
+        # SERVE_CPU_ENGINE alone chose OpenVINO: keep the answers of FP32
         has_precision = PRECISION in config.parameters or BF16_HINT in config.parameters
         if processor.has_own_backend and not requested and not has_precision:
             config.parameters[PRECISION].string_value = "f32"
