@@ -152,23 +152,24 @@ def test_reserve_what_a_request_takes(name: str) -> None:
     assert peak_beyond(SENT[name].ask) <= BESIDE
 
 
-def test_give_back_what_each_group_of_lines_took() -> None:
+def account_of_lines() -> "Noted":
+    """Return the account of a request with many groups of lines."""
     account = Noted()
     open_account(account)
     try:
         SENT["lines of many objects"].ask()
     finally:
         open_account(None)
+    return account
+
+
+def test_give_back_what_each_group_of_lines_took() -> None:
+    account = account_of_lines()
     assert account.size < account.most // 2
 
 
 def test_hold_only_a_few_lines_of_many_values() -> None:
-    account = Noted()
-    open_account(account)
-    try:
-        SENT["lines of many objects"].ask()
-    finally:
-        open_account(None)
+    account = account_of_lines()
     assert account.most <= 1.2 * MOST_GROUP
 
 
