@@ -1,4 +1,4 @@
-"""JSON without keys of ours: a list of instances or of numbers, or one string, as SDKs send them;
+"""JSON without our keys: a list of instances or of numbers, or one string, as SDKs send them;
 and data frames, as MLflow sends them."""
 
 from collections.abc import Mapping

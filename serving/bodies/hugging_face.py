@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Predictions, items_of
+from serving.bodies.instances import Predictions, as_items, items_of
 from serving.bodies.other_apis import ApiBody, ApiJob, Texts, bare_list
 from serving.bodies.schemas import Count, read
 from serving.errors import InvalidRequest
@@ -100,12 +100,17 @@ class Pipeline(ApiBody, kw_only=True):
         return {**SET.get(client.task, {}), **of_body, **own}
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
-        form = FORMS[job.client.task]
-        return [form.of(prediction) for prediction in result.predictions]
+        return formed(job, result)
 
     def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
         is_list = isinstance(self.inputs, list) or FORMS[job.client.task].is_listed
         return bare_list(items) if is_list else bytes(items)
+
+
+def formed(job: ApiJob, result: Predictions) -> list[Any]:
+    """Return a batch of predictions as the pipeline of the model's task answers them."""
+    form = FORMS[job.client.task]
+    return [form.of(prediction) for prediction in result.predictions]
 
 
 class Embed(Pipeline, kw_only=True):
@@ -136,7 +141,7 @@ class Predict(ApiBody, kw_only=True):
         return {"top_k": 1_000, "function_to_apply": function, "truncate": self.truncate}
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
-        return [FORMS[job.client.task].of(prediction) for prediction in result.predictions]
+        return formed(job, result)
 
     def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
         return bare_list(items) if self.are_several else bytes(items)
@@ -175,11 +180,20 @@ class Similarity(ApiBody, kw_only=True):
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         return {**(self.parameters or {}), "normalize": True}
 
-    def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
-        vectors = [prediction["embedding"] for prediction in result.predictions]
-        if not result.first:
-            job.source = vectors.pop(0)
-        return [float(job.source @ vector) for vector in vectors]
+    def job(self, served: ServedModel, request: Request) -> ApiJob:
+        return SimilarityJob(served, request, self)
 
     def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
         return bare_list(items)
+
+
+class SimilarityJob(ApiJob):
+    """Compares each vector with the first one, `source`."""
+
+    source: Any = None
+
+    def written(self, result: Predictions) -> bytes:
+        vectors = [prediction["embedding"] for prediction in result.predictions]
+        if not result.first:
+            self.source = vectors.pop(0)
+        return as_items([float(self.source @ vector) for vector in vectors])

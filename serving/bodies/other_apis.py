@@ -44,7 +44,10 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
                 f"the task of model '{served.public_name}' is '{task}', and this route takes "
                 f"{' or '.join(self.tasks)}: name another model"
             )
-        return ApiJob(served, replace(request, accept="", stream=""), self)
+        return self.job(served, replace(request, accept="", stream=""))
+
+    def job(self, served: ServedModel, request: Request) -> "ApiJob":
+        return ApiJob(served, request, self)
 
     @classmethod
     def of(cls, data: bytes) -> "ApiBody":
@@ -79,7 +82,6 @@ class ApiJob(InstancesJob):
         super().__init__(served, request, body.items(client), set_)
         self.body = body
         self.tokens = 0
-        self.source: Any = None  # what Similarity compares the other vectors with
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
         self.tokens += total(step.batch.tensors, "attention_mask")

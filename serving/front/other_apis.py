@@ -18,8 +18,8 @@ from serving.front.services import services
 from serving.named_value import unknown
 from serving.request import PATH, Target
 
-# each route, and its body, which also makes the reply
-BODIES: dict[str, type[ApiBody]] = {
+# Each route, and its body, which also makes the reply. The attribute `route` can name these.
+BY_ATTRIBUTE: dict[str, type[ApiBody]] = {
     "/v1/embeddings": Embeddings,
     "/v1/rerank": Rerank,
     "/v2/rerank": Rerank,
@@ -28,6 +28,9 @@ BODIES: dict[str, type[ApiBody]] = {
     "/predict": Predict,
     "/similarity": Similarity,
     "/pipeline": Pipeline,
+}
+# all routes: the path of some names the model
+BODIES = BY_ATTRIBUTE | {
     # the base URL of TEI's clients for one model is /models/NAME
     "/models/<path:name>/rerank": Rerank,
     "/models/<path:name>/embed": Embed,
@@ -66,9 +69,9 @@ def read_by_attribute(source: Incoming) -> ApiBody:
     """Parse a body of /invocations as that of the route which the attribute `route` names. Raise
     InvalidRequest and others."""
     route = source.attributes[ROUTE]
-    if route not in BODIES:
-        raise InvalidRequest(f"Custom-Attributes: {unknown('route', route, BODIES)}")
-    return read_api(BODIES[route], source)
+    if route not in BY_ATTRIBUTE:
+        raise InvalidRequest(f"Custom-Attributes: {unknown('route', route, BY_ATTRIBUTE)}")
+    return read_api(BY_ATTRIBUTE[route], source)
 
 
 @managed
