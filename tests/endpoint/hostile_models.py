@@ -2,7 +2,7 @@
 time, so that what is measured is the front."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,18 @@ def make_models(repository: Path) -> None:
         link_model(ROOT / "model_repository" / name, repository)
     make_echo(repository, "numbers", "FP32")
     make_echo(repository, "texts", "STRING")
-    for name, (task, width) in TEXTS.items():
-        make_text_model(repository / name, task, width)
-        example = json.dumps(EXAMPLES.get(name, {"text": "a dog"}))
-        (repository / name / "example.json").write_text(example)
+    make_text_models(repository, TEXTS)
     make_detector(repository / "boxes")
     make_sleeper(repository, "json")  # a client that takes any JSON value
     make_table(repository / "table")
+
+
+def make_text_models(repository: Path, names: Iterable[str]) -> None:
+    """Make some of TEXTS, each with an example."""
+    for name in names:
+        make_text_model(repository / name, *TEXTS[name])
+        example = json.dumps(EXAMPLES.get(name, {"text": "a dog"}))
+        (repository / name / "example.json").write_text(example)
 
 
 def make_text_model(folder: Path, task: str, width: int) -> None:

@@ -2,7 +2,6 @@
 the format that their clients read."""
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import requests
 from PIL import Image
 
 from serving.headers import ATTRIBUTES
-from tests.endpoint.hostile_models import BERT, make_detector, make_text_model
-from tests.endpoint.hostile_models import EXAMPLES as OF_OTHERS
+from tests.endpoint.hostile_models import BERT, make_detector, make_text_models
 from tests.support.harness import (
     FP32,
     ROOT,
@@ -29,17 +27,7 @@ pytestmark = pytest.mark.stack
 
 TEXTS = ["A man is eating food.", "", "Zwei Sätze. Und noch einer!"]
 LONG = "a " * 600
-# each model's task, and the width of its last dimension
-TASKS = {
-    "opinions": ("text-classification", 3),
-    "ranking": ("text-ranking", 1),
-    "entities": ("token-classification", 3),
-    "answers": ("question-answering", 2),
-    "masks": ("fill-mask", 30_522),
-    "zero_shot": ("zero-shot-classification", 3),
-}
-DOG = {"text": "a dog"}
-EXAMPLES: dict[str, Any] = {"opinions": DOG, "entities": DOG} | OF_OTHERS
+OF_TASKS = ("opinions", "ranking", "entities", "answers", "masks", "zero_shot")  # models
 PICTURE = encoded(Image.radial_gradient("L").resize((64, 64)).convert("RGB"))
 QUERY = "How many people live in Berlin?"
 DOCUMENTS = ["Berlin has 3.7 million people.", "Berlin is a city.", "Cats sleep."]
@@ -50,9 +38,7 @@ def make_models(repository: Path) -> None:
     link_model(BERT, repository)
     link_model(ROOT / "model_repository/resnet", repository)
     make_detector(repository / "boxes")
-    for name, (task, width) in TASKS.items():
-        make_text_model(repository / name, task, width)
-        (repository / name / "example.json").write_text(json.dumps(EXAMPLES[name]))
+    make_text_models(repository, OF_TASKS)
 
 
 server = module_server(make_models, **FP32)
@@ -196,7 +182,9 @@ def test_choose_a_route_by_an_attribute(server: Server) -> None:
 def test_list_models_in_the_format_of_openai(server: Server) -> None:
     listed = answer(server.get("/v1/models"))
     assert listed["object"] == "list"
-    assert [entry["id"] for entry in listed["data"]] == sorted(["bert", "boxes", "resnet", *TASKS])
+    assert [entry["id"] for entry in listed["data"]] == sorted(
+        ["bert", "boxes", "resnet", *OF_TASKS]
+    )
     assert all(entry["object"] == "model" for entry in listed["data"])
 
 
