@@ -82,6 +82,7 @@ lock: .venv/.serving
 	  -o requirements/gpu.lock
 	$(LOCK) --group image -c requirements/dev.lock -o requirements/image.lock
 	$(LOCK) --group openapi -o requirements/openapi.lock
+	$(LOCK) --group callers -o requirements/callers.lock
 LOCK := $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock'
 
@@ -103,11 +104,13 @@ $(BIN)/python:
 	@$(DEBIAN)
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openapi.lock .venv/.serving | $(SERVING)
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openapi.lock requirements/callers.lock .venv/.serving \
+  | $(SERVING)
 	@echo "installing what tests and exports networks (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile --require-hashes -r requirements/torch.txt
 	@scripts/install requirements/openapi.lock --upgrade --target .venv/openapi
+	@scripts/install requirements/callers.lock --upgrade --target .venv/callers
 	@touch $@
 
 $(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | $(SERVING)

@@ -1,11 +1,19 @@
-// The same call as code to copy: curl, Python with requests, Python with boto3.
+// The same call as code to copy.
 
 import { address } from "./call.js";
+
+// [[language, text], …]
+export const languages = (call, origin) => [
+  ["curl", curl(call, origin)],
+  ["Python requests", requests(call, origin)],
+  ["Python boto3", boto3(call)],
+  ...ofOtherApis(call, origin),
+];
 
 const quote = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
 
 // Python's literals are JSON's, but for three words.
-export function literal(value, indent = "") {
+function literal(value, indent = "") {
   const deeper = `${indent}    `;
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
@@ -18,7 +26,7 @@ export function literal(value, indent = "") {
   return line.length + indent.length < 90 ? line : `${open}\n${entries.map((each) => `${deeper}${each},\n`).join("")}${indent}${close}`;
 }
 
-export function curl(call, origin) {
+function curl(call, origin) {
   if (call.files) return curlForm(call, origin);
   const body = call.document ? `--data ${quote(JSON.stringify(call.document))}` : `--data-binary ${quote(`@${call.file}`)}`;
   return `curl ${quote(origin + address(call))} \\\n  -H ${quote(`Content-Type: ${call.type}`)} \\\n  ${body}`;
@@ -30,7 +38,7 @@ function curlForm({ fields, files, path }, origin) {
   return `curl ${quote(origin + path)} \\\n  ${[...words, ...pictures].join(" \\\n  ")}`;
 }
 
-export function requests(call, origin) {
+function requests(call, origin) {
   const [opening, body] = call.files
     ? [`pictures = ${literal(call.files)}\n`, `data=${literal(call.fields, "    ")},\n    files=[("image", open(name, "rb")) for name in pictures],`]
     : call.document
@@ -48,7 +56,7 @@ print(reply.json())`;
 }
 
 // SageMaker drops query strings: a picture's parameters go into a JSON body, a tensor's model into CustomAttributes.
-export function boto3(call) {
+function boto3(call) {
   const attributes = Object.entries(call.query).map(([name, value]) => `${name}=${value}`).join(";");
   const custom = call.document && attributes ? `\n    CustomAttributes=${literal(attributes)},` : "";
   return `import json
@@ -74,4 +82,52 @@ function reading(call) {
 body = ${literal({ ...named, parameters })}
 body["instances"] = [{"b64": b64encode(Path(name).read_bytes()).decode()} for name in pictures]
 `;
+}
+
+// By the model's task: a route of another server's API, and its only parameter, which the model's client calls `ours`.
+const APIS = {
+  embedding: { path: "/v1/embeddings", write: openai, ours: "dimensions", theirs: "dimensions", fields: (instances) => ({ input: instances }) },
+  "text-ranking": { path: "/v2/rerank", write: cohere, ours: "top_k", theirs: "top_n", fields: ([instance]) => instance },
+};
+
+function ofOtherApis({ task, document }, origin) {
+  const { model_name: model, model_version, instances, parameters = {} } = document ?? {};
+  const api = APIS[task];
+  if (!api || model_version || Object.keys(parameters).some((name) => name !== api.ours)) return [];
+  const value = parameters[api.ours];
+  const body = { model, ...api.fields(instances), ...(value && { [api.theirs]: value }) };
+  const text = curl({ path: api.path, query: {}, type: "application/json", document: body }, origin);
+  return [[`curl ${api.path}`, text], ...api.write(body, origin)];
+}
+
+const keywords = (body) => Object.entries(body).map(([name, value]) => `\n    ${name}=${literal(value, "    ")},`).join("");
+
+function openai(body, origin) {
+  const { input, ...options } = body;
+  const server = literal(`${origin}/v1`);
+  return [
+    ["Python openai", `from openai import OpenAI
+
+client = OpenAI(base_url=${server}, api_key="none")
+reply = client.embeddings.create(${keywords(body)}
+)
+print([entry.embedding for entry in reply.data])`],
+    ["LangChain", `from langchain_openai import OpenAIEmbeddings
+
+model = OpenAIEmbeddings(${keywords(options)}
+    base_url=${server},
+    api_key="none",
+    check_embedding_ctx_length=False,
+)
+print(model.embed_documents(${literal(input)}))`],
+  ];
+}
+
+function cohere(body, origin) {
+  return [["Python cohere", `from cohere import ClientV2
+
+client = ClientV2(base_url=${literal(origin)}, api_key="none")
+reply = client.rerank(${keywords(body)}
+)
+print([[result.index, result.relevance_score] for result in reply.results])`]];
 }

@@ -1,7 +1,7 @@
 // Below the result: the times of its stages, its JSON, and the same call as code.
 
 import { copyButton, fill, find, h, milliseconds } from "./dom.js";
-import { boto3, curl, requests } from "./code.js";
+import { languages } from "./code.js";
 import { tabs } from "./tabs.js";
 import { pretty } from "./views/tables.js";
 
@@ -32,15 +32,17 @@ function code(label, shown, whole = () => shown) {
   return h("div", { class: "code" }, copyButton(whole), h("pre", { class: "mono", tabindex: 0, role: "region", "aria-label": label }, shown));
 }
 
-const LANGUAGES = [["curl", curl], ["Python requests", requests], ["Python boto3", boto3]];
-let chosen = 0;
+let chosen = "curl";
 
 function showCode(call) {
-  const buttons = LANGUAGES.map(([name], index) =>
-    h("button", { role: "tab", type: "button", id: `tab-code-${index}`, "aria-controls": `code-${index}`, "aria-selected": String(index === chosen) }, name));
-  const panels = LANGUAGES.map(([name, write], index) =>
-    h("div", { role: "tabpanel", id: `code-${index}`, "aria-labelledby": `tab-code-${index}`, hidden: index !== chosen }, code(name, write(call, location.origin))));
+  const all = languages(call, location.origin);
+  const names = all.map(([name]) => name);
+  const first = Math.max(0, names.indexOf(chosen));
+  const buttons = names.map((name, index) =>
+    h("button", { role: "tab", type: "button", id: `tab-code-${index}`, "aria-controls": `code-${index}`, "aria-selected": String(index === first) }, name));
+  const panels = all.map(([name, text], index) =>
+    h("div", { role: "tabpanel", id: `code-${index}`, "aria-labelledby": `tab-code-${index}`, hidden: index !== first }, code(name, text)));
   const list = h("div", { class: "tabs small", role: "tablist", "aria-label": "Languages" }, buttons);
   fill(find("code"), list, panels);
-  tabs(list, (tab) => (chosen = buttons.indexOf(tab)));
+  tabs(list, (tab) => (chosen = tab.textContent));
 }

@@ -84,7 +84,7 @@ async function run(newInput) {
   running?.abort();
   running = new AbortController();
   const { signal } = running;
-  const call = describe(chosen.name, find("version").value, newInput, parameters());
+  const call = { task: chosen.task, ...describe(chosen.name, find("version").value, newInput, parameters()) };
   if (isNew) showInputAlone(newInput);
   find("stage").setAttribute("aria-busy", "true");
   try {

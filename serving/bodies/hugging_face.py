@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Predictions, as_items, items_of
-from serving.bodies.other_apis import ApiBody, ApiJob, Texts, bare_list
+from serving.bodies.other_apis import ApiBody, ApiJob, Direction, Texts, bare_list
 from serving.bodies.schemas import Count, read
 from serving.errors import InvalidRequest
 from serving.job import Job
@@ -75,6 +75,8 @@ class Pipeline(ApiBody, kw_only=True):
     normalize: bool | None = None
     dimensions: Count | None = None
     prompt_name: str | None = None
+    truncation_direction: Direction | None = None
+    encoding_format: Literal["float"] | None = None
     tasks: ClassVar[tuple[str, ...]] = tuple(FORMS)
 
     @classmethod
@@ -126,6 +128,7 @@ class Predict(ApiBody, kw_only=True):
     inputs: str | list[str | list[str]]
     raw_scores: bool = False
     truncate: bool | None = None
+    truncation_direction: Direction | None = None
     tasks: ClassVar[tuple[str, ...]] = ("text-classification",)
 
     @property

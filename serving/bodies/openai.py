@@ -2,15 +2,20 @@
 
 from base64 import b64encode
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Predictions, listed
-from serving.bodies.other_apis import ApiBody, ApiJob, Texts, texts_of
+from serving.bodies.other_apis import TEXT, ApiBody, ApiJob, texts_of
 from serving.bodies.schemas import Count
+from serving.errors import InvalidRequest
+
+MOST_INPUTS = 2_048  # as many as OpenAI's own server takes
+TEXTS = Meta(extra_json_schema={"items": TEXT, "minItems": 1, "maxItems": MOST_INPUTS})
 
 
 class Embeddings(ApiBody, kw_only=True):
@@ -20,14 +25,19 @@ class Embeddings(ApiBody, kw_only=True):
     has its own vocabulary. `user` is ignored.
     """
 
-    input: Texts
+    input: str | Annotated[list[Any], TEXTS]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     user: Any = None
     tasks: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def items(self, client: ModelClient) -> list[Item]:
-        return texts_of(self.input, "input")
+        items = texts_of(self.input, "input")
+        if len(items) > MOST_INPUTS:
+            raise InvalidRequest(
+                f"the body, 'input' has {len(items)} texts; send at most {MOST_INPUTS} at a time"
+            )
+        return items
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         return {"dimensions": self.dimensions}

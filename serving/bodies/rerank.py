@@ -8,7 +8,7 @@ from msgspec import Struct
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Predictions, listed
-from serving.bodies.other_apis import ApiBody, ApiJob, bare_list
+from serving.bodies.other_apis import ApiBody, ApiJob, Direction, bare_list
 from serving.bodies.schemas import Count
 
 
@@ -33,6 +33,7 @@ class Rerank(ApiBody, kw_only=True):
     return_text: bool = False
     raw_scores: bool = False
     truncate: bool | None = None
+    truncation_direction: Direction | None = None
     max_tokens_per_doc: Any = None
     tasks: ClassVar[tuple[str, ...]] = ("text-ranking",)
 

@@ -149,6 +149,7 @@ def _describe(served: ServedModel) -> dict[str, Any]:
         "outputs": [asdict(spec) for spec in model.outputs],
     }
     if client:
+        description |= {"task": client.task} if client.task else {}
         description |= {"codec": client.codec.name, "instance": client.codec.expected}
         description |= {"columns": client.columns} if client.columns else {}
         schemas = client.parameter_schemas()

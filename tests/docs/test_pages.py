@@ -12,6 +12,7 @@ import pytest
 
 from build_engines.__main__ import main as build_engines
 from tests.docs.test_docs import SHELL
+from tests.endpoint.own_models import FOLDER, MAKERS
 from tests.support.account import account
 from tests.support.harness import PATIENCE
 from tests.support.readme import AWS, GPU, Block, Reader, blocks, fresh_checkout
@@ -34,6 +35,8 @@ def guide(request: pytest.FixtureRequest) -> list[Block]:
 @pytest.fixture(scope="module")
 def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     one = Reader(fresh_checkout(tmp_path_factory.mktemp("guide")), guide, files=".")
+    if any(f"--weights {FOLDER}" in block.text for block in guide):
+        MAKERS["ranks"](one.checkout)
     yield one
     one.leave()
 

@@ -21,6 +21,7 @@ from predictor import create_app
 from serving.bodies import schemas
 from serving.clients import families
 from serving.errors import InvalidRequest
+from serving.front.openapi import APIS
 from serving.settings.table import Settings
 from tests.support.harness import ROOT, Server, make_scale, module_server, tensor
 from tests.support.streaming_models import make_teller
@@ -101,6 +102,13 @@ def test_list_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
         if not rule.rule.startswith("/docs/") and rule.endpoint != "examples.answer_example"
     }
     assert documented == wanted
+
+
+@pytest.mark.parametrize("doors", ["true", "false"])
+def test_close_the_routes_of_other_apis_by_a_setting(tmp_path: Path, doors: str) -> None:
+    paths = document(make_app(tmp_path, SERVE_DOORS=doors))["paths"]
+    assert (paths.keys() >= {"/v1/models", *APIS}) == (doors == "true")
+    assert (paths.keys().isdisjoint({"/v1/models", *APIS})) == (doors == "false")
 
 
 def test_describe_140_models_without_calling_them(described: Any) -> None:

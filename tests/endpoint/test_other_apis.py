@@ -141,6 +141,8 @@ WRONG: list[tuple[dict[str, Any], int, str, str]] = [
     ({"input": "a", "dimension": 1}, 400, "invalid_request", "'dimensions'"),
     ({"input": "a", "encoding_format": "int8"}, 400, "invalid_request", "encoding_format"),
     ({"input": {"text": "a"}}, 400, "invalid_request", "input"),
+    ({"input": ["a"] * 2_049}, 400, "invalid_request", "2049 texts; send at most 2048"),
+    ({"input": [1] * 2_049}, 400, "invalid_request", "check_embedding_ctx_length=False"),
     ({}, 400, "invalid_request", "input"),
 ]
 

@@ -1,5 +1,6 @@
 """The page at /, in a real browser: what a stranger does with it, and what she sees."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
+from tests.endpoint.hostile_models import make_text_models
 from tests.page.browser import PHONE, WIDE, choose, chromium, make_repository, opened, rectangle
 from tests.simulate.simulation import Simulation
+from tests.support.callers import run_caller
 from tests.support.harness import PATIENCE, ROOT, Server, link_model, module_server, wait_until
 from tests.support.hostile_images import turned
 
@@ -26,6 +29,7 @@ KEYS = {
     "AWS_SECRET_ACCESS_KEY": "none",
 }
 MOST = 1000 * PATIENCE  # milliseconds
+LANGUAGES = ["curl", "Python requests", "Python boto3"]  # of every model
 expect.set_options(timeout=MOST)
 
 
@@ -35,7 +39,11 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-server = module_server(make_repository, SERVE_PAGE="true")
+def make_ranking(repository: Path) -> None:
+    make_text_models(repository, ["ranking"])
+
+
+server = module_server(make_repository, make_ranking, SERVE_PAGE="true")
 
 
 @pytest.fixture
@@ -328,6 +336,43 @@ def test_get_the_same_predictions_with_the_copied_code(
         assert done.returncode == 0, done.stderr
         assert str(expected["classes"][0]["class_id"]) in done.stdout
         assert done.stdout.count("score") == 3 * len(files)
+
+
+def copied(page: Page, language: str) -> str:
+    """Return what the code in this language prints."""
+    page.get_by_role("tab", name=language, exact=True).click()
+    text = page.locator(".code pre:visible").text_content() or ""
+    if not language.startswith("curl"):
+        return run_caller("-c", text)
+    return subprocess.run(["bash", "-ec", text], capture_output=True, check=True, text=True).stdout
+
+
+def test_embed_with_the_copied_code_of_other_clients(page: Page, server: Server) -> None:
+    choose(page, "bert")
+    page.get_by_role("textbox", name="Text 1").fill("The soup's ready.")
+    page.get_by_label("dimensions").fill("4")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_role("tab", name="Code").click()
+    body = {"model_name": "bert", "inputs": "The soup's ready.", "parameters": {"dimensions": 4}}
+    wanted = server.post(json=body).json()["predictions"][0]["embedding"]
+    entries = json.loads(copied(page, "curl /v1/embeddings"))["data"]
+    assert entries[0]["embedding"] == wanted
+    for language in ("Python openai", "LangChain"):
+        (vector,) = json.loads(copied(page, language))
+        assert vector == pytest.approx(wanted, abs=1e-7)
+    page.get_by_label("normalize").uncheck()
+    expect(page.locator("#code [role=tab]")).to_have_text(LANGUAGES)
+
+
+def test_rank_with_the_copied_code_of_other_clients(page: Page, server: Server) -> None:
+    choose(page, "ranking")
+    page.get_by_label("top_k").fill("1")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_role("tab", name="Code").click()
+    results = json.loads(copied(page, "curl /v2/rerank"))["results"]
+    assert len(results) == 1
+    printed = json.loads(copied(page, "Python cohere"))
+    assert printed == [[each["index"], each["relevance_score"]] for each in results]
 
 
 def test_show_the_json_and_the_time_of_each_stage(page: Page) -> None:

@@ -414,6 +414,9 @@ def test_refuse_requests_beyond_the_limit(upstream: Path, tmp_path: Path) -> Non
         for reply in (ask(edge), *others):
             check_error(reply, 503, "too_many_connections")
             assert reply.headers["Retry-After"] == "1"
+        embedding = requests.post(f"{edge.url}/v1/embeddings", b"{}", timeout=PATIENCE)
+        assert embedding.headers["Retry-After"] == "1"
+        assert embedding.json()["error"]["type"] == "server_error"
         assert requests.get(f"{edge.url}/metrics", timeout=PATIENCE).status_code == 200
         assert requests.get(f"{edge.url}/ping", timeout=PATIENCE).json()["path"] == "/ping"
     wait_until(lambda: ask(edge).status_code == 200, "requests are answered again")

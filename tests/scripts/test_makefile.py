@@ -64,7 +64,8 @@ def locked(name: str) -> dict[str, str]:
 def test_pin_a_hash_for_every_installed_package() -> None:
     installs = re.findall(r"pip install .*|scripts/install .*", recipe("--always-make", "dev"))
     files = [file for install in installs for file in re.findall(r"requirements/(\S+)", install)]
-    assert sorted(files) == ["build.lock", "dev.lock", "openapi.lock", "torch.txt"]
+    wanted = ["build.lock", "callers.lock", "dev.lock", "openapi.lock", "torch.txt"]
+    assert sorted(files) == wanted
     for install in installs:
         assert "--require-hashes" in install or install.startswith("scripts/install ")
     for file in files:
@@ -74,7 +75,8 @@ def test_pin_a_hash_for_every_installed_package() -> None:
 def test_repeat_the_pins_of_smaller_lock_files_and_never_torch() -> None:
     serving, build, dev = (locked(f"{name}.lock").items() for name in ("serving", "build", "dev"))
     assert serving < build < dev
-    assert not [name for name, _ in dev if name == "torch" or name.startswith("nvidia-cu")]
+    names = [name for name, _ in dev] + [*locked("callers.lock")]
+    assert not [name for name in names if name == "torch" or name.startswith("nvidia-cu")]
 
 
 def test_leave_onnx_runtime_out_of_the_gpu_lock_file() -> None:
