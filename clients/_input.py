@@ -44,7 +44,7 @@ SETTINGS = (
     Parameter(
         "exact",
         False,
-        "whether the pixels are those of transformers' image processors, at the cost of time",
+        "match transformers' image processors exactly, at the cost of time",
         removed=(("transformers", "write true, which now means the same"),),
     ),
     Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),

@@ -37,15 +37,11 @@ class Client(ImageClient):
         Parameter(
             "scores",
             "softmax",
-            "softmax: one class for each box, the last is no object (DETR, YOLOS); sigmoid: the "
-            "best of all boxes' classes (RT-DETR, Deformable DETR)",
+            "softmax for DETR and YOLOS, whose last class is no object; sigmoid for RT-DETR",
             choices=("softmax", "sigmoid"),
         ),
         Parameter(
-            "queries",
-            0,
-            "how many of the best sigmoids are looked at; 0: as many as there are boxes",
-            minimum=0,
+            "queries", 0, "how many of the best sigmoids to look at; 0: as many as boxes", minimum=0
         ),
         LABELS,
     )

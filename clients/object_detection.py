@@ -60,14 +60,12 @@ class Client(ModelClient):
         Parameter(
             "layout",
             AUTO,
-            "form of the output (below); auto: by the number of labels and the shape",
+            "form of the output; auto: by the number of labels and the shape",
             choices=(AUTO, ROWS, COLUMNS, FINAL),
         ),
         Parameter("keypoints", (), "number of keypoints, and of values for each: 17,3", minimum=0),
-        Parameter("size", 640, "longer side, when the input's size is variable", minimum=32),
-        Parameter(
-            "stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1
-        ),
+        Parameter("size", 640, "longer side, if variable", minimum=32),
+        Parameter("stride", 32, "variable sides are multiples of it", minimum=1),
         LABELS,
     )
     parameters: tuple[Parameter, ...] = (

@@ -22,7 +22,7 @@ TABLE = {
     "invalid_request": Row(
         400,
         0,
-        "the request has a wrong shape, parameter or tensor, or names no model or several",
+        "the request has a wrong parameter or tensor, or names no model or several",
         "correct it as the message says",
         also=(414, 431),
     ),
@@ -42,12 +42,10 @@ TABLE = {
         403,
         0,
         "a page of another origin sent a request other than GET or HEAD, or `Host` is not "
-        "localhost although the container listens on a loopback address",
-        "name the page's origin in `SERVE_ORIGINS`",
+        "localhost on a loopback address",
+        "name the origin in `SERVE_ORIGINS`",
     ),
-    "not_found": Row(
-        404, 0, "there is no such route", "use one of the routes in [calling.md](calling.md)"
-    ),
+    "not_found": Row(404, 0, "there is no such route", "use one of [these](calling.md#routes)"),
     "model_not_found": Row(404, 0, "there is no such model", "name one that the message lists"),
     "version_not_found": Row(
         404, 0, "the model has no such version", "name one that the message lists, or none"
@@ -73,32 +71,32 @@ TABLE = {
     "payload_too_large": Row(
         413,
         0,
-        "the body, its unpacked size, its number of parts, its memory or the answer exceeds a "
-        "limit, or the route or method takes no body",
-        "send less at a time, or raise [a limit](#limits) that has a setting",
+        "the body, its unpacked size, its parts, its memory or the answer exceeds a limit, or the "
+        "route takes no body",
+        "send less at a time, or raise [the limit](security.md#bounds)",
     ),
     "unsupported_media_type": Row(
         415,
         0,
-        "the model does not take this Content-Type, or this Content-Encoding is unknown",
+        "the Content-Type or Content-Encoding is not supported",
         "send one that the message lists",
     ),
     "internal_error": Row(
         500,
         0,
-        "this program failed, or the disk (`/tmp`, `SERVE_RUN_DIR`) is full",
+        "this program failed, or the disk (`SERVE_RUN_DIR`) is full",
         "find the request id in the log",
     ),
     "inference_failed": Row(
         500,
         0,
-        "Triton or the model's client failed on a request that looked right",
+        "the model or its client failed on a valid request",
         "find the request id in the log",
     ),
     "overloaded": Row(
         503,
         1,
-        "too many requests are in flight, in total or for the model, or they take too much memory",
+        "too many requests are in flight, or they take too much memory",
         "retry; send fewer at once, or raise the limit that the message names",
     ),
     "too_many_connections": Row(
@@ -110,25 +108,22 @@ TABLE = {
     "queue_full": Row(
         503,
         1,
-        "the model's queue in Triton is full, or the request waited in it too long",
-        "retry, or change the queue policy in the model's config.pbtxt",
+        "the model's queue is full, or the request waited in it too long",
+        "retry, or change the queue policy in config.pbtxt",
     ),
     "model_not_ready": Row(503, 1, "the model is being loaded", "retry"),
-    "model_restarting": Row(
-        503, 2, "a process of the model died; the model alone is restarted", "retry"
-    ),
+    "model_restarting": Row(503, 2, "a process of the model died", "retry"),
     "model_refused": Row(
         503,
         300,
-        "processes of the model died too often; `Retry-After` says when it is tried again",
-        "find the request that ends the model; the log says how it died",
+        "processes of the model died too often",
+        "find the cause in the log; `Retry-After` says when it is tried again",
     ),
     "model_failed": Row(
         503,
         0,
-        "the model cannot be loaded, or its client cannot be made; at a start without "
-        "`SERVE_RELOAD`, `serve` ends",
-        "correct the model, and start again unless `SERVE_RELOAD` watches its folder",
+        "the model cannot be loaded, or its client cannot be made",
+        "correct the model, and start again unless `SERVE_RELOAD` watches it",
     ),
     "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
     "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),

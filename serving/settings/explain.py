@@ -1,7 +1,6 @@
 """Describes the settings: for --help, --print-config, warnings about unknown variables, and
 docs/settings.md (python -m serving.settings.explain)."""
 
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,12 +12,12 @@ PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
 PAGE = """# Settings
 
-Environment variables, read at the start. With a wrong value the container does not start. If a row
-has several variables, the first that is set counts. `./serve --help` prints this table,
-`./serve --print-config` each value and its source.
+Environment variables, read at the start. A wrong value ends the start with a message that says what
+is allowed. If a row has several variables, the first that is set counts. `./serve --help` prints
+this table, `./serve --print-config` each value and its source.
 
-| Variable | Default | Allowed | Meaning |
-|---|---|---|---|
+| Variable | Default, then other values | Meaning |
+|---|---|---|
 """
 
 
@@ -27,9 +26,11 @@ def markdown() -> str:
     rows = []
     for row in TABLE:
         names = ", ".join(f"`{variable}`" for variable in row.variables)
-        default = f"`{row.formatter(row.default)}`".replace("``", "none")
-        allowed = re.sub("^(a whole number |a number )?(from |one of )?", "", row.expected())
-        rows.append(f"| {names} | {default} | {allowed} | {row.help} |\n")
+        values = [f"`{row.formatter(row.default)}`".replace("``", "none")]
+        values += [choice for choice in row.choices if choice != row.default]
+        if row.form:
+            values.append(f"or {row.form}")
+        rows.append(f"| {names} | {', '.join(values)} | {row.help} |\n")
     return PAGE + "".join(rows)
 
 

@@ -122,9 +122,8 @@ class Settings:
         "SERVE_ORIGINS",
         Names(),
         parser=parse_origins,
-        form="origins, separated by commas, such as https://example.com",
-        help="origins whose pages may call the container from a browser, besides its own; `*` and "
-        "`null` are refused",
+        form="origins such as https://example.com, separated by commas",
+        help="origins whose pages may call the container from a browser, besides its own",
     )
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
@@ -132,7 +131,7 @@ class Settings:
         form="LOW-HIGH, two ports",
         parser=parse_port_range,
         formatter=lambda ports: "-".join(map(str, ports)),
-        help="inclusive range of the public ports of gRPC and Triton's metrics",
+        help="range for the public ports of gRPC and Triton's metrics",
     )
     model_repositories: tuple[Path, ...] = _setting(
         "SERVE_MODEL_REPOSITORY",
@@ -140,30 +139,29 @@ class Settings:
         parser=parse_paths,
         formatter=lambda paths: ":".join(map(str, paths)),
         form="a folder, or several separated by :",
-        help="folders of model folders; all are served. auto: /opt/ml/model if it holds models, "
-        "else the built-in model_repository. In multi-model mode the folder of archives, "
-        "ID/model; auto: /opt/ml/models",
+        help="folders of model folders; all are served. auto: /opt/ml/model if it holds "
+        "models, else the bundled models. In multi-model mode, the folder of "
+        "archives; auto: /opt/ml/models",
     )
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         "",
-        help="model for requests that name none; only this model and its ensemble's parts are "
-        "loaded",
+        help="model for requests that name none; the only one loaded, with its ensemble's parts",
     )
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
         Names(),
         form="names, separated by commas",
-        help="models to load, plus the models that their ensembles call; none: the default model, "
-        "or all models if there is no default",
+        help="models to load, plus the models that their ensembles call; none: the default "
+        "model, or all",
     )
     ping_mode: str = _choice(
         "SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE",
         "auto",
         "ready",
         "live",
-        help="what /ping checks. ready: every model answers its example; live: Triton is live; "
-        "auto: live in multi-model mode, else ready",
+        help="what /ping checks. ready: every model answers its example; live: Triton is "
+        "live; auto: live in multi-model mode, else ready",
     )
     inference_type: str = _choice(
         "SAGEMAKER_TRITON_INFERENCE_TYPE",
@@ -173,58 +171,55 @@ class Settings:
         help="how /invocations answers a flat JSON body",
     )
     model_clients: bool = _setting(
-        "SERVE_MODEL_CLIENTS",
-        True,
-        help="whether model repositories may contain clients; false: a model with one is refused",
+        "SERVE_MODEL_CLIENTS", True, help="whether model repositories may contain clients"
     )
     device: str = _choice(
         "SERVE_DEVICE",
         "auto",
         "cpu",
         "gpu",
-        help="which of a model's configurations Triton uses; auto: gpu if there is one, else cpu",
+        help="where models run; auto: on a GPU if there is one",
     )
     cpu_engine: str = _choice(
         "SERVE_CPU_ENGINE",
         "auto",
         "onnxruntime",
         "openvino",
-        help="which engine runs ONNX models on the processor, unless cpu_engine in config.pbtxt "
-        "names one; auto: OpenVINO on processors with BF16 (AMX, AVX512-BF16) if the model "
-        "allows it, else ONNX Runtime",
+        help="which engine runs ONNX models on the processor, unless config.pbtxt names "
+        "one; auto: OpenVINO on processors with BF16 if the model allows it, else "
+        "ONNX Runtime",
     )
     request_timeout: float = _setting(
         "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
         60.0,
         within=(1, 3600),
-        help="seconds until a caller gets 504; a stream may last 480 s, or this time if it is "
-        "longer",
+        help="seconds until a caller gets 504; for a stream at least 480",
     )
     multi_model: bool = _setting(
         "SAGEMAKER_MULTI_MODEL",
         False,
-        help="serve archives, which POST /models loads and DELETE /models/NAME unloads",
+        help="serve archives that POST /models loads and DELETE /models/NAME unloads",
     )
     namespaces: bool = _setting(
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
         True,
-        help="in multi-model mode. true: Triton knows the parts of an archive as TARGET__PART, so "
-        "archives may have parts of the same name; false: parts keep their names, so a Python "
-        "model can call another by its name. NVIDIA's name for it says the opposite",
+        help="despite its name, true prefixes the parts of an archive in Triton "
+        "(TARGET__PART), so two archives may have parts of the same name; with false "
+        "a Python model can call another by its name",
     )
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
         0.8,
         within=(0, 1),
-        help="share of the container's memory that Triton and the loaded models may take in "
-        "multi-model mode; a load that would exceed it gets 507",
+        help="share of the memory that Triton and the loaded archives may take; a load "
+        "beyond it gets 507",
     )
     request_memory_share: float = _setting(
         "SERVE_REQUEST_MEMORY_SHARE",
         0.125,
         within=(0, 1),
-        help="share of the container's memory that requests in flight may take in gunicorn; at "
-        "least 32 times SERVE_MAX_BODY_MB",
+        help="share of the memory that requests in flight may take; at least 32 times "
+        "SERVE_MAX_BODY_MB",
     )
     start_timeout: float = _setting(
         "SERVE_START_TIMEOUT", 300.0, within=(1, 86400), help="seconds that a start may take"
@@ -233,38 +228,35 @@ class Settings:
         "SERVE_STOP_TIMEOUT",
         25.0,
         within=(0, 3600),
-        help="seconds that a stop may take; processes that still run are then killed",
+        help="seconds until processes that still run are killed during a stop",
     )
     hang_timeout: float = _setting(
         "SERVE_HANG_TIMEOUT",
         15.0,
         within=(0, 3600),
-        help="seconds until a process that hangs is restarted; 0: never, for a debugger",
+        help="seconds until a process that hangs is restarted; 0: never",
     )
     max_body_mb: float = _setting(
-        "SERVE_MAX_BODY_MB",
-        25.0,
-        within=(0, 1024),
-        help="largest request body in MB; 0: 1024; at least SAGEMAKER_MAX_PAYLOAD_IN_MB",
+        "SERVE_MAX_BODY_MB", 25.0, within=(0, 1024), help="largest request body in MB; 0: 1024"
     )
     batch: bool = _setting(
         "SAGEMAKER_BATCH",
         False,
-        help="set by batch transform; the default of SERVE_REQUEST_TIMEOUT is then 600",
+        help="set by batch transform, whose requests may take 600 s by default",
     )
     batch_payload_mb: int = _setting(
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
         -1,
         within=(-1, 100),
-        help="MB that batch transform may send in a request; 0: any, in chunks; -1: 6, or as much "
-        "as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave",
+        help="largest request of batch transform in MB; 0: any, in chunks; -1: 6, or what "
+        "SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS allow",
     )
     batch_concurrency: int = _setting(
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
         0,
         within=(0, 65536),
-        help="requests that batch transform may send at once; 0: two per worker, or fewer if "
-        "their payloads would exceed 100 MB in all",
+        help="concurrent requests of batch transform; 0: two per worker, or fewer if they "
+        "would exceed 100 MB",
     )
     batch_strategy: str = _choice(
         "SAGEMAKER_BATCH_STRATEGY",
@@ -276,8 +268,8 @@ class Settings:
         "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",
         0,
         within=(0, 256),
-        help="gunicorn's worker processes; 0: one per processor, but at most one per 500 MB of "
-        "memory, and at most 16",
+        help="gunicorn's worker processes; 0: one per processor, at most 16 and one per "
+        "500 MB of memory",
     )
     inference_threads: int = _setting(
         "SERVE_INFERENCE_THREADS",
@@ -289,15 +281,15 @@ class Settings:
         "SERVE_MAX_CONCURRENCY",
         0,
         within=(0, 65536),
-        help="requests in flight at once; more get 503. If there are several models, one may use "
-        "as many as are free; 0: 64 per worker, from 128 to 1024",
+        help="requests in flight; more get 503. One of several models may use as many as "
+        "are still free. 0: 64 per worker, from 128 to 1024",
     )
     log_level: str = _setting(
         "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
         "info",
         choices=tuple(LOG_LEVELS),
         parser=parse_log_level,
-        help="lowest level that is logged, by name or by number (20)",
+        help="lowest level that is logged, by name or number",
     )
     management_secret: str = _setting(
         "SERVE_MANAGEMENT_SECRET",
@@ -305,8 +297,7 @@ class Settings:
         secret=True,
         form="HEADER=VALUE",
         parser=parse_header_secret,
-        help="only calls with this header and value may load, unload and list models; none: all "
-        "calls may",
+        help="header that calls must have to load, unload and list models; none: all calls may",
     )
     kserve: str = _switch(
         "SERVE_KSERVE",
@@ -314,36 +305,35 @@ class Settings:
         "true",
         "false",
         "trusted",
-        help="whether the /v2 routes (KServe v2, generate) are reachable; auto: unless a "
-        "SAGEMAKER_ variable is set; trusted: infer calls go to Triton unchecked, which is faster, "
-        "but a hostile body can stop Triton",
+        help="whether the /v2 routes are reachable; auto: unless a SAGEMAKER_ variable is "
+        "set; trusted: infer calls go to Triton unchecked, which is faster, but a "
+        "hostile body can stop Triton",
     )
     doors: bool = _setting(
         "SERVE_DOORS",
         True,
-        help="whether the routes of other servers' APIs (docs/calling.md) are reachable, and the "
-        "attribute `route`, which chooses one of them for /invocations",
+        help="whether the routes of other servers' APIs, and the attribute `route`, are reachable",
     )
     page: str = _switch(
         "SERVE_PAGE",
         "false",
         "auto",
         "true",
-        help="whether / serves a page to try the models, and /docs a page about the routes; auto, "
-        "which `make run` sets: unless a SAGEMAKER_ variable is set",
+        help="whether / serves a page to try the models, and /docs one about the routes; "
+        "auto: unless a SAGEMAKER_ variable is set",
     )
     reload: str = _switch(
         "SERVE_RELOAD",
         "false",
         "auto",
         "true",
-        help="whether a model folder that is changed, added or removed is served without a "
-        "restart; auto, which `make run` sets: unless SAGEMAKER_MULTI_MODEL is true",
+        help="whether model folders that are changed, added or removed take effect without "
+        "a restart; auto: unless SAGEMAKER_MULTI_MODEL is true",
     )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
         False,
-        help="whether the CloudWatch agent, if the image has it, publishes /metrics",
+        help="whether the CloudWatch agent, if installed, publishes /metrics",
     )
     cloudwatch_log_group: str = _setting(
         "SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP",
@@ -363,15 +353,13 @@ class Settings:
     allow_grpc: bool = _setting(
         "SAGEMAKER_TRITON_ALLOW_GRPC",
         False,
-        help="whether Triton's gRPC (inference and read-only queries) is public on SERVE_HOST",
+        help="whether Triton's gRPC (inference and read-only queries) is public",
     )
     grpc_port: int = _setting(
         "SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535), help="public port of Triton's gRPC"
     )
     allow_metrics: bool = _setting(
-        "SAGEMAKER_TRITON_ALLOW_METRICS",
-        False,
-        help="whether Triton's own metrics are public on SERVE_HOST",
+        "SAGEMAKER_TRITON_ALLOW_METRICS", False, help="whether Triton's own metrics are public"
     )
     metrics_port: int = _setting(
         "SAGEMAKER_TRITON_METRICS_PORT",
@@ -397,21 +385,21 @@ class Settings:
         within=(0, 9),
         form="true, false or a level",
         parser=lambda text: int(WORDS.get(text.lower(), str(text))),
-        help="whether Triton logs each request",
+        help="whether, or how much, Triton logs about each request",
     )
     log_info: str = _switch(
         "SAGEMAKER_TRITON_LOG_INFO",
         "auto",
         "true",
         "false",
-        help="whether Triton logs what it does; auto: as SERVE_LOG_LEVEL says",
+        help="whether Triton logs what it does; auto: follows SERVE_LOG_LEVEL",
     )
     log_warning: str = _switch(
         "SAGEMAKER_TRITON_LOG_WARNING",
         "auto",
         "true",
         "false",
-        help="whether Triton logs warnings; auto: as SERVE_LOG_LEVEL says",
+        help="whether Triton logs warnings; auto: follows SERVE_LOG_LEVEL",
     )
     log_error: bool = _setting(
         "SAGEMAKER_TRITON_LOG_ERROR", True, help="whether Triton logs errors"
@@ -420,7 +408,7 @@ class Settings:
         "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
         MEGABYTE,
         within=(MEGABYTE, 2**36),
-        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start",
+        help="bytes of /dev/shm that each instance of a Python-based backend takes at its start",
     )
     shm_growth_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
@@ -432,13 +420,13 @@ class Settings:
         "SAGEMAKER_TRITON_TENSORFLOW_VERSION",
         2,
         within=(1, 2),
-        help="TensorFlow version of Triton's TensorFlow backend, which Triton has up to 25.02",
+        help="version for Triton's TensorFlow backend, which ended with 25.02",
     )
     model_load_gpu_limit: float = _setting(
         "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
         0.0,
         within=(0, 1),
-        help="share of each GPU's memory above which no more models are loaded; 0: no limit",
+        help="share of a GPU's memory above which no model is loaded; 0: no limit",
     )
     additional_arguments: tuple[str, ...] = _setting(
         "SAGEMAKER_TRITON_ADDITIONAL_ARGS",
@@ -446,7 +434,7 @@ class Settings:
         parser=lambda text: tuple(shlex.split(text)),
         formatter=shlex.join,
         form="tritonserver's options, quoted as for a shell",
-        help="added to tritonserver's command line; if an option is repeated, the last one counts",
+        help="added to tritonserver's command line; the last of repeated options counts",
     )
 
     # Files in the run folder

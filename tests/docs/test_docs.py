@@ -40,16 +40,15 @@ def image_settings() -> str:
     for name, client in clients.items():
         for setting in client.settings:
             owners.setdefault(setting, []).append(name)
-    rows = ["| Setting | Default | Allowed | Meaning | Clients |", "|---|---|---|---|---|"]
+    rows = ["| Setting | Default, then other values | Meaning |", "|---|---|---|"]
     for setting, names in sorted(owners.items(), key=lambda item: -len(item[1])):
         others = clients.keys() - set(names)
-        listed = ", ".join(f"`{name}`" for name in names)
-        shown = f"all but `{others.pop()}`" if len(others) == 1 else listed
-        shown = shown.replace("all but `object_detection`", "")
-        default = str(setting.default).lower()
-        prefixes = "^(a list of at most 1000 |a whole number |a number )?(from |one of )?"
-        allowed = re.sub(prefixes, "", setting.expected())
-        rows.append(f"| `{setting.name}` | `{default}` | {allowed} | {setting.help} | {shown} |")
+        listed = " and ".join(f"`{name}`" for name in names)
+        of = f", not of `{others.pop()}`" if len(others) == 1 else f" of {listed}"
+        of = of.replace(", not of `object_detection`", "")
+        default = f"`{str(setting.default).lower()}`".replace("`()`", "none")
+        values = [default, *(choice for choice in setting.choices if choice != setting.default)]
+        rows.append(f"| `{setting.name}`{of} | {', '.join(values)} | {setting.help} |")
     return "\n".join(rows) + "\n"
 
 

@@ -27,15 +27,17 @@ pytestmark = pytest.mark.stack
 
 PAGE = (ROOT / "docs/models.md").read_text()
 _ROW = re.compile(
-    r"^\| (.*?) \|(.*?)\| `(build (\S+) .*?)` \| `(.+?)` \| (`\{.+\}`|as above) \|$", re.MULTILINE
+    r"^\| (.*?) \|(.*?)\| `(build (\S+) .*?)` \| `(.+?)` \| (`\{.+\}`|as above.*) \|$", re.MULTILINE
 )
 TYPES = {".jpg": "image/jpeg", ".csv": "text/csv"}
 SAME = "as above"
+EACH = f"{SAME}, each with "
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the page's table. `body` is JSON or the name of a file, `reply` JSON or SAME."""
+    """A row of the page's table. `body` is JSON or the name of a file, `reply` JSON, SAME, or EACH
+    and the further keys of each detection."""
 
     kind: str
     task: str
@@ -91,11 +93,16 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
     started.kill_all()
 
 
+def parse(text: str) -> Any:
+    return json.loads(text.strip("`").replace("…", f'"{CUT}"'))
+
+
 def shown_reply(row: Row) -> Any:
     """Return the whole reply to the row's body, of which the page shows one prediction."""
     until = ROWS[: ROWS.index(row) + 1]
-    text = next(each.reply for each in reversed(until) if each.reply != SAME)
-    reply = json.loads(text.strip("`").replace("…", f'"{CUT}"'))
+    reply = parse(next(each.reply for each in reversed(until) if not each.reply.startswith(SAME)))
+    if row.reply.startswith(EACH):
+        reply["detections"][0] |= parse(row.reply.removeprefix(EACH))
     if row.task == "tensors":
         return reply
     of_text = {"tokens": 5, "truncated": False} if row in TEXTS else {}
