@@ -60,8 +60,8 @@ def make_text_models(repository: Path, names: Iterable[str]) -> None:
 
 
 def make_text_model(folder: Path, task: str, width: int) -> None:
-    """Make a network whose scores are its token ids, each times the numbers from 0 to 1, with the
-    tokenizer of the built-in `bert`. A compact one has scores for the masks alone."""
+    """Make a network whose scores are its token ids times some weights, with the tokenizer of the
+    built-in `bert`. A compact one has scores for the masks alone."""
     compact = [POSITIONS] if folder.name.startswith("compact") else []
     names = [*INPUTS, *compact]
     nodes = [
@@ -75,7 +75,7 @@ def make_text_model(folder: Path, task: str, width: int) -> None:
     else:
         nodes.append(helper.make_node("ReduceMean", ["scores"], ["logits"], axes=[1], keepdims=0))
         sizes = [width]
-    weights = np.linspace(0, 1e-4, width, dtype=np.float32)
+    weights = np.linspace(0, 1e-4, width + 1, dtype=np.float32)[1:]
     constants = {"last": np.array([-1]), "weights": weights}
     save(folder, nodes, dict.fromkeys(names, TensorProto.INT64), "logits", len(sizes), constants)
     inputs = "".join(
