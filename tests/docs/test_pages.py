@@ -1,7 +1,7 @@
 """Each page's and guide's commands run, in order, in a fresh checkout, and print what it shows.
 
 The platform is the simulator. Commands that need AWS run with --dry-run; those that need a GPU are
-only parsed.
+only parsed. In place of a model that a reader builds from files of hers, there is a small one.
 """
 
 import shlex
@@ -12,10 +12,10 @@ import pytest
 
 from build_engines.__main__ import main as build_engines
 from tests.docs.test_docs import SHELL
-from tests.endpoint.own_models import FOLDER, MAKERS
+from tests.endpoint.hostile_models import make_text_models
 from tests.support.account import account
 from tests.support.harness import PATIENCE
-from tests.support.readme import AWS, GPU, Block, Reader, blocks, fresh_checkout
+from tests.support.readme import AWS, FILES, GPU, Block, Reader, blocks, fresh_checkout
 
 # the first test of a guide follows all of it
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]
@@ -35,8 +35,8 @@ def guide(request: pytest.FixtureRequest) -> list[Block]:
 @pytest.fixture(scope="module")
 def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     one = Reader(fresh_checkout(tmp_path_factory.mktemp("guide")), guide, files=".")
-    if any(f"--weights {FOLDER}" in block.text for block in guide):
-        MAKERS["ranks"](one.checkout)
+    if any(block.marker == FILES for block in guide):
+        make_text_models(one.checkout / "model_repository", ["ranking"])
     yield one
     one.leave()
 

@@ -25,8 +25,8 @@ from tests.support.harness import BUNDLED, FP32, PATIENCE, ROOT, free_port, wait
 from tests.support.started import ends_with, kill
 
 README = "README.md"
-AWS, GPU = "needs AWS", "needs a GPU"
-NEEDS = (AWS, GPU, "needs AWS and a GPU", "needs files of yours")
+AWS, GPU, FILES = "needs AWS", "needs a GPU", "needs files of yours"
+NEEDS = (AWS, GPU, "needs AWS and a GPU", FILES)
 EXECUTED_BY = "executed by "
 OUTPUTS = ("json", "text")
 CUT = "…"
