@@ -276,6 +276,18 @@ def test_embed_as_tei(server: Server, path: str) -> None:
     expect_error(reply, 400, "decoding_error", "602 tokens")
 
 
+def test_cut_texts_only_at_their_ends(server: Server) -> None:
+    ranking = {"query": QUERY, "texts": DOCUMENTS}
+    for path, body in (
+        ("/embed", {"inputs": "a", "encoding_format": "float"}),
+        ("/predict", {"inputs": "a"}),
+        ("/rerank", ranking),
+    ):
+        assert server.post(path, json=body | {"truncation_direction": "Right"}).ok, path
+        reply = server.post(path, json=body | {"truncation_direction": "Left"})
+        expect_error(reply, 400, "invalid_request", "truncation_direction", "'Left'")
+
+
 def test_name_the_model_in_the_path_alone(server: Server) -> None:
     reply = server.post("/models/ranking/embed", json={"inputs": "a"})
     expect_error(reply, 400, "invalid_request", "'ranking'", "'text-ranking'", "embedding")
