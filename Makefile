@@ -83,8 +83,12 @@ lock: .venv/.serving
 	$(LOCK) --group image -c requirements/dev.lock -o requirements/image.lock
 	$(LOCK) --group openapi -o requirements/openapi.lock
 	$(LOCK) --group callers -o requirements/callers.lock
+	$(LOCK) --group sdks $(LARGE:%=--no-emit-package %) -o requirements/sdks.lock
+	$(LOCK) --group sdk3 $(LARGE:%=--no-emit-package %) -o requirements/sdk3.lock
 LOCK := $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock'
+# What the SDKs import from .venv, as the tests do.
+LARGE := boto3 botocore cryptography numpy pandas scipy
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache $(BUNDLED:%=model_repository/%/1) model_repository/bert/tokenizer
@@ -104,14 +108,16 @@ $(BIN)/python:
 	@$(DEBIAN)
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openapi.lock requirements/callers.lock .venv/.serving \
-  | $(SERVING)
+.venv/.dev: $(DEVELOPMENT:%=requirements/%) .venv/.serving | $(SERVING)
 	@echo "installing what tests and exports networks (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile --require-hashes -r requirements/torch.txt
 	@scripts/install requirements/openapi.lock --upgrade --target .venv/openapi
 	@scripts/install requirements/callers.lock --upgrade --target .venv/callers
+	@scripts/install requirements/sdks.lock --upgrade --target .venv/sdks
+	@scripts/install requirements/sdk3.lock --upgrade --target .venv/sdk3
 	@touch $@
+DEVELOPMENT := dev.lock torch.txt openapi.lock callers.lock sdks.lock sdk3.lock
 
 $(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | $(SERVING)
 	@$(BIN)/python -m build_engines build $* --for cpu --force

@@ -225,7 +225,8 @@ def _has_bare_tensors(value: Any) -> bool:
     return isinstance(value, dict) and (not value or not INPUT_KEYS.isdisjoint(value))
 
 
-def _instances(document: dict[str, Any]) -> Instances:
+def read_instances(document: dict[str, Any]) -> Instances:
+    """Read {"instances": […]}. Raise InvalidRequest or PayloadTooLarge."""
     body = read(schemas.Instances, document)
     items = items_of(body.instances, "instances")
     return Instances(items, body.parameters or {}, named=body.target())
@@ -243,7 +244,7 @@ def _payload(document: dict[str, Any]) -> Instances:
 # How to read an object without tensors that contains this key. `instances` is tried before
 # `payload`; their Structs reject the keys of other shapes.
 BY_KEY = {
-    "instances": _instances,
+    "instances": read_instances,
     "payload": _payload,
     "dataframe_split": read_split,
     "dataframe_records": read_records,

@@ -158,6 +158,13 @@ class Flat(Named, kw_only=True):
     parameters: Parameters | None = None
 
 
+class RepositoryIndex(Struct, forbid_unknown_fields=True):
+    """Which models the index lists: only those that are ready, or all."""
+
+    ready: bool = False
+    unknown_key_hint: ClassVar[str] = ""
+
+
 class Load(Struct):
     """The body of POST /models: a model's name, and the folder with the model."""
 

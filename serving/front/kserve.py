@@ -1,10 +1,11 @@
-"""The routes of KServe's protocol, whose path names a model: /v2/models/MODEL[/versions/VERSION]/…
+"""The routes of KServe v2: health, the index of the models, and calls, whose path names a model:
+/v2/models/MODEL[/versions/VERSION]/…
 
-Requests with a body come here. nginx forwards those without one (health, metadata, statistics) to
-Triton.
+nginx forwards the questions about metadata, configuration and statistics to Triton.
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from flask import Blueprint, Response
@@ -13,10 +14,16 @@ from serving.bodies import documents
 from serving.bodies.documents import FlatBody, read_binary
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import Body
-from serving.bodies.schemas import read
-from serving.front.incoming import Incoming
+from serving.bodies.schemas import RepositoryIndex, read
+from serving.front.incoming import Incoming, incoming
+from serving.front.models import managed
+from serving.front.replies import json_reply
+from serving.front.services import services
 from serving.headers import EVENT_STREAM
+from serving.model_status.states import READY
 from serving.request import PATH, Target
+
+INDEX = "/v2/repository/index"
 
 
 def kserve_routes(
@@ -41,11 +48,50 @@ def kserve_routes(
         """Answer a flat JSON object with any number of responses."""
         return infer(_read_flat, Target(PATH, name, version), EVENT_STREAM)
 
+    routes.add_url_rule("/v2/health/live", view_func=live, methods=["GET"])
+    routes.add_url_rule("/v2/health/ready", view_func=ready, methods=["GET"])
+    routes.add_url_rule(INDEX, view_func=index, methods=["POST"])
     for path in ("/v2/models/<name>", "/v2/models/<name>/versions/<version>"):
+        routes.add_url_rule(f"{path}/ready", view_func=model_ready, methods=["GET"])
         routes.add_url_rule(f"{path}/infer", view_func=tensors, methods=["POST"])
         routes.add_url_rule(f"{path}/generate", view_func=generate, methods=["POST"])
         routes.add_url_rule(f"{path}/generate_stream", view_func=generate_stream, methods=["POST"])
     return routes
+
+
+def live() -> Response:
+    """Return {"live": true} if Triton is live, else 503 with the reason."""
+    services().monitoring.check_live()
+    return json_reply({"live": True})
+
+
+def ready() -> Response:
+    """Return {"ready": true} if every model is ready, else 503 with the reason, as /ping does."""
+    services().monitoring.check()
+    return json_reply({"ready": True})
+
+
+def model_ready(name: str, version: str | None = None) -> Response:
+    """Return {"name", "ready": true} if the model can be called, else the reason why not."""
+    services().monitoring.check_model(name, version)
+    return json_reply({"name": name, "ready": True})
+
+
+@managed
+def index() -> Response:
+    """List the versions of all models with their states in Triton.
+
+    The body is empty, or {"ready": true} for those that are ready.
+    """
+    data = incoming().get_data()
+    only_ready = bool(data) and read(RepositoryIndex, data).ready
+    listed = []
+    for name, versions in sorted(services().registry.index().items()):
+        for version in versions:
+            if version.state == READY or not only_ready:
+                fields = {**asdict(version), "name": name}
+                listed.append({key: value for key, value in fields.items() if value})
+    return json_reply(listed)
 
 
 def read_tensors(source: Incoming) -> TensorBody:

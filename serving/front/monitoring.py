@@ -45,6 +45,12 @@ class Monitoring:
         if not is_live:
             raise TritonUnavailable("tritonserver answers but is not live")
 
+    def check_model(self, name: str, version: str | None = None) -> None:
+        """Raise TritonUnavailable, or the error that says why the model is not ready. Never wait
+        long."""
+        self.check_live()
+        self.registry.check(name, version)
+
     def describe_triton(self) -> str:
         """Describe tritonserver's state as the supervisor reported it. Return "" if there is no
         report."""

@@ -31,12 +31,14 @@ from serving.bodies.schemas import (
     Instances,
     Load,
     Payload,
+    RepositoryIndex,
     Tensors,
 )
 from serving.clients import families, family
 from serving.errors import TABLE, NotFound
+from serving.front.kserve import INDEX
 from serving.front.models import managed
-from serving.front.other_apis import BODIES
+from serving.front.other_apis import BODIES, PREDICT
 from serving.front.replies import OPENAI, json_reply, public_routes, shown_path
 from serving.front.services import services
 from serving.headers import CSV, EVENT_STREAM, JSON_TYPE, NPY_TYPE, TARGET_MODEL
@@ -50,6 +52,11 @@ OBJECT: Json = {"type": "object"}
 # of a body of /invocations, besides Instances
 SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
+JSON_BODIES: dict[str, type] = {
+    **APIS,
+    "/models": Load,
+    INDEX: RepositoryIndex,
+}  # of routes with one shape
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
@@ -76,7 +83,7 @@ def openapi() -> Response:
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             operation = _operation(path, method, text, clients)
-            prefix = "OpenAI" if path.startswith(OPENAI) else ""
+            prefix = "OpenAI" if OPENAI.match(path) else ""
             operation["responses"] |= {
                 status: _reference(f"responses/{prefix}{status}") for status in sorted(codes)
             }
@@ -98,7 +105,7 @@ def _operation(path: str, method: str, text: str, clients: Json) -> Json:
     summary, _, more = text.partition("\n")
     tag = "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
     tag = "kserve" if path.startswith("/v2/") else tag
-    tag = "other_apis" if path in APIS else tag
+    tag = "other_apis" if path in APIS or path.startswith("/v1/") else tag
     reply: Json = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
         reply["content"] = _reply(path, method)
@@ -113,7 +120,7 @@ def _operation(path: str, method: str, text: str, clients: Json) -> Json:
     if parameters := list(_parameters(path, method)):
         operation["parameters"] = parameters
     if method == "POST" and path != "/ping":
-        operation["requestBody"] = {"required": True, "content": _body(path, clients)}
+        operation["requestBody"] = {"required": path != INDEX, "content": _body(path, clients)}
     return operation
 
 
@@ -137,11 +144,12 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
 
 
 def _body(path: str, clients: Json) -> Json:
-    if path == "/models":
-        return {JSON_TYPE: {"schema": _reference("schemas/Load")}}
-    if body := APIS.get(path):
+    if body := JSON_BODIES.get(path):
         content = {JSON_TYPE: {"schema": _reference(f"schemas/{body.__name__}")}}
         return content | ({"image/*": {"schema": FILE}} if body is Pipeline else {})
+    of_clients = [_reference(f"schemas/{name}") for name in clients]
+    if path == shown_path(PREDICT):
+        return {JSON_TYPE: {"schema": {"anyOf": of_clients}}}
     if path.startswith("/v2/"):
         shape = _reference("schemas/Tensors" if path.endswith("/infer") else "schemas/Flat")
         named = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
@@ -157,8 +165,8 @@ def _body(path: str, clients: Json) -> Json:
         if isinstance(data, bytes):  # the others have an example that depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
-    names = (*clients, *(shape.__name__ for shape in SHAPES))
-    schema = {"anyOf": [_reference(f"schemas/{name}") for name in names]}
+    of_shapes = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
+    schema = {"anyOf": [*of_clients, *of_shapes]}
     return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
 
 
@@ -167,7 +175,7 @@ def _reply(path: str, method: str) -> Json:
         return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
-    if path in APIS:
+    if path in APIS or path == INDEX:
         return {JSON_TYPE: {"schema": {}}}  # some are lists
     stream: Json = {EVENT_STREAM: {"schema": TEXT}}
     if path.endswith("/generate_stream"):
@@ -179,7 +187,7 @@ def _reply(path: str, method: str) -> Json:
 def _schemas(clients: Json) -> dict[str, Json]:
     """Return the schemas of an error, of each shape of a JSON body, and of each client's
     instances."""
-    shapes = (*SHAPES, Instances, Load, *dict.fromkeys(APIS.values()))
+    shapes = (*SHAPES, Instances, *dict.fromkeys(JSON_BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
     # besides the keys that are options, the object has at least one input

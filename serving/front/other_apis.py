@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from flask import Blueprint, Response
 
+from serving.bodies.documents import read_instances
 from serving.bodies.hugging_face import Embed, Pipeline, Predict, Similarity
+from serving.bodies.instances import Instances
 from serving.bodies.openai import Embeddings
 from serving.bodies.other_apis import ApiBody
 from serving.bodies.reading import Body
 from serving.bodies.rerank import Rerank
+from serving.bodies.schemas import read
 from serving.errors import InvalidRequest
 from serving.front.incoming import Incoming, incoming
 from serving.front.models import managed
@@ -39,6 +43,7 @@ BODIES = BY_ATTRIBUTE | {
     "/pipeline/<path:name>": Pipeline,
 }
 ROUTE = "route"  # the attribute that names a route for a body of /invocations
+PREDICT = "/v1/models/<path:name>:predict"
 OWNER = "triton-multi-model"
 
 
@@ -54,9 +59,15 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
         answer.__doc__ = body.__doc__
         routes.add_url_rule(path, path, answer, methods=["POST"])
 
+    def predict(name: str) -> Response:
+        """Answer {"instances": […]} with {"predictions": […]}, as KServe v1 does."""
+        return infer(read_predict, Target(PATH, name))
+
     for path, body in BODIES.items():
         add(path, body)
+    routes.add_url_rule(PREDICT, view_func=predict, methods=["POST"])
     routes.add_url_rule("/v1/models", view_func=models, methods=["GET"])
+    routes.add_url_rule("/v1/models/<path:name>", view_func=model, methods=["GET"])
     return routes
 
 
@@ -74,9 +85,27 @@ def read_by_attribute(source: Incoming) -> ApiBody:
     return read_api(BY_ATTRIBUTE[route], source)
 
 
+def read_predict(source: Incoming) -> Instances:
+    """Parse a body of KServe v1. Raise InvalidRequest or PayloadTooLarge."""
+    return read_instances(read(dict[str, Any], source.whole()))
+
+
 @managed
 def models() -> Response:
-    """List the models that are ready, in the format of OpenAI's API."""
+    """List the models that are ready, for clients of OpenAI's API (`data`) and of KServe v1
+    (`models`)."""
     names = sorted(services().registry.table.look().ready)
-    about = {"object": "model", "created": 0, "owned_by": OWNER}
-    return json_reply({"object": "list", "data": [{"id": name, **about} for name in names]})
+    return json_reply({"object": "list", "data": list(map(_entry, names)), "models": names})
+
+
+def model(name: str) -> Response:
+    """Describe a model that is ready, for clients of OpenAI's API and of KServe v1.
+
+    KServe's read `name` and `ready`. A model that is not ready gets an error that says why.
+    """
+    services().monitoring.check_model(name)
+    return json_reply({**_entry(name), "name": name, "ready": True})
+
+
+def _entry(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": OWNER}

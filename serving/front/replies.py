@@ -1,5 +1,5 @@
-"""JSON replies, and the formats of errors: {"error", "code", "request_id"}, and OpenAI's below
-/v1."""
+"""JSON replies, and the formats of errors: {"error", "code", "request_id"}, and OpenAI's below /v1
+(KServe v1 shares that prefix, and has the first)."""
 
 import logging
 import re
@@ -25,7 +25,8 @@ from serving.front.services import services
 
 log = logging.getLogger(__name__)
 FOR_THE_MANAGER = "examples.answer_example"
-OPENAI = "/v1/"  # errors of paths that begin with it have OpenAI's format
+# errors of these paths have OpenAI's format
+OPENAI = re.compile(r"/v1/(?!models/.*:predict$)")
 
 
 def public_routes() -> Iterator[tuple[str, Rule]]:
@@ -63,7 +64,7 @@ def _reply(error: ServingError) -> Response:
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error(fields["error"], exc_info=error)
     document: dict[str, Any] = {**fields, "request_id": incoming().id}
-    if incoming().path.startswith(OPENAI):
+    if OPENAI.match(incoming().path):
         document = {"error": _openai_error(fields, error.status)}
     response = json_reply(document, error.status)
     response.headers["X-Error-Code"] = error.code

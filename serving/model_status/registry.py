@@ -52,17 +52,15 @@ class Registry:
         ModelNotReady and the table of models has a more specific error, raise that instead."""
         name = name or self._only_of(tasks) or self.default or self._only_name()
         models = self.table.look()
-        entry = self._ready(models, name)
+        entry = self._ready(models, name, version)
         keep(entry.name, entry.column)
         while (now := self.table.look()) is not models:
-            models, before, entry = now, entry, self._ready(now, name)
+            models, before, entry = now, entry, self._ready(now, name, version)
             # the model was replaced before this request was counted
             if entry.load_id != before.load_id:
                 keep(entry.name, entry.column)
         try:
             served = self._served[entry.key]
-            if version is not None and version not in entry.versions:
-                raise _no_version(entry, served.name, version)
             began = monotonic()
             try:
                 yield served
@@ -105,10 +103,16 @@ class Registry:
         as `use`."""
         return self._served[self._ready(self.table.look(), name).key]
 
-    def _ready(self, models: Models, name: str) -> Entry:
-        """Return the model's entry if it is ready. Otherwise raise the error that says why it is
-        not."""
+    def check(self, name: str, version: str | None = None) -> None:
+        """Raise the error that says why the model, or this version of it, is not ready."""
+        self._ready(self.table.look(), name, version)
+
+    def _ready(self, models: Models, name: str, version: str | None = None) -> Entry:
+        """Return the model's entry if it is ready and has the version. Otherwise raise the error
+        that says why it is not."""
         if entry := models.ready.get(name):
+            if version is not None and version not in entry.versions:
+                raise _no_version(entry, version)
             return entry
         if (entry := models.by_target.get(name)) and (error := models.error(entry)):
             raise error
@@ -153,9 +157,9 @@ class Registry:
         return names[0]
 
 
-def _no_version(entry: Entry, name: str, version: str) -> InvalidRequest | VersionNotFound:
-    """Return the error for a version that Triton's model `name` does not have."""
-    text = f"model '{name}' has no version {quoted(version)}"
+def _no_version(entry: Entry, version: str) -> InvalidRequest | VersionNotFound:
+    """Return the error for a version that the model does not have."""
+    text = f"model '{entry.triton_name}' has no version {quoted(version)}"
     if entry.target:  # an archive: SageMaker would take a 404 to mean that it is not loaded
         return InvalidRequest(f"{text}; leave it out for the latest")
     return VersionNotFound(f"{text}; its versions are: {', '.join(entry.versions)}")

@@ -451,6 +451,12 @@ APIS: dict[str, Hostile] = {
     "numbers without keys": Hostile("numbers", lambda: b"[%b0]" % (b"0," * 12_000_000), SLOW),
     "lists without keys": Hostile("numbers", lambda: b"[%b[]]" % (b"[]," * 8_000_000), (413,)),
     "a million instances without keys": Hostile("json", lambda: b"[%b0]" % (b"0," * 10**6), (413,)),
+    "a million instances for KServe v1": Hostile(
+        "", lambda: b'{"instances":[%b0]}' % (b"0," * 10**6), (413,), path="/v1/models/json:predict"
+    ),
+    "an index of wide spaces": Hostile(
+        "", lambda: b" " * 25_000_000, (413,), is_packed=False, path="/v2/repository/index"
+    ),
     "a data frame of wide rows": Hostile("table", lambda: frame(100_000, 100), (400, 413)),
     "an index of 2^31": Hostile("table", lambda: b"1 2147483648:1\n", (400,), LIBSVM[0]),
     "a long row of LibSVM": Hostile("table", lambda: b"0:1 " * 6_000_000, (413,), LIBSVM[0]),

@@ -276,8 +276,8 @@ def check(row: Hostile, reply: requests.Response, *others: int) -> None:
     assert reply.elapsed.total_seconds() <= REQUEST_SECONDS
     if not reply.ok:
         document = reply.json()
-        if row.path.startswith("/v1/"):
-            error = document["error"]
+        error = document["error"]
+        if isinstance(error, dict):
             document = {**error, "error": error["message"], "request_id": ""}
         assert set(document) >= {"error", "code", "request_id"}
         assert len(document["error"]) < 500

@@ -1,5 +1,5 @@
-"""KServe v2 on the port of /invocations: what is handed to Triton, and that nothing else ever
-is."""
+"""KServe v2 on the port of /invocations: health, the index of the models, what is handed to Triton,
+and that nothing else ever is."""
 
 import io
 import json
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import requests
 
+from serving.front.kserve import INDEX
 from tests.conformance import wire
 from tests.support.harness import (
     Server,
@@ -126,11 +127,48 @@ def test_read_json_behind_a_byte_order_mark(server: Server) -> None:
             assert reply.json()["outputs"][0]["data"] == [3.0, 7.5]
 
 
-@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/scale/ready"])
-def test_return_the_empty_health_replies_of_triton(server: Server, path: str) -> None:
+SCALE_IS_READY = {"name": "scale", "ready": True}
+HEALTH = {
+    "/v2/health/live": {"live": True},
+    "/v2/health/ready": {"ready": True},
+    "/v2/models/scale/ready": SCALE_IS_READY,
+    "/v2/models/scale/versions/2/ready": SCALE_IS_READY,
+}
+
+
+@pytest.mark.parametrize("path", HEALTH)
+def test_answer_health_as_the_open_inference_protocol_says(server: Server, path: str) -> None:
+    """Triton's own clients read the status alone, and its own replies are empty."""
+    assert server.triton().get(path).content == b""
     reply = server.get(path)
-    assert (reply.status_code, reply.content) == (200, b"")
+    assert (reply.status_code, reply.json()) == (200, HEALTH[path])
     assert reply.headers["X-Request-Id"]
+
+
+def test_say_why_a_model_is_not_ready(server: Server) -> None:
+    reply = server.get("/v2/models/nobody/ready")
+    expect_error(reply, 404, "model_not_found", "nobody", "scale")
+    reply = server.get("/v2/models/scale/versions/3/ready")
+    expect_error(reply, 404, "version_not_found", "'3'", "1, 2")
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": true}', b'{"ready": false}'])
+def test_index_the_models_as_triton_does(server: Server, body: bytes) -> None:
+    reply = server.post(INDEX, data=body)
+    assert reply.status_code == 200, reply.text
+    native = server.triton().post(INDEX, content=body).json()
+    served = ("scale", "seven", "sevens", "teller")
+    wanted = [entry for entry in native if entry["name"] in served]
+    assert reply.json() == sorted(wanted, key=lambda entry: (entry["name"], entry["version"]))
+    assert {"name": "scale", "version": "2", "state": "READY"} in reply.json()
+
+
+def test_refuse_a_wrong_body_of_the_index(server: Server) -> None:
+    reply = server.post(INDEX, json={"redy": True})
+    expect_error(reply, 400, "invalid_request", "'redy'", "'ready'")
+    expect_error(server.post(INDEX, json={"ready": 1}), 400, "invalid_request", "ready")
+    expect_error(server.post(INDEX, data=b" " * 1025), 413, "payload_too_large")
+    expect_error(server.get(INDEX), 405, "method_not_allowed", "POST")
 
 
 def test_return_metadata_configuration_and_statistics_of_a_model(server: Server) -> None:
@@ -143,7 +181,6 @@ def test_return_metadata_configuration_and_statistics_of_a_model(server: Server)
     assert (
         server.get("/v2/models/scale/versions/2/stats").json()["model_stats"][0]["version"] == "2"
     )
-    assert server.get("/v2/models/scale/versions/2/ready").status_code == 200
 
 
 @pytest.mark.parametrize("version", [" 1", "1 ", "1x", "01", "+1", "-1", "0", "1.0", "9" * 19])
@@ -202,6 +239,8 @@ def test_use_the_error_codes_of_invocations(server: Server) -> None:
         expect_error(reply, status, code)
 
 
+# Triton ignores a key that it does not know; we refuse it
+BODY = b'{"redy": true}'
 FORBIDDEN = """
 /v2/repository/index /v2/repository/models/scale/load /v2/repository/models/scale/unload
 /v2/systemsharedmemory/status /v2/systemsharedmemory/region/a/register
@@ -241,18 +280,16 @@ http://x//v2/repository/index
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
 def test_forward_only_the_listed_routes_to_triton(server: Server, method: str) -> None:
     for path in FORBIDDEN + DISGUISES:
-        answer = wire.send(server.port, method, path, {"Connection": "close"}, b"{}")
+        answer = wire.send(server.port, method, path, {"Connection": "close"}, BODY)
         assert answer.status in (400, 404, 405), (path, answer)
         assert answer.content_type == "application/json", path
-        body = json.loads(answer.body)
-        error = body["error"] if path.startswith("/v1/") else body
-        assert "code" in error, f"{path}: it must be ours, not Triton's"
+        assert "code" in json.loads(answer.body), f"{path}: it must be ours, not Triton's"
 
 
 def test_use_names_in_attacks_that_are_real_to_triton(server: Server) -> None:
     """Otherwise the tests above would prove nothing."""
     direct = server.triton()
-    assert direct.post("/v2/repository/index").status_code == 200
+    assert direct.post(INDEX, content=BODY).status_code == 200
     for path in (
         "/v2/systemsharedmemory/status",
         "/v2/logging",

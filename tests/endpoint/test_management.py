@@ -8,6 +8,7 @@ import psutil
 import pytest
 import requests
 
+from serving.front.kserve import INDEX
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale, tensor
@@ -26,6 +27,7 @@ CLOSED = [
     ("GET", "/models/opaque/invoke"),
     ("DELETE", "/models/opaque/invoke"),
     ("HEAD", "/models"),
+    ("POST", INDEX),
 ]
 
 
@@ -40,6 +42,7 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         folder,
         folder / "nothing",
         SAGEMAKER_MULTI_MODEL="true",
+        SERVE_KSERVE="true",
         SERVE_MODEL_REPOSITORY=str(folder / "models"),
         SERVE_MANAGEMENT_SECRET=f"{KEY}={SECRET}",
     ).wait_ready()
@@ -107,6 +110,12 @@ def test_guard_every_spelling_of_the_path(secret: Server, path: str) -> None:
 )
 def test_refuse_a_wrong_value(secret: Server, value: str | bytes) -> None:
     assert is_forbidden(call(secret, "GET", "/models", **{KEY: value}))
+
+
+def test_index_the_models_that_callers_loaded(secret: Server) -> None:
+    listed = secret.post(INDEX, json={"ready": True}, headers={KEY: SECRET}).json()
+    assert {entry["name"] for entry in listed} == {*LOADED}
+    assert all(entry["state"] == "READY" and entry["version"] for entry in listed)
 
 
 @pytest.mark.parametrize("header", [KEY, KEY.lower(), KEY.upper()])

@@ -45,6 +45,7 @@ SHAPES = {
     "Payload",
     "Pipeline",
     "Predict",
+    "RepositoryIndex",
     "Rerank",
     "Sentences",
     "Similarity",
@@ -267,4 +268,4 @@ def test_answer_generated_requests_as_the_document_says(server: Server, tmp_path
         text=True,
     )
     assert run.returncode == 0, run.stdout[-10_000:] + run.stderr
-    assert re.search(r"Tested: +26", run.stdout), run.stdout
+    assert re.search(r"Tested: +33", run.stdout), run.stdout

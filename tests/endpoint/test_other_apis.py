@@ -181,13 +181,46 @@ def test_choose_a_route_by_an_attribute(server: Server) -> None:
     expect_error(reply, 400, "invalid_request", "'/v1/embedding'", "did you mean '/v1/embeddings'")
 
 
-def test_list_models_in_the_format_of_openai(server: Server) -> None:
+def test_list_models_in_the_formats_of_openai_and_kserve(server: Server) -> None:
     listed = answer(server.get("/v1/models"))
     assert listed["object"] == "list"
-    assert [entry["id"] for entry in listed["data"]] == sorted(
-        ["bert", "boxes", "resnet", *OF_TASKS]
-    )
+    assert listed["models"] == sorted(["bert", "boxes", "resnet", *OF_TASKS])
+    assert [entry["id"] for entry in listed["data"]] == listed["models"]
     assert all(entry["object"] == "model" for entry in listed["data"])
+    one = answer(server.get("/v1/models/bert"))
+    (wanted,) = (entry for entry in listed["data"] if entry["id"] == "bert")
+    assert one == wanted | {"name": "bert", "ready": True}
+    refused(server.get("/v1/models/nobody"), 404, "model_not_found", "nobody", "bert")
+
+
+def test_predict_as_kserve_v1(server: Server) -> None:
+    reply = server.post("/v1/models/bert:predict", json={"instances": TEXTS})
+    assert answer(reply)["predictions"] == predicted(server, "bert", *TEXTS)
+    raw = {"instances": [b64(PICTURE)], "parameters": {"top_k": 1}}
+    (prediction,) = answer(server.post("/v1/models/resnet:predict", json=raw))["predictions"]
+    assert len(prediction["classes"]) == 1
+
+
+WRONG_INSTANCES: list[tuple[str, dict[str, Any], int, str, str]] = [
+    ("nobody", {"instances": ["a"]}, 404, "model_not_found", "bert"),
+    ("bert", {"instances": []}, 400, "invalid_request", "instances"),
+    ("bert", {"instances": "a"}, 400, "invalid_request", "instances"),
+    ("bert", {"inputs": ["a"]}, 400, "invalid_request", "'instances'"),
+    ("bert", {"instances": [[1]]}, 400, "decoding_error", "instance 0"),
+]
+
+
+@pytest.mark.parametrize(("model", "body", "status", "code", "text"), WRONG_INSTANCES)
+def test_give_errors_the_format_of_kserve_v1(
+    server: Server, model: str, body: dict[str, Any], status: int, code: str, text: str
+) -> None:
+    reply = server.post(f"/v1/models/{model}:predict", json=body)
+    expect_error(reply, status, code, text)
+
+
+def test_give_nginx_s_errors_the_format_of_kserve_v1(server: Server) -> None:
+    large = server.post("/v1/models/bert:predict", data=b"a" * (26 * 2**20))
+    expect_error(large, 413, "payload_too_large", "25 MB")
 
 
 def ranked(server: Server, **parameters: Any) -> list[Any]:
