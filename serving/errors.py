@@ -130,7 +130,7 @@ TABLE = {
     "timeout": Row(
         504,
         0,
-        "the request waited for its turn longer than `SERVE_REQUEST_TIMEOUT`",
+        "the request waited longer than `SERVE_REQUEST_TIMEOUT` for its turn",
         "send fewer at once",
     ),
     "triton_timeout": Row(
