@@ -41,7 +41,7 @@ class Client(ImageClient):
             choices=("softmax", "sigmoid"),
         ),
         Parameter(
-            "queries", 0, "how many of the best sigmoids to look at; 0: as many as boxes", minimum=0
+            "queries", 0, "how many of the highest scores to use; 0: one for each box", minimum=0
         ),
         LABELS,
     )

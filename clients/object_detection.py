@@ -65,7 +65,7 @@ class Client(ModelClient):
         ),
         Parameter("keypoints", (), "number of keypoints, and of values for each: 17,3", minimum=0),
         Parameter("size", 640, "longer side, if variable", minimum=32),
-        Parameter("stride", 32, "variable sides are multiples of it", minimum=1),
+        Parameter("stride", 32, "variable sides are rounded to multiples of it", minimum=1),
         LABELS,
     )
     parameters: tuple[Parameter, ...] = (

@@ -23,14 +23,14 @@ TABLE = {
         400,
         0,
         "the request has a wrong parameter or tensor, or names no model or several",
-        "correct it as the message says",
+        "fix it as the message says",
         also=(414, 431),
     ),
     "decoding_error": Row(
-        400, 0, "an instance cannot be decoded", "correct it; the message names instance and field"
+        400, 0, "an instance cannot be decoded", "fix it; the message names instance and field"
     ),
     "load_failed": Row(
-        400, 0, "multi-model mode: the archive cannot be loaded", "correct it as the message says"
+        400, 0, "multi-model mode: the archive cannot be loaded", "fix it as the message says"
     ),
     "forbidden": Row(
         403,
@@ -123,14 +123,14 @@ TABLE = {
         503,
         0,
         "the model cannot be loaded, or its client cannot be made",
-        "correct the model, and start again unless `SERVE_RELOAD` watches it",
+        "fix the model, and start again unless `SERVE_RELOAD` watches it",
     ),
     "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
     "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),
     "timeout": Row(
         504,
         0,
-        "the request waited for its turn longer than `SERVE_REQUEST_TIMEOUT`",
+        "the request waited longer than `SERVE_REQUEST_TIMEOUT` for its turn",
         "send fewer at once",
     ),
     "triton_timeout": Row(

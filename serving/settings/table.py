@@ -152,16 +152,15 @@ class Settings:
         "SERVE_LOAD_MODELS",
         Names(),
         form="names, separated by commas",
-        help="models to load, plus the models that their ensembles call; none: the default "
-        "model, or all",
+        help="models to load, plus the models that their ensembles call; none: the default, or all",
     )
     ping_mode: str = _choice(
         "SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE",
         "auto",
         "ready",
         "live",
-        help="what /ping checks. ready: every model answers its example; live: Triton is "
-        "live; auto: live in multi-model mode, else ready",
+        help="what /ping checks. ready: each model answers its example; live: Triton is live; "
+        "auto: live in multi-model mode, else ready",
     )
     inference_type: str = _choice(
         "SAGEMAKER_TRITON_INFERENCE_TYPE",
@@ -203,9 +202,8 @@ class Settings:
     namespaces: bool = _setting(
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
         True,
-        help="despite its name, true prefixes the parts of an archive in Triton "
-        "(TARGET__PART), so two archives may have parts of the same name; with false "
-        "a Python model can call another by its name",
+        help="despite its name, true prefixes the parts of an archive in Triton (TARGET__PART); "
+        "with false a Python model can call another by its name",
     )
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
@@ -248,8 +246,8 @@ class Settings:
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
         -1,
         within=(-1, 100),
-        help="largest request of batch transform in MB; 0: any, in chunks; -1: 6, or what "
-        "SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS allow",
+        help="largest request of batch transform in MB; 0: any, in chunks; -1: 6, or less if other "
+        "settings do not allow it",
     )
     batch_concurrency: int = _setting(
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
