@@ -38,8 +38,9 @@ def simulation(forest: Trained, tmp_path_factory: pytest.TempPathFactory) -> Ite
     build(Request(FOREST, str(forest.file), repository=repository, allow_pickle=True))
     make_scale(repository)
     link_model(ROOT / "model_repository/resnet", repository)
-    default = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": FOREST}
-    with Simulation(ROOT / "serve", model=repository, **default) as running:
+    with Simulation(
+        ROOT / "serve", model=repository, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=FOREST
+    ) as running:
         assert running.endpoint.failure == ""
         yield running
 
