@@ -3,9 +3,10 @@
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from time import thread_time
@@ -111,13 +112,16 @@ class Decoder:
             futures = [self._threads.submit(copy_context().run, _timed, load) for load in loads]
             # even after an error, because the other threads take memory until they end
             wait(futures)
-            decoded = [future.result() for future in futures]
+            try:
+                decoded = list(map(Future.result, futures))
+            finally:
+                futures.clear()  # an error would refer to itself by way of its future
             instances = [instance for instance, _ in decoded]
             count_time(sum(seconds for _, seconds in decoded))
         else:
             instances = [load() for load in loads]
         if opened.mistake:
-            raise opened.mistake
+            raise copy(opened.mistake)  # itself would refer to itself by way of this frame
         return instances
 
     def open(self, client: ModelClient, index: int, items: Sequence[Item]) -> Opened:
@@ -134,7 +138,6 @@ class Decoder:
                 value = item.open(client, limits)
             except DecodingError as err:
                 mistake = item.placed(err, index + at)
-                mistake.__cause__ = err
                 return Opened(index, items, values, mistake, memory, length)
             more = client.codec.memory(value)
             if values and memory + more > most:

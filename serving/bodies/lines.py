@@ -235,8 +235,8 @@ class LinesJob(Job):
         """Return the lines of records that are one job. Only those with instances are several
         (`groups`). Raise a ServingError."""
         first = records[0]
-        if first.error:
-            raise first.error
+        if first.error:  # not raised again, because it would refer to itself through this frame
+            return [_error_line(first.error)]
         if first.instances:
             return self._predict(gateway, first.instances.parameters, records)
         if not first.shape:

@@ -80,9 +80,9 @@ class Services:
             is_idle = active > trimmed and time.monotonic() - active > IDLE_SECONDS
             if is_idle:
                 self.gateway.shared_memory.trim()
+                gc.collect()  # not while requests are answered: they would wait for it
                 trimmed = active
             if is_idle or freed - returned > MUCH:
-                gc.collect()  # errors that were kept refer to themselves and to what was refused
                 libc.malloc_trim(0)
                 returned = freed
 

@@ -1,8 +1,10 @@
 """Instances become batches, bounded in number and in pixels, and predictions in the same order."""
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import thread_time
 from typing import Any
@@ -17,6 +19,7 @@ from serving.bodies import schemas
 from serving.bodies.decoder import LONG, Decoder, Item
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
+from serving.bodies.lines import JsonLines
 from serving.budget import MOST_ROWS, NEVER, PROCESSOR_PART, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.errors import DecodingError, InvalidRequest, Overloaded, TooLate
@@ -141,6 +144,35 @@ def test_number_a_wrong_instance_within_the_request(echo: Recorder) -> None:
     with pytest.raises(DecodingError) as raised:
         predict(echo, client_of(2), items)
     assert (raised.value.instance, raised.value.field) == (2, "instances")
+
+
+TRUNCATED = Item("instances", raw=encoded(Image.radial_gradient("L"))[:1000])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Instances([item(0), Item("instances", raw=b"no image")]),
+        Instances([TRUNCATED, TRUNCATED]),  # loaded in threads
+        JsonLines(b"not JSON\n"),
+        JsonLines(b"[1]\n[2]\n"),  # no images
+    ],
+)
+def test_free_what_was_refused_without_the_garbage_collector(
+    body: Instances | JsonLines, echo: Recorder
+) -> None:
+    """An error that referred to itself would keep the whole request until a collection, which stops
+    all threads for as long as there are many objects."""
+    gc.disable()
+    try:
+        job = body.bind(client_of(4), Request("id", decoder=Decoder(Limits())))
+        kept = weakref.ref(job)
+        with suppress(DecodingError):
+            job.answer(echo)
+        del job
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("names", [["y"], ["x0", "x1"], ["x\0"], [""]])
