@@ -139,9 +139,8 @@ class Settings:
         parser=parse_paths,
         formatter=lambda paths: ":".join(map(str, paths)),
         form="a folder, or several separated by :",
-        help="folders of model folders; all are served. auto: /opt/ml/model if it holds "
-        "models, else the bundled models. In multi-model mode, the folder of "
-        "archives; auto: /opt/ml/models",
+        help="folders of model folders; auto: /opt/ml/model if it holds models, else the bundled "
+        "models. In multi-model mode, the folder of archives; auto: /opt/ml/models",
     )
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
@@ -303,9 +302,8 @@ class Settings:
         "true",
         "false",
         "trusted",
-        help="whether the /v2 routes are reachable; auto: unless a SAGEMAKER_ variable is "
-        "set; trusted: infer calls go to Triton unchecked, which is faster, but a "
-        "hostile body can stop Triton",
+        help="whether the /v2 routes are reachable; auto: unless a SAGEMAKER_ variable is set; "
+        "trusted: infer calls go to Triton unchecked (docs/security.md)",
     )
     doors: bool = _setting(
         "SERVE_DOORS",
@@ -325,8 +323,8 @@ class Settings:
         "false",
         "auto",
         "true",
-        help="whether model folders that are changed, added or removed take effect without "
-        "a restart; auto: unless SAGEMAKER_MULTI_MODEL is true",
+        help="whether changed, added and removed model folders take effect without a restart; "
+        "auto: unless SAGEMAKER_MULTI_MODEL is true",
     )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
