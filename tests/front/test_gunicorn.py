@@ -24,10 +24,22 @@ from tests.support.started import ends_with, kill
 WORKERS = THREADS = 2
 OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")  # what makes it our app
 APP = """
+import gc
+import sys
 import time
 from pathlib import Path
 
+import msgspec
+
+def parse():
+    lists = msgspec.json.decode(b"[" + b"[]," * 300_000 + b"0]")
+    return gc.get_stats()[2]["collections"]
+
 def app(environ, start_response):
+    if environ["PATH_INFO"] == "/parse":
+        before = gc.get_stats()[2]["collections"]
+        start_response("200 OK", [])
+        return [f"{parse() - before} {sys.getswitchinterval()}".encode()]
     if name := environ["PATH_INFO"].strip("/"):
         Path(f"{name}.begun").touch()
         while not Path(name.partition("-")[0]).exists():
@@ -59,7 +71,8 @@ def get(folder: Path, path: str) -> int:
 def start(folder: Path, **settings: Any) -> subprocess.Popen[bytes]:
     """Start gunicorn with the app, and wait until it listens."""
     (folder / "waiting.py").write_text(APP)
-    (folder / "hooks.py").write_text("from serving.front.gunicorn_config import pre_request")
+    hooks = "from serving.front.gunicorn_config import post_fork, pre_request"
+    (folder / "hooks.py").write_text(hooks)
     described = gunicorn_process(replace(Settings(), run_dir=folder, **settings), os.environ)
     command = [part for part in described.command if not part.startswith(OTHERS)]
     command += ["--config=hooks.py", "waiting:app"]
@@ -122,6 +135,18 @@ def test_answer_a_request_that_nginx_sends_late(tmp_path: Path) -> None:
     time.sleep(DEFAULT_WORKER_DATA_TIMEOUT + 1)
     connection.request("GET", "/")
     assert connection.getresponse().status == 200
+    kill(process)
+
+
+@pytest.mark.stack
+def test_let_no_thread_wait_long_for_the_others(tmp_path: Path) -> None:
+    """Large bodies are parsed without a collection of all objects, in which all threads wait."""
+    process = start(tmp_path, workers=1, max_concurrency=1)
+    connection = connect(tmp_path)
+    connection.request("GET", "/parse")
+    collections, seconds = connection.getresponse().read().split()
+    assert int(collections) == 0
+    assert float(seconds) < 0.005  # Python's default
     kill(process)
 
 
