@@ -250,8 +250,9 @@ def is_complete(model: Path, config: Any) -> bool:
     )
 
 
-def mistake_of_packages(model: Path, config: Any) -> str:
+def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> str:
     """Return the error message if the model cannot run with the packages that it contains, else "".
+    An archive of them may have `most` files.
 
     EXECUTION_ENV_PATH names an archive made by conda-pack or venv-pack, or its unpacked folder.
     Triton's Python backend unpacks it, puts its bin/ first on PATH and starts the stub, which uses
@@ -271,7 +272,7 @@ def mistake_of_packages(model: Path, config: Any) -> str:
                 for file in files
             }
         else:
-            links = _links_of_archive(path)
+            links = _links_of_archive(path, most)
         mistake = _mistake(links, own_stub=(model / STUB).is_file())
     except ConfigError as err:
         mistake = str(err)
@@ -282,9 +283,9 @@ def mistake_of_packages(model: Path, config: Any) -> str:
     return f"{PACKAGES} '{setting}': {mistake}" if mistake else ""
 
 
-def _links_of_archive(path: Path) -> dict[str, str]:
+def _links_of_archive(path: Path, most: int) -> dict[str, str]:
     """Return the files in a tar archive as {name: the target of a link, or ""}. Raise ConfigError
-    if it contains more than MOST_ENTRIES files or MOST_UNPACKED bytes."""
+    if it contains more than `most` files or MOST_UNPACKED bytes."""
     links = {}
     count = 0
     with tarfile.open(path) as archive:
@@ -292,8 +293,8 @@ def _links_of_archive(path: Path) -> dict[str, str]:
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
             links[member.name.removeprefix("./")] = member.linkname
             count += 1  # count members rather than names, which may repeat
-            if count > MOST_ENTRIES:
-                raise ConfigError("", f"it has more than {MOST_ENTRIES} files")
+            if count > most:
+                raise ConfigError("", f"it has more than {most} files")
             # check this before tarfile unpacks the file to find the next one
             if member.offset_data + member.size > MOST_UNPACKED:
                 raise ConfigError("", f"it unpacks to more than {MOST_UNPACKED // 2**30} GB")

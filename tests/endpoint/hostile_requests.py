@@ -353,7 +353,7 @@ ROOM: dict[str, Hostile] = {
     # 4.3 GB: each request that waited for memory kept the images that it had answered
     "images that wait for memory": Hostile(
         "resnet",
-        repeated({"b64": b64encode(png(2, 3 * 1_400, side=1_400)).decode()}, 600),
+        lambda: repeated({"b64": b64encode(png(2, 3 * 1_400, side=1_400)).decode()}, 600)(),
         (200, 503, 504),
         callers=20,
         seconds=20 * PROCESSOR_SECONDS,

@@ -6,7 +6,7 @@ import socket
 import threading
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +41,10 @@ SHARE = 2**30 / memory_limit()
 server = module_server(make_models, SERVE_REQUEST_MEMORY_SHARE=str(SHARE))
 
 
+def memory_of(processes: Iterable[psutil.Process]) -> int:
+    return sum(process.memory_info().rss for process in processes)
+
+
 @dataclass
 class Front:
     """gunicorn and its workers, or the processes of these `names`, and what they take during a
@@ -63,7 +67,7 @@ class Front:
         return [process.pid for process in self.processes()]
 
     def memory(self) -> int:
-        return sum(process.memory_info().rss for process in self.processes())
+        return memory_of(self.processes())
 
     def processor(self) -> float:
         """Return the seconds of processor time since the start."""
@@ -79,16 +83,17 @@ class Front:
     def watched(self) -> Iterator[None]:
         """In the context note the most memory, and what a neighbour gets."""
         over = threading.Event()
+        processes = self.processes()  # takes 10 ms, and none of them may end
 
         def look() -> None:
             while not over.wait(0.05):
-                self.peak = max(self.peak, self.memory())
+                self.peak = max(self.peak, memory_of(processes))
 
         def neighbour() -> None:
             while True:
                 self.pings.append(self.server.ping())
                 self.statuses.append(self.call())
-                if over.wait(0.1):
+                if over.wait(0.3):
                     return
 
         threads = [threading.Thread(target=work) for work in (look, neighbour)]

@@ -78,15 +78,16 @@ def document(app: Flask) -> Any:
     return shown
 
 
-@pytest.fixture
-def described(tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("described")
     for name in MODELS:
-        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (folder / "models" / name / "1").mkdir(parents=True)
     variables = {
-        "SERVE_MODEL_REPOSITORY": str(tmp_path / "models"),
+        "SERVE_MODEL_REPOSITORY": str(folder / "models"),
         "SERVE_LOAD_MODELS": ",".join(MODELS),
     }
-    return document(make_app(tmp_path, **variables))
+    return document(make_app(folder, **variables))
 
 
 @pytest.mark.parametrize(

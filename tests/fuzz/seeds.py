@@ -209,8 +209,9 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "jpeg-progressive": encoded(NOISE, "JPEG", progressive=True),
         "jpeg-cmyk": encoded(NOISE.convert("CMYK"), "JPEG"),
         "webp-lossless": encoded(NOISE.convert("RGBA"), "WEBP", lossless=True),
-        "harm-webp": encoded(
-            Image.new("RGBA", (9400, 9400)), "WEBP", lossless=True, method=0, quality=0
+        # 9,400 by 9,400 pixels
+        "harm-webp": bytes.fromhex(
+            "524946461a000000574542505650384c0d0000002fb7e42d19071011118888fe0700"
         ),
         "harm-palette": png(3, 400, chunk(b"PLTE", bytes(6)) + chunk(b"tRNS", b"\0\xff"), side=400),
         "harm-rle": run_length_bmp()[:8000],
