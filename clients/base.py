@@ -176,6 +176,11 @@ class ModelClient(ABC):
         in a batch."""
         return 1
 
+    def length(self, opened: Sequence[Any], parameters: Mapping[str, Any]) -> int:
+        """Return roughly how many characters `prepare` reads of instances that the codec has
+        opened. Requests with many wait for each other, but no others wait for them."""
+        return sum(map(self.codec.length, opened))
+
     @abstractmethod
     def postprocess(
         self,

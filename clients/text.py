@@ -76,6 +76,9 @@ class Client(ModelClient):
     def rows(self, instance: Any) -> int:
         return self.text_task.rows(instance)
 
+    def length(self, opened: Sequence[Any], parameters: Mapping[str, Any]) -> int:
+        return sum(self.text_task.length(text, parameters) for text in opened)
+
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return input_ids, attention_mask and token_type_ids [rows, longest], in the datatype of
         the model's inputs (INT64 or INT32), `truncated` [n instances], and what else the task

@@ -138,6 +138,10 @@ class ZeroShotClassification(Task):
     def rows(self, instance: Any) -> int:
         return 1 if isinstance(instance, str) else len(instance["candidate_labels"])
 
+    def length(self, instance: Any, parameters: Mapping[str, Any]) -> int:
+        labels = max(self.rows(instance), len(parameters["candidate_labels"]))
+        return labels * (self.codec.length(instance) + len(parameters["hypothesis_template"]))
+
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return a row for each label of an instance, and `owners` [rows], the instance of each
         row. Raise PayloadTooLarge, and InvalidRequest if a label alone is longer than the model
@@ -252,6 +256,10 @@ class TextRanking(Task):
 
     def rows(self, instance: Mapping[str, Any]) -> int:
         return len(instance["documents"])
+
+    def length(self, instance: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
+        repeated = (self.rows(instance) - 1) * len(instance["query"])
+        return repeated + self.codec.length(instance)
 
     def tokens(
         self, instances: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]

@@ -64,6 +64,9 @@ class Embedding(Task):
         self.prompts: dict[str, str] = prompts.get("prompts") or {}
         self.default_prompt = prompts.get("default_prompt_name") or ""
 
+    def length(self, instance: str, parameters: Mapping[str, Any]) -> int:
+        return len(self._prompt(parameters)) + len(instance)
+
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         # the tokenizer reads no more than that
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)

@@ -43,6 +43,11 @@ class Task(ABC):
         """Return about how many rows `tokens` makes of an instance."""
         return 1
 
+    def length(self, instance: Any, parameters: Mapping[str, Any]) -> int:
+        """Return about how many characters `tokens` reads for the instance. A text that is in
+        several rows counts as often."""
+        return self.codec.length(instance)
+
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return the model's inputs, one row or more for each instance, and `num_tokens` [n
         instances], counted before truncation. Add `truncated` [n instances] if the task

@@ -56,18 +56,13 @@ class Item:
 class Opened:
     """Opened items that will be decoded together. `index` is that of the first one. `mistake` is
     the error in the item after the last of them, if any. `memory` is the number of bytes that they
-    take while they are decoded, `length` the number of characters of their texts."""
+    take while they are decoded."""
 
     index: int
     items: Sequence[Item]
     values: list[Any]
     mistake: DecodingError | None
     memory: int
-    length: int = 0
-
-    @property
-    def is_large(self) -> bool:
-        return self.memory > LARGE or self.length > LONG
 
 
 class Decoder:
@@ -130,7 +125,6 @@ class Decoder:
         first item."""
         values: list[Any] = []
         memory = 0
-        length = 0
         most = most_memory(self.limits.max_image_pixels)
         limits = replace(self.limits, side=client.side) if client.side else self.limits
         for at, item in enumerate(items):
@@ -138,14 +132,13 @@ class Decoder:
                 value = item.open(client, limits)
             except DecodingError as err:
                 mistake = item.placed(err, index + at)
-                return Opened(index, items, values, mistake, memory, length)
+                return Opened(index, items, values, mistake, memory)
             more = client.codec.memory(value)
             if values and memory + more > most:
                 break
             values.append(value)
             memory += more
-            length += client.codec.length(value)
-        return Opened(index, items, values, None, memory, length)
+        return Opened(index, items, values, None, memory)
 
 
 def _timed(load: Callable[[], Any]) -> tuple[Any, float]:

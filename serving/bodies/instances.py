@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from clients.base import ModelClient, Tensors, TooManyRows
-from serving.bodies.decoder import Item
+from serving.bodies.decoder import LARGE, LONG, Item
 from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
 from serving.budget import MOST_INSTANCES, check_count, read_json
 from serving.codecs import encode_image
@@ -199,7 +199,9 @@ class InstancesJob(Job):
         room = Room()
         try:
             room = self._room(memory + tensors_of_images, holds)
-            with request.decoder.turn(client.codec.name, opened.is_large, deadline):
+            length = client.length(opened.values, self.parameters)
+            is_large = memory > LARGE or length > LONG
+            with request.decoder.turn(client.codec.name, is_large, deadline):
                 with request.timings.stage("decode"):
                     instances = request.decoder.decode(client, opened)
                 # an instance can have several rows: keep the instances that fit into one call; the

@@ -39,17 +39,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "[CLS] $A [SEP]", pair, [("[CLS]", 2), ("[SEP]", 3)]
     )
     made = tmp_path_factory.mktemp("model")
+    config = {"max_position_embeddings": LIMIT, "id2label": {"0": "entailment"}}
     (made / "tokenizer").mkdir()
     tokenizer.save(str(made / "tokenizer/tokenizer.json"))
-    (made / "tokenizer/config.json").write_text(json.dumps({"max_position_embeddings": LIMIT}))
+    (made / "tokenizer/config.json").write_text(json.dumps(config))
     return made
 
 
-def ranking(folder: Path) -> TextRanking:
+def client(folder: Path, task: str) -> Client:
     specs = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask"))
     output = (TensorSpec("logits", "FP32", (1,)),)
-    model = Model("m", folder, specs, output, 8, {"task": "text-ranking"})
-    task = Client(model).text_task
+    return Client(Model("m", folder, specs, output, 8, {"task": task}))
+
+
+def ranking(folder: Path) -> TextRanking:
+    task = client(folder, "text-ranking").text_task
     assert isinstance(task, TextRanking)
     return task
 
@@ -131,6 +135,36 @@ def test_bound_the_names_in_a_parameter() -> None:
         for values in (["1"] * (MOST_NAMES + 1), ",".join(["1"] * (MOST_NAMES + 1))):
             with pytest.raises(InvalidRequest, match=str(MOST_NAMES)):
                 parameter.parse(values)
+
+
+LONG = "a" * 1_000
+LABELS = ["a"] * 100
+TEMPLATE = "a" * 498 + "{}"
+# a task, an instance, its parameters, and the characters that the rows of the instance have
+ROWS: dict[str, tuple[str, Any, dict[str, Any], int]] = {
+    "a prompt": ("embedding", "a", {"prompt": LONG}, 1_001),
+    "a query": ("text-ranking", {"query": LONG, "documents": LABELS}, {}, 100_100),
+    "a text": (
+        "zero-shot-classification",
+        {"text": LONG, "candidate_labels": LABELS},
+        {"hypothesis_template": TEMPLATE},
+        160_000,
+    ),
+    "a template": (
+        "zero-shot-classification",
+        "a",
+        {"candidate_labels": LABELS, "hypothesis_template": TEMPLATE},
+        50_100,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_count_the_characters_of_all_rows(folder: Path, name: str) -> None:
+    """By them a request takes the turn of long texts, although the instance itself is short."""
+    task, instance, values, characters = ROWS[name]
+    own = client(folder, task)
+    assert own.length([instance] * 2, own.read_parameters(values)) == 2 * characters
 
 
 def test_bound_the_documents_of_a_query(folder: Path) -> None:
