@@ -10,8 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from serving.bodies.bare import read_split
 from serving.bodies.forms import read_form
+from serving.bodies.hugging_face import Predict
+from serving.bodies.instances import items_of
 from serving.bodies.lines import MOST_GROUP
+from serving.budget import MOST_INSTANCES
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
@@ -235,6 +239,13 @@ READ: dict[str, Callable[[], object]] = {
     "a text with a wide character": partial(TEXT.open, b"a" * LARGE + "😀".encode(), Limits()),
     "a row of CSV": partial(read_cells, b"0.125," * 90_000 + b"a" * LARGE),
     "a row of CSV with a wide character": partial(read_cells, b"a" * LARGE + "😀".encode()),
+    "rows of a data frame": partial(
+        read_split, {"dataframe_split": {"columns": ["a"], "data": [[1]] * MOST_INSTANCES}}
+    ),
+    "strings that become objects": partial(items_of, ["AAAA"] * MOST_INSTANCES, "body", "b64"),
+    "pairs of texts": partial(
+        Predict(inputs=[["a", "b"]] * MOST_INSTANCES).items, CLIENT.require_client()
+    ),
 }
 
 

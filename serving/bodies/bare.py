@@ -17,7 +17,7 @@ from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import UNNAMED, Request, Target
-from serving.room import KEY, reserve
+from serving.room import KEY, OBJECT, reserve
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ def read_split(document: dict[str, Any]) -> Instances:
             )
     rows: list[Any] = frame.data
     if frame.columns != list(range(len(columns))):
-        reserve(KEY * len(columns) * len(rows), "the rows of the data frame")
+        if len(set(columns)) < len(columns):
+            raise InvalidRequest("the body, 'dataframe_split.columns' names a column twice")
+        reserve((OBJECT + KEY * len(columns)) * len(rows), "the rows of the data frame")
         rows = [dict(zip(columns, row, strict=True)) for row in rows]
     items = items_of(rows, "dataframe_split")
     return Instances(items, body.parameters or {}, named=body.target())

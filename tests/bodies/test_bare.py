@@ -128,6 +128,8 @@ def test_read_an_image_in_a_string_of_base64() -> None:
         ([], "empty list"),
         ({"dataframe_split": {"columns": ["a"], "data": [[1, 2]]}}, "2 cells"),
         ({"dataframe_split": {"columns": ["a"]}}, "data"),
+        ({"dataframe_split": {"columns": ["a", "a"], "data": [[1, 2]]}}, "a column twice"),
+        ({"dataframe_split": {"columns": [1, "1"], "data": [[1, 2]]}}, "a column twice"),
         ({"dataframe_split": {"columns": ["a"], "data": [[1]], "dtype": 1}}, "'dtype'"),
         ({"dataframe_records": []}, "empty list"),
     ],
