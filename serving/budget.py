@@ -114,8 +114,9 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
 
 
 LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
-# Held by the one thread of a worker that parses such a text or a line. Parsing holds the GIL, and
-# the worker's other threads would wait for all that parse: 0.1 s for twenty requests of long lines.
+# Held by the one thread of a worker that parses such a text or a line, or writes many numbers. That
+# holds the GIL, and the worker's other threads would wait for all that do it: 0.1 s for twenty
+# requests of long lines.
 TURN = threading.RLock()
 
 
