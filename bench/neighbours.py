@@ -1,5 +1,5 @@
 """Measure how long another caller's small picture takes while hostile requests are sent again and
-again (docs/security.md).
+again, and how long alone just before (docs/security.md).
 
 python -m bench.neighbours                 all rows of tests/endpoint/hostile_requests.py
 python -m bench.neighbours --rows picture  the rows whose names contain one of the words
@@ -77,13 +77,15 @@ def main() -> None:
         server = Server(Path(folder), Path(folder) / "models", **own).wait_ready()
         try:
             p99(server.url, 2.0)
-            alone = p99(server.url, 2 * options.seconds)
-            print(f"alone: p99 {alone:.0f} ms", flush=True)
             for name in names:
+                alone = p99(server.url, options.seconds)
                 taken = beside(name, server, options.seconds)
                 mark = " !" if taken > MOST * alone else ""
-                print(f"{taken / alone:5.1f} ×  {taken:6.0f} ms  {name}{mark}", flush=True)
-            print(f"alone, at the end: p99 {p99(server.url, 2 * options.seconds):.0f} ms")
+                print(
+                    f"{taken / alone:5.1f} ×  {alone:4.0f} ms alone, {taken:6.0f} ms beside "
+                    f"{name}{mark}",
+                    flush=True,
+                )
         finally:
             server.stop()
 

@@ -114,9 +114,10 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
 
 
 LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
-# Such texts are parsed one at a time, because parsing holds the GIL: the worker's other threads
-# would wait for all of them.
-_READING = threading.Lock()
+# Held by the one thread of a worker that parses such a text or a line, or writes many numbers. That
+# holds the GIL, and the worker's other threads would wait for all that do it: 0.1 s for twenty
+# requests of long lines.
+TURN = threading.RLock()
 
 
 @contextmanager
@@ -126,7 +127,7 @@ def json_turn(data: bytes) -> Iterator[None]:
     if len(data) <= LONG_JSON:
         yield
         return
-    with _READING:
+    with TURN:
         yield
 
 

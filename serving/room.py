@@ -43,7 +43,8 @@ INPUT = 3  # per byte of an input: the client's array, a temporary copy, and Tri
 OUTPUT = 4
 # per string of a tensor: two Python objects, one after the other, and the array's pointer
 TENSOR_STRING = 300
-TENSOR_BYTE = 14  # and per byte of these strings: each may become six bytes of JSON
+TENSOR_BYTE = 14  # and per byte of these strings: each may become six bytes of JSON …
+ESCAPED = 6  # … which are then joined with the JSON of the other outputs
 SORTED = 40  # per number of an output for which classes are requested
 WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
 BASE64 = 4  # per character of base64: copied without line breaks, padded, as bytes, and decoded

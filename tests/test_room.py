@@ -3,6 +3,7 @@
 import tracemalloc
 from base64 import b64encode
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from urllib.parse import parse_qsl
 
@@ -15,7 +16,7 @@ from serving.bodies.forms import read_form
 from serving.bodies.hugging_face import Predict
 from serving.bodies.instances import items_of
 from serving.bodies.lines import MOST_GROUP
-from serving.budget import MOST_INSTANCES
+from serving.budget import MOST_INSTANCES, TURN
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
@@ -175,6 +176,40 @@ def test_give_back_what_each_group_of_lines_took() -> None:
 def test_hold_only_a_few_lines_of_many_values() -> None:
     account = account_of_lines()
     assert account.most <= 1.2 * MOST_GROUP
+
+
+class AsksForTheTurn(Noted):
+    """An account that notes whether its thread has the turn to parse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[bool] = []
+
+    def take(self, size: int, step: str) -> None:
+        if step == "the JSON of the body":
+            self.turns.append(is_turn_taken())
+        super().take(size, step)
+
+
+def is_turn_taken() -> bool:
+    """Return whether another thread would have to wait for its turn to parse."""
+    with ThreadPoolExecutor(1) as other:
+        is_free = other.submit(TURN.acquire, blocking=False).result()
+        if is_free:
+            other.submit(TURN.release).result()
+    return not is_free
+
+
+def test_parse_each_line_while_no_other_request_does() -> None:
+    """Parsing holds the GIL, and other callers would wait for all requests that parse."""
+    account = AsksForTheTurn()
+    open_account(account)
+    try:
+        Sent(LINES, b"0\n" * 3, CLIENT).ask()
+    finally:
+        open_account(None)
+    assert account.turns == [True] * 3
+    assert not is_turn_taken()
 
 
 class RefusingOnce(Noted):

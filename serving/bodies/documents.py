@@ -32,7 +32,7 @@ from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, items_of
 from serving.bodies.kserve import TensorBody, check_misspelt, filled
 from serving.bodies.schemas import read
-from serving.bodies.values import flat_array, json_room, json_values, request_parameters
+from serving.bodies.values import flat_array, json_list, json_room, json_values, request_parameters
 from serving.budget import MOST_NAMED, admit_json
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
@@ -179,7 +179,9 @@ class FlatJob(Job):
         with json_room(result.outputs, self.request.budget):
             for tensor in result.outputs:
                 values = json_values(tensor)
-                fields[tensor.name] = values[0] if len(values) == 1 else values
+                fields[tensor.name] = orjson.Fragment(b"".join(json_list(values)))
+                if len(values) == 1:
+                    fields[tensor.name] = values[0]
             fields |= {
                 "model_name": self.served.public_name,
                 "model_version": result.version,

@@ -23,6 +23,7 @@ from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
     check_shape,
     flat_array,
+    json_list,
     json_room,
     json_values,
     request_parameters,
@@ -283,19 +284,20 @@ def write_reply(
     document: dict[str, Any] = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
-    outputs: list[dict[str, Any]] = []
+    pieces = [orjson.dumps({**document, "outputs": []})[:-2]]
     with json_room([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
         for tensor in reply.outputs:
-            is_binary = tensor.name in binary
-            data = (
-                {"parameters": {"binary_data_size": len(tensor.data)}}
-                if is_binary
-                else {"data": json_values(tensor)}
-            )
-            outputs.append(
-                {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **data}
-            )
-        return orjson.dumps({**document, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
+            about: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype}
+            about["shape"] = tensor.shape
+            if tensor.name in binary:
+                about["parameters"] = {"binary_data_size": len(tensor.data)}
+                pieces += [orjson.dumps(about), b","]
+            else:
+                data = json_list(json_values(tensor))
+                pieces += [orjson.dumps(about)[:-1], b',"data":', *data, b"}", b","]
+        if reply.outputs:
+            pieces.pop()  # the last comma
+        return b"".join([*pieces, b"]}"])
 
 
 def raw_input(served: ServedModel, data: memoryview) -> Tensor:

@@ -26,7 +26,7 @@ from serving.bodies.instances import Instances, InstancesJob, as_items, client_p
 from serving.bodies.kserve import TensorBody
 from serving.bodies.schemas import BOM, read
 from serving.bodies.tables import CsvBody
-from serving.budget import check_time, in_time, read_json
+from serving.budget import TURN, check_time, in_time, read_json
 from serving.errors import (
     DecodingError,
     InvalidRequest,
@@ -105,8 +105,9 @@ class JsonLines:
         return LinesJob(served, request, records)
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
-        """Parse a line. Return a Record with the error if the line is wrong."""
-        with collected() as room:
+        """Parse a line while no other request of this worker does. Return a Record with the error
+        if the line is wrong."""
+        with collected() as room, TURN:
             record = self._record(line, served, target)
         return replace(record, room=room)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.bodies.values import json_room, json_values
+from serving.bodies.values import json_list, json_room, json_values
 from serving.budget import Budget, in_time
 from serving.errors import NotAcceptable
 from serving.headers import CSV, NPY_TYPE
@@ -109,7 +109,7 @@ def _rows(tensor: Tensor) -> Iterator[bytes]:
         if tensor.datatype == "BYTES":
             yield _written([cells])[:-1]
         else:
-            yield orjson.dumps(cells, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+            yield b"".join(json_list(cells))[1:-1]
 
 
 def _cells(value: Any) -> Iterator[Any]:

@@ -14,9 +14,11 @@ import pytest
 from serving.bodies.kserve import write_reply
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_body
-from serving.bodies.tabular import write_npy
+from serving.bodies.tabular import tensor_reply, write_npy
+from serving.bodies.values import WRITTEN_AT_ONCE
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
+from serving.headers import CSV
 from serving.job import Reply, Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
@@ -38,6 +40,7 @@ from tests.bodies.echo import (
     strings,
     tensor,
 )
+from tests.support.deadlines import within
 
 pytestmark = pytest.mark.unit
 
@@ -288,6 +291,24 @@ def test_answer_an_error_in_the_place_of_a_line_over_the_limit() -> None:
     reply = Sent(LINES, records, NUMBERS).ask(budget=Budget(body_bytes=200))
     first, second = map(orjson.loads, reply.content.splitlines())
     assert (first["code"], second["code"]) == ("payload_too_large", "invalid_request")
+
+
+@pytest.mark.parametrize("accept", [JSON_TYPE, CSV])
+def test_write_many_numbers_in_pieces(accept: str) -> None:
+    """orjson holds the GIL while it writes, and asks for the time before each piece."""
+    numbers = np.arange(3 * WRITTEN_AT_ONCE + 1, dtype=np.float32)
+    tensors = (Tensor("y", "FP32", (1, len(numbers)), numbers.tobytes()),) * 2
+    reply = InferReply("1", tensors)
+
+    def write() -> bytes:
+        if accept == CSV:
+            return tensor_reply(NUMBERS, reply, CSV, Budget()).content
+        return write_reply(NUMBERS, reply, Budget())
+
+    text = b",".join(b"%d.0" % number for number in range(len(numbers)))
+    assert write().count(text) == 2
+    with within(looks(6)), pytest.raises(TooLate):
+        write()
 
 
 def test_bound_an_output_s_json_before_writing_it() -> None:
