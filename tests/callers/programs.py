@@ -24,14 +24,14 @@ Embed = Callable[[Sequence[str]], Vectors]
 
 
 def embedded(embed: Embed) -> dict[str, Any]:
-    """Return a vector that is asked for alone, several, and the last one of MANY."""
-    many = embed(MANY)
-    return {
-        "alone": embed(TEXTS[:1])[0],
-        "vectors": embed(TEXTS),
-        "count": len(many),
-        "last": many[-1],
-    }
+    """Return a vector that is asked for alone, and several."""
+    return {"alone": embed(TEXTS[:1])[0], "vectors": embed(TEXTS)}
+
+
+def many(embed: Embed) -> tuple[int, list[float]]:
+    """Ask for MANY in one request. Return how many vectors there are, and the last one."""
+    vectors = embed(MANY)
+    return len(vectors), vectors[-1]
 
 
 def raised(error: type[Exception], *calls: Callable[[], Any]) -> list[Any]:
@@ -67,6 +67,7 @@ def openai(url: str) -> dict[str, Any]:
             "base64": embedded(embed),
             "float": embedded(lambda texts: embed(texts, encoding_format="float")),
         },
+        "many": many(embed),
         "errors": [[type(err).__name__, err.code, err.type] for err in errors],
         "tokens": usage.total_tokens,
         "dimensions": len(embed("a", dimensions=8)[0]),
@@ -107,6 +108,7 @@ def langchain(url: str) -> dict[str, Any]:
             "OpenAIEmbeddings": embedded(by_openai.embed_documents),
             "HuggingFaceEndpointEmbeddings": embedded(by_hub.embed_documents),
         },
+        "many": many(by_openai.embed_documents),
         "errors": [[type(err).__name__, err.code, err.message] for err in errors],
     }
 
@@ -144,6 +146,7 @@ def llama_index(url: str) -> dict[str, Any]:
             "OpenAILikeEmbedding": embedded(by_openai("bert").get_text_embedding_batch),
             "TextEmbeddingsInference": embedded(by_tei.get_text_embedding_batch),
         },
+        "many": many(by_tei.get_text_embedding_batch),
         "one_by_one": one_by_one,
         "rankings": {
             "TextEmbeddingInference": [
@@ -213,6 +216,7 @@ def haystack(url: str) -> dict[str, Any]:
             "OpenAIDocumentEmbedder": embedded(lambda texts: embed(by_openai(), texts)),
             "HuggingFaceAPIDocumentEmbedder": embedded(lambda texts: embed(by_tei, texts)),
         },
+        "many": many(lambda texts: embed(by_openai(), texts)),
         "rankings": {
             "CohereRanker": rank(cohere_ranker("ranking")),
             "HuggingFaceTEIRanker": rank(
@@ -280,6 +284,7 @@ def huggingface_hub(url: str) -> dict[str, Any]:
             "InferenceClient": embedded(embed),
             "as TEI": embedded(lambda texts: embed(texts, **as_tei)),
         },
+        "many": many(embed),
         "similarity": client("bert").sentence_similarity(TEXTS[0], other_sentences=TEXTS),
         "opinions": [[each.label, each.score] for each in opinions],
         "labels": [[each.label, each.score] for each in labels],
