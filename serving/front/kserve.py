@@ -20,7 +20,6 @@ from serving.front.models import managed
 from serving.front.replies import json_reply
 from serving.front.services import services
 from serving.headers import EVENT_STREAM
-from serving.model_status.states import READY
 from serving.request import PATH, Target
 
 INDEX = "/v2/repository/index"
@@ -88,7 +87,7 @@ def index() -> Response:
     listed = []
     for name, versions in sorted(services().registry.index().items()):
         for version in versions:
-            if version.state == READY or not only_ready:
+            if version.state == "READY" or not only_ready:
                 fields = {**asdict(version), "name": name}
                 listed.append({key: value for key, value in fields.items() if value})
     return json_reply(listed)

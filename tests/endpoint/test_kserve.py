@@ -5,6 +5,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -163,6 +165,31 @@ def test_index_the_models_as_triton_does(server: Server, body: bytes) -> None:
     assert {"name": "scale", "version": "2", "state": "READY"} in reply.json()
 
 
+TRITON_CLIENT = """
+import json, sys
+from tritonclient.http import InferenceServerClient
+
+client = InferenceServerClient(sys.argv[1])
+ready = [client.is_model_ready(*names) for names in (["scale"], ["scale", "2"], ["nobody"])]
+whole = [client.is_server_live(), client.is_server_ready()]
+print(json.dumps([whole, ready, client.get_model_repository_index()]))
+"""
+
+
+def test_answer_the_http_client_of_triton(server: Server) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRITON_CLIENT, server.url.removeprefix("http://")],
+        env=os.environ | {"PYTHONPATH": str(Path(sys.prefix) / "sdks")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    whole, ready, index = json.loads(done.stdout)
+    assert whole == [True, True]
+    assert ready == [True, True, False]
+    assert index == server.post(INDEX).json()
+
+
 def test_refuse_a_wrong_body_of_the_index(server: Server) -> None:
     reply = server.post(INDEX, json={"redy": True})
     expect_error(reply, 400, "invalid_request", "'redy'", "'ready'")
@@ -264,7 +291,7 @@ DISGUISES = """
 /v2/models/scale/infer/ /v2/models/scale/infer/../trace/setting /v2/models/scale/INFER
 /V2/repository/index
 /v2/Repository/index /v2/repository/index/ /v2/repository/index?x=/v2/models/scale/infer
-/v2/repository/index#/v2/health/live /v2/health/live#/../../repository/index
+/v2/repository/index#/v2/models/scale /v2/models/scale#/../../repository/index
 /v2/models/scale/trace/setting?/infer
 /v2/models/scale%00/trace/setting /v2/models/scale%3f/trace/setting /v2/models/scale%23/infer
 /v2/models/scale%0d%0aX:%20y/ready /v2/models/scale%252e%252e/ready /v2/models/.../ready

@@ -109,8 +109,10 @@ def test_list_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
 @pytest.mark.parametrize("doors", ["true", "false"])
 def test_close_the_routes_of_other_apis_by_a_setting(tmp_path: Path, doors: str) -> None:
     paths = document(make_app(tmp_path, SERVE_DOORS=doors))["paths"]
-    assert (paths.keys() >= {"/v1/models", *APIS}) == (doors == "true")
-    assert (paths.keys().isdisjoint({"/v1/models", *APIS})) == (doors == "false")
+    others = {"/v1/models", "/v1/models/{name}", "/v1/models/{name}:predict", *APIS}
+    assert (paths.keys() >= others) == (doors == "true")
+    assert (paths.keys().isdisjoint(others)) == (doors == "false")
+    assert "/v2/repository/index" in paths
 
 
 def test_describe_140_models_without_calling_them(described: Any) -> None:

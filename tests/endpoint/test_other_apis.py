@@ -205,7 +205,7 @@ WRONG_INSTANCES: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("nobody", {"instances": ["a"]}, 404, "model_not_found", "bert"),
     ("bert", {"instances": []}, 400, "invalid_request", "instances"),
     ("bert", {"instances": "a"}, 400, "invalid_request", "instances"),
-    ("bert", {"inputs": ["a"]}, 400, "invalid_request", "'instances'"),
+    ("bert", {"inputs": ["a"]}, 400, "invalid_request", "'inputs'; known: instances"),
     ("bert", {"instances": [[1]]}, 400, "decoding_error", "instance 0"),
 ]
 
