@@ -29,6 +29,7 @@ pytestmark = pytest.mark.unit
 
 LENGTH = 400_000
 LARGE = 3_000_000
+SMALL_VALUES = LARGE // 4  # bytes of values that become an object each, which takes far more
 
 
 def filled(piece: str) -> bytes:
@@ -93,9 +94,9 @@ class Noted:
         self.size -= size
 
 
-def tensor(datatype: str, rows: int, accept: str = JSON_TYPE) -> Sent:
-    """Return a binary tensor of random numbers, LARGE bytes in these rows."""
-    width = LARGE // rows // SIZES[datatype]
+def tensor(datatype: str, rows: int, accept: str = JSON_TYPE, size: int = LARGE) -> Sent:
+    """Return a binary tensor of random numbers, `size` bytes in these rows."""
+    width = size // rows // SIZES[datatype]
     head = (
         b'{"inputs":[{"name":"x","datatype":"%b","shape":[%d,%d],'
         b'"parameters":{"binary_data_size":%d}}]}'
@@ -107,9 +108,9 @@ def tensor(datatype: str, rows: int, accept: str = JSON_TYPE) -> Sent:
 
 
 def texts(string: bytes, accept: str = JSON_TYPE) -> Sent:
-    """Return a tensor of strings, LARGE bytes of them."""
+    """Return a tensor of strings, SMALL_VALUES bytes of them."""
     one = len(string).to_bytes(4, "little") + string
-    count = LARGE // len(one)
+    count = SMALL_VALUES // len(one)
     head = (
         b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[%d,1],'
         b'"parameters":{"binary_data_size":%d}}]}' % (count, count * len(one))
@@ -124,7 +125,7 @@ SENT = {
     "INT32": tensor("INT32", 1),
     "FP16 as CSV": tensor("FP16", 1, CSV),
     "rows as CSV": tensor("FP32", 1000, CSV),
-    "small rows as CSV": tensor("FP32", LARGE // 8, CSV),
+    "small rows as CSV": tensor("FP32", SMALL_VALUES // 8, CSV, SMALL_VALUES),
     "FP32 as npy": tensor("FP32", 1, NPY_TYPE),
     "strings": texts(b"a few words"),
     "empty strings": texts(b""),
@@ -136,7 +137,7 @@ SENT = {
         NPY_TYPE, npy(np.zeros((1, LARGE), np.uint8)), served("FP64")
     ),
     "an npy file of strings": Sent(
-        NPY_TYPE, npy(np.full((1, LARGE // 16), "äöü")), served("BYTES")
+        NPY_TYPE, npy(np.full((1, SMALL_VALUES // 16), "äöü")), served("BYTES")
     ),
     "strings in JSON": Sent(
         JSON_TYPE,
