@@ -1,111 +1,186 @@
-"""Puts load on an HTTP server with wrk, or on a network in this process: a closed loop with a fixed
-number of callers."""
+"""Puts load on an HTTP server, or on networks in this process: a closed loop with a fixed number of
+callers, with wrk, or an open loop, whose requests do not wait for answers."""
 
+import http.client
+import itertools
 import json
 import subprocess
 import tempfile
 import threading
 import time
 import urllib.request
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 
-from bench.scenarios import Scenario
+from bench.scenarios import Ask, Scenario
 from bench.servers import Server
 from bench.work import Model, predict
 
 SCRIPT = """\
-wrk.method = "POST"
-for name, value in pairs({headers}) do wrk.headers[name] = value end
-local file = io.open({body}, "rb")
-wrk.body = file:read("*a")
-file:close()
+local requests, sent = {}, 0
+for _, path in ipairs({%s}) do
+  local file = io.open(path, "rb")
+  requests[#requests + 1] = file:read("*a")
+  file:close()
+end
+function request()
+  sent = sent + 1
+  return requests[(sent - 1) %% #requests + 1]
+end
 function done(summary, latency)
   local e = summary.errors
-  io.write(string.format("\\n@@[%d, %d, %f, %f, %d]\\n", summary.requests, summary.duration,
+  io.write(string.format("\\n@@[%%d, %%d, %%f, %%f, %%d]\\n", summary.requests, summary.duration,
     latency:percentile(50), latency:percentile(99),
     e.status + e.connect + e.read + e.write + e.timeout))
 end
 """
+REFUSED = 503
+TIMEOUT = 30  # seconds that a caller waits for an answer
+PAUSE, MOST_PAUSES = 0.2, 50  # seconds, and how often
+IDLE = 0.25  # processors: an idle LitServe takes 0.13
+Sessions = Mapping[str, onnxruntime.InferenceSession]  # one for each model
 
 
 @dataclass(frozen=True)
 class Round:
     """The results of one round: answers per second, latencies in milliseconds, the number of
-    answers other than 200, and the processor time per answer in milliseconds, keyed by program."""
+    answers other than 200, and the processor time per answer in milliseconds, keyed by program.
+    `refused` counts the 503 of an open loop, which are no errors."""
 
     rate: float
     p50: float
     p99: float
     errors: int
     processor: dict[str, float] = field(default_factory=dict)
+    refused: int = 0
 
 
-def ask(server: Server, scenario: Scenario) -> bytes:
+def ask(server: Server, request: Ask) -> bytes:
     """Send one request, and return the body of the answer."""
-    path, headers, body = server.request(scenario)
-    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", body, headers)
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    path, headers, body = server.request(request)
+    sent = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", body, headers)
+    with urllib.request.urlopen(sent, timeout=60) as reply:
         answer: bytes = reply.read()
     return answer
 
 
-def load(server: Server, scenario: Scenario, seconds: int) -> Round:
-    """Run one round against a server."""
-    path, headers, body = server.request(scenario)
+def load(server: Server, scenario: Scenario, seconds: int, rate: float = 0.0) -> Round:
+    """Run one round against a server: a closed loop, or an open one with this `rate`."""
+    begun = server.processor_seconds()
+    if rate:
+        done = open_loop(server, scenario, seconds, rate)
+    else:
+        done = closed_loop(server, scenario, seconds)
+    ended = server.processor_seconds()
+    settle(server)
+    answers = max(1.0, done.rate * seconds)
+    used = {kind: 1000 * (ended[kind] - begun.get(kind, 0.0)) / answers for kind in ended}
+    return replace(done, processor=used)
+
+
+def settle(server: Server) -> None:
+    """Wait until the server has finished the requests that wrk left behind, or else they would take
+    time from its next round."""
+    used = sum(server.processor_seconds().values())
+    for _ in range(MOST_PAUSES):
+        time.sleep(PAUSE)
+        before, used = used, sum(server.processor_seconds().values())
+        if used - before < IDLE * PAUSE:
+            break
+
+
+def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
+    """Let each caller send its next request after the answer to the one before."""
     with tempfile.TemporaryDirectory(prefix="wrk-") as name:
-        script, file = Path(name) / "request.lua", Path(name) / "body"
-        file.write_bytes(body)
-        table = ", ".join(
-            f"[{json.dumps(key)}] = {json.dumps(value)}" for key, value in headers.items()
-        )
-        script.write_text(SCRIPT.format(headers=f"{{{table}}}", body=json.dumps(str(file))))
-        url = f"http://127.0.0.1:{server.port}{path}"
-        command = [
-            "wrk",
-            "-t1",
-            f"-c{scenario.callers}",
-            f"-d{seconds}s",
-            "--timeout=30s",
-            "-s",
-            str(script),
-            url,
-        ]
-        begun = server.processor_seconds()
+        files = [Path(name) / str(index) for index in range(len(scenario.asks))]
+        for file, request in zip(files, scenario.asks, strict=True):
+            file.write_bytes(message(server, request))
+        script = Path(name) / "requests.lua"
+        script.write_text(SCRIPT % ", ".join(json.dumps(str(file)) for file in files))
+        command = ["wrk", "-t1", f"-c{scenario.callers}", f"-d{seconds}s", f"--timeout={TIMEOUT}s"]
+        command += ["-s", str(script), f"http://127.0.0.1:{server.port}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        ended = server.processor_seconds()
     line = next(line for line in done.stdout.splitlines() if line.startswith("@@"))
     answers, duration, p50, p99, errors = json.loads(line[2:])
-    used = {kind: 1000 * (ended[kind] - begun.get(kind, 0.0)) / max(1, answers) for kind in ended}
-    return Round(answers / (duration / 1e6), p50 / 1000, p99 / 1000, errors, used)
+    return Round(answers / (duration / 1e6), p50 / 1000, p99 / 1000, errors)
+
+
+def message(server: Server, request: Ask) -> bytes:
+    """Return a request as HTTP."""
+    path, headers, body = server.request(request)
+    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{server.port}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> Round:
+    """Send requests at random times (Poisson), whether or not the ones before are answered, as far
+    as there are callers. A latency counts from the time at which the request was due."""
+    count = max(1, round(rate * seconds))
+    gaps = np.random.default_rng(0).exponential(1 / rate, count)
+    dues = (time.monotonic() + np.cumsum(gaps)).tolist()
+    requests = [server.request(request) for request in scenario.asks]
+    numbers = itertools.count()
+    statuses: list[int] = []
+    latencies: list[float] = []
+
+    def call(_: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT)
+        while (number := next(numbers)) < count:
+            due = dues[number]
+            time.sleep(max(0.0, due - time.monotonic()))
+            path, headers, body = requests[number % len(requests)]
+            try:
+                connection.request("POST", path, body, headers)
+                reply = connection.getresponse()
+                reply.read()
+                statuses.append(reply.status)
+            except OSError:
+                connection.close()
+                statuses.append(0)
+            if statuses[-1] == 200:
+                latencies.append(1000 * (time.monotonic() - due))
+        connection.close()
+
+    with ThreadPoolExecutor(scenario.callers) as pool:
+        list(pool.map(call, range(scenario.callers)))
+    took = time.monotonic() - dues[0]
+    refused = statuses.count(REFUSED)
+    return _round(latencies, took, count - len(latencies) - refused, refused)
 
 
 def limit(
-    model: Model, sessions: list[onnxruntime.InferenceSession], scenario: Scenario, seconds: int
+    models: Mapping[str, Model], sessions: Sequence[Sessions], scenario: Scenario, seconds: int
 ) -> Round:
-    """Do the same work in this process, without a server: one thread per session."""
+    """Do the same work in this process, without a server: one thread for each of `sessions`."""
     latencies: list[float] = []
     end = time.monotonic() + seconds
+    requests = itertools.cycle(scenario.asks)
 
-    def call(session: onnxruntime.InferenceSession) -> None:
+    def call(own: Sessions) -> None:
         while (begun := time.monotonic()) < end:
-            predict(model, session, scenario.plain)
+            request = next(requests)
+            predict(models[request.model], own[request.model], request.plain)
             latencies.append(1000 * (time.monotonic() - begun))
 
-    threads = [threading.Thread(target=call, args=(session,)) for session in sessions]
+    threads = [threading.Thread(target=call, args=(own,)) for own in sessions]
     used, begun = time.process_time(), time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    took, latencies = time.monotonic() - begun, sorted(latencies)
-    processor = {"model": 1000 * (time.process_time() - used) / len(latencies)}
-    return Round(
-        len(latencies) / took,
-        latencies[len(latencies) // 2],
-        latencies[len(latencies) * 99 // 100],
-        0,
-        processor,
-    )
+    done = _round(latencies, time.monotonic() - begun)
+    used = 1000 * (time.process_time() - used) / len(latencies)
+    return replace(done, processor={"model": used})
+
+
+def _round(latencies: list[float], took: float, errors: int = 0, refused: int = 0) -> Round:
+    """Return the results of answers with these latencies."""
+    p50, p99 = np.percentile(latencies or [0.0], (50, 99)).tolist()
+    return Round(len(latencies) / took, p50, p99, errors, refused=refused)

@@ -1,10 +1,12 @@
-"""The eight scenarios: each is a model, a body, and the number of callers that send it."""
+"""The scenarios: each is some requests, and the number of callers that send them."""
 
 import json
 from base64 import b64encode
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,17 +19,25 @@ ROW = np.random.default_rng(0).random(150_528, dtype=np.float32)
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """One scenario. `plain` is the body for the bare server, the peers and the limit. For tensors,
-    `body` and `media_type` follow KServe's protocol; otherwise `body` is the same as `plain`."""
+# The mean lengths in words of the queries and of the documents of BEIR's data sets (Thakur et al.
+# 2021, arXiv:2104.08663, table 1)
+QUERIES = (6, 11, 3, 9, 18, 11, 193, 7, 9, 10, 5, 9, 8, 20, 12)
+DOCUMENTS = (56, 161, 232, 79, 46, 132, 167, 292, 129, 11, 50, 176, 85, 85, 214)
+BEIR = (*QUERIES, *DOCUMENTS)
+Value = TypeVar("Value")
 
-    name: str
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. `plain` is the body for the bare server, the peers and the limit. For tensors,
+    `body` and `media_type` follow KServe's protocol; otherwise `body` is the same as `plain`. A
+    `version` is named only to servers that have versions."""
+
     model: str
-    callers: int
     media_type: str
     body: bytes
     plain: bytes
+    version: str = ""
 
     @property
     def is_tensor(self) -> bool:
@@ -38,37 +48,78 @@ class Scenario:
         return json.dumps({"body": b64encode(self.plain).decode()}).encode()
 
 
+@dataclass(frozen=True)
+class Scenario:
+    """The requests that `callers` send in turns. If `share` is not 0, the requests are not sent in
+    a closed loop but at random times, at this share of the rate that the server reached in one."""
+
+    name: str
+    callers: int
+    asks: tuple[Ask, ...]
+    share: float = 0.0
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.asks[0].is_tensor
+
+    def models(self) -> set[str]:
+        return {ask.model for ask in self.asks}
+
+
 def scenarios() -> list[Scenario]:
     """Return all scenarios."""
-    photo = PHOTO.read_bytes()
+    photo = _same("efficientnet", "image/jpeg", PHOTO.read_bytes())
+    boxes = replace(photo, model="yolov4_tiny")
+    short = _text(SHORT)
+    texts = tuple(_text(" ".join(["food"] * count)) for count in _shuffled(BEIR))
+    mixed = _shuffled([photo] * 8 + [boxes] + [short] * 4)
+    floats = _json(ROW[:4])
     return [
-        _same("photo, 1 caller", "efficientnet", 1, "image/jpeg", photo),
-        _same("photo, 8 callers", "efficientnet", 8, "image/jpeg", photo),
-        _same("boxes on a photo, 8 callers", "yolov4_tiny", 8, "image/jpeg", photo),
-        _same("text of 8 tokens, 1 caller", "bert", 1, "text/plain", SHORT.encode()),
-        _same("text of 8 tokens, 16 callers", "bert", 16, "text/plain", SHORT.encode()),
-        _same("text of 128 tokens, 16 callers", "bert", 16, "text/plain", LONG.encode()),
-        _json("4 floats as JSON, 8 callers", ROW[:4]),
-        _binary("150,528 floats in binary, 8 callers", ROW),
+        Scenario("photo, 1 caller", 1, (photo,)),
+        Scenario("photo, 8 callers", 8, (photo,)),
+        Scenario("boxes on a photo, 8 callers", 8, (boxes,)),
+        Scenario("text of 8 tokens, 1 caller", 1, (short,)),
+        Scenario("text of 8 tokens, 16 callers", 16, (short,)),
+        Scenario("text of 128 tokens, 16 callers", 16, (_text(LONG),)),
+        *(
+            Scenario(f"texts of mixed lengths, {callers} callers", callers, texts)
+            for callers in (1, 16, 64)
+        ),
+        Scenario("8 photos, 1 with boxes and 4 short texts, 16 callers", 16, tuple(mixed)),
+        *(
+            Scenario(f"photo, open loop at {share:.0%}", 64, (photo,), share)
+            for share in (0.5, 0.8, 0.95)
+        ),
+        Scenario("4 floats as JSON, 8 callers", 8, (floats,)),
+        Scenario("4 floats as JSON, version 1, 8 callers", 8, (replace(floats, version="1"),)),
+        Scenario("150,528 floats in binary, 8 callers", 8, (_binary(ROW),)),
     ]
 
 
-def _same(name: str, model: str, callers: int, media_type: str, body: bytes) -> Scenario:
-    return Scenario(name, model, callers, media_type, body, body)
+def _shuffled(values: Sequence[Value]) -> list[Value]:
+    """Return the values in an order that is random but always the same."""
+    return Random(0).sample(values, len(values))
+
+
+def _same(model: str, media_type: str, body: bytes) -> Ask:
+    return Ask(model, media_type, body, body)
+
+
+def _text(text: str) -> Ask:
+    return _same("bert", "text/plain", text.encode())
 
 
 def _spec(row: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"name": "x", "shape": [1, row.size], "datatype": "FP32"}
 
 
-def _json(name: str, row: np.ndarray[Any, Any]) -> Scenario:
+def _json(row: np.ndarray[Any, Any]) -> Ask:
     tensor = _spec(row) | {"data": row.tolist()}
-    body = json.dumps({"inputs": [tensor]}).encode()
-    return Scenario(name, "mean", 8, "application/json", body, body)
+    return _same("mean", "application/json", json.dumps({"inputs": [tensor]}).encode())
 
 
-def _binary(name: str, row: np.ndarray[Any, Any]) -> Scenario:
+def _binary(row: np.ndarray[Any, Any]) -> Ask:
     blob = row.tobytes()
     spec = _spec(row) | {"parameters": {"binary_data_size": len(blob)}}
     header = json.dumps({"inputs": [spec]}).encode()
-    return Scenario(name, "mean", 8, f"{BINARY}{len(header)}", header + blob, blob)
+    return Ask("mean", f"{BINARY}{len(header)}", header + blob, blob)

@@ -8,8 +8,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from urllib.parse import quote
 import psutil
 from onnx import TensorProto, helper, save
 
-from bench.scenarios import ROOT, Scenario
+from bench.scenarios import ROOT, Ask
 from serving.host import tritonserver
 from simulate.ports import PortPicker
 
@@ -49,25 +49,34 @@ class Server:
     processes: list[psutil.Process]
     grpc: int = 0
 
-    def request(self, scenario: Scenario) -> tuple[str, dict[str, str], bytes]:
-        """Return the path, the headers and the body of the scenario's request."""
+    def request(self, ask: Ask) -> tuple[str, dict[str, str], bytes]:
+        """Return the path, the headers and the body of a request."""
+        size = ask.media_type.partition("json-header-size=")[2]
+        named = {"Content-Type": ask.media_type}
         if self.form == "ours":
-            named = {
-                "Content-Type": scenario.media_type,
-                "X-Amzn-SageMaker-Target-Model": scenario.model,
-            }
-            return f"/invocations?model_name={quote(scenario.model)}", named, scenario.body
+            named["X-Amzn-SageMaker-Target-Model"] = ask.model
+            version = f"&model_version={ask.version}" if ask.version else ""
+            return f"/invocations?model_name={quote(ask.model)}{version}", named, ask.body
         if self.form == "triton":
-            size = scenario.media_type.partition("json-header-size=")[2]
-            kind = (
-                {"Inference-Header-Content-Length": size}
-                if size
-                else {"Content-Type": "application/json"}
-            )
-            return f"/v2/models/{scenario.model}/infer", kind, scenario.body
+            kind = {"Inference-Header-Content-Length": size} if size else named
+            version = f"/versions/{ask.version}" if ask.version else ""
+            return f"/v2/models/{ask.model}{version}/infer", kind, ask.body
         if self.form == "base64":
-            return f"/{scenario.model}", {"Content-Type": "application/json"}, scenario.as_base64()
-        return f"/{scenario.model}", {"Content-Type": "application/octet-stream"}, scenario.plain
+            return f"/{ask.model}", {"Content-Type": "application/json"}, ask.as_base64()
+        return f"/{ask.model}", {"Content-Type": "application/octet-stream"}, ask.plain
+
+    def stop(self) -> None:
+        """Stop all processes, so that they take no processor time."""
+        for process in self._all():
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    def resume(self) -> None:
+        """Continue all processes. tritonserver comes before its stubs, which end if it does not
+        answer them."""
+        for process in self._all():
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def processor_seconds(self) -> dict[str, float]:
         """Return the processor time used so far in seconds, keyed by program: nginx, gunicorn,
@@ -96,6 +105,20 @@ class Server:
         return [
             process for root in self.processes for process in (root, *root.children(recursive=True))
         ]
+
+
+@contextmanager
+def alone(measured: Server | None, servers: Iterable[Server]) -> Iterator[None]:
+    """Stop all servers but the one that is measured meanwhile: an idle LitServe takes 0.13 of a
+    processor."""
+    others = [server for server in servers if server is not measured]
+    try:
+        for server in others:
+            server.stop()
+        yield
+    finally:
+        for server in others:
+            server.resume()
 
 
 def make_repository(folder: Path) -> Path:
@@ -132,6 +155,7 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
         starters = {
             "ours": _ours,
             "before": _ours,
+            "default": _ours,
             "bare": _bare,
             "triton": _triton,
             "litserve": _peer,
@@ -155,9 +179,11 @@ def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
         "PORT": str(http),
         "SERVE_HOST": "127.0.0.1",
         "SERVE_MODEL_REPOSITORY": str(repository),
-        "SERVE_CPU_ENGINE": "onnxruntime",  # like every other server here
+        # "ours" has the engine of every other server here, "default" the one that `serve` chooses
+        "SERVE_CPU_ENGINE": "auto" if name.startswith("default") else "onnxruntime",
         "SAGEMAKER_TRITON_ALLOW_GRPC": "true",
         "SAGEMAKER_TRITON_GRPC_PORT": str(grpc),
+        "SERVE_HANG_TIMEOUT": "0",  # it is stopped while others are measured
     }
     python = root / ".venv" / "bin" / "python"
     with _started(
@@ -184,6 +210,8 @@ def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
             "16",
             "--keep-alive",
             "75",
+            "--timeout",
+            "0",
         ]
         command = [
             sys.executable,

@@ -105,6 +105,7 @@ class Sentence(Model):
             str(folder / "tokenizer" / "tokenizer.json")
         )
         self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         ids = np.array([self.tokenizer.encode(body.decode()).ids], np.int64)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.labels import read_lines
 from clients.base import ModelClient
+from serving.codecs import Limits
+from serving.errors import DecodingError
 
 OVERLAP = 0.5  # the least overlap of two boxes that count as one object
 HELD_OUT = 4  # INT8 is compared on every 4th sample and calibrated on the others
@@ -75,11 +76,11 @@ def _images(source: Path | None) -> list[Path]:
     return files
 
 
-def _open_images(_: ModelClient, files: Sequence[Path]) -> Iterator[Image.Image]:
+def _open_images(client: ModelClient, files: Sequence[Path]) -> Iterator[Any]:
     for file in files:
         try:
-            yield Image.open(file).convert("RGB")
-        except (OSError, UnidentifiedImageError) as err:
+            yield client.codec.from_bytes(file.read_bytes(), Limits())
+        except (OSError, DecodingError) as err:
             raise BuildError(f"{file} cannot be read as an image: {err}") from err
 
 

@@ -16,6 +16,7 @@ from clients.base import check_time as check_time
 from serving.codecs import ENCODED_IMAGE as ENCODED_IMAGE
 from serving.codecs import IMAGE as IMAGE
 from serving.codecs import JSON as JSON
+from serving.codecs import PIXELS as PIXELS
 from serving.codecs import ROW as ROW
 from serving.codecs import TEXT as TEXT
 from serving.errors import DecodingError as DecodingError

@@ -29,9 +29,10 @@ from clients._input import EXAMPLE
 from clients._labels import LABELS, labels_mismatch, labels_of
 from clients._masks import outlines
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
-from serving.codecs import IMAGE
+from serving.codecs import PIXELS
 from serving.errors import InferenceFailed, InvalidRequest
 
+Pixels = NDArray[np.uint8]
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # per image: each takes up to the time of a map as large as the network's input
 RUN_LENGTHS = "take polygons, and fill them with COCO's own tools (frPyObjects, merge)"
@@ -54,7 +55,7 @@ class Client(ModelClient):
     """
 
     task = "object-detection"
-    codec = IMAGE
+    codec = PIXELS
     example = EXAMPLE
     settings = (
         Parameter(
@@ -133,23 +134,22 @@ class Client(ModelClient):
             f"'{self.model.name}'; its labels are: {labels or 'unknown, send class ids'}"
         )
 
-    def prepare(self, instances: Sequence[Image.Image], parameters: Mapping[str, Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Pixels], parameters: Mapping[str, Any]) -> Tensors:
         """Return RGB images of any sizes as the input [n,3,height,width], 0 to 1, or 0 to 255 when
         it is UINT8.
 
         If the model's height and width are variable, they are the smallest that fit all the images.
         """
-        height, width = self._target([image.size for image in instances])
+        height, width = self._target([_size(pixels) for pixels in instances])
         shape = (len(instances), 3, height, width)
         rows = np.empty(shape, DATATYPES[self.input.datatype])
         is_raw = rows.dtype == np.uint8
         scale = np.uint8(1) if is_raw else np.float32(1 / 255)
-        for row, image in zip(rows, instances, strict=True):
-            fit = Letterbox.fit(*image.size, width, height)
-            pixels = fit.apply(np.asarray(image))
+        for row, pixels in zip(rows, instances, strict=True):
+            fitted = Letterbox.fit(*_size(pixels), width, height).apply(pixels)
             # extracting contiguous channels first halves the time
             for channel, plane in enumerate(row):
-                values = cv2.extractChannel(pixels, channel)
+                values = cv2.extractChannel(fitted, channel)
                 np.multiply(values, scale, out=plane, casting="same_kind")
         if len(self.input.shape) == 4:
             rows = rows[:, None]
@@ -184,7 +184,7 @@ class Client(ModelClient):
         self,
         outputs: Tensors,
         inputs: Tensors,
-        instances: Sequence[Image.Image],
+        instances: Sequence[Pixels],
         parameters: Mapping[str, Any],
     ) -> list[Any]:
         """Return the detections of each image, highest score first, from [n,rows,5+C], [n,4+C,rows]
@@ -210,8 +210,10 @@ class Client(ModelClient):
         if prototypes is not None:
             maps = prototypes.reshape(-1, *prototypes.shape[-3:])
         return [
-            self._detect(table, protos, head, Letterbox.fit(*image.size, width, height), parameters)
-            for table, protos, image in zip(tables, maps, instances, strict=True)
+            self._detect(
+                table, protos, head, Letterbox.fit(*_size(pixels), width, height), parameters
+            )
+            for table, protos, pixels in zip(tables, maps, instances, strict=True)
         ]
 
     def _detect(
@@ -262,10 +264,10 @@ class Client(ModelClient):
                 "class set the parameter 'layout' to yolov5"
             )
 
-    def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
+    def draw(self, instance: Pixels, prediction: Any) -> Image.Image:
         """Return the image with its masks, a box and a label for each detection, and its
         keypoints."""
-        return draw(instance, prediction["detections"])
+        return draw(Image.fromarray(instance), prediction["detections"])
 
     def _head(self, shape: Sequence[int]) -> Head:
         """Return the head of an output with this shape. Raise InvalidRequest."""
@@ -275,6 +277,12 @@ class Client(ModelClient):
             )
         others = [spec.shape for spec in self.model.outputs[1:]]
         return head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
+
+
+def _size(pixels: Pixels) -> tuple[int, int]:
+    """Return an image's width and height."""
+    height, width = pixels.shape[:2]
+    return width, height
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:

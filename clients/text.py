@@ -20,6 +20,7 @@ from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, ModelClient, Parameter, Tensors
 from serving.codecs import TEXT, Codec
 from serving.errors import DecodingError
+from serving.repository.model_config import FILLED
 
 TASKS: dict[str, type[Task]] = {
     "embedding": Embedding,
@@ -66,6 +67,11 @@ class Client(ModelClient):
         self.codec = kind.codec
         self.parameters = (TRUNCATE, *kind.parameters)
         super().__init__(model)
+        self.left_out = [
+            spec.name for spec in model.inputs if spec.optional and spec.name in FILLED
+        ]
+        if self.left_out:  # texts of different lengths make a batch
+            self.options["pad_to_multiple_of"] = 1
         self.tokenizer = TextTokenizer(
             model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation
         )
@@ -94,6 +100,9 @@ class Client(ModelClient):
                 "out 'truncate'",
                 instance=index,
             )
+        for name in self.left_out:
+            if (tensors[name] == FILLED[name]).all():
+                del tensors[name]
         return tensors | {name: tensors[name].astype(np.int32) for name in self.int32 & {*tensors}}
 
     def postprocess(

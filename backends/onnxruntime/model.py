@@ -18,16 +18,7 @@ from typing import Any
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 import tensors as table  # type: ignore[import-not-found]
 import triton_python_backend_utils as pb_utils
-from batching import (  # type: ignore[import-not-found]
-    Arrays,
-    Batcher,
-    Call,
-    alone,
-    decode,
-    run_at_once,
-    run_concatenated,
-    same_shapes,
-)
+from batching import Arrays, Batcher, Call, Merge, decode, merge_of, run_at_once, run_merged  # type: ignore[import-not-found]
 from onnx_session import UNOPTIMIZED, SessionSettings, load, providers, run_options  # type: ignore[import-not-found]
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
@@ -71,15 +62,15 @@ class TritonPythonModel:
             config.get("default_model_filename") or "model.onnx"
         )
         available = providers(args)
-        self.runs = Runs(lambda each: load(path, each, available), settings)
+        merge = merge_of(config)
+        self.runs = Runs(lambda each: load(path, each, available), settings, merge)
         self.session = self.runs.session
         check(config, self.session)
         self.scalars = {node.name for node in self.session.get_inputs() if not node.shape}
         self.strings = {
             node.name for node in self.session.get_inputs() if node.type == "tensor(string)"
         }
-        key = same_shapes if config["max_batch_size"] > 0 else alone
-        self.batcher = Batcher(self._read, self.runs.run, key, (InvalidArgument,))
+        self.batcher = Batcher(self._read, self.runs.run, merge, (InvalidArgument,))
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {self.session.get_providers()[0]}, "
             f"{settings.describe()}"
@@ -119,8 +110,10 @@ class Runs:
     only when calls are first merged.
     """
 
-    def __init__(self, load: Callable[[SessionSettings], Any], settings: SessionSettings) -> None:
-        self.load, self.settings = load, settings
+    def __init__(
+        self, load: Callable[[SessionSettings], Any], settings: SessionSettings, merge: Merge
+    ) -> None:
+        self.load, self.settings, self.merge = load, settings, merge
         self.session, self.options = load(settings), run_options()
         self.pool = (
             ThreadPoolExecutor(settings.intra_op_threads) if settings.separate_runs else None
@@ -133,9 +126,10 @@ class Runs:
     def run(self, calls: Sequence[Call]) -> list[Arrays]:
         """Return the outputs of each call, in order."""
         if self.pool and len(calls) >= self.settings.intra_op_threads:
-            outputs: list[Arrays] = run_at_once(partial(self._run, self.single), self.pool, calls)
+            run = partial(self._run, self.single)
+            outputs: list[Arrays] = run_at_once(run, self.merge, self.pool, calls)
         else:
-            outputs = run_concatenated(partial(self._run, self.session), calls)
+            outputs = run_merged(partial(self._run, self.session), self.merge, calls)
         return outputs
 
     def close(self) -> None:

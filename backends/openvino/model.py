@@ -14,7 +14,7 @@ from typing import Any
 
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 import triton_python_backend_utils as pb_utils
-from batching import Batcher, alone, same_shapes  # type: ignore[import-not-found]
+from batching import Batcher, merge_of  # type: ignore[import-not-found]
 from numpy.typing import NDArray
 from openvino_settings import OpenvinoSettings  # type: ignore[import-not-found]
 
@@ -66,12 +66,12 @@ class TritonPythonModel:
         compiled = openvino_engine.Compiled(
             model, settings, args["model_name"], args["model_version"]
         )
-        self.runs = openvino_engine.Runs(compiled.model)
+        merge = merge_of(config, openvino_engine.MULTIPLE)
+        self.runs = openvino_engine.Runs(compiled.model, merge)
         self.rows = openvino_engine.rows_of_tables(model)
         self.check_range = openvino_engine.check_range
         self.outputs = [entry["name"] for entry in config["output"]]
-        key = same_shapes if config["max_batch_size"] > 0 else alone
-        self.batcher = Batcher(self._read, self.runs.run, key)
+        self.batcher = Batcher(self._read, self.runs.run, merge)
         instance.give_back_memory()
         for warning in compiled.warnings:
             pb_utils.Logger.log_warn(f"{args['model_instance_name']}: {warning}")

@@ -12,7 +12,7 @@ import naming  # type: ignore[import-not-found]
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
-from batching import Batcher, alone, decode, run_concatenated, same_shapes  # type: ignore[import-not-found]
+from batching import Batcher, decode, merge_of, run_merged  # type: ignore[import-not-found]
 from numpy.typing import NDArray
 from torch_settings import TorchSettings  # type: ignore[import-not-found]
 
@@ -31,8 +31,8 @@ class TorchInstance:
         path = instance.version_folder(args) / (config.get("default_model_filename") or "model.pt")
         self.module = load(path, self.device)
         self._name_tensors(config)
-        key = same_shapes if config["max_batch_size"] > 0 else alone
-        self.batcher = Batcher(self._read, partial(run_concatenated, self._run), key)
+        merge = merge_of(config)
+        self.batcher = Batcher(self._read, partial(run_merged, self._run, merge), merge)
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {self.device}, {self.settings.describe()}"
         )

@@ -27,6 +27,7 @@ from build_engines.model_spec import ModelSpec
 from build_engines.packages import file_of
 from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weights
+from serving.repository.model_config import RAGGED
 
 BATCH_SIZE = 32
 # tasks that compute scores from logits, without the setting `activation`
@@ -38,8 +39,8 @@ FROM_LOGITS = (
 )
 LABELS = "labels.txt"
 NOTE = (
-    "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half "
-    "as long together."
+    "NVIDIA's backends merge only texts of one length, so lengths are rounded up for them; this "
+    "project's merge texts of any length (ragged_batches)."
 )
 
 
@@ -67,14 +68,19 @@ def export_folder(family: Family, weights: Weights, request: Request, folder: Pa
 
         text_network.write_onnx(checkpoint, task, pooling, file)
     copy_tokenizer(checkpoint, folder / "tokenizer")
-    check_tokenizer(folder / "tokenizer", checkpoint)
+    tokenizer = check_tokenizer(folder / "tokenizer", checkpoint)
     write_example(folder, task)
     if write_labels(folder / LABELS, (), request.labels):
         settings["labels"] = LABELS
     spec = ModelSpec(
         client=request.named_client or family.client,
         max_batch_size=BATCH_SIZE,
-        settings={"pad_to_multiple_of": "8", "task": task, **settings},
+        settings={
+            "pad_to_multiple_of": "8",
+            RAGGED: str(tokenizer.max_length),
+            "task": task,
+            **settings,
+        },
         note=NOTE,
     )
     return with_tensors(request, folder, spec)

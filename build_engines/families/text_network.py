@@ -2,7 +2,7 @@
 networks."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,9 +215,11 @@ def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
 
 
 def _check_padding(network: _Exported) -> None:
-    """Raise BuildError if padding changes what the network gives for a text."""
-    for rows, length in TRIED:
-        example = network.example(rows, length)
+    """Raise BuildError if padding changes what the network gives for a text. Clients pad with the
+    tokenizer's token, and backends with 0."""
+    examples = [network.example(*size) for size in TRIED]
+    for example in examples + [_padded_with_0(example) for example in examples]:
+        length = example["input_ids"].shape[1]
         end = (length + 1) // 2  # of the last row, whose other tokens are padding
         last = {name: tensor[-1:] for name, tensor in example.items()}
         cut = {name: row if name == POSITIONS else row[:, :end] for name, row in last.items()}
@@ -231,6 +233,10 @@ def _check_padding(network: _Exported) -> None:
                 "after a text, so texts cannot be batched: export it to ONNX, and build that: "
                 "--client bert --tokenizer FOLDER --max-batch-size 1"
             )
+
+
+def _padded_with_0(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**example, "input_ids": example["input_ids"] * example["attention_mask"]}
 
 
 def _close(output: Array, wanted: Array, at: Array | None) -> bool:

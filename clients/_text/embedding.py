@@ -97,7 +97,8 @@ class Embedding(Task):
         tokens itself."""
         values = self.read(outputs)
         if values.ndim == 3:
-            values = self._pooled(values, inputs["attention_mask"])
+            ids = inputs["input_ids"]
+            values = self._pooled(values, inputs.get("attention_mask", np.ones_like(ids)))
         count = parameters["dimensions"]
         if count > values.shape[1]:
             raise InvalidRequest(

@@ -1,6 +1,6 @@
 """Decodes instances: images, texts, table rows, and JSON values. Only this package decodes them.
 
-Each client has a codec: IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or a codec of its own.
+Each client has a codec: IMAGE, PIXELS, ENCODED_IMAGE, TEXT, JSON or ROW, or a codec of its own.
 """
 
 from serving.codecs.base import (
@@ -15,13 +15,14 @@ from serving.codecs.base import (
     read_cells,
 )
 from serving.codecs.formats import encode_image
-from serving.codecs.image import EncodedImageCodec, ImageCodec
+from serving.codecs.image import EncodedImageCodec, ImageCodec, PixelsCodec
 
 __all__ = [
     "ENCODED_IMAGE",
     "FORM",
     "IMAGE",
     "JSON",
+    "PIXELS",
     "ROW",
     "TEXT",
     "Codec",
@@ -33,8 +34,9 @@ __all__ = [
     "read_cells",
 ]
 
-IMAGE, ENCODED_IMAGE, TEXT, JSON, ROW = (
+IMAGE, PIXELS, ENCODED_IMAGE, TEXT, JSON, ROW = (
     ImageCodec(),
+    PixelsCodec(),
     EncodedImageCodec(),
     TextCodec(),
     JsonCodec(),

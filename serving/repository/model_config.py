@@ -53,6 +53,13 @@ _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(di
 HOOK = "auto_complete_config"  # the function with which a Python model completes its configuration
 AUTO, ONNX_RUNTIME, OPENVINO = "auto", "onnxruntime", "openvino"
 PARAMETER = "cpu_engine"  # a parameter in config.pbtxt
+# A parameter that build_engines writes for a text model whose rows do not depend on the padding:
+# the tokens of the longest text. This project's backends then merge texts of any length; NVIDIA's
+# cannot.
+RAGGED = "ragged_batches"
+IDS = "input_ids"
+# the other inputs of such a model, and the values that the backend fills in if a request has none
+FILLED = {"attention_mask": 1, "token_type_ids": 0}
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
 # Linux's names -> the manufacturers' names, fastest first
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
@@ -340,8 +347,8 @@ def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
 @dataclass(frozen=True)
 class Processor:
     """This machine's processor. `features` are its instruction sets; `obstacle` says why OpenVINO
-    cannot run here, or is "" if it can; `has_own_backend` says whether Triton's OpenVINO backend is
-    this project's."""
+    cannot run here, or is "" if it can; `has_own_backend` says whether Triton's backends are this
+    project's."""
 
     features: frozenset[str] = frozenset()
     obstacle: str = ""
@@ -395,6 +402,8 @@ def fitted(
     config = read_merged(model, file) if config is None else config
     if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
         raise Unreadable(file, mistake)
+    if processor.has_own_backend and config.max_batch_size and RAGGED in config.parameters:
+        _merge_all_lengths(config)
     if settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
         return config, None
     try:
@@ -417,6 +426,13 @@ def fitted(
         if processor.has_own_backend and not requested and not has_precision:
             config.parameters[PRECISION].string_value = "f32"
     return config, choice
+
+
+def _merge_all_lengths(config: Any) -> None:
+    """Let Triton merge texts of different lengths that leave out what the backend fills in."""
+    for spec in config.input:
+        spec.optional = spec.name in FILLED
+        spec.allow_ragged_batch = spec.optional or spec.name == IDS
 
 
 def leave_openvino(config: Any, reason: str) -> Choice | None:

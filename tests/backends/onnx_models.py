@@ -3,12 +3,15 @@ serves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from build_engines.families.bert import bert_model
 from tests.backends.triton_process import Arrays
 
 OPSET, IR_VERSION = 17, 8
@@ -82,6 +85,73 @@ def optional_bias() -> bytes:
     )
 
 
+LONGEST = 509  # tokens
+HIDDEN = 16
+NETWORK = {"hidden_size": HIDDEN, "num_attention_heads": 2, "num_hidden_layers": 2}
+# the shapes of BERT's weights, by the ends of their names
+SHAPES = {
+    "word_embeddings.weight": (50, HIDDEN),
+    "position_embeddings.weight": (LONGEST, HIDDEN),
+    "token_type_embeddings.weight": (2, HIDDEN),
+    "intermediate.dense.weight": (2 * HIDDEN, HIDDEN),
+    "intermediate.dense.bias": (2 * HIDDEN,),
+    "output.dense.weight": (HIDDEN, 2 * HIDDEN),
+    "attention.output.dense.weight": (HIDDEN, HIDDEN),
+    "LayerNorm.weight": (HIDDEN,),
+    ".weight": (HIDDEN, HIDDEN),
+    ".bias": (HIDDEN,),
+}
+LAYER = (
+    *("attention.self.query", "attention.self.key", "attention.self.value"),
+    *("attention.output.dense", "attention.output.LayerNorm"),
+    *("intermediate.dense", "output.dense", "output.LayerNorm"),
+)
+
+
+def encoder() -> bytes:
+    """Make a small random BERT with the outputs of every task: for each token (last_hidden_state
+    and, for the starts of answers, `starts`), for each text (sentence_embedding), and for each
+    mask (`masks`)."""
+    names = [f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
+    parts = [
+        "embeddings.LayerNorm",
+        *(f"encoder.layer.{n}.{part}" for n in (0, 1) for part in LAYER),
+    ]
+    names += [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")]
+    rng = np.random.default_rng(0)
+    weights = {}
+    for name in names:
+        ends = [end for end in SHAPES if name.endswith(end)]
+        weights[name] = rng.normal(0, 0.5, SHAPES[max(ends, key=len)]).astype(np.float32)
+    proto = bert_model(NETWORK, weights, "mean")
+    make = helper.make_node
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(0), "first"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
+    proto.graph.node.extend(
+        [
+            make("Gather", ["last_hidden_state", "first"], ["starts"], axis=2),
+            make("Unsqueeze", ["masked_lm_positions", "last"], ["indices"]),
+            make("GatherND", ["last_hidden_state", "indices"], ["masks"], batch_dims=1),
+        ]
+    )
+    info = helper.make_tensor_value_info
+    proto.graph.input.append(info("masked_lm_positions", TensorProto.INT64, ["batch", "m"]))
+    proto.graph.output.append(info("starts", TensorProto.FLOAT, ["batch", "sequence"]))
+    proto.graph.output.append(info("masks", TensorProto.FLOAT, ["batch", "m", HIDDEN]))
+    onnx.checker.check_model(proto)
+    return bytes(proto.SerializeToString())
+
+
+def text_feed(
+    rows: int, length: int, masks: int = 1, **more: NDArray[Any]
+) -> tuple[Arrays, Arrays]:
+    """Return the inputs of random texts as a client sends them, and all inputs of the model."""
+    rng = np.random.default_rng([rows, length])
+    ids = rng.integers(1, 50, (rows, length))
+    sent = {"input_ids": ids, "masked_lm_positions": rng.integers(0, length, (rows, masks)), **more}
+    return sent, {"attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)} | sent
+
+
 def reference(file: bytes | str, feed: Arrays) -> Arrays:
     """Return what ONNX Runtime answers in this process."""
     session = onnxruntime.InferenceSession(file)
@@ -135,10 +205,27 @@ THREADS = (
 )
 AT_ONCE = parameters(intra_op_thread_count="2", separate_runs="true")
 
+# as `serve` stages a text model
+ENCODER = tensors(
+    "input", input_ids="INT64 -1", attention_mask="INT64 -1", token_type_ids="INT64 -1"
+)
+ENCODER = ENCODER.replace("[-1] }", "[-1], allow_ragged_batch: true, optional: true }")
+ENCODER = ENCODER.replace(", optional: true", "", 1)
+ENCODER += tensors("input", masked_lm_positions="INT64 -1")
+ENCODER += tensors(
+    "output",
+    last_hidden_state=f"FP32 -1,{HIDDEN}",
+    sentence_embedding=f"FP32 {HIDDEN}",
+    starts="FP32 -1",
+    masks=f"FP32 -1,{HIDDEN}",
+)
+ENCODER += parameters(ragged_batches=str(LONGEST))
+
 # Name -> (ONNX file, config.pbtxt, None for none at all).
 SERVED: dict[str, tuple[bytes, str | None]] = {
     "arithmetic": (arithmetic(["N", "K"]), EIGHT + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), EIGHT + MERGED + LOOKUP + WARM_UP),
+    "encoder": (encoder(), EIGHT + MERGED + ENCODER),
     "texts": (identity(TensorProto.STRING, ["N", "K"]), EIGHT + MERGED + xy("STRING -1")),
     "at_once": (lookup(), EIGHT + MERGED + LOOKUP + AT_ONCE),
     "unbatched": (

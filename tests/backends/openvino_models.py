@@ -14,12 +14,14 @@ import onnx.parser
 from onnx import TensorProto, helper
 
 from tests.backends.onnx_models import (
+    ENCODER,
     LOOKUP,
     MERGED,
     ONE,
     WARM_UP,
     arithmetic,
     arithmetic_config,
+    encoder,
     identity,
     lookup,
     model,
@@ -100,6 +102,8 @@ CONVERTED = tensors("input", x="UINT8 3", y="FP32 3") + tensors(
 SERVED: dict[str, tuple[bytes, str]] = {
     "arithmetic": (arithmetic(["N", "K"]), BATCHES + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), BATCHES + MERGED + LOOKUP + WARM_UP),
+    "encoder": (encoder(), BATCHES + MERGED + ENCODER + parameters(INFERENCE_PRECISION_HINT="f32")),
+    "encoder_bf16": (encoder(), BATCHES + MERGED + ENCODER),
     "numbers": (
         every_number(),
         BATCHES

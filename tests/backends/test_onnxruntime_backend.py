@@ -17,7 +17,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
 from serving.host import tritonserver
-from tests.backends.onnx_models import REFUSED, SERVED, TABLE, reference
+from tests.backends.onnx_models import LONGEST, REFUSED, SERVED, TABLE, reference, text_feed
 from tests.backends.triton_process import (
     Arrays,
     Server,
@@ -41,6 +41,13 @@ def assert_equal(outputs: Arrays, expected: Arrays) -> None:
         np.testing.assert_array_equal(outputs[name], array)
 
 
+def assert_alike(outputs: Arrays, expected: Arrays) -> None:
+    """Compare the answer of a merged run, which rounds differently."""
+    assert outputs.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-5)
+
+
 def floats(*shape: int) -> NDArray[np.float32]:
     return RANDOM.random(shape, dtype=np.float32)
 
@@ -51,6 +58,51 @@ def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) ->
         feeds, answered_together(client, "arithmetic", feeds, most=6), strict=True
     ):
         assert_equal(answer, reference(SERVED["arithmetic"][0], feed))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ([(1, 5), (1, 7), (2, 9), (1, 1), (1, 6)], 4),
+        ([(1, 1), (1, LONGEST), (1, 2), (2, LONGEST - 7)], 3),
+    ],
+)
+def test_merge_texts_of_any_length(client: Client, sizes: list[tuple[int, int]], most: int) -> None:
+    feeds = [text_feed(*size) for size in sizes]
+    sent = [each for each, _ in feeds]
+    answers = answered_together(client, "encoder", sent, most)
+    for (_, feed), answer in zip(feeds, answers, strict=True):
+        assert_alike(answer, reference(SERVED["encoder"][0], feed))
+
+
+def test_read_the_masks_and_types_that_callers_of_tensors_send(client: Client) -> None:
+    feeds = []
+    for length in (4, 5, 9):
+        mask = np.ones((2, length), np.int64)
+        mask[0, length - 2 :] = 0
+        types = np.arange(length) % 2 * mask
+        feeds.append(text_feed(2, length, attention_mask=mask, token_type_ids=types))
+    answers = answered_together(client, "encoder", [sent for sent, _ in feeds], most=2)
+    for (_, feed), answer in zip(feeds, answers, strict=True):
+        assert_alike(answer, reference(SERVED["encoder"][0], feed))
+
+
+@pytest.mark.parametrize("masks", [4, 5, 9])
+def test_give_each_text_as_many_masks_as_it_has(client: Client, masks: int) -> None:
+    feeds = [text_feed(1, 4, masks), text_feed(1, 9, masks), text_feed(1, 5, 2)]
+    answers = answered_together(client, "encoder", [sent for sent, _ in feeds], most=3)
+    for (_, feed), answer in zip(feeds, answers, strict=True):
+        assert_alike(answer, reference(SERVED["encoder"][0], feed))
+
+
+def test_refuse_a_mask_of_another_length_than_the_text(client: Client) -> None:
+    right, _ = text_feed(1, 5)
+    wrong = right | {"attention_mask": np.ones((1, 1), np.int64)}
+    answer, refused = together(client, "encoder", [right, wrong])
+    assert isinstance(answer, dict)
+    assert isinstance(refused, InferenceServerException)
+    assert refused.status() == "StatusCode.INVALID_ARGUMENT"
+    assert "'attention_mask' has the shape [1, 1]" in refused.message()
 
 
 def test_return_their_own_rows_to_merged_parallel_requests(client: Client, server: Server) -> None:

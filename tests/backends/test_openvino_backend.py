@@ -14,11 +14,12 @@ from PIL import Image
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.onnx_models import TABLE, reference
+from tests.backends.onnx_models import LONGEST, TABLE, reference, text_feed
 from tests.backends.openvino_models import BUNDLED, NUMBERS, REFUSED, SERVED, write_repository
 from tests.backends.triton_process import (
     Arrays,
     Server,
+    answered_together,
     config,
     executions,
     infer,
@@ -135,6 +136,14 @@ def test_return_each_merged_request_its_own_rows(client: Client, model: str) -> 
     for feed, answer in zip(feeds, together(client, model, feeds), strict=True):
         assert isinstance(answer, dict)
         assert_close(answer, reference(SERVED[model][0], feed), BF16)
+
+
+@pytest.mark.parametrize(("model", "tolerance"), [("encoder", 1e-5), ("encoder_bf16", BF16)])
+def test_merge_texts_of_any_length(client: Client, model: str, tolerance: float) -> None:
+    feeds = [text_feed(*size) for size in ((1, 5), (1, 7), (2, 9), (1, 1), (1, LONGEST))]
+    answers = answered_together(client, model, [sent for sent, _ in feeds], most=4)
+    for (_, feed), answer in zip(feeds, answers, strict=True):
+        assert_close(answer, reference(SERVED[model][0], feed), tolerance)
 
 
 def numbers(name: str) -> Any:

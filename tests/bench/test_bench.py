@@ -3,20 +3,30 @@ its figures."""
 
 import subprocess
 import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from bench.__main__ import gist, row
-from bench.load import Round
-from tests.support.harness import PATIENCE, ROOT
+from bench.__main__ import gist, is_same, row
+from bench.load import Round, load, message
+from bench.scenarios import Scenario, scenarios
+from bench.servers import Server, alone
+from tests.support.harness import PATIENCE, ROOT, wait_until
+from tests.support.started import ends_with
 
 pytestmark = pytest.mark.stack
 
 
 def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    scenarios, servers = ["photo, 1", "4 floats"], ["ours", "bare", "triton"]
+    scenarios, servers = ["photo, 1", "4 floats as JSON, version"], ["ours", "bare", "triton"]
     options = [
         "--scenarios",
         *scenarios,
@@ -55,5 +65,82 @@ def test_print_no_figures_for_a_row_with_a_failed_answer() -> None:
 
 def test_compare_answers_by_best_label_or_first_numbers() -> None:
     assert gist({"predictions": [{"classes": [{"label": "cup"}, {"label": "mug"}]}]}) == "cup"
-    assert gist({"embedding": [0.123, 0.456, 0.7, 0.8]}) == [0.12, 0.46, 0.7]
     assert gist({"predictions": []}) is None
+    assert is_same("cup", "cup") and not is_same("mug", "cup")
+    expected = gist({"embedding": [0.05, -0.02, 0.01]})
+    assert is_same([0.052, -0.021, 0.009], expected)
+    assert not is_same([0.06, -0.02, 0.01], expected)
+    assert not is_same("cup", expected)
+
+
+@pytest.fixture
+def witness() -> Iterator[tuple[Server, list[psutil.Process], list[list[str]]]]:
+    """Yield a server in this process, the peers that it watches, and their states at each request.
+    It refuses every fourth request."""
+    peers: list[psutil.Process] = []
+    states: list[list[str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            states.append([process.status() for process in peers])
+            self.send_response(200 if len(states) % 4 else 503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield Server("witness", "ours", http.server_port, []), peers, states
+    http.shutdown()
+    http.server_close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Server]:
+    """Yield a server that is only a process with a child."""
+    code = "import subprocess; subprocess.run(['sleep', '600'])"
+    process = psutil.Popen([sys.executable, "-c", code])
+    ends_with(process.kill)
+    wait_until(process.children, "the peer has a child")
+    yield Server("peer", "ours", 0, [process])
+    for each in (*process.children(), process):
+        each.kill()
+    process.wait()
+
+
+FLOATS = next(each for each in scenarios() if each.name == "4 floats as JSON, 8 callers")
+
+
+def test_stop_the_other_servers_while_one_is_measured(witness: Any, peer: Server) -> None:
+    server, peers, states = witness
+    peers += [*peer.processes, *peer.processes[0].children()]
+    other = Scenario("other", 1, FLOATS.asks)
+    with alone(server, [server, peer]):
+        load(server, other, 1)
+    assert len(states) > 1
+    assert {state for each in states for state in each} == {psutil.STATUS_STOPPED}
+    assert len(states[0]) == 2
+    assert psutil.STATUS_STOPPED not in {process.status() for process in peers}
+
+
+def test_send_an_open_loop_at_its_rate_and_count_refusals(witness: Any) -> None:
+    server, _, states = witness
+    done = load(server, replace(FLOATS, share=0.5), 1, rate=40)
+    assert len(states) == 40
+    assert (done.refused, done.errors) == (10, 0)
+    assert "| 10 |" in row("witness", [done], [done])
+
+
+def test_send_the_requests_of_a_scenario_in_turns() -> None:
+    mixed = next(each for each in scenarios() if "4 short texts" in each.name)
+    counts = Counter(ask.model for ask in mixed.asks)
+    assert counts == {"efficientnet": 8, "yolov4_tiny": 1, "bert": 4}
+    server = Server("ours", "ours", 80, [])
+    messages = {message(server, ask) for ask in mixed.asks}
+    assert len(messages) == len(counts)
+    assert all(text.startswith(b"POST /invocations?model_name=") for text in messages)

@@ -11,7 +11,7 @@ from PIL import Image, ImageChops
 
 from clients._drawing import class_colour
 from clients.base import Model, TensorSpec
-from clients.object_detection import Client
+from clients.object_detection import Client, Pixels
 from serving.errors import InferenceFailed, InvalidRequest
 
 pytestmark = pytest.mark.unit
@@ -52,7 +52,7 @@ def rows_of(*rows: tuple[float, ...]) -> NDArray[np.float32]:
     return table
 
 
-def detect(client: Client, tables: Any, images: list[Image.Image], **parameters: Any) -> list[Any]:
+def detect(client: Client, tables: Any, images: list[Pixels], **parameters: Any) -> list[Any]:
     inputs = client.prepare(images, {})
     return client.postprocess(
         {"out": np.asarray(tables)}, inputs, images, client.read_parameters(parameters)
@@ -63,7 +63,7 @@ CAT = (100, 200, 40, 20, 0.9, 0.9, 0.1, 0.0)
 DOG = (100, 200, 40, 20, 0.8, 0.1, 0.9, 0.0)
 SEVEN = (500, 320, 100, 100, 0.5, 0.2, 0.1, 0.8)
 # lies at half its size, 140 pixels below the target's top
-WIDE = Image.new("RGB", (1280, 720), "white")
+WIDE = np.full((720, 1280, 3), 255, np.uint8)
 
 
 def test_return_detections_in_pixels_of_the_original_image(client: Client) -> None:
@@ -199,7 +199,8 @@ def test_scale_pixels_to_1_or_keep_255_in_uint8(
     labelled: Path, datatype: str, dtype: Any, pixel: Any
 ) -> None:
     client = client_of(labelled, datatype=datatype)
-    (values,) = client.prepare([Image.new("RGB", (640, 640), (255, 51, 0))], {}).values()
+    orange = np.full((640, 640, 3), (255, 51, 0), np.uint8)
+    (values,) = client.prepare([orange], {}).values()
     assert values.dtype == dtype
     np.testing.assert_allclose(values[0, :, 320, 320], pixel, atol=2e-4)
 
@@ -228,7 +229,7 @@ def test_keep_the_batch_dimension_of_a_model(labelled: Path) -> None:
 def test_round_a_free_size_to_the_stride(
     labelled: Path, sizes: list[tuple[int, int]], expected: tuple[int, int]
 ) -> None:
-    images = [Image.new("RGB", size) for size in sizes]
+    images = [np.zeros((height, width, 3), np.uint8) for width, height in sizes]
     assert client_of(labelled, (3, -1, -1)).prepare(images, {})["in"].shape[2:] == expected
 
 
@@ -239,10 +240,10 @@ def test_draw_only_at_the_boxes(client: Client) -> None:
         xmin, ymin, xmax, ymax = detection["box"].values()
         detection["box"] = {"xmin": xmax, "ymin": ymax, "xmax": xmin, "ymax": ymin}
     assert client.draw(WIDE, prediction) == picture
-    assert picture.size == WIDE.size
+    assert picture.size == (1280, 720)
     assert picture.getpixel((160, 120)) == class_colour(0)
     assert picture.getpixel((900, 300)) == class_colour(2)
-    changed = np.asarray(ImageChops.difference(picture, WIDE)).any(2)
+    changed = np.asarray(ImageChops.difference(picture, Image.fromarray(WIDE))).any(2)
     changed[70:145, 155:270] = False  # the cat's frame and its text above
     changed[225:465, 895:905] = changed[225:465, 1095:1105] = False  # the seven's sides,
     changed[225:265, 895:1105] = changed[455:465, 895:1105] = False  # its text, top and bottom

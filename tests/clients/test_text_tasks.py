@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from clients._text.tokenizer import LONGEST_TOKEN, PORTION
 from clients.base import Model
 from clients.text import Client
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, ServingError
+from serving.repository.model_config import FILLED
 from tests.build_engines.models import exported
 from tests.clients.text_models import (
     FAMILIES,
@@ -626,6 +628,44 @@ def test_pad_to_the_longest_of_the_batch_or_to_a_multiple(tmp_path: Path) -> Non
         [each["embedding"] for each in served.predict(TEXTS)] for served in (wide, plain)
     )
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_leave_out_what_the_backend_fills_in(served_with: Serve) -> None:
+    client = of_our_backend(served_with("text-classification", num_labels=3)[0])
+    names = {spec.name for spec in client.model.inputs}
+
+    def sent(*instances: Any) -> dict[str, Any]:
+        tensors = client.prepare(instances, client.defaults)
+        return {name: tensors[name].tolist() for name in names & tensors.keys()}
+
+    assert sent("the cat") == {"input_ids": [[2, 5, 7, 3]]}
+    assert sent("the cat", "the dog").keys() == {"input_ids"}
+    several = sent("the cat", "the cat sat")
+    assert several.keys() == {"input_ids", "attention_mask"}
+    assert several["attention_mask"] == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    pair = sent({"text": "the cat", "text_pair": "a"})
+    assert pair == {"input_ids": [[2, 5, 7, 3, 6, 3]], "token_type_ids": [[0, 0, 0, 0, 1, 1]]}
+
+
+def test_pool_the_tokens_of_a_text_without_a_mask(tmp_path: Path) -> None:
+    served = serve(tmp_path, "embedding", pooling="mean")
+    client = of_our_backend(served)
+    for texts in ([TEXTS[0]], TEXTS[:2]):
+        parameters = client.defaults
+        full = served.client.prepare(texts, parameters)
+        outputs = served.infer(full)
+        own = client.postprocess(outputs, client.prepare(texts, parameters), texts, parameters)
+        wanted = served.client.postprocess(outputs, full, texts, parameters)
+        for one, other in zip(own, wanted, strict=True):
+            np.testing.assert_array_equal(one["embedding"], other["embedding"])
+
+
+def of_our_backend(served: Served) -> Client:
+    """Return the client of a model that `serve` has staged for a backend of this project."""
+    model = served.client.model
+    inputs = tuple(replace(spec, optional=spec.name in FILLED) for spec in model.inputs)
+    parameters = {**model.parameters, "pad_to_multiple_of": "8"}
+    return Client(replace(model, inputs=inputs, parameters=parameters))
 
 
 def test_refuse_to_fill_masks_without_a_mask_token(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Images of every mode become the right RGB; what cannot be decoded is refused with its reason."""
 
 import base64
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from clients._text.task import Fields
-from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, TEXT, Limits, decode_base64
+from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, PIXELS, TEXT, Limits, decode_base64
 from serving.errors import DecodingError
 from tests.support.harness import encoded, png_that_claims
 from tests.support.hostile_images import turned
@@ -98,6 +99,8 @@ def test_refuse_a_truncated_image(format: str, kept: float) -> None:
     data = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), format)
     with pytest.raises(DecodingError):
         IMAGE.from_bytes(data[: int(len(data) * kept)], LIMITS)
+    with pytest.raises(DecodingError, match="truncated"):
+        PIXELS.from_bytes(data[: int(len(data) * kept)], LIMITS)
 
 
 def test_refuse_too_many_pixels_by_the_header_alone() -> None:
@@ -161,6 +164,30 @@ def test_decode_a_large_jpeg_at_a_reduced_size(
     data = encoded(Image.new("RGB", size, RED), "JPEG")
     assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded
     assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), Limits(side=side)).size == size
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"subsampling": "4:4:4"},
+        {"subsampling": "4:2:2"},
+        {"progressive": True},
+        {"quality": 30},
+        {"format": "PNG"},
+        *({"exif": turned(orientation)} for orientation in (3, 6)),
+    ],
+)
+def test_decode_the_same_pixels_into_an_array(mode: str, options: dict[str, Any]) -> None:
+    noise = Image.effect_noise((93, 61), 90)
+    image = Image.merge("RGB", [noise.rotate(angle) for angle in (0, 90, 180)]).convert(mode)
+    if mode == "CMYK" and "format" in options:
+        image = image.convert("RGB")
+    data = encoded(image, **({"format": "JPEG"} | options))
+    np.testing.assert_array_equal(
+        PIXELS.from_bytes(data, LIMITS), np.asarray(IMAGE.from_bytes(data, LIMITS))
+    )
 
 
 @pytest.mark.parametrize(

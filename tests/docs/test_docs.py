@@ -10,7 +10,7 @@ import pytest
 from clients.base import Parameter
 from predictor import create_app
 from serving.clients import families
-from serving.codecs import IMAGE
+from serving.codecs import IMAGE, PIXELS
 from serving.settings.explain import markdown
 from serving.settings.table import Settings
 from tests.support.account import account
@@ -34,7 +34,9 @@ def image_settings() -> str:
     names no client if all but `object_detection` have it."""
     modules = {name: import_module(f"clients.{name}") for name in families()}
     clients = {
-        name: module.Client for name, module in modules.items() if module.Client.codec is IMAGE
+        name: module.Client
+        for name, module in modules.items()
+        if module.Client.codec in (IMAGE, PIXELS)
     }
     owners: dict[Parameter, list[str]] = {}
     for name, client in clients.items():

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,9 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
     question = '{"question": "who sat", "context": "the cat sat"}'
     if "answers" in wanted:
         (folder / "repository/answers/example.json").write_text(question)
-    started = Server(
-        folder, folder / "repository", SERVE_PAGE="true", SERVE_WORKERS="1"
-    ).wait_ready()
+    # BF16 would round the answers of a batch differently
+    own = {"SERVE_PAGE": "true", "SERVE_WORKERS": "1", "SERVE_CPU_ENGINE": "onnxruntime"}
+    started = Server(folder, folder / "repository", **own).wait_ready()
     yield started
     started.kill_all()
 
@@ -227,6 +228,39 @@ def test_get_the_same_answer_for_every_form_of_body(row: Row, server: Server) ->
     )
     whole = value if isinstance(value, dict) else {"text": value}
     assert ask(server, row.model, {**whole, "parameters": parameters}) == [prediction]
+
+
+@pytest.mark.parametrize("row", TEXTS, ids=lambda row: str(row.task))
+def test_answer_texts_of_any_length_together_as_alone(row: Row, server: Server) -> None:
+    body = json.loads(row.body)
+    value = body.get("inputs", body)
+    bodies = [{"instances": [longer(value, count)]} for count in (1, 2, 3, 5, 8)]
+    alone = [ask(server, row.model, body) for body in bodies]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        together = list(pool.map(lambda body: ask(server, row.model, body), bodies * 4))
+    for answer, wanted in zip(together, alone * 4, strict=True):
+        assert_alike(answer, wanted)
+
+
+def longer(value: Any, count: int) -> Any:
+    """Repeat a text, or the last text of an instance of several."""
+    if isinstance(value, dict):
+        *_, last = value
+        return value | {last: longer(value[last], count)}
+    if isinstance(value, list):
+        return [longer(text, count) for text in value]
+    return " ".join([value] * count)
+
+
+def assert_alike(value: Any, wanted: Any) -> None:
+    if isinstance(wanted, dict):
+        assert value.keys() == wanted.keys()
+        value, wanted = list(value.values()), list(wanted.values())
+    if isinstance(wanted, list):
+        for one, other in zip(value, wanted, strict=True):
+            assert_alike(one, other)
+    else:
+        assert value == (pytest.approx(wanted, abs=1e-5) if isinstance(wanted, float) else wanted)
 
 
 def test_split_more_rows_than_a_batch_into_several_calls(server: Server) -> None:

@@ -275,6 +275,25 @@ def test_leave_models_of_other_backends_unchanged(backend: str, tmp_path: Path) 
     assert fit(model, SERVE_CPU_ENGINE="openvino") == (read_config(model, "cpu"), None)
 
 
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_merge_all_lengths_only_in_backends_of_this_project(engine: str, tmp_path: Path) -> None:
+    names = ("input_ids", "attention_mask", "masked_lm_positions")
+    inputs = " ".join(
+        f'input {{ name: "{name}" data_type: TYPE_INT64 dims: -1 }}' for name in names
+    )
+    batched = f"{ONNX} {inputs} max_batch_size: 8"
+    model = write(tmp_path / "net", f"{batched} {parameter('512', 'ragged_batches')}")
+
+    def fields(processor: Processor) -> list[tuple[bool, bool]]:
+        config, _ = fit(model, processor, SERVE_CPU_ENGINE=engine)
+        return [(spec.allow_ragged_batch, spec.optional) for spec in config.input]
+
+    assert fields(SAPPHIRE_RAPIDS) == [(True, False), (True, True), (False, False)]
+    assert fields(NVIDIAS) == [(False, False)] * 3
+    model = write(tmp_path / "old", batched)
+    assert fields(SAPPHIRE_RAPIDS) == [(False, False)] * 3
+
+
 def test_choose_no_engine_on_a_gpu(tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} {parameter('auto')}")
     assert fit(model, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino") == (

@@ -165,7 +165,11 @@ def test_leave_what_follows_pooling_to_the_client(
         (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "checkpoint" / name).write_text(json.dumps(content))
     draft = build_checkpoint(tmp_path / "checkpoint", "", tmp_path / "model")
-    assert draft.settings == {"pad_to_multiple_of": "8", "task": "embedding"} | settings
+    assert draft.settings == settings | {
+        "pad_to_multiple_of": "8",
+        "ragged_batches": "24",
+        "task": "embedding",
+    }
 
 
 def test_refuse_settings_for_what_the_network_does_itself(tmp_path: Path) -> None:

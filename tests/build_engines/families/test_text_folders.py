@@ -77,7 +77,8 @@ def test_choose_the_task_by_the_flag_or_the_config(
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", task, family, **changes)
     assert built(checkpoint, tmp_path / "model", task=asked).settings == settings | {
-        "pad_to_multiple_of": "8"
+        "pad_to_multiple_of": "8",
+        "ragged_batches": str(LIMIT),
     }
 
 
