@@ -4,24 +4,32 @@ leave room."""
 import json
 import re
 import socket
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 import requests
+from tritonclient.grpc.service_pb2 import ServerLiveRequest
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.support.harness import (
+    PATIENCE,
     SLEEPER,
     SLEEPER_CLIENT,
     Server,
     expect_error,
+    free_port,
     make_scale,
     make_sleeper,
     module_server,
+    tensor,
     wait_until,
 )
 from tests.support.load import Load
@@ -189,3 +197,45 @@ def test_replace_a_worker_that_hangs_in_a_client(several: Server) -> None:
         for _ in range(10)
     ]
     assert (calls, several.pid("gunicorn")) == ([200] * 10, master)
+
+
+STREAMS = 512  # the fewest that nginx holds at once
+
+
+def test_answer_http_although_callers_keep_streams_of_grpc_open(tmp_path: Path) -> None:
+    make_scale(tmp_path / "models")
+    port = str(free_port())
+    own = {"SAGEMAKER_TRITON_ALLOW_GRPC": "true", "SAGEMAKER_TRITON_GRPC_PORT": port}
+    server = Server(tmp_path, tmp_path / "models", **own, SERVE_STOP_TIMEOUT="1").wait_ready()
+    over = threading.Event()
+
+    def nothing() -> Iterator[Any]:
+        over.wait()
+        yield from ()
+
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with ExitStack() as channels:
+        channels.callback(over.set)
+        stubs = [
+            GRPCInferenceServiceStub(
+                channels.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options))
+            )
+            for _ in range(STREAMS // 64)  # nginx takes 128 streams of a connection
+        ]
+        streams = [stub.ModelStreamInfer(nothing()) for stub in stubs for _ in range(64)]
+        first = GRPCInferenceServiceStub(
+            channels.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options))
+        )
+
+        def is_full() -> bool:
+            try:
+                first.ServerLive(ServerLiveRequest(), timeout=PATIENCE)
+            except grpc.RpcError as err:
+                return "503" in str(err.details())
+            return False
+
+        wait_until(is_full, "no more streams are taken")
+        assert server.post(params={"model_name": "scale"}, json={"inputs": [tensor([2])]}).ok
+        for stream in streams:
+            stream.cancel()
+    assert server.stop() == 0
