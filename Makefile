@@ -108,6 +108,7 @@ $(BIN)/python:
 	@$(DEBIAN)
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
+DEVELOPMENT := dev.lock torch.txt openapi.lock callers.lock sdks.lock sdk3.lock
 .venv/.dev: $(DEVELOPMENT:%=requirements/%) .venv/.serving | $(SERVING)
 	@echo "installing what tests and exports networks (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
@@ -117,7 +118,6 @@ $(BIN)/python:
 	@scripts/install requirements/sdks.lock --upgrade --target .venv/sdks
 	@scripts/install requirements/sdk3.lock --upgrade --target .venv/sdk3
 	@touch $@
-DEVELOPMENT := dev.lock torch.txt openapi.lock callers.lock sdks.lock sdk3.lock
 
 $(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | $(SERVING)
 	@$(BIN)/python -m build_engines build $* --for cpu --force

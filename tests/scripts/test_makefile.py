@@ -11,6 +11,9 @@ from tests.support.harness import ROOT, Server, make_scale
 
 pytestmark = pytest.mark.stack
 
+# the files whose packages `make dev` installs
+INSTALLED = ("dev.lock", "torch.txt", "openapi.lock", "callers.lock", "sdks.lock", "sdk3.lock")
+
 
 def recipe(*arguments: str, **variables: str) -> str:
     environ = {
@@ -54,6 +57,11 @@ def test_set_up_tritonserver_before_a_target_builds_or_serves(target: str) -> No
     assert "-o .venv/triton/stub_wait.so" in recipe("--always-make", target)
 
 
+@pytest.mark.parametrize("file", INSTALLED)
+def test_install_again_what_a_changed_lock_file_names(file: str) -> None:
+    assert "scripts/install requirements/dev.lock" in recipe("-W", f"requirements/{file}", "dev")
+
+
 def locked(name: str) -> dict[str, str]:
     """Return the packages of a file in requirements/, each with its version and hashes."""
     lines = (ROOT / "requirements" / name).read_text().replace("\\\n", "").splitlines()
@@ -64,8 +72,8 @@ def locked(name: str) -> dict[str, str]:
 def test_pin_a_hash_for_every_installed_package() -> None:
     installs = re.findall(r"pip install .*|scripts/install .*", recipe("--always-make", "dev"))
     files = [file for install in installs for file in re.findall(r"requirements/(\S+)", install)]
-    wanted = ["build.lock", "callers.lock", "dev.lock", "openapi.lock", "torch.txt"]
-    assert sorted(files) == wanted
+    wanted = ["build.lock", *INSTALLED]
+    assert sorted(files) == sorted(wanted)
     for install in installs:
         assert "--require-hashes" in install or install.startswith("scripts/install ")
     for file in files:
