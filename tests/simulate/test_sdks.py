@@ -66,7 +66,7 @@ def answers(
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-5_000:]
+    assert done.returncode == 0, done.stdout[-5_000:] + done.stderr[-5_000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
