@@ -87,7 +87,7 @@ def test_answer_rows_of_every_serializer(sdk: Any, forest: Trained) -> None:
         assert classes(sdk[name]) == wanted, name
         assert sdk[name] == sdk["rows"], name
     assert classes(sdk["row"]) == wanted[:1]
-    assert [classes(line) for line in sdk["lines"]] == [[name] for name in wanted]
+    assert [line["prediction"] for line in sdk["lines"]] == wanted
     assert [cells[0] for cells in sdk["csv for csv"]] == wanted
 
 
