@@ -4,7 +4,7 @@ has that API's format too. front/other_apis.py has their routes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -22,7 +22,8 @@ from serving.triton.tensors import InferReply
 TEXT: dict[str, Any] = {"type": "string"}
 TEXTS = Meta(extra_json_schema={"items": TEXT, "minItems": 1, "maxItems": MOST_INSTANCES})
 Texts = str | Annotated[list[Any], TEXTS]
-Direction = Literal["right", "Right"]  # where tokenizers cut a text
+# Where tokenizers cut a text. Generators of clients refuse an enum of "right" and "Right".
+Direction = Annotated[str, Meta(pattern="^[Rr]ight$")]
 
 
 class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):

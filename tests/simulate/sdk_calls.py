@@ -48,10 +48,14 @@ def sdk_2() -> Callable[[str, str, Any, str], Any]:
     """Return a function that makes a call with SDK 2."""
     from sagemaker import deserializers, serializers
     from sagemaker.predictor import Predictor
+    from sagemaker.session import Session
+
+    session = Session()
 
     def call(serializer: str, deserializer: str, data: Any, model: str) -> Any:
         predictor = Predictor(
             ENDPOINT,
+            session,
             serializer=getattr(serializers, f"{serializer}Serializer")(),
             deserializer=getattr(deserializers, f"{deserializer}Deserializer")(),
         )

@@ -66,7 +66,7 @@ def answers(
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-5_000:]
+    assert done.returncode == 0, done.stdout[-5_000:] + done.stderr[-5_000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -87,7 +87,7 @@ def test_answer_rows_of_every_serializer(sdk: Any, forest: Trained) -> None:
         assert classes(sdk[name]) == wanted, name
         assert sdk[name] == sdk["rows"], name
     assert classes(sdk["row"]) == wanted[:1]
-    assert [classes(line) for line in sdk["lines"]] == [[name] for name in wanted]
+    assert [line["prediction"] for line in sdk["lines"]] == wanted
     assert [cells[0] for cells in sdk["csv for csv"]] == wanted
 
 
