@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,7 @@ BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
 # If the processor has BF16, `auto` chooses OpenVINO, whose answers differ from ONNX Runtime's by
 # some thousandths.
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}
+LARGE = 2**20  # bytes of a file that copies of a model share
 PATIENCE = 120.0  # seconds; on a slow machine too, what has not happened by then will not happen
 _PORTS = PortPicker(range(10000, 12000))
 
@@ -346,7 +348,8 @@ def link_model(source: Path, repository: Path) -> None:
             target = repository / source.name / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             same = file.stat().st_dev == repository.stat().st_dev
-            os.link(file, target) if same else target.write_bytes(file.read_bytes())
+            is_large = file.stat().st_size > LARGE
+            os.link(file, target) if same and is_large else shutil.copy2(file, target)
 
 
 def _save(graph: onnx.GraphProto, path: Path) -> None:
