@@ -59,6 +59,7 @@ BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}
 LARGE = 2**20  # bytes of a file that copies of a model share
 PATIENCE = 120.0  # seconds; on a slow machine too, what has not happened by then will not happen
+LONGEST_PAUSE = 0.1  # seconds
 _PORTS = PortPicker(range(10000, 12000))
 
 
@@ -117,7 +118,8 @@ def wait_until(
     pause: float = 0.02,
 ) -> Any:
     """Return the condition's first true value. Fail with `what` if there is none in time. `pause`
-    is the time between two checks; it is longer if a check costs the server work."""
+    is the time between the first two checks, and grows up to LONGEST_PAUSE, because most checks
+    cost the server work."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -125,6 +127,7 @@ def wait_until(
                 f"not within {seconds} s: {what if isinstance(what, str) else what()}"
             )
         time.sleep(pause)
+        pause = max(pause, min(1.2 * pause, LONGEST_PAUSE))
     return value
 
 
