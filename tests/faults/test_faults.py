@@ -16,8 +16,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root"),
 ]
 DEADLINE = 30.0
-# seconds; 25 requests a second show as much before and after a fault as a full load would
-PAUSE = 0.2
+# seconds; 13 requests a second show as much before and after a fault as a full load would
+PAUSE = 0.4
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.stack
 # a change takes seconds, and each look is a request
 wait_until = partial(harness.wait_until, pause=0.2)
 # seconds of a caller between two calls: four callers want a processor and a half without
-PAUSE = 0.02
+PAUSE = 0.1
 
 CLIENT = '''
 """A number -> its product with the model's factor, and the word in the model's folder."""

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,7 +57,9 @@ BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
 # If the processor has BF16, `auto` chooses OpenVINO, whose answers differ from ONNX Runtime's by
 # some thousandths.
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}
+LARGE = 2**20  # bytes of a file that copies of a model share
 PATIENCE = 120.0  # seconds; on a slow machine too, what has not happened by then will not happen
+LONGEST_PAUSE = 0.1  # seconds
 _PORTS = PortPicker(range(10000, 12000))
 
 
@@ -115,7 +118,8 @@ def wait_until(
     pause: float = 0.02,
 ) -> Any:
     """Return the condition's first true value. Fail with `what` if there is none in time. `pause`
-    is the time between two checks; it is longer if a check costs the server work."""
+    is the time between the first two checks, and grows up to LONGEST_PAUSE, because most checks
+    cost the server work."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -123,6 +127,7 @@ def wait_until(
                 f"not within {seconds} s: {what if isinstance(what, str) else what()}"
             )
         time.sleep(pause)
+        pause = max(pause, min(1.2 * pause, LONGEST_PAUSE))
     return value
 
 
@@ -346,7 +351,8 @@ def link_model(source: Path, repository: Path) -> None:
             target = repository / source.name / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             same = file.stat().st_dev == repository.stat().st_dev
-            os.link(file, target) if same else target.write_bytes(file.read_bytes())
+            is_large = file.stat().st_size > LARGE
+            os.link(file, target) if same and is_large else shutil.copy2(file, target)
 
 
 def _save(graph: onnx.GraphProto, path: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.support.harness import BUNDLED, FP32, PATIENCE, ROOT, free_port, wait_until
+from tests.support.harness import BUNDLED, FP32, PATIENCE, ROOT, free_port, link_model, wait_until
 from tests.support.started import ends_with, kill
 
 README = "README.md"
@@ -199,13 +199,13 @@ class Reader:
 
 
 def fresh_checkout(folder: Path) -> Path:
-    """Make what a clone has after `make setup models`: the files, and this checkout's
-    environment."""
+    """Make what a clone has after `make setup models`: the files, and this checkout's environment
+    and weights."""
     checkout = folder / "checkout"
-    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".*", "__pycache__", "tests"))
-    for model in (checkout / "model_repository").iterdir():
-        if model.name not in BUNDLED:
-            shutil.rmtree(model)
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "tests", "dist", "model_repository")
+    shutil.copytree(ROOT, checkout, ignore=ignored)
+    for name in BUNDLED:
+        link_model(ROOT / "model_repository" / name, checkout / "model_repository")
     (checkout / ".venv").symlink_to(ROOT / ".venv")
     return checkout
 

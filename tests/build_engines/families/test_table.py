@@ -258,6 +258,23 @@ def encoded(encoder: Any, model: Any) -> Any:
     return make_pipeline(ColumnTransformer([("c", encoder, ["c"])], remainder="passthrough"), model)
 
 
+def assert_answers(
+    stored: StoredModel, model: Any, rows: Any, tolerance: float = 1e-6
+) -> list[Any]:
+    """Assert that the built model answers as the trained one, with its probabilities if it has
+    them. Return the predictions."""
+    predictions = answered(stored, as_json(rows))
+    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
+    if hasattr(model, "predict_proba"):
+        scores = [list(each["probabilities"].values()) for each in predictions]
+        np.testing.assert_allclose(scores, model.predict_proba(rows), atol=tolerance)
+    return predictions
+
+
+def predicted(stored: StoredModel, rows: Any) -> list[Any]:
+    return [each["prediction"] for each in answered(stored, as_json(rows))]
+
+
 def dumped(tmp_path: Path, model: Any) -> Path:
     file = tmp_path / "trained.joblib"
     joblib.dump(model, file)
@@ -329,11 +346,8 @@ def test_answer_as_a_scikit_learn_classifier_does(
     model: Any, rows: Any, classes: Any, tmp_path: Path
 ) -> None:
     model.fit(rows, classes)
-    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(rows))
-    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
+    predictions = assert_answers(build_own(tmp_path, dumped(tmp_path, model)), model, rows, 1e-5)
     assert list(predictions[0]["probabilities"]) == list(map(str, model.classes_))
-    scores = [list(each["probabilities"].values()) for each in predictions]
-    np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-5)
 
 
 TREES = RandomForestClassifier(5, random_state=0)
@@ -389,10 +403,7 @@ def test_answer_as_the_library_of_the_trees_does(
     model: Any, rows: Any, classes: Any, tmp_path: Path
 ) -> None:
     model.fit(rows, classes)
-    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(rows))
-    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
-    scores = [list(each["probabilities"].values()) for each in predictions]
-    np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-6)
+    assert_answers(build_own(tmp_path, dumped(tmp_path, model)), model, rows)
 
 
 @pytest.mark.parametrize(
@@ -421,9 +432,8 @@ def test_return_the_numbers_of_the_library_of_the_trees(
     model: Any, answers: Any, tmp_path: Path
 ) -> None:
     model.fit(AROUND, answers)
-    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(AROUND))
     wanted = model.predict(AROUND)
-    got = [each["prediction"] for each in predictions]
+    got = predicted(build_own(tmp_path, dumped(tmp_path, model)), AROUND)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6 * np.ptp(wanted))
 
 
@@ -440,8 +450,7 @@ def test_decide_a_tie_of_a_forest_as_the_library_does(tmp_path: Path) -> None:
     model = RandomForestClassifier(100, max_depth=2, random_state=0)
     model.fit(rows, RNG.integers(0, 2, 400))
     model.estimators_ = [*model.estimators_[:50], *map(mirrored, model.estimators_[:50])]
-    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(rows))
-    assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
+    predictions = assert_answers(build_own(tmp_path, dumped(tmp_path, model)), model, rows)
     assert len({each["prediction"] for each in predictions}) == 2
 
 
@@ -497,8 +506,7 @@ def test_round_a_whole_number_as_the_library_of_the_trees_does(
     asked = rows[:5].assign(id=[2**54, TIE - 1, TIE, TIE + 1, 2**54 + 2**31])
     options = {"inputs": ("id:INT64:1", f"v:{beside}:1")}
     stored = build_own(tmp_path, dumped(tmp_path, model), **options)
-    got = [each["prediction"] for each in answered(stored, as_json(asked))]
-    np.testing.assert_allclose(got, model.predict(asked), rtol=1e-6)
+    np.testing.assert_allclose(predicted(stored, asked), model.predict(asked), rtol=1e-6)
 
 
 def test_round_an_array_of_whole_numbers_as_lightgbm_does(tmp_path: Path) -> None:
@@ -507,8 +515,7 @@ def test_round_an_array_of_whole_numbers_as_lightgbm_does(tmp_path: Path) -> Non
     asked = IDS[:5].assign(id=[2**54, TIE - 1, TIE, TIE + 1, 2**54 + 2**31])
     options = {"inputs": ("id:INT64:1", "v:INT64:1")}
     stored = build_own(tmp_path, dumped(tmp_path, model), **options)
-    got = [each["prediction"] for each in answered(stored, as_json(asked))]
-    np.testing.assert_allclose(got, model.predict(asked.to_numpy()), rtol=1e-6)
+    np.testing.assert_allclose(predicted(stored, asked), model.predict(asked.to_numpy()), rtol=1e-6)
 
 
 OPEN = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
@@ -531,8 +538,7 @@ def test_refuse_a_category_that_one_of_two_encoders_refuses(step: Any, tmp_path:
     rows = FILLED[["c"]]
     model = make_pipeline(step, TREES).fit(rows, LETTER)
     stored = build_own(tmp_path, dumped(tmp_path, model))
-    got = [each["prediction"] for each in answered(stored, as_json(rows))]
-    assert got == model.predict(rows).tolist()
+    assert_answers(stored, model, rows)
     with pytest.raises(DecodingError, match="instance 1, field 'c': the string 'P' is not"):
         answered(stored, [["p"], ["P"]])
 
@@ -599,8 +605,7 @@ def test_tell_a_stored_0_of_a_sparse_matrix_from_a_missing_cell(steps: Any, tmp_
     answers = SPARSE.v.map({0: 1, 1: 2, 5e-324: 9, -2: 4}).fillna(5)
     model = make_pipeline(*steps, xgboost.XGBRegressor(n_estimators=9)).fit(SPARSE, answers)
     stored = build_own(tmp_path, dumped(tmp_path, model))
-    got = [each["prediction"] for each in answered(stored, as_json(SPARSE))]
-    np.testing.assert_allclose(got, model.predict(SPARSE), rtol=1e-6)
+    np.testing.assert_allclose(predicted(stored, SPARSE), model.predict(SPARSE), rtol=1e-6)
 
 
 NAMES = ["label", "probabilities", "Sub_1", "label_number", "constant_0", "label_"]
@@ -622,8 +627,7 @@ def test_build_columns_named_like_outputs_and_nodes(classes: Any, tmp_path: Path
 def test_build_a_pipeline_that_begins_with_a_step_that_does_nothing(tmp_path: Path) -> None:
     inner = Pipeline([("none", None), ("trees", TREES)])
     model = Pipeline([("idle", "passthrough"), ("inner", inner)]).fit(NUMBERS, KIND)
-    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
-    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+    assert_answers(build_own(tmp_path, dumped(tmp_path, model)), model, NUMBERS)
 
 
 LARGE = {"id": [10**16, 2 * 10**16, 3 * 10**16] * 30, "v": [0.5, 1.5] * 45}
@@ -669,8 +673,7 @@ def test_refuse_a_category_beyond_int64(tmp_path: Path) -> None:
 
 def test_tell_apart_ids_beside_floats_that_fp64_cannot_hold(tmp_path: Path) -> None:
     model = make_pipeline(OrdinalEncoder(), TREES).fit(KNOWN, [0, 1, 2] * 30)
-    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(KNOWN))
-    assert [each["prediction"] for each in predictions] == model.predict(KNOWN).tolist()
+    predictions = assert_answers(build_own(tmp_path, dumped(tmp_path, model)), model, KNOWN)
     assert {each["prediction"] for each in predictions} == {0, 1, 2}
 
 
@@ -685,8 +688,7 @@ def test_serve_a_column_in_fp64_that_fp32_cannot_hold(
     model.fit(rows, (rows.a - 1e9) / 10 + rows.b)
     stored = build_own(tmp_path, dumped(tmp_path, model))
     assert stored.model.inputs[0].datatype == "FP64"
-    predicted = [each["prediction"] for each in answered(stored, as_json(rows))]
-    np.testing.assert_allclose(predicted, model.predict(rows), atol=1e-4)
+    np.testing.assert_allclose(predicted(stored, rows), model.predict(rows), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -700,8 +702,7 @@ def test_serve_a_column_in_fp64_that_fp32_cannot_hold(
 )
 def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path: Path) -> None:
     model.fit(NUMBERS, KIND)
-    predictions = answered(build_own(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
-    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+    assert_answers(build_own(tmp_path, dumped(tmp_path, model)), model, NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -879,8 +880,7 @@ def test_read_a_model_saved_under_numpy_2(tmp_path: Path) -> None:
     Numpy2(buffer, protocol=2).dump(model)
     file = tmp_path / "model.pkl"
     file.write_bytes(buffer.getvalue().replace(b"cnumpy.core.", b"cnumpy._core."))
-    predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
-    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+    assert_answers(build_own(tmp_path, file), model, NUMBERS)
     assert table.read(Weights(file), True).random_state.get_state()[1].tolist() == random
     Watch.seen.pop()
     # nothing of NumPy is replaced while it is read
@@ -901,8 +901,7 @@ def test_build_another_step_before_trees_if_all_rows_of_a_file_agree(tmp_path: P
     model = make_pipeline(PCA(2), TREES).fit(NUMBERS, CODES)
     pd.DataFrame(NUMBERS).to_csv(tmp_path / "rows.csv", index=False)
     stored = build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
-    predictions = answered(stored, as_json(NUMBERS))
-    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
+    assert_answers(stored, model, NUMBERS)
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
@@ -916,10 +915,7 @@ def test_return_probabilities_of_two_classes_from_a_file_of_a_booster(
     else:
         model = lightgbm.LGBMClassifier(n_estimators=3, verbose=-1).fit(NUMBERS, classes)
         model.booster_.save_model(file := tmp_path / "model.txt")
-    predictions = answered(build_own(tmp_path, file), as_json(NUMBERS))
-    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
-    shares = [list(each["probabilities"].values()) for each in predictions]
-    np.testing.assert_allclose(shares, model.predict_proba(NUMBERS), atol=1e-6)
+    assert_answers(build_own(tmp_path, file), model, NUMBERS)
 
 
 def test_take_fewer_rows_in_a_run_of_many_trees(
