@@ -39,7 +39,10 @@ def simulation(forest: Trained, tmp_path_factory: pytest.TempPathFactory) -> Ite
     make_scale(repository)
     link_model(ROOT / "model_repository/resnet", repository)
     with Simulation(
-        ROOT / "serve", model=repository, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=FOREST
+        ROOT / "serve",
+        model=repository,
+        SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=FOREST,
+        SERVE_LOAD_MODELS=f"{FOREST},scale,resnet",
     ) as running:
         assert running.endpoint.failure == ""
         yield running
