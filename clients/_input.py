@@ -32,7 +32,11 @@ SETTINGS = (
         choices=("shortest", "stretch", "pad", KEEP_RATIO),
     ),
     Parameter(
-        "crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1
+        "crop_pct",
+        0.875,
+        "with shortest, share of the shorter side that is kept",
+        minimum=0.01,
+        maximum=1,
     ),
     Parameter(
         "resize_to",
@@ -40,11 +44,11 @@ SETTINGS = (
         "shorter side, or height and width, before the centre is cut out",
         minimum=1,
     ),
-    Parameter("size_divisor", 1, "both sides of keep_ratio are multiples of it", minimum=1),
+    Parameter("size_divisor", 1, "with keep_ratio, both sides are multiples of this", minimum=1),
     Parameter(
         "exact",
         False,
-        "match transformers' image processors exactly, at the cost of time",
+        "match transformers' image processors exactly, but run slower",
         removed=(("transformers", "write true, which now means the same"),),
     ),
     Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
@@ -53,7 +57,7 @@ SETTINGS = (
     ),
     Parameter("scale", 1 / 255, "factor for the pixels"),
     Parameter("mean", (0.485, 0.456, 0.406), "subtracted after scale"),
-    Parameter("std", (0.229, 0.224, 0.225), "divides after mean", minimum=1e-6),
+    Parameter("std", (0.229, 0.224, 0.225), "divisor after mean is subtracted", minimum=1e-6),
 )
 # the settings of a client whose answers are about the whole image
 WHOLE = tuple(

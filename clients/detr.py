@@ -37,12 +37,10 @@ class Client(ImageClient):
         Parameter(
             "scores",
             "softmax",
-            "softmax for DETR and YOLOS, whose last class is no object; sigmoid for RT-DETR",
+            "softmax for DETR and YOLOS, whose last class means no object; sigmoid for RT-DETR",
             choices=("softmax", "sigmoid"),
         ),
-        Parameter(
-            "queries", 0, "how many of the highest scores to use; 0: one for each box", minimum=0
-        ),
+        Parameter("queries", 0, "how many of the highest scores to use; 0: one per box", minimum=0),
         LABELS,
     )
     parameters = (confidence(0.5), max_detections(100))

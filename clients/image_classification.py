@@ -23,7 +23,7 @@ class Client(ImageClient):
         Parameter(
             "activation",
             "softmax",
-            "what turns outputs into scores; softmax of one logit is sigmoid",
+            "function that turns outputs into scores; softmax of one logit is sigmoid",
             choices=("softmax", "sigmoid", "none"),
         ),
         LABELS,

@@ -61,12 +61,12 @@ class Client(ModelClient):
         Parameter(
             "layout",
             AUTO,
-            "form of the output; auto: by the number of labels and the shape",
+            "format of the output; auto: found from the number of labels and the shape",
             choices=(AUTO, ROWS, COLUMNS, FINAL),
         ),
-        Parameter("keypoints", (), "number of keypoints, and of values for each: 17,3", minimum=0),
-        Parameter("size", 640, "longer side, if variable", minimum=32),
-        Parameter("stride", 32, "variable sides are rounded to multiples of it", minimum=1),
+        Parameter("keypoints", (), "keypoints, and values of each, such as 17,3", minimum=0),
+        Parameter("size", 640, "longer side, if the input's is variable", minimum=32),
+        Parameter("stride", 32, "variable sides are rounded to multiples of this", minimum=1),
         LABELS,
     )
     parameters: tuple[Parameter, ...] = (

@@ -22,7 +22,7 @@ TABLE = {
     "invalid_request": Row(
         400,
         0,
-        "the request has a wrong parameter or tensor, or names no model or several",
+        "a parameter or tensor is wrong, or the request names no model or more than one",
         "fix it as the message says",
         also=(414, 431),
     ),
@@ -59,7 +59,7 @@ TABLE = {
     "not_acceptable": Row(
         406,
         0,
-        "the model cannot give what `Accept` asks for",
+        "the model cannot return what `Accept` asks for",
         "accept JSON, or a type that the message lists",
     ),
     "model_already_loaded": Row(
@@ -84,7 +84,7 @@ TABLE = {
     "internal_error": Row(
         500,
         0,
-        "this program failed, or the disk (`SERVE_RUN_DIR`) is full",
+        "the server failed, or its disk (`SERVE_RUN_DIR`) is full",
         "find the request id in the log",
     ),
     "inference_failed": Row(
@@ -117,13 +117,13 @@ TABLE = {
         503,
         300,
         "processes of the model died too often",
-        "find the cause in the log; `Retry-After` says when it is tried again",
+        "find the cause in the log; `Retry-After` says when the model is tried again",
     ),
     "model_failed": Row(
         503,
         0,
-        "the model cannot be loaded, or its client cannot be made",
-        "fix the model, and start again unless `SERVE_RELOAD` watches it",
+        "the model cannot be loaded, or its client cannot be created",
+        "fix the model, and restart the container unless `SERVE_RELOAD` is on",
     ),
     "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
     "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),
@@ -139,7 +139,7 @@ TABLE = {
     "out_of_memory": Row(
         507,
         0,
-        "loading or calling the model needs more memory, or more of `/dev/shm`, than there is",
+        "loading or calling the model needs more memory, or more of `/dev/shm`, than is available",
         "unload other models, or use a larger machine",
     ),
 }
