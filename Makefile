@@ -118,6 +118,8 @@ DEVELOPMENT := dev.lock torch.txt openapi.lock callers.lock sdks.lock sdk3.lock
 	@scripts/install requirements/sdks.lock --upgrade --target .venv/sdks
 	@scripts/install requirements/sdk3.lock --upgrade --target .venv/sdk3
 	@touch $@
+	@echo "installed"
 
 $(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | $(SERVING)
+	@echo "building $* …"
 	@$(BIN)/python -m build_engines build $* --for cpu --force

@@ -129,9 +129,8 @@ def _data(url: str) -> dict[str, Any]:
 def _default_image(aws: Aws) -> str:
     reply = aws.find("ecr", "DescribeRepositories", repositoryNames=[PROJECT])
     if not reply:
-        raise DeployError(
-            f"ECR has no repository '{PROJECT}' in {aws.region}: run 'push' first, or give --image"
-        )
+        reason = f"ECR has no repository '{PROJECT}' in {aws.region}"
+        return _missing(aws, f"{reason}: run 'push' first, or give --image", "IMAGE")
     return f"{reply['repositories'][0]['repositoryUri']}:{git_version()}"
 
 
@@ -140,11 +139,20 @@ def _role_arn(aws: Aws, role: str) -> str:
         return role
     reply = aws.find("iam", "GetRole", RoleName=role)
     if not reply:
-        raise DeployError(
-            f"there is no role '{role}': docs/deploy.md says how to create it; --role "
-            "chooses another"
+        remedy = "docs/deploy.md says how to create it; --role chooses another"
+        return _missing(
+            aws, f"there is no role '{role}': {remedy}", f"arn:aws:iam::ACCOUNT:role/{role}"
         )
     return str(reply["Role"]["Arn"])
+
+
+def _missing(aws: Aws, reason: str, stand_in: str) -> str:
+    """Return the text that a dry run prints for something that does not exist yet, after a warning.
+    Otherwise raise DeployError."""
+    if not aws.dry_run:
+        raise DeployError(reason)
+    say(f"warning: {reason}")
+    return stand_in
 
 
 def _warn_of_driver(variant: Reply) -> None:

@@ -235,6 +235,23 @@ def test_print_the_calls_in_a_dry_run(
         assert promised == aws.writes()
 
 
+def test_print_what_create_would_do_before_the_image_and_the_role_exist(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["create", "--role", "nobody", "--region", "us-west-2"]
+    assert aws.deploy(*words, "--dry-run") == 0
+    reply = capsys.readouterr()
+    assert [call[1] for call in printed(reply.out)] == [
+        "CreateModel",
+        "CreateEndpointConfig",
+        "CreateEndpoint",
+    ]
+    assert "run 'push' first" in reply.err
+    assert "there is no role 'nobody'" in reply.err
+    assert aws.deploy(*words) == 1
+    assert aws.writes() == []
+
+
 WRONG = {
     "value of a setting": ["--env", "SERVE_WORKERS=many"],
     "environment pair": ["--env", "SERVE_WORKERS"],
