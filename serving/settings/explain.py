@@ -12,9 +12,9 @@ PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
 PAGE = """# Settings
 
-Environment variables, read at the start. A wrong value ends the start with a message that says what
-is allowed. If a row has several variables, the first that is set counts. `./serve --help` prints
-this table, `./serve --print-config` each value and its source.
+These environment variables are read at startup. A wrong value stops the container with a message
+that says what is allowed. If a row has several variables, the first one set counts.
+`./serve --help` prints this table, `./serve --print-config` each value and its source.
 
 | Variable | Default, then other values | Meaning |
 |---|---|---|

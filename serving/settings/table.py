@@ -145,13 +145,15 @@ class Settings:
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         "",
-        help="model for requests that name none; the only one loaded, with its ensemble's parts",
+        help="model for requests that name none; only it, its ensemble's parts and "
+        "SERVE_LOAD_MODELS are loaded",
     )
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
         Names(),
         form="names, separated by commas",
-        help="models to load, plus the models that their ensembles call; none: the default, or all",
+        help="models to load, plus the models that their ensembles call; none: the default "
+        "model, or all if there is no default",
     )
     ping_mode: str = _choice(
         "SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE",
@@ -183,15 +185,15 @@ class Settings:
         "auto",
         "onnxruntime",
         "openvino",
-        help="which engine runs ONNX models on the processor, unless config.pbtxt names "
-        "one; auto: OpenVINO on processors with BF16 if the model allows it, else "
+        help="which engine runs ONNX models on the processor, unless config.pbtxt "
+        "chooses one; auto: OpenVINO on processors with BF16 if the model allows it, else "
         "ONNX Runtime",
     )
     request_timeout: float = _setting(
         "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
         60.0,
         within=(1, 3600),
-        help="seconds until a caller gets 504; for a stream at least 480",
+        help="seconds until a caller gets 504; at least 480 for a stream",
     )
     multi_model: bool = _setting(
         "SAGEMAKER_MULTI_MODEL",
@@ -201,8 +203,8 @@ class Settings:
     namespaces: bool = _setting(
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
         True,
-        help="despite its name, true prefixes the parts of an archive in Triton (TARGET__PART); "
-        "with false a Python model can call another by its name",
+        help="despite its name, true prefixes the names of an archive's parts in Triton "
+        "(TARGET__PART); with false, a Python model can call another by its plain name",
     )
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
@@ -219,13 +221,13 @@ class Settings:
         "SERVE_MAX_BODY_MB",
     )
     start_timeout: float = _setting(
-        "SERVE_START_TIMEOUT", 300.0, within=(1, 86400), help="seconds that a start may take"
+        "SERVE_START_TIMEOUT", 300.0, within=(1, 86400), help="seconds that startup may take"
     )
     stop_timeout: float = _setting(
         "SERVE_STOP_TIMEOUT",
         25.0,
         within=(0, 3600),
-        help="seconds until processes that still run are killed during a stop",
+        help="seconds until a stop kills processes that are still running",
     )
     hang_timeout: float = _setting(
         "SERVE_HANG_TIMEOUT",
@@ -246,7 +248,7 @@ class Settings:
         -1,
         within=(-1, 100),
         help="largest request of batch transform in MB; 0: any, in chunks; -1: 6, or less if other "
-        "settings do not allow it",
+        "settings require it",
     )
     batch_concurrency: int = _setting(
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
@@ -294,7 +296,7 @@ class Settings:
         secret=True,
         form="HEADER=VALUE",
         parser=parse_header_secret,
-        help="header that calls must have to load, unload and list models; none: all calls may",
+        help="header that calls need to load, unload and list models; none: no header is needed",
     )
     kserve: str = _switch(
         "SERVE_KSERVE",
@@ -315,7 +317,7 @@ class Settings:
         "false",
         "auto",
         "true",
-        help="whether / serves a page to try the models, and /docs one about the routes; "
+        help="whether / serves a page to try the models, and /docs a page about the routes; "
         "auto: unless a SAGEMAKER_ variable is set",
     )
     reload: str = _switch(
@@ -344,7 +346,7 @@ class Settings:
     run_dir: Path = _setting(  # noqa: RUF009
         "SERVE_RUN_DIR",
         AUTO,
-        help="folder for sockets and temporary files; auto: a new one, removed at the end",
+        help="folder for sockets and temporary files; auto: a new one, removed on exit",
     )
     allow_grpc: bool = _setting(
         "SAGEMAKER_TRITON_ALLOW_GRPC",
@@ -381,7 +383,7 @@ class Settings:
         within=(0, 9),
         form="true, false or a level",
         parser=lambda text: int(WORDS.get(text.lower(), str(text))),
-        help="whether, or how much, Triton logs about each request",
+        help="whether Triton logs details of each request, and how many",
     )
     log_info: str = _switch(
         "SAGEMAKER_TRITON_LOG_INFO",
@@ -404,19 +406,19 @@ class Settings:
         "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
         MEGABYTE,
         within=(MEGABYTE, 2**36),
-        help="bytes of /dev/shm that each instance of a Python-based backend takes at its start",
+        help="bytes of /dev/shm that each instance of a Python-based backend takes when it starts",
     )
     shm_growth_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
         MEGABYTE,
         within=(4096, 2**36),
-        help="bytes by which this memory grows",
+        help="bytes that are added each time this memory is full",
     )
     tensorflow_version: int = _setting(
         "SAGEMAKER_TRITON_TENSORFLOW_VERSION",
         2,
         within=(1, 2),
-        help="version for Triton's TensorFlow backend, which ended with 25.02",
+        help="version for Triton's TensorFlow backend, which NVIDIA dropped after 25.02",
     )
     model_load_gpu_limit: float = _setting(
         "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
@@ -430,7 +432,7 @@ class Settings:
         parser=lambda text: tuple(shlex.split(text)),
         formatter=shlex.join,
         form="tritonserver's options, quoted as for a shell",
-        help="added to tritonserver's command line; the last of repeated options counts",
+        help="options added to tritonserver's command line; if one is repeated, the last counts",
     )
 
     # Files in the run folder
