@@ -247,14 +247,14 @@ class Settings:
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
         -1,
         within=(-1, 100),
-        help="largest request of batch transform in MB; 0: any, in chunks; -1: 6, or less if other "
+        help="largest batch transform request in MB; 0: any, in chunks; -1: 6, or less if other "
         "settings require it",
     )
     batch_concurrency: int = _setting(
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
         0,
         within=(0, 65536),
-        help="concurrent requests of batch transform; 0: two per worker, or fewer if they "
+        help="concurrent batch transform requests; 0: two per worker, or fewer if they "
         "would exceed 100 MB",
     )
     batch_strategy: str = _choice(
@@ -280,8 +280,8 @@ class Settings:
         "SERVE_MAX_CONCURRENCY",
         0,
         within=(0, 65536),
-        help="requests in flight; more get 503. One of several models may use as many as "
-        "are still free. 0: 64 per worker, from 128 to 1024",
+        help="requests in flight; more get 503. One of several models may use as many "
+        "slots as are still free. 0: 64 per worker, from 128 to 1024",
     )
     log_level: str = _setting(
         "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
