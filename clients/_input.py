@@ -41,7 +41,7 @@ SETTINGS = (
     Parameter(
         "resize_to",
         (),
-        "shorter side, or height and width, before the centre is cut out",
+        "shorter side, or height and width, before the centre is cropped",
         minimum=1,
     ),
     Parameter("size_divisor", 1, "with keep_ratio, both sides are multiples of this", minimum=1),
@@ -57,7 +57,7 @@ SETTINGS = (
     ),
     Parameter("scale", 1 / 255, "factor for the pixels"),
     Parameter("mean", (0.485, 0.456, 0.406), "subtracted after scale"),
-    Parameter("std", (0.229, 0.224, 0.225), "divisor after mean is subtracted", minimum=1e-6),
+    Parameter("std", (0.229, 0.224, 0.225), "divisor, after mean is subtracted", minimum=1e-6),
 )
 # the settings of a client whose answers are about the whole image
 WHOLE = tuple(

@@ -27,7 +27,10 @@ TABLE = {
         also=(414, 431),
     ),
     "decoding_error": Row(
-        400, 0, "an instance cannot be decoded", "fix it; the message names instance and field"
+        400,
+        0,
+        "an instance cannot be decoded",
+        "fix it; the message names the instance and the field",
     ),
     "load_failed": Row(
         400, 0, "multi-model mode: the archive cannot be loaded", "fix it as the message says"
@@ -71,7 +74,7 @@ TABLE = {
     "payload_too_large": Row(
         413,
         0,
-        "the body, its unpacked size, its parts, its memory or the answer exceeds a limit, or the "
+        "the answer, or the body's size, unpacked size, parts or memory, exceeds a limit; or the "
         "route takes no body",
         "send less at a time, or raise [the limit](security.md#bounds)",
     ),
@@ -85,13 +88,13 @@ TABLE = {
         500,
         0,
         "the server failed, or its disk (`SERVE_RUN_DIR`) is full",
-        "find the request id in the log",
+        "search the log for the request id",
     ),
     "inference_failed": Row(
         500,
         0,
         "the model or its client failed on a valid request",
-        "find the request id in the log",
+        "search the log for the request id",
     ),
     "overloaded": Row(
         503,
@@ -116,7 +119,7 @@ TABLE = {
     "model_refused": Row(
         503,
         300,
-        "processes of the model died too often",
+        "the model's processes died too often",
         "find the cause in the log; `Retry-After` says when the model is tried again",
     ),
     "model_failed": Row(
