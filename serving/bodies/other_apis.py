@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
-from clients.base import ModelClient
+from clients.base import ModelClient, Tensors
 from serving.bodies.decoder import Item
 from serving.bodies.instances import InstancesJob, Predictions, as_items, items_of, total
 from serving.bodies.schemas import read
@@ -86,7 +86,7 @@ class ApiJob(InstancesJob):
         self.tokens = 0
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
-        self.tokens += total(step.batch.tensors, "attention_mask")
+        self.tokens += _tokens_read(step.batch.tensors)
         return super().finish(step, replies)
 
     def usage(self) -> dict[str, int]:
@@ -97,6 +97,13 @@ class ApiJob(InstancesJob):
 
     def document(self, items: bytes | bytearray, version: str) -> bytes:
         return self.body.document(self, items)
+
+
+def _tokens_read(tensors: Tensors) -> int:
+    """Return how many tokens of a batch are not padding: without a mask, all."""
+    if "input_ids" in tensors and "attention_mask" not in tensors:
+        return tensors["input_ids"].size
+    return total(tensors, "attention_mask")
 
 
 def bare_list(items: bytes | bytearray) -> bytes:

@@ -5,6 +5,8 @@ from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response
+from flask.sansio.blueprints import BlueprintSetupState
+from werkzeug.routing import PathConverter
 
 from serving.bodies.documents import read_instances
 from serving.bodies.hugging_face import Embed, Pipeline, Predict, Similarity
@@ -63,12 +65,23 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
         """Answer {"instances": […]} with {"predictions": […]}, as KServe v1 does."""
         return infer(read_predict, Target(PATH, name))
 
+    routes.record_once(_add_converter)
     for path, body in BODIES.items():
         add(path, body)
     routes.add_url_rule(PREDICT, view_func=predict, methods=["POST"])
     routes.add_url_rule("/v1/models", view_func=models, methods=["GET"])
-    routes.add_url_rule("/v1/models/<path:name>", view_func=model, methods=["GET"])
+    routes.add_url_rule("/v1/models/<plain:name>", view_func=model, methods=["GET"])
     return routes
+
+
+class PlainName(PathConverter):
+    """A model's name without a colon, after which KServe v1 has the word `predict`."""
+
+    regex = "[^/:][^:]*?"
+
+
+def _add_converter(state: BlueprintSetupState) -> None:
+    state.app.url_map.converters["plain"] = PlainName
 
 
 def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:

@@ -66,7 +66,7 @@ def test_list_every_route_in_the_table() -> None:
     rules = {
         rule.rule for rule in app.url_map.iter_rules() if rule.endpoint != "examples.answer_example"
     }
-    routes = {re.sub("<(path:)?name>", "M", rule) for rule in rules}
+    routes = {re.sub("<(path:|plain:)?name>", "M", rule) for rule in rules}
     routes = {route.replace("/versions/<version>", "") for route in routes}
     assert "/v2/models/M/infer" in routes
     assert not [route for route in routes if route not in page]

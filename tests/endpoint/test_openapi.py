@@ -98,7 +98,7 @@ def test_list_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     paths = document(app)["paths"]
     documented = {(path, method.upper()) for path, methods in paths.items() for method in methods}
     wanted = {
-        (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method)
+        (re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), method)
         for rule in app.url_map.iter_rules()
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
         if not rule.rule.startswith("/docs/") and rule.endpoint != "examples.answer_example"

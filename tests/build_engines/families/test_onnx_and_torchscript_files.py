@@ -275,7 +275,8 @@ def test_take_a_detector_s_size_from_its_file_or_the_flag(
     )
     client = stored.client()
     assert client
-    (images,) = client.prepare([picture().resize((800, 800))], {}).values()
+    pixels = np.asarray(picture().resize((800, 800)))
+    (images,) = client.prepare([pixels], {}).values()
     assert images.shape[-2:] == (side, side)
 
 
