@@ -8,9 +8,10 @@ limits.
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import islice
 from threading import get_ident
 from time import monotonic, thread_time
 from typing import Any, TypeVar
@@ -49,6 +50,7 @@ MOST_HEADERS = 16 * 1024
 # are 100 times as long.
 OUTPUT_FACTOR = 10
 LOOK_EACH = 1_000  # items between checks of the deadline
+AT_ONCE = 2**15  # numbers that one call reads or writes, in about a millisecond
 # A request may use this fraction of its timeout as processor time of the front (8 s by default),
 # plus one second for each PROCESSOR_BYTES of its body as sent: 200,000 short JSON lines (5 MB) take
 # 8 s.
@@ -120,15 +122,16 @@ LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
 TURN = threading.RLock()
 
 
-@contextmanager
-def json_turn(data: bytes) -> Iterator[None]:
-    """Reserve memory for a JSON text and, if it is long, wait for its turn to be parsed."""
+def turn(length: int) -> AbstractContextManager[Any]:
+    """Return the turn to parse a text of that length or to write as many numbers; one that is
+    always free if they are few."""
+    return TURN if length > LONG_JSON else nullcontext()
+
+
+def json_turn(data: bytes) -> AbstractContextManager[Any]:
+    """Reserve memory for a JSON text, and return the turn to parse it."""
     admit_json(data)
-    if len(data) <= LONG_JSON:
-        yield
-        return
-    with TURN:
-        yield
+    return turn(len(data))
 
 
 @dataclass(frozen=True)
@@ -221,3 +224,12 @@ def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:
         if number % each == 0:
             check_time()
         yield item
+
+
+def portions(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield lists of AT_ONCE items. A call that reads all items would hold the GIL. Check the
+    request's time before each list, and raise TooLate when none is left."""
+    rest = iter(items)
+    while portion := list(islice(rest, AT_ONCE)):
+        check_time()
+        yield portion

@@ -5,24 +5,27 @@ from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 import numpy as np
 import pytest
 
+from serving.bodies import documents
 from serving.bodies.bare import read_split
 from serving.bodies.forms import read_form
 from serving.bodies.hugging_face import Predict
 from serving.bodies.instances import items_of
 from serving.bodies.lines import MOST_GROUP
-from serving.budget import MOST_INSTANCES, TURN
+from serving.budget import LONG_JSON, MOST_INSTANCES, TURN
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
 from serving.room import PIECE, form, json_objects, json_parts, open_account, reserve
 from serving.triton.tensors import SIZES, numpy_dtype
-from tests.bodies.echo import BINARY, CLIENT, LINES, Sent, served
+from tests.bodies.echo import BINARY, CLIENT, LINES, NUMBERS, Sent, many, served
+from tests.bodies.echo import tensor as numbers
 from tests.support.harness import npy
 
 pytestmark = pytest.mark.unit
@@ -200,6 +203,23 @@ def is_turn_taken() -> bool:
         if is_free:
             other.submit(TURN.release).result()
     return not is_free
+
+
+def test_copy_numbers_of_a_long_text_while_no_other_request_parses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """simdjson holds the GIL while it parses."""
+    turns = []
+
+    def parse(data: bytes) -> Any:
+        turns.append(is_turn_taken())
+        return parsed(data)
+
+    parsed = documents._parsed
+    monkeypatch.setattr(documents, "_parsed", parse)
+    for count in (documents.LARGE, LONG_JSON):
+        Sent(JSON_TYPE, numbers("FP32", many(b"1", count), b"1,%d" % count), NUMBERS).ask()
+    assert turns == [False, True]
 
 
 def test_parse_each_line_while_no_other_request_does() -> None:

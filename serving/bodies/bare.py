@@ -3,14 +3,14 @@ and data frames, as MLflow sends them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar
 
 from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.instances import Instances, items_of
 from serving.bodies.kserve import TensorBody
-from serving.budget import MOST_DIMENSIONS, check_time, in_time
+from serving.bodies.values import flattened, types_of
+from serving.budget import MOST_DIMENSIONS, in_time
 from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
 from serving.job import Job
@@ -66,8 +66,7 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
     dimension."""
     shape: list[int] = []
     values = [data]
-    while list in (types := set(map(type, values))):
-        check_time()
+    while list in (types := types_of(values)):
         lengths = set(map(len, values)) if types == {list} else set()
         if len(lengths) != 1 or len(shape) == MOST_DIMENSIONS:
             raise InvalidRequest(
@@ -75,7 +74,7 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
                 f"be nested at most {MOST_DIMENSIONS} deep"
             )
         shape += lengths
-        values = list(chain.from_iterable(values))
+        values = flattened(values)
     if not values:
         raise InvalidRequest(f"input '{spec.name}': the list is empty; send a row or more")
     if is_batched and len(shape) == len(spec.shape):

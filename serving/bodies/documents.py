@@ -16,6 +16,7 @@ its own purpose:
 - orjson writes replies from numpy's arrays.
 """
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,8 +33,14 @@ from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, items_of
 from serving.bodies.kserve import TensorBody, check_misspelt, filled
 from serving.bodies.schemas import read
-from serving.bodies.values import flat_array, json_list, json_room, json_values, request_parameters
-from serving.budget import MOST_NAMED, admit_json
+from serving.bodies.values import (
+    flat_array,
+    json_room,
+    json_values,
+    request_parameters,
+    write_items,
+)
+from serving.budget import MOST_NAMED, admit_json, turn
 from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.job import Job, Reply, Step
@@ -179,7 +186,11 @@ class FlatJob(Job):
         with json_room(result.outputs, self.request.budget):
             for tensor in result.outputs:
                 values = json_values(tensor)
-                fields[tensor.name] = orjson.Fragment(b"".join(json_list(values)))
+                text = io.BytesIO()
+                text.write(b"[")
+                write_items(text, values)
+                text.write(b"]")
+                fields[tensor.name] = orjson.Fragment(text.getvalue())
                 if len(values) == 1:
                     fields[tensor.name] = values[0]
             fields |= {
@@ -290,7 +301,8 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
     room = admit_json(data, json_numbers)
-    tensors = _parsed(data)
+    with turn(len(data)):
+        tensors = _parsed(data)
     if tensors is None:
         room.shrink()
     return tensors

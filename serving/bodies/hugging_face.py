@@ -104,7 +104,7 @@ class Pipeline(ApiBody, kw_only=True):
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         return formed(job, result)
 
-    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+    def document(self, job: ApiJob, items: bytes) -> bytes:
         is_list = isinstance(self.inputs, list) or FORMS[job.client.task].is_listed
         return bare_list(items) if is_list else bytes(items)
 
@@ -146,7 +146,7 @@ class Predict(ApiBody, kw_only=True):
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         return formed(job, result)
 
-    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+    def document(self, job: ApiJob, items: bytes) -> bytes:
         return bare_list(items) if self.are_several else bytes(items)
 
 
@@ -186,7 +186,7 @@ class Similarity(ApiBody, kw_only=True):
     def job(self, served: ServedModel, request: Request) -> ApiJob:
         return SimilarityJob(served, request, self)
 
-    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+    def document(self, job: ApiJob, items: bytes) -> bytes:
         return bare_list(items)
 
 

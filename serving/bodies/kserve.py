@@ -7,6 +7,7 @@
 If the header's length is 0, the input is raw: the whole body is the data of the model's only input.
 """
 
+import io
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +24,10 @@ from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
     check_shape,
     flat_array,
-    json_list,
     json_room,
     json_values,
     request_parameters,
+    write_items,
 )
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import ROW
@@ -284,20 +285,24 @@ def write_reply(
     document: dict[str, Any] = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
-    pieces = [orjson.dumps({**document, "outputs": []})[:-2]]
+    text = io.BytesIO()
+    text.write(orjson.dumps({**document, "outputs": []})[:-2])
     with json_room([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
-        for tensor in reply.outputs:
+        for number, tensor in enumerate(reply.outputs):
             about: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype}
             about["shape"] = tensor.shape
             if tensor.name in binary:
                 about["parameters"] = {"binary_data_size": len(tensor.data)}
-                pieces += [orjson.dumps(about), b","]
-            else:
-                data = json_list(json_values(tensor))
-                pieces += [orjson.dumps(about)[:-1], b',"data":', *data, b"}", b","]
-        if reply.outputs:
-            pieces.pop()  # the last comma
-        return b"".join([*pieces, b"]}"])
+            if number:
+                text.write(b",")
+            text.write(orjson.dumps(about)[:-1])
+            if tensor.name not in binary:
+                text.write(b',"data":[')
+                write_items(text, json_values(tensor))
+                text.write(b"]")
+            text.write(b"}")
+        text.write(b"]}")
+        return text.getvalue()
 
 
 def raw_input(served: ServedModel, data: memoryview) -> Tensor:

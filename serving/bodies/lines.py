@@ -192,7 +192,7 @@ class LinesJob(Job):
         """Return the reply with all lines. Raise InvalidRequest if there is no line, TritonTimeout
         when the request has no time left, and any error with a status of 503 or above."""
         # not a list, because orjson keeps 4 kB for each small result that is kept
-        written = bytearray()
+        written = io.BytesIO()
         answer = reserve(0, "the answer")
         count = 0
         batch = max(1, self.served.model.max_batch_size)
@@ -204,8 +204,8 @@ class LinesJob(Job):
                     lines = self._answer(gateway, records)
                 for each in (room, *[record.room for record in records]):
                     each.shrink()
-                self.request.budget.grow(answer, len(written) + sum(map(len, lines)))
-                written += b"".join(lines)
+                self.request.budget.grow(answer, written.tell() + sum(map(len, lines)))
+                written.writelines(lines)
                 count += len(lines)
         except (TritonTimeout, TooLate) as err:
             raise TritonTimeout(
@@ -216,7 +216,7 @@ class LinesJob(Job):
             raise InvalidRequest(
                 "the body has no line; send one JSON value, or one row of CSV, per line"
             )
-        return Reply(bytes(written), JSON_LINES, self.version)
+        return Reply(written.getvalue(), JSON_LINES, self.version)
 
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Return one line for each record of a group. If the group fails, halve it until each wrong

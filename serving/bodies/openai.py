@@ -51,7 +51,7 @@ class Embeddings(ApiBody, kw_only=True):
             for index, vector in enumerate(vectors, result.first)
         ]
 
-    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+    def document(self, job: ApiJob, items: bytes) -> bytes:
         about = {"object": "list", "model": job.served.public_name, "usage": job.usage()}
         return listed(about, "data", items)
 

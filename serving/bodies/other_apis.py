@@ -68,7 +68,7 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
         """Return what a batch of predictions adds to the list in the reply."""
         raise NotImplementedError
 
-    def document(self, job: "ApiJob", items: bytes | bytearray) -> bytes:
+    def document(self, job: "ApiJob", items: bytes) -> bytes:
         """Return the JSON of the reply around the `items` of its list."""
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ class ApiJob(InstancesJob):
     def written(self, result: Predictions) -> bytes:
         return as_items(self.body.entries(self, result))
 
-    def document(self, items: bytes | bytearray, version: str) -> bytes:
+    def document(self, items: bytes, version: str) -> bytes:
         return self.body.document(self, items)
 
 
@@ -106,7 +106,7 @@ def _tokens_read(tensors: Tensors) -> int:
     return total(tensors, "attention_mask")
 
 
-def bare_list(items: bytes | bytearray) -> bytes:
+def bare_list(items: bytes) -> bytes:
     """Return the JSON of a list with the `items`."""
     return b"".join((b"[", items, b"]"))
 

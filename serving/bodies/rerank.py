@@ -67,7 +67,7 @@ class Rerank(ApiBody, kw_only=True):
             entries.append(entry)
         return entries
 
-    def document(self, job: ApiJob, items: bytes | bytearray) -> bytes:
+    def document(self, job: ApiJob, items: bytes) -> bytes:
         if self.texts is not None:
             return bare_list(items)
         about = {"id": job.request.id, "model": job.served.public_name, "usage": job.usage()}

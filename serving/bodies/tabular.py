@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.bodies.values import json_list, json_room, json_values
+from serving.bodies.values import json_room, json_values, write_items
 from serving.budget import Budget, in_time
 from serving.errors import NotAcceptable
 from serving.headers import CSV, NPY_TYPE
@@ -93,23 +93,26 @@ def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
     counts = {tensor.shape[0] if tensor.shape else 1 for tensor in tensors}
     if len(counts) != 1:
         raise NotAcceptable(f"the outputs have different numbers of rows; {JSON_INSTEAD}")
-    written = bytearray()
+    written = io.BytesIO()
     with json_room(tensors, budget):
         for cells in in_time(zip(*map(_rows, tensors), strict=True)):
-            written += b",".join(filter(None, cells)) + b"\n"
-        return bytes(written)
+            written.write(b",".join(filter(None, cells)))
+            written.write(b"\n")
+        return written.getvalue()
 
 
 def _rows(tensor: Tensor) -> Iterator[bytes]:
     """Yield the cells of each row of a tensor as CSV."""
     width = math.prod(tensor.shape[1:])
     values = json_values(tensor)
-    for row in range(tensor.shape[0] if tensor.shape else 1):
-        cells = values[row * width : (row + 1) * width]
+    for number in range(tensor.shape[0] if tensor.shape else 1):
+        cells = values[number * width : (number + 1) * width]
         if tensor.datatype == "BYTES":
             yield _written([cells])[:-1]
         else:
-            yield b"".join(json_list(cells))[1:-1]
+            row = io.BytesIO()
+            write_items(row, cells)
+            yield row.getvalue()
 
 
 def _cells(value: Any) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """Converts JSON values to tensors and tensors to JSON values. Every value that Triton gets is
 checked here."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -12,14 +13,16 @@ import simdjson
 from numpy.typing import NDArray
 
 from serving.budget import (
+    AT_ONCE,
     MOST_DIMENSIONS,
     MOST_NAMED,
     MOST_STRINGS,
-    TURN,
     Budget,
     check_count,
     check_time,
     in_time,
+    portions,
+    turn,
 )
 from serving.codecs import describe
 from serving.errors import InvalidRequest
@@ -84,13 +87,17 @@ def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
 
 
 def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if values and not limits.min <= min(values) <= max(values) <= limits.max:
-            raise out_of_range(name, datatype, dtype)
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    numbers = np.empty(len(values), dtype)
+    start = 0
     try:
         with np.errstate(over="raise"):
-            return np.array(values, dtype=dtype)
+            for some in portions(values):
+                if limits and not limits.min <= min(some) <= max(some) <= limits.max:
+                    raise out_of_range(name, datatype, dtype)
+                numbers[start : start + len(some)] = np.array(some, dtype=dtype)
+                start += len(some)
+            return numbers
     # OverflowError is raised for whole numbers of more than 308 digits
     except (FloatingPointError, OverflowError) as err:
         raise out_of_range(name, datatype, dtype) from err
@@ -107,16 +114,31 @@ def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
     """Return the values without their nesting, and their types. While all values are lists, each
     pass removes one level. Lists among other values are then flattened recursively."""
     for depth in range(MOST_DIMENSIONS):
-        check_time()
-        types = set(map(type, values))
+        types = types_of(values)
         if list not in types:
             return values, types
         if types != {list}:
             leaves: list[Any] = []
             _add_leaves(name, values, MOST_DIMENSIONS - depth, leaves)
-            return leaves, set(map(type, leaves))
-        values = list(chain.from_iterable(values))
+            return leaves, types_of(leaves)
+        values = flattened(values)
     raise _too_deep(name)
+
+
+def types_of(values: list[Any]) -> set[type]:
+    """Return the types of the values. Raise TooLate."""
+    types: set[type] = set()
+    for some in portions(values):
+        types.update(map(type, some))
+    return types
+
+
+def flattened(lists: list[list[Any]]) -> list[Any]:
+    """Return the values of all lists in one. Raise TooLate."""
+    values: list[Any] = []
+    for some in portions(chain.from_iterable(lists)):
+        values += some
+    return values
 
 
 def _add_leaves(name: str, values: list[Any], depth: int, leaves: list[Any]) -> None:
@@ -187,23 +209,18 @@ def json_values(tensor: Tensor) -> Any:
     return [string.decode("utf-8", "replace") for string in strings]
 
 
-WRITTEN_AT_ONCE = 2**15  # numbers, which take a millisecond
-
-
-def json_list(values: Any) -> list[bytes]:
-    """Return the JSON of a flat array or a list of strings, in pieces if it has many numbers:
-    orjson holds the GIL, and 12 million numbers take 0.3 s. Only one request of a worker writes
-    a piece at a time."""
-    if isinstance(values, list) or len(values) <= WRITTEN_AT_ONCE:
-        return [orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)]
-    pieces: list[bytes] = []
-    for start in range(0, len(values), WRITTEN_AT_ONCE):
+def write_items(text: io.BytesIO, values: Any) -> None:
+    """Write the JSON of a flat array or a list of strings without its brackets, in pieces if it has
+    many: orjson holds the GIL, and 12 million numbers take 0.3 s. Only one request of a worker
+    writes a piece at a time."""
+    for start in range(0, len(values), AT_ONCE):
         check_time()
-        some = values[start : start + WRITTEN_AT_ONCE]
-        with TURN:
+        some = values[start : start + AT_ONCE]
+        with turn(len(values)):
             piece = orjson.dumps(some, option=orjson.OPT_SERIALIZE_NUMPY)
-        pieces += [b"," if start else b"[", piece[1:-1]]
-    return [*pieces, b"]"]
+        if start:
+            text.write(b",")
+        text.write(memoryview(piece)[1:-1])
 
 
 def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:

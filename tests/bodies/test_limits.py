@@ -4,6 +4,7 @@ end."""
 import gzip
 import json
 import math
+import tracemalloc
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 import orjson
 import pytest
 
+from serving.bodies.instances import as_items
 from serving.bodies.kserve import write_reply
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_body
 from serving.bodies.tabular import tensor_reply, write_npy
-from serving.bodies.values import WRITTEN_AT_ONCE
-from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
+from serving.bodies.values import flat_array
+from serving.budget import AT_ONCE, MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
 from serving.headers import CSV
 from serving.job import Reply, Run
@@ -251,7 +253,7 @@ def test_process_lines_of_many_instances_in_portions() -> None:
     its own."""
     line = orjson.dumps({"instances": [1] * 100}) + b"\n"
     with pytest.raises(TritonTimeout, match=r"^[1-9] "):
-        Sent(LINES, line * 1000, CLIENT).ask(looks(100))
+        Sent(LINES, line * 1000, CLIENT).ask(looks(1000))
 
 
 def test_answer_bodies_within_the_limits() -> None:
@@ -296,7 +298,7 @@ def test_answer_an_error_in_the_place_of_a_line_over_the_limit() -> None:
 @pytest.mark.parametrize("accept", [JSON_TYPE, CSV])
 def test_write_many_numbers_in_pieces(accept: str) -> None:
     """orjson holds the GIL while it writes, and asks for the time before each piece."""
-    numbers = np.arange(3 * WRITTEN_AT_ONCE + 1, dtype=np.float32)
+    numbers = np.arange(3 * AT_ONCE + 1, dtype=np.float32)
     tensors = (Tensor("y", "FP32", (1, len(numbers)), numbers.tobytes()),) * 2
     reply = InferReply("1", tensors)
 
@@ -309,6 +311,46 @@ def test_write_many_numbers_in_pieces(accept: str) -> None:
     assert write().count(text) == 2
     with within(looks(6)), pytest.raises(TooLate):
         write()
+
+
+def test_copy_a_reply_only_once_while_it_is_written() -> None:
+    """Each copy of 150 MB would hold the GIL for as long as a small request takes."""
+    reply = InferReply("1", (Tensor("y", "FP16", (2_000_000,), bytes(4_000_000)),))
+    tracemalloc.start()
+    try:
+        size = len(write_reply(NUMBERS, reply, Budget()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size < peak < 1.5 * size
+
+
+def test_write_one_prediction_at_a_time() -> None:
+    """orjson holds the GIL while it writes."""
+    predictions = [np.zeros(2), {"a": [1]}, "b"]
+    assert as_items(predictions) == b'[0.0,0.0],{"a":[1]},"b"'
+    with within(looks(2)), pytest.raises(TooLate):
+        as_items(predictions)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP64", "BF16", "UINT8", "INT64", "BOOL"])
+def test_read_many_values_in_pieces(datatype: str) -> None:
+    """A call that reads all of them would hold the GIL. Their types, their nesting and the values
+    themselves are read one after the other."""
+    values: list[Any] = [number % 2 == 1 for number in range(2 * AT_ONCE + 1)]
+    if datatype != "BOOL":
+        values = list(map(int, values))
+    lists = [values[:5], values[5:]]
+    assert flat_array("x", datatype, lists).tolist() == values
+    for count in range(1 + 3 * 3):
+        with within(looks(count)), pytest.raises(TooLate):
+            flat_array("x", datatype, lists)
+
+
+@pytest.mark.parametrize(("datatype", "value"), [("INT8", 128), ("FP16", 1e5), ("FP64", 10**400)])
+def test_refuse_a_number_out_of_range_behind_many(datatype: str, value: float) -> None:
+    with pytest.raises(InvalidRequest, match=f"do not fit {datatype}"):
+        flat_array("x", datatype, [0] * 2 * AT_ONCE + [value])
 
 
 def test_bound_an_output_s_json_before_writing_it() -> None:

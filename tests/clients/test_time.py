@@ -14,7 +14,7 @@ from clients._boxes import PORTION, Letterbox, nms
 from clients._masks import outlines
 from clients._text.classification import TextRanking
 from clients._text.tokenizer import SHORT, TextTokenizer
-from clients.base import Model, Names, Parameter, TensorSpec
+from clients.base import Model, Names, Parameter, Tensors, TensorSpec
 from clients.text import Client
 from serving.budget import MOST_MADE, MOST_NAMES, NEVER, Deadline
 from serving.codecs import IMAGE, Limits
@@ -173,3 +173,29 @@ def test_bound_the_documents_of_a_query(folder: Path) -> None:
     documents = ["a" * (MOST_MADE // 4)] * 5
     with pytest.raises(DecodingError, match=str(MOST_MADE)):
         task.tokens([{"query": "a", "documents": documents}], {})
+
+
+class Noted:
+    """The library's tokenizer, which notes the names of the methods that are used."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.used: set[str] = set()
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        self.used.add(name)
+        return getattr(self._tokenizer, name)
+
+
+def test_tokenize_without_holding_the_gil(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's `encode` holds it, and all other requests of the worker would wait."""
+    read: list[Callable[[TextTokenizer], Tensors]] = [
+        lambda tokenizer: tokenizer.windows([("a", "b " * 100)], LIMIT, 2, 1),
+        lambda tokenizer: tokenizer.encode([("a " * 500, "b " * 500)], 1),
+    ]
+    for tokens in read:
+        tokenizer = TextTokenizer(folder / "tokenizer", 0)
+        noted = Noted(tokenizer.tokenizer)
+        monkeypatch.setattr(tokenizer, "tokenizer", noted)
+        tokens(tokenizer)
+        assert noted.used & {"encode", "encode_batch"} == {"encode_batch"}
