@@ -28,12 +28,16 @@ from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.policy import AtStart, Policy
 from serving.model_lifecycle.recovery import Recovery, Report
 from serving.model_status.states import LOADING
-from serving.settings.table import AT_START, ON_CHANGE, ON_POST, LoadPolicy, Settings
+from serving.settings.table import AT_START, ON_CHANGE, ON_POST, Settings
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 PAUSE, LOOK = 0.2, 1.0  # seconds between checks of the processes, and of the model folders
-POLICIES: dict[LoadPolicy, type[Policy]] = {AT_START: AtStart, ON_CHANGE: OnChange, ON_POST: OnPost}
+POLICIES: dict[str, type[Policy]] = {
+    AT_START.name: AtStart,
+    ON_CHANGE.name: OnChange,
+    ON_POST.name: OnPost,
+}
 
 
 class Server(ThreadingMixIn, UnixStreamServer):
@@ -143,7 +147,7 @@ def main() -> None:
     manager = Manager(
         settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout)
     )
-    policy = POLICIES[settings.policy](manager)
+    policy = POLICIES[settings.policy.name](manager)
     watch = Watch(manager, policy)
     start(watch.step, PAUSE, "cannot look at the models' processes")
     Examples(manager, policy).start()

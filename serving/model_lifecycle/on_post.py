@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from serving.errors import (
@@ -51,7 +50,6 @@ class OnPost(Policy):
         self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
-        manager.write(lambda models: replace(models, on_demand=True))
 
     def step(self) -> None:
         """Keep trying to unload models whose load or unload timed out."""

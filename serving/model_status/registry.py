@@ -123,7 +123,7 @@ class Registry:
             raise ModelNotReady(
                 f"the new folder of model '{name}' is being checked; try again shortly"
             )
-        if models.on_demand:
+        if models.by_call:
             raise ModelNotLoaded(name)
         names = ", ".join(sorted(models.current)) or "none"
         raise ModelNotFound(
@@ -132,10 +132,10 @@ class Registry:
 
     def _only_of(self, tasks: Sequence[str]) -> str:
         """Return the name of the only model with one of these tasks. Return "" if there is not
-        exactly one, or if models are loaded on demand. The first call creates all clients."""
+        exactly one, or if calls load models. The first call creates all clients."""
         models = self.table.look()
         names = []
-        if tasks and not models.on_demand:
+        if tasks and not models.by_call:
             for name, entry in models.ready.items():
                 client = self._served[entry.key].client
                 if client and client.task in tasks:
@@ -144,10 +144,10 @@ class Registry:
 
     def _only_name(self) -> str:
         """Return the name of the only model. Raise InvalidRequest if there is not exactly one, or
-        if models are loaded on demand."""
+        if calls load models."""
         models = self.table.look()
         names = sorted(models.current)
-        if len(names) != 1 or models.on_demand:
+        if len(names) != 1 or models.by_call:
             raise InvalidRequest(
                 "no model is named; name one in X-Amzn-SageMaker-Target-Model, in the "
                 "body's model_name, in X-Amzn-SageMaker-Custom-Attributes: model_name=…, as "

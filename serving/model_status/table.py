@@ -27,6 +27,7 @@ from serving.model_status.states import (
     UNLOADING,
     Event,
 )
+from serving.settings.table import AT_START, POLICIES
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Models:
     model have died, tritonserver's process id, and how many models it has reloaded.
 
     `checking` names the models whose new folders are being checked. `was_ready` is true once all
-    models have answered their examples. `on_demand` is true if POST /models loads the models.
+    models have answered their examples. `policy` is the name of the policy that loads the models.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -110,7 +111,12 @@ class Models:
     server: int = 0
     reloads: int = 0
     was_ready: bool = False
-    on_demand: bool = False
+    policy: str = AT_START.name
+
+    @property
+    def by_call(self) -> bool:
+        """Return whether calls load the models, so that there may be none."""
+        return POLICIES[self.policy].by_call
 
     @cached_property
     def current(self) -> dict[str, Entry]:
@@ -190,7 +196,7 @@ class Models:
             )
             return (
                 None
-                if self.on_demand
+                if self.by_call
                 else ModelNotReady(f"no model is served{f': {refused}' if refused else ''}")
             )
         errors = {name: error for name, entry in entries.items() if (error := self.error(entry))}

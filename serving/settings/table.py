@@ -57,20 +57,23 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class LoadPolicy:
-    """When models are loaded, and what follows from that. If model folders may change, they are
-    `copied`, and readiness is not `strict`, because the other models are ready while one is being
-    tried. 0 threads means Triton's default, which is 32 for a Python model: too many for 1,000
-    models."""
+    """When models are loaded, and what follows from that. If calls load them (`by_call`), none is
+    loaded at a start. If model folders may change, they are `copied`, and readiness is not
+    `strict`, because the other models are ready while one is being tried. 0 threads means Triton's
+    default, which is 32 for a Python model: too many for 1,000 models."""
 
+    name: str
+    by_call: bool = False
     copied: bool = False
     strict: bool = True
     loads_at_once: int = 0
     python_threads: int = 0
 
 
-AT_START = LoadPolicy()
-ON_CHANGE = LoadPolicy(copied=True, strict=False)
-ON_POST = LoadPolicy(loads_at_once=32, python_threads=4)
+AT_START = LoadPolicy("at-start")
+ON_CHANGE = LoadPolicy("on-change", copied=True, strict=False)
+ON_POST = LoadPolicy("on-post", by_call=True, loads_at_once=32, python_threads=4)
+POLICIES = {policy.name: policy for policy in (AT_START, ON_CHANGE, ON_POST)}
 
 
 class _File:
@@ -487,7 +490,7 @@ class Settings:
             model_repositories=tuple(
                 auto if path == AUTO else path.absolute() for path in self.model_repositories
             ),
-            ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
+            ping_mode=self.ping_mode.replace("auto", "live" if self.policy.by_call else "ready"),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
             max_body_mb=largest,
             workers=workers,
