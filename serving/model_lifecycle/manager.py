@@ -109,6 +109,15 @@ class Manager:
             )
         )
 
+    def count(self, **numbers: float) -> None:
+        """Add the numbers to the counters of loads on demand."""
+
+        def add(models: Models) -> Models:
+            sums = {name: models.counts.get(name, 0) + more for name, more in numbers.items()}
+            return replace(models, counts={**models.counts, **sums})
+
+        self.write(add)
+
     def free_column(self) -> int:
         """Return a column that no model uses. Raise OutOfMemory if there is none."""
         used = {entry.column for entry in self._models.entries.values()}
