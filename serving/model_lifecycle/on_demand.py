@@ -43,6 +43,8 @@ from serving.settings.table import MEGABYTE
 
 log = logging.getLogger(__name__)
 LOADS_AT_ONCE = 4
+# A load that takes longer may hang until its time limit (350 s). So another one begins beside it.
+SLOW_SECONDS = 30.0
 MOST_LOADS = 64  # loads that are in progress or wait for their turn
 LOOK_UPS_AT_ONCE = 64
 LOOK_UPS_A_SECOND = 200
@@ -127,8 +129,10 @@ class OnDemand(OnPost):
         self._look_ups = LookUps(self._source)
         self._kept = [plain_name(name) for name in settings.load_models]
         self._lock = threading.Lock()
-        self._loading: set[str] = set()
-        self._threads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="load")
+        # models that are being loaded or wait for that, and when their loads began
+        self._loading: dict[str, float] = {}
+        self._waiting: deque[Found] = deque()
+        self._threads = ThreadPoolExecutor(MOST_LOADS, thread_name_prefix="load")
         self._unloads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="unload")
         self._evicted: dict[str, float] = {}  # models, and when they were evicted
         self._last_needs: deque[int] = deque(maxlen=10)  # the bytes of the last loads
@@ -150,8 +154,9 @@ class OnDemand(OnPost):
                 raise ModelNotReady(
                     f"{MOST_LOADS} other models are being loaded or wait for that; try again"
                 )
-            self._loading.add(name)
-        self._threads.submit(self._load_found, found)
+            self._loading[name] = math.inf
+            self._waiting.append(found)
+        self._begin_loads()
 
     def known(self) -> list[str]:
         return self._source.names()
@@ -160,6 +165,7 @@ class OnDemand(OnPost):
         """Load the models that must be loaded, keep memory free, and look whether a model that
         failed has changed. Raise the error of a model that cannot be loaded."""
         super().step()
+        self._begin_loads()
         self._keep_free()
         self._look_at_a_rejection()
         errors = []
@@ -177,6 +183,16 @@ class OnDemand(OnPost):
             if self.manager.is_current(entry):
                 self._reject(entry.name, entry.signature, ModelFailed(entry.name, reason))
                 self.manager.drop(entry)
+
+    def _begin_loads(self) -> None:
+        """Begin the loads whose turn it is: LOADS_AT_ONCE, not counting slow ones."""
+        with self._lock:
+            now = time.monotonic()
+            fast = sum([now - SLOW_SECONDS < began < math.inf for began in self._loading.values()])
+            for _ in range(min(LOADS_AT_ONCE - fast, len(self._waiting))):
+                found = self._waiting.popleft()
+                self._loading[found.name] = now
+                self._threads.submit(self._load_found, found)
 
     def _load_found(self, found: Found) -> None:
         """Load a model in a thread of its own. If that fails, reject the model."""
@@ -211,7 +227,9 @@ class OnDemand(OnPost):
             reason = "an internal error; the log has it"
             self._reject(name, signature, ModelFailed(name, reason))
         finally:
-            self._loading.discard(name)
+            with self._lock:
+                del self._loading[name]
+            self._begin_loads()
 
     def _admit(self, entry: Entry, needed: int) -> Entry:
         """Evict models if there is no memory for the load, and add it to the table. Raise

@@ -20,7 +20,7 @@ from serving.errors import (
 )
 from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle.manager import Manager
-from serving.model_lifecycle.on_demand import LookUps, OnDemand
+from serving.model_lifecycle.on_demand import LOADS_AT_ONCE, SLOW_SECONDS, LookUps, OnDemand
 from serving.model_lifecycle.on_post import estimate
 from serving.model_status.shared_files import Table
 from serving.model_status.states import EVICTING, READY
@@ -252,6 +252,18 @@ def test_begin_one_load_for_all_callers(world: World) -> None:
     world.triton.goes_on.set()
     wait_until(lambda: world.ready() == {"a"}, "it is loaded")
     assert world.triton.loads == ["a"]
+
+
+def test_begin_another_load_beside_a_slow_one(world: World) -> None:
+    world.policy.memory = 5 * SIZE
+    world.triton.goes_on.clear()
+    for name in ("kept", "a", "b", "c", "d"):
+        world.policy.want(name)
+    wait_until(lambda: len(world.triton.loads) == LOADS_AT_ONCE, "as many loads as may begin")
+    assert "d" not in world.triton.loads
+    world.policy._loading["a"] -= SLOW_SECONDS
+    world.policy._begin_loads()
+    wait_until(lambda: "d" in world.triton.loads, "another load begins")
 
 
 def test_keep_no_more_unpacked_bytes_than_allowed(tmp_path: Path) -> None:
