@@ -159,7 +159,11 @@ class OnDemand(OnPost):
         self._begin_loads()
 
     def known(self) -> list[str]:
-        return self._source.names()
+        try:
+            return self._source.names()
+        except OSError as err:
+            log.error("the model repository cannot be listed: %s", err)
+            return []
 
     def step(self) -> None:
         """Load the models that must be loaded, keep memory free, and look whether a model that

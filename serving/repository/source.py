@@ -64,7 +64,10 @@ class FolderSource:
             if is_name(path.name) and path.is_dir() and is_model(path):
                 return Found(name, path)
             archive = path.with_name(path.name + ARCHIVE)
-            return Found(name, archive) if archive.is_file() else None
+            if archive.is_file():
+                return Found(name, archive)
+            self.root.stat()  # raises FileNotFoundError if the whole repository is away
+            return None
         except OSError as err:
             if err.errno == errno.ENAMETOOLONG:
                 return None

@@ -228,6 +228,35 @@ def test_finish_a_load_after_the_manager_was_killed(server: Server, repository: 
         assert answer(waiting.result()) == [14.0]
 
 
+def test_finish_an_unpacking_in_which_the_manager_was_killed(
+    server: Server, repository: Path
+) -> None:
+    pack(repository, 8, **{"multiply/weights": "0" * 2**27})  # takes half a second to unpack
+    unfinished = partial(server.run_dir.glob, "unpacked/.*")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(call, server, "m8")
+        wait_until(lambda: list(unfinished()), "it is being unpacked", pause=0.001)
+        killed = server.pid("manager")
+        server.kill(killed)
+        assert list(unfinished())
+        server.wait_replaced("manager", killed)
+        assert answer(waiting.result()) == [16.0]
+    assert not list(unfinished())
+
+
+def test_answer_503_for_other_models_while_the_repository_is_away(
+    server: Server, repository: Path
+) -> None:
+    pack(repository, 11)
+    assert answer(call(server, "m1")) == [2.0]
+    away = repository.rename(repository.with_name("away"))
+    expect_error(call(server, "m11"), 503, "model_not_ready", "cannot be read")
+    assert answer(call(server, "m1")) == [2.0]
+    assert server.get("/models").json()["not_loaded"] == []
+    away.rename(repository)
+    assert answer(call(server, "m11")) == [22.0]
+
+
 def test_serve_all_loaded_models_after_tritonserver_was_killed(server: Server) -> None:
     before = loaded(server)
     assert len(before) > 10
