@@ -16,6 +16,7 @@ from serving.front.metrics import MOST_MODELS
 from serving.host.files import read_status, read_tritonserver
 from serving.model_status.registry import Registry
 from serving.model_status.states import ADDING, LOADING
+from serving.settings.table import ON_DEMAND
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 # what the manager counts (Models.counts), and what /metrics says of it
@@ -100,8 +101,9 @@ class Monitoring:
             "serve_triton_up", "Whether Triton gave its metrics", value=is_up
         )
         counts = [
-            CounterMetricFamily(f"serve_on_demand_{name}", ON_DEMAND_COUNTS[name], value=number)
-            for name, number in table.counts.items()
+            CounterMetricFamily(f"serve_on_demand_{name}", text, value=table.counts.get(name, 0))
+            for name, text in ON_DEMAND_COUNTS.items()
+            if table.policy == ON_DEMAND.name
         ]
         loading = GaugeMetricFamily(
             "serve_models_loading",

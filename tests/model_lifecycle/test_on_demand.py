@@ -122,6 +122,10 @@ def test_load_at_the_start_what_must_be_loaded(server: Server) -> None:
     wait_until(lambda: "part" in loaded(server), "the model of SERVE_LOAD_MODELS is loaded")
 
 
+def test_count_from_zero(server: Server) -> None:
+    assert counted(server, "serve_on_demand_evictions_total") == 0
+
+
 NAMES = [
     "absent",
     "..",
@@ -194,6 +198,7 @@ def test_share_a_load_among_its_callers_and_go_on_after_they_left(
         expect_error(call(server, "m_absent"), 404, "model_not_found")
         (repository / "held/1/go").touch()
         assert [answer(each.result()) for each in calls] == [[14.0]] * CALLERS
+    wait_until(lambda: server.says("loaded 'held' in", process="manager"), "the load is logged")
     assert server.output().count("loaded 'held' in") == 1
 
 
