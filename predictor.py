@@ -19,7 +19,7 @@ from serving.bodies.reading import Body
 from serving.budget import Deadline, allow_any_time, allow_time, check_time
 from serving.front.incoming import Incoming, incoming
 from serving.front.kserve import kserve_routes
-from serving.front.models import describing_routes, example_routes, managing_routes
+from serving.front.models import describing_routes, example_routes, managing_routes, naming_routes
 from serving.front.openapi import openapi_routes, page_routes
 from serving.front.other_apis import other_api_routes
 from serving.front.parsing import read_invocation, read_request
@@ -29,7 +29,7 @@ from serving.front.streams import response_of, stream_reply
 from serving.job import Job
 from serving.request import PATH, Target
 from serving.room import open_account, reserve
-from serving.settings.table import Settings
+from serving.settings.table import ON_POST, Settings
 
 
 def create_app(settings: Settings, shared_memory: str = "") -> Flask:
@@ -55,11 +55,11 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
         app.register_blueprint(kserve_routes(infer))
     if settings.doors:
         app.register_blueprint(other_api_routes(infer))
-    if settings.multi_model:
-        app.register_blueprint(managing_routes)
+    if settings.policy.by_call:
+        app.register_blueprint(naming_routes)
         app.add_url_rule("/models/<path:name>/invoke", view_func=invoke, methods=["POST"])
-    else:
-        app.register_blueprint(describing_routes)
+    is_multi_model = settings.policy == ON_POST
+    app.register_blueprint(managing_routes if is_multi_model else describing_routes)
     return app
 
 

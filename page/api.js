@@ -32,7 +32,11 @@ async function errorOf(response) {
   return { error: text.slice(0, 300) || `the server answers ${response.status} and says nothing` };
 }
 
-export const models = async () => (await (await ask("/models")).json()).models;
+// Those that are loaded, then those that a call would load.
+export async function models() {
+  const { models, not_loaded = [] } = await (await ask("/models")).json();
+  return [...models, ...not_loaded.map((name) => ({ name, notLoaded: true }))];
+}
 
 // "" when everything works, else what is wrong.
 export async function health() {

@@ -10,6 +10,7 @@ import { showParameters } from "./parameters.js";
 import { showInputAlone, showResult } from "./results.js";
 import { tabs } from "./tabs.js";
 
+const AGAIN = 1000; // milliseconds until a model that is not loaded yet is asked again
 const SOON = 120; // milliseconds after the last move of a slider
 const KINDS = { image: "picture", "encoded image": "picture", text: "text", json: "JSON", row: "row" };
 
@@ -30,7 +31,11 @@ async function load() {
   showModels();
   const same = models.find(({ name }) => name === chosen?.name);
   if (same) chosen = same;
-  else if (models.length) await choose(models.find(findsObjects) ?? models.find(({ codec }) => KINDS[codec] === "picture") ?? models[0]);
+  else {
+    const loaded = models.filter(({ notLoaded }) => !notLoaded);
+    const first = loaded.find(findsObjects) ?? loaded.find(({ codec }) => KINDS[codec] === "picture") ?? loaded[0];
+    if (first) await choose(first);
+  }
   scrollToChosen();
 }
 
@@ -46,12 +51,20 @@ const findsObjects = ({ codec, parameters = [] }) => KINDS[codec] === "picture" 
 
 const broken = ({ error }) => Boolean(error);
 
+function kind(model) {
+  if (model.notLoaded) return "not loaded";
+  if (broken(model)) return "not served";
+  return (model.client ? KINDS[model.codec] : "tensors") ?? "any";
+}
+
 function showModels() {
+  const hadFocus = document.activeElement?.name === "model";
   fill(find("models"), models.map((model) =>
     h("label", { class: "model" },
       h("input", { type: "radio", name: "model", value: model.name, checked: model.name === chosen?.name, onchange: () => choose(model) }),
       h("span", { class: "name" }, model.name),
-      h("span", { class: "kind" }, broken(model) ? "not served" : (model.client ? KINDS[model.codec] : "tensors") ?? "any"))));
+      h("span", { class: "kind" }, kind(model)))));
+  if (hadFocus) find("models").querySelector(":checked")?.focus();
 }
 
 async function choose(model) {
@@ -66,7 +79,32 @@ async function choose(model) {
   fill(find("result"));
   find("details").hidden = true;
   fail(broken(model) ? new Error(model.error) : null);
-  await showInput(model, run, fail);
+  if (model.notLoaded) await loadModel(model);
+  else await showInput(model, run, fail);
+}
+
+// A call loads the model, even one without inputs, which the model refuses.
+async function loadModel(model) {
+  fill(find("input"), h("p", { class: "hint", role: "status" }, `${model.name} is being loaded …`));
+  const call = describe(model.name, "", { kind: "tensors", document: { inputs: [] } }, {});
+  running = new AbortController();
+  const { signal } = running;
+  try {
+    const refusal = await send(call, signal).catch((err) => err);
+    if (signal.aborted) return;
+    models = await listModels();
+    if (signal.aborted) return;
+    const loaded = models.find(({ name, notLoaded }) => name === model.name && !notLoaded);
+    showModels();
+    if (loaded) await choose(loaded);
+    else if (refusal.code === "model_not_ready") setTimeout(() => signal.aborted || loadModel(model), AGAIN);
+    else {
+      fill(find("input"));
+      fail(refusal);
+    }
+  } catch (err) {
+    fail(err);
+  }
 }
 
 const versions = ({ versions = [] }) =>

@@ -210,6 +210,12 @@ def check_time() -> None:
     _ALLOWANCE.get().check()
 
 
+def seconds_left(most: float) -> float:
+    """Return the seconds that this thread's request has left, at most `most`. Raise TooLate when
+    none are left."""
+    return _ALLOWANCE.get().deadline.left(most)
+
+
 def count_time(seconds: float) -> None:
     """Charge this thread's request for processor time that other threads have spent on it."""
     own = _ALLOWANCE.get()

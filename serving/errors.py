@@ -54,7 +54,10 @@ TABLE = {
         404, 0, "the model has no such version", "name one that the message lists, or none"
     ),
     "model_not_loaded": Row(
-        404, 0, "multi-model mode: the model is not loaded", "`POST /models`, as the platform does"
+        404,
+        0,
+        "multi-model mode: the model is not loaded",
+        "`POST /models`, as the platform does; with `SERVE_MODELS=on-demand` call the model",
     ),
     "method_not_allowed": Row(
         405, 0, "the route does not take this method", "use one that `Allow` lists"
@@ -279,7 +282,10 @@ class DecodingError(ServingError, code="decoding_error"):
 class ModelNotLoaded(ServingError, code="model_not_loaded"):
     """Makes the platform load the model and repeat the call."""
 
-    text = "the model '{}' is not loaded; POST /models loads it"
+    text = (
+        "the model '{}' is not loaded; POST /models loads it, or with SERVE_MODELS=on-demand its "
+        "first call"
+    )
 
 
 class ModelFailed(ServingError, code="model_failed"):

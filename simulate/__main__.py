@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from serving.host.machine import memory_limit
+from serving.repository.unpacking import BadArchive, unpack
 from simulate.api import Api, Server
 from simulate.asynchronous import Queue
 from simulate.container import CannotStart, Launch, find_engine
 from simulate.endpoint import Endpoint
-from simulate.models import BadArchive, unpack
 from simulate.rules import RULES, Journal, with_limits
 
 SERVE = Path(__file__).resolve().parents[1] / "serve"

@@ -10,10 +10,8 @@ A load continues after its caller has given up, so that the next caller finds th
 import hashlib
 import json
 import shutil
-import tarfile
 import threading
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -25,6 +23,7 @@ from pathlib import Path
 import urllib3
 
 from serving.headers import TARGET_MODEL
+from serving.repository.unpacking import BadArchive, size_of, unpack
 from simulate.container import Container
 from simulate.errors import (
     InternalFailure,
@@ -40,28 +39,6 @@ OK, CONFLICT, NOT_FOUND, NO_ROOM = 200, 409, 404, 507
 ENDED = "The container has ended"
 
 
-class BadArchive(Exception):
-    """Raised if an archive cannot be unpacked. The message says why."""
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar archive, compressed or not, into a new folder. Raise BadArchive after removing
-    the folder.
-
-    tarfile's "data" filter (PEP 706) rejects devices and entries outside the folder, and ignores
-    owners.
-    """
-    folder.mkdir(parents=True)
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
-    except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as err:
-        shutil.rmtree(folder, ignore_errors=True)
-        text = str(err) or type(err).__name__
-        reason = text.splitlines()[0].rstrip(":")
-        raise BadArchive(f"{archive.name} cannot be unpacked: {reason}") from err
-
-
 def find(folder: Path, name: str) -> Path | None:
     """Return the file whose path under the folder is `name` (in S3 the object's key), or None if
     there is none."""
@@ -69,11 +46,6 @@ def find(folder: Path, name: str) -> Path | None:
     has_parent = ".." in Path(name).parts
     inside = not has_parent and path.resolve().is_relative_to(folder.resolve())
     return path if inside and path.is_file() else None
-
-
-def size_of(folder: Path) -> int:
-    """Return the total size in bytes of all files in the folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @dataclass

@@ -13,9 +13,10 @@ import threading
 from pathlib import Path
 from time import monotonic
 
-from serving.errors import Overloaded, PayloadTooLarge
-from serving.model_status.shared_files import ALL_MODELS, TOTAL, Leases
+from serving.errors import ModelNotReady, Overloaded, PayloadTooLarge
+from serving.model_status.shared_files import ALL_MODELS, TOTAL, WAITING, Leases
 
+WAITING_PART = 4  # requests that wait for their models may hold 1 / WAITING_PART of all slots
 SMALL = 2**20  # bytes of a slot that others need not know
 
 LIMITS = (
@@ -93,6 +94,7 @@ class Slot:
         self._counted = 0  # how many of these bytes the workers' shared counter includes
         self._column = -1  # the column of the model's counter; -1 if the request holds no model
         self._kept = 0  # the bytes counted for the model: those of the body
+        self.has_waited = False  # whether the request has waited for its model to be loaded
 
     def take(self, size: int, step: str) -> None:
         """Add `size` bytes, which a step is about to take, to the account. Raise PayloadTooLarge if
@@ -138,12 +140,15 @@ class Slot:
 
     def keep(self, model: str, column: int) -> None:
         """Take a slot of the model whose counter is `column`, which keeps the model loaded until
-        `leave`. Raise Overloaded."""
+        `leave`, or one of those that wait for their model to be loaded (WAITING). Raise Overloaded,
+        or ModelNotReady if too many wait."""
         admission = self._admission
         leases = self._admission.leases
         with admission.lock:
             self._release()
-            if admission.several_models:
+            if column == WAITING:
+                self._check_waiting(model)
+            elif admission.several_models:
                 requests = leases.requests(column)
                 size = leases.bytes(column)
                 free = admission.limit - leases.requests(ALL_MODELS)
@@ -157,6 +162,17 @@ class Slot:
             self._kept = self.size
             self._count_model(1)
 
+    def _check_waiting(self, model: str) -> None:
+        """Raise ModelNotReady if no more requests may wait for their models."""
+        self.has_waited = True
+        requests = self._admission.leases.requests(WAITING)
+        most = max(1, self._admission.limit // WAITING_PART)
+        if requests >= most:
+            raise ModelNotReady(
+                f"model '{model}' is not loaded yet, and {requests} requests wait for their models "
+                f"already; a {WAITING_PART}th of SERVE_MAX_CONCURRENCY may; try again shortly"
+            )
+
     def _count_model(self, sign: int) -> None:
         for counter in (self._column, ALL_MODELS):
             self._admission.leases.add(self._admission.row, counter, sign, sign * self._kept)
@@ -165,7 +181,8 @@ class Slot:
         """Give back the model's slot, if the request holds one."""
         if self._column >= 0:
             self._count_model(-1)
-            self._admission.leases.touch(self._column)
+            if self._column != WAITING:
+                self._admission.leases.touch(self._column)
             self._column = -1
 
     def leave(self) -> None:

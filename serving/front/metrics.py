@@ -49,6 +49,9 @@ class Metrics:
             "serve_response_bytes", "Size of the replies' bodies", buckets=SIZE_BUCKETS
         )
         self.loads = counter("serve_model_loads", "Loads of models, by result", ["result"])
+        self._misses = counter(
+            "serve_on_demand_misses", "Requests that waited for their model to be loaded"
+        )
         self.unloads = counter("serve_model_unloads", "Unloads of models, by result", ["result"])
 
     def count(self, source: Incoming, response: Response, seconds: float) -> None:
@@ -66,6 +69,8 @@ class Metrics:
         self._seconds(model).observe(seconds)
         for stage, spent in source.timings.items():
             self._stages(model, stage).observe(spent)
+        if source.slot and source.slot.has_waited:
+            self._misses.inc()
         self._received.observe(source.content_length or 0)
         if (length := response.content_length) is not None:
             self._sent.observe(length)

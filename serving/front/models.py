@@ -7,7 +7,7 @@ others first, so no other error has these statuses. A model's name may contain s
 
 import base64
 import hmac
-import http.client
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,6 @@ from functools import wraps
 from http import HTTPStatus
 from typing import Any
 
-import orjson
 from flask import Blueprint, Response, abort
 from prometheus_client import Counter
 
@@ -30,26 +29,24 @@ from serving.errors import (
     LoadFailed,
     ModelFailed,
     ModelNotLoaded,
-    ModelNotReady,
     ServingError,
-    rebuilt,
 )
 from serving.front.incoming import FORWARDED, incoming
+from serving.front.manager_calls import ask_manager
 from serving.front.replies import json_reply
 from serving.front.services import services
 from serving.headers import TARGET_MODEL
-from serving.host.network import LocalConnection
 from serving.model_status.served_model import ServedModel
 from serving.model_status.states import READY
+from serving.model_status.table import Entry, Rejection
+from serving.settings.table import ON_DEMAND
 
 PAGE = 100
 LARGEST_PAGE = 1000
 MANAGER_MARGIN = 5.0  # seconds; the manager times out before its caller does
-# the model manager takes 0.5 s to start, or several seconds on a busy machine
-MANAGER_SECONDS = 10.0
-PAUSE = 0.05
 
 managing_routes = Blueprint("managing", __name__)
+naming_routes = Blueprint("naming", __name__)
 describing_routes = Blueprint("describing", __name__)
 example_routes = Blueprint("examples", __name__)
 
@@ -113,28 +110,47 @@ def models() -> Response:
     """List all models with their versions, states, clients, inputs and outputs.
 
     `version` is that of this server. `refused` lists the changes of model folders that are not
-    served.
+    served. With SERVE_MODELS=on-demand, these are models that could not be loaded, and `not_loaded`
+    names the first 1,000 models that a call would load.
     """
     registry = services().registry
     described = []
+    table = registry.table.look()
+    is_on_demand = table.policy == ON_DEMAND.name
     for name, entries in sorted(registry.index().items()):
         versions = [
             {"version": e.version, "state": e.state or "UNAVAILABLE", "reason": e.reason}
             for e in entries
         ]
+        description: dict[str, Any] = {"name": name, "versions": versions}
+        if is_on_demand and name in table.entries:
+            description |= _use_of(table.entries[name])
         try:
-            description = _describe(registry.get(name))
-            described.append({"name": name, "versions": versions} | description)
+            described.append(description | _describe(registry.get(name)))
         except ServingError as err:
-            described.append({"name": name, "versions": versions, "error": str(err)})
-    rejected = registry.table.look().rejected
-    refused = [
-        {"models": sorted(rejection.folders), "reasons": rejection.reasons}
-        for rejection in rejected
-    ]
-    return json_reply(
-        {"models": described, "version": VERSION} | ({"refused": refused} if refused else {})
-    )
+            described.append(description | {"error": str(err)})
+    document: dict[str, Any] = {"models": described, "version": VERSION}
+    if refused := [_refused(rejection) for rejection in table.rejected if rejection.is_current()]:
+        document["refused"] = refused
+    if is_on_demand:
+        known = ask_manager(services().settings, "GET", "/known", MANAGER_MARGIN)["names"]
+        document["not_loaded"] = [name for name in known if name not in table.ready]
+    return json_reply(document)
+
+
+def _refused(rejection: Rejection) -> dict[str, Any]:
+    refused = {"models": sorted(rejection.folders), "reasons": rejection.reasons}
+    if rejection.until == math.inf:
+        return refused
+    return refused | {"retried_in": round(rejection.until - time.monotonic(), 1)}
+
+
+def _use_of(entry: Entry) -> dict[str, Any]:
+    """Return the state of a model that is loaded on demand, how much memory it takes, and how many
+    seconds ago its last call ended."""
+    idle = time.monotonic() - services().admission.leases.last_use(entry.column)
+    size = entry.bytes or entry.estimated
+    return {"state": entry.state, "bytes": size, "idle_seconds": round(idle, 1)}
 
 
 def _describe(served: ServedModel) -> dict[str, Any]:
@@ -195,7 +211,7 @@ def load() -> Response:
     return json_reply({"modelName": model.model_name, "modelUrl": model.url})
 
 
-@managing_routes.delete("/models/<path:name>")
+@naming_routes.delete("/models/<path:name>")
 @_counted("unloads")
 @managed
 def unload(name: str) -> Response:
@@ -204,7 +220,7 @@ def unload(name: str) -> Response:
     return Response(status=200, mimetype="application/json")
 
 
-@managing_routes.get("/models/<path:name>")
+@naming_routes.get("/models/<path:name>")
 @managed
 def get(name: str) -> Response:
     """Return the name and URL of a model: 200, or 404 if it is not loaded."""
@@ -243,28 +259,7 @@ def page() -> Response:
 
 
 def _ask(method: str, **fields: str) -> None:
-    """Ask the model manager to load or unload a model. If it is just starting, wait for it. Raise
-    the error that it returns, or ModelNotReady."""
+    """Ask the model manager to load or unload a model. Raise the error that it returns, or
+    ModelNotReady."""
     settings = services().settings
-    connection = LocalConnection(settings.manager_socket, settings.load_timeout + MANAGER_MARGIN)
-    end = time.monotonic() + MANAGER_SECONDS
-    try:
-        while connection.sock is None:
-            try:
-                connection.connect()
-            except OSError:
-                connection.close()
-                if time.monotonic() > end:
-                    raise
-                time.sleep(PAUSE)
-        connection.request(method, "/models", orjson.dumps(fields))
-        reply = connection.getresponse()
-        answer = orjson.loads(reply.read())
-    except (http.client.HTTPException, OSError) as err:
-        raise ModelNotReady(
-            "the process that loads models is being started (again): try again shortly"
-        ) from err
-    finally:
-        connection.close()
-    if reply.status != http.client.OK:
-        raise rebuilt(**answer)
+    ask_manager(settings, method, "/models", settings.load_timeout + MANAGER_MARGIN, **fields)

@@ -15,8 +15,19 @@ from serving.errors import TooLate, TritonTimeout, TritonUnavailable
 from serving.front.metrics import MOST_MODELS
 from serving.host.files import read_status, read_tritonserver
 from serving.model_status.registry import Registry
+from serving.model_status.states import ADDING, LOADING
+from serving.settings.table import ON_DEMAND
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+# what the manager counts (Models.counts), and what /metrics says of it
+ON_DEMAND_COUNTS = {
+    "loads": "Models loaded by a call",
+    "unpack_seconds": "Seconds spent on finding and unpacking them",
+    "load_seconds": "Seconds spent on making room for them and loading them",
+    "evictions": "Models evicted",
+    "eviction_seconds": "Seconds spent on that",
+    "thrash": "Models loaded again within a minute of their eviction",
+}
 ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
 
 
@@ -79,7 +90,8 @@ class Monitoring:
         crashes = CounterMetricFamily(
             "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
         )
-        deaths = sorted(self.registry.table.look().deaths.items())
+        table = self.registry.table.look()
+        deaths = sorted(table.deaths.items())
         for name, times in deaths[:MOST_MODELS]:
             crashes.add_metric([name], times)
         flying = GaugeMetricFamily(
@@ -88,9 +100,21 @@ class Monitoring:
         triton_up = GaugeMetricFamily(
             "serve_triton_up", "Whether Triton gave its metrics", value=is_up
         )
+        counts = [
+            CounterMetricFamily(f"serve_on_demand_{name}", text, value=table.counts.get(name, 0))
+            for name, text in ON_DEMAND_COUNTS.items()
+            if table.policy == ON_DEMAND.name
+        ]
+        loading = GaugeMetricFamily(
+            "serve_models_loading",
+            "Models that are being loaded",
+            value=sum(entry.state in (ADDING, LOADING) for entry in table.entries.values()),
+        )
         if MULTIPROCESS in os.environ:
             MultiProcessCollector(ours := CollectorRegistry())
-        state = generate_latest(_Families([flying, triton_up, starts, up, crashes]))
+        state = generate_latest(
+            _Families([flying, triton_up, starts, up, crashes, loading, *counts])
+        )
         return generate_latest(ours) + state + triton
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import time
+from functools import partial
 
 import flask
 
@@ -11,12 +12,13 @@ from serving.budget import Budget
 from serving.codecs import Limits
 from serving.front.admission import Admission
 from serving.front.hang_ups import HangUps
+from serving.front.manager_calls import want_model
 from serving.front.metrics import Metrics
 from serving.front.monitoring import Monitoring
 from serving.host.machine import shm_size
 from serving.model_status.registry import Registry
 from serving.model_status.shared_files import TOTAL, Table
-from serving.settings.table import Settings
+from serving.settings.table import ON_DEMAND, Settings
 from serving.triton.gateway import TritonGateway
 
 # The inputs of all workers may take an eighth of /dev/shm, because Triton's Python backends need
@@ -52,7 +54,11 @@ class Services:
             leases,
         )
         self.registry = Registry(
-            self.gateway, Table(settings.table_file), settings.deaths_socket, settings.default_model
+            self.gateway,
+            Table(settings.table_file),
+            settings.deaths_socket,
+            settings.default_model,
+            partial(want_model, settings) if settings.policy == ON_DEMAND else None,
         )
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes)

@@ -63,6 +63,18 @@ def used_by(pid: int) -> int:
     return own + _bytes(pid, b"RssShmem:")
 
 
+def memory_by_model(server: int) -> dict[str, int]:
+    """Return the bytes of memory that the kernel cannot reclaim from the stubs of each model, keyed
+    by Triton's name for the model, and under "" those of tritonserver itself."""
+    sizes = {"": _bytes(server, b"RssAnon:") + _bytes(server, b"RssShmem:")}
+    stubs = Stubs()
+    stubs.look(server)
+    for stub in stubs.all():
+        name = stub.file.parts[-3]
+        sizes[name] = sizes.get(name, 0) + _bytes(stub.pid, b"RssAnon:")
+    return sizes
+
+
 def _bytes(pid: int, field: bytes) -> int:
     lines = _read(PROC / f"{pid}/status").splitlines()
     kilobytes = (int(line.split()[1]) for line in lines if line.startswith(field))

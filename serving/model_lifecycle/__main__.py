@@ -1,6 +1,7 @@
 """python -m serving.model_lifecycle: the process that loads, unloads and recovers models.
 
     POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
+    POST /wanted, GET /known             --HTTP on manager.sock--> the policy of on-demand mode
     a call that found a dead process     --datagram on deaths.sock--> recovery
 
 This process imports no Flask, no codecs and no clients.
@@ -24,16 +25,22 @@ from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.model_lifecycle.examples import Examples
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_change import OnChange
+from serving.model_lifecycle.on_demand import OnDemand
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.policy import AtStart, Policy
 from serving.model_lifecycle.recovery import Recovery, Report
 from serving.model_status.states import LOADING
-from serving.settings.table import AT_START, ON_CHANGE, ON_POST, LoadPolicy, Settings
+from serving.settings.table import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, Settings
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 PAUSE, LOOK = 0.2, 1.0  # seconds between checks of the processes, and of the model folders
-POLICIES: dict[LoadPolicy, type[Policy]] = {AT_START: AtStart, ON_CHANGE: OnChange, ON_POST: OnPost}
+POLICIES: dict[str, type[Policy]] = {
+    AT_START.name: AtStart,
+    ON_CHANGE.name: OnChange,
+    ON_POST.name: OnPost,
+    ON_DEMAND.name: OnDemand,
+}
 
 
 class Server(ThreadingMixIn, UnixStreamServer):
@@ -47,17 +54,19 @@ class Server(ThreadingMixIn, UnixStreamServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles requests to load a model (POST) and unload it (DELETE), and the supervisor's health
-    check (GET)."""
+    """Handles requests to load a model (POST), unload it (DELETE) and list those that could be
+    loaded (GET), and the supervisor's health check (GET)."""
 
     server: Server
     timeout = 10.0
 
     def do_GET(self) -> None:
-        self._reply(200, {})
+        names = self.server.policy.known() if self.path == "/known" else []
+        self._reply(200, {"names": names})
 
     def do_POST(self) -> None:
-        self._change(self.server.policy.load)
+        policy = self.server.policy
+        self._change(policy.want if self.path == "/wanted" else policy.load)
 
     def do_DELETE(self) -> None:
         self._change(self.server.policy.unload)
@@ -143,7 +152,7 @@ def main() -> None:
     manager = Manager(
         settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout)
     )
-    policy = POLICIES[settings.policy](manager)
+    policy = POLICIES[settings.policy.name](manager)
     watch = Watch(manager, policy)
     start(watch.step, PAUSE, "cannot look at the models' processes")
     Examples(manager, policy).start()

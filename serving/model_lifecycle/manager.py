@@ -42,12 +42,14 @@ class Manager:
         self.store = Store(settings.staged_folder, settings, tritonserver.backend_directory())
         self.leases = Leases(settings.leases_file, settings.most_workers)
         self._table = Table(settings.table_file)
-        self._models = self._table.look().all_moved(Event.MANAGER_STARTED)
+        self._models = self._table.look()
         self._lock = threading.Lock()
         self.changed = threading.Event()  # set whenever the table changes
         self._changing: dict[str, threading.Lock] = {}
         self.load_timeout = settings.load_timeout
         self.unload_timeout = UNLOAD_SECONDS
+        policy = settings.policy.name
+        self.write(lambda models: replace(models.all_moved(Event.MANAGER_STARTED), policy=policy))
 
     def models(self) -> Models:
         return self._models
@@ -90,7 +92,7 @@ class Manager:
 
         def change(models: Models) -> Models:
             if models.server:
-                reason, answered = "tritonserver was started again", models.on_demand
+                reason, answered = "tritonserver was started again", models.by_call
                 models = models.all_moved(Event.SERVER_STARTED, reason=reason, answered=answered)
             return replace(models, server=pid, reloads=0)
 
@@ -106,6 +108,15 @@ class Manager:
                 models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}
             )
         )
+
+    def count(self, **numbers: float) -> None:
+        """Add the numbers to the counters of loads on demand."""
+
+        def add(models: Models) -> Models:
+            sums = {name: models.counts.get(name, 0) + more for name, more in numbers.items()}
+            return replace(models, counts={**models.counts, **sums})
+
+        self.write(add)
 
     def free_column(self) -> int:
         """Return a column that no model uses. Raise OutOfMemory if there is none."""

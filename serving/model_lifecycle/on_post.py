@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from serving.errors import (
     ConfigError,
@@ -28,7 +29,7 @@ from serving.errors import (
 )
 from serving.host.files import digest
 from serving.host.machine import memory_limit
-from serving.host.processes import used_by
+from serving.host.processes import memory_by_model, used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
 from serving.model_status.states import ADDING, FAILED, UNLOADING, Event
@@ -36,14 +37,17 @@ from serving.model_status.table import Entry
 from serving.repository.checks import memory_of
 from serving.repository.locate_archive import Archive, locate
 from serving.repository.model_config import Unreadable, read_config
+from serving.repository.paths import LONGEST_NAME, is_nameable
 from serving.triton.connection import is_out_of_memory
 
 log = logging.getLogger(__name__)
-LONGEST_NAME = 1024
 
 
 class OnPost(Policy):
     """The policy that loads models on POST /models. Thread-safe."""
+
+    # what is raised for a model that can never be loaded, for which the platform must evict none
+    too_large: type[ServingError] = LoadFailed
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
@@ -51,7 +55,8 @@ class OnPost(Policy):
         self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
-        manager.write(lambda models: replace(models, on_demand=True))
+        # the most bytes that a model was measured to hold, as long as its estimate is the same
+        self._measured: dict[tuple[str, int], int] = {}
 
     def step(self) -> None:
         """Keep trying to unload models whose load or unload timed out."""
@@ -76,19 +81,7 @@ class OnPost(Policy):
                     )
                 # its unload timed out, or it failed to load after a restart of tritonserver
                 self.manager.unload(loaded)
-            names = triton_names(archive, target, self.settings.namespaces)
-            entry = self._admit(name, url, target, archive, names)
-            try:
-                versions = self._load(entry, names, archive.root)
-            except TritonTimeout:  # Triton may still be loading it
-                self.manager.move(entry, Event.UNLOAD)
-                raise
-            except BaseException:
-                self.manager.drop(entry)
-                raise
-            finally:
-                self._promised.pop(name, None)
-            self.manager.move(entry, Event.LOADED, versions=versions)
+            self._add(archive, name, target, url=url)
         log.info("loaded %s (%s) from %s", target, name, archive.folder)
 
     def unload(self, name: str) -> None:
@@ -100,44 +93,86 @@ class OnPost(Policy):
         with self.manager.changing(name):
             if (entry := self.manager.get(name)) is None:
                 raise ModelNotLoaded(name)
+            self._measure(entry)
             self.manager.unload(entry)
         log.info("unloaded %s (%s)", entry.target, name)
 
-    def _admit(
-        self, name: str, url: str, target: str, archive: Archive, names: Mapping[Path, str]
-    ) -> Entry:
+    def _add(self, archive: Archive, name: str, target: str, **fields: Any) -> None:
+        """Load an archive that is not in the table. `fields` are further fields of its entry. Raise
+        ModelAlreadyLoaded, OutOfMemory, LoadFailed or one of Triton's errors."""
+        names = triton_names(archive, target, self.settings.namespaces)
+        outer, *parts = names.values()
+        entry = Entry(
+            name,
+            outer,
+            str(archive.folder),
+            secrets.token_hex(8),
+            0,
+            ADDING,
+            parts=tuple(parts),
+            answered=True,
+            target=target,
+            estimated=estimate(archive, self.settings.device),
+            **fields,
+        )
+        entry = self._admit(entry, self._measured.get(_measure_of(entry), entry.estimated))
+        try:
+            versions = self._load(entry, names, archive.root)
+        except TritonTimeout:  # Triton may still be loading it
+            self.manager.move(entry, Event.UNLOAD)
+            raise
+        except BaseException:
+            self.manager.drop(entry)
+            raise
+        finally:
+            self._promised.pop(name, None)
+        self.manager.leases.touch(entry.column)  # the column may have had another model
+        self.manager.move(entry, Event.LOADED, versions=versions)
+        self._measure(entry)
+
+    def _admit(self, entry: Entry, needed: int) -> Entry:
         """Add the load to the table, so that other loads take its memory into account. Raise
-        OutOfMemory, LoadFailed or ModelAlreadyLoaded."""
-        needed = estimate(archive, self.settings.device)
+        OutOfMemory, LoadFailed, ModelAlreadyLoaded or TritonUnavailable."""
         if needed > self.memory:
             reason = shortfall(self.memory, 0, needed)
-            raise LoadFailed(f"'{target}' can never be loaded on this machine: {reason}")
-        pid = self.manager.pid()
-        if not pid:
-            raise TritonUnavailable("tritonserver is being started (again): try again shortly")
+            raise self.too_large(f"'{entry.target}' can never be loaded on this machine: {reason}")
+        pid = self._pid()
         with self._admitting:
-            used = used_by(pid) + sum(self._promised.values())
-            if reason := shortfall(self.memory, used, needed):
-                raise OutOfMemory(f"'{target}' is not loaded: {reason}")
-            self._check_target(name, target)
-            outer, *parts = names.values()
-            self._check_free({outer, *parts})
-            entry = Entry(
-                name,
-                outer,
-                str(archive.folder),
-                secrets.token_hex(8),
-                self.manager.free_column(),
-                ADDING,
-                parts=tuple(parts),
-                began=time.monotonic(),
-                answered=True,
-                target=target,
-                url=url,
-            )
+            if reason := shortfall(self.memory, self._used(pid, entry.name), needed):
+                raise OutOfMemory(f"'{entry.target}' is not loaded: {reason}")
+            self._check_target(entry.name, entry.target)
+            self._check_free({entry.triton_name, *entry.parts})
+            column = self.manager.free_column()
+            entry = replace(entry, column=column, began=time.monotonic())
             self.manager.put(entry)
-            self._promised[name] = needed
+            self._promised[entry.name] = needed
         return entry
+
+    def _pid(self) -> int:
+        """Return tritonserver's process id. Raise TritonUnavailable."""
+        if not (pid := self.manager.pid()):
+            raise TritonUnavailable("tritonserver is being started (again): try again shortly")
+        return pid
+
+    def _used(self, pid: int, name: str) -> int:
+        """Return the bytes of memory that are in use or promised to loads other than that of
+        `name`."""
+        return used_by(pid) + sum(self._promised.values())
+
+    def _measure(self, entry: Entry) -> None:
+        """Measure how much memory the processes of a loaded model take, for its next load. Models
+        without processes of their own keep their estimate."""
+        pid = self.manager.pid()
+        held = self.held(entry, memory_by_model(pid)) if pid else 0
+        if not held:
+            return
+        self.manager.update(entry, bytes=held)
+        key = _measure_of(entry)
+        keep_last(self._measured, key, max(held, self._measured.get(key, 0)))
+
+    def held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
+        """Return the bytes that the model's processes hold, given those of all models."""
+        return sum(sizes.get(name, 0) for name in self.manager.staged_names(entry))
 
     def _check_target(self, name: str, target: str) -> None:
         """Raise ModelAlreadyLoaded if callers know another model by one of these names."""
@@ -180,6 +215,19 @@ class OnPost(Policy):
             raise (OutOfMemory if is_out_of_memory(str(err)) else LoadFailed)(text) from err
 
 
+def keep_last(kept: dict[Any, Any], key: object, value: object, most: int = 4096) -> None:
+    """Set a value in a dictionary of at most `most`, from which the oldest one is removed."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+
+
+def _measure_of(entry: Entry) -> tuple[str, int]:
+    """Return the key of a measured size: a model whose estimate has changed is another one."""
+    return entry.target, entry.estimated
+
+
 def shortfall(limit: int, used: int, needed: int) -> str:
     """Return the error message if `needed` bytes exceed what is left of `limit` after `used`, else
     ""."""
@@ -202,9 +250,7 @@ def estimate(archive: Archive, device: str) -> int:
 
 
 def _located(name: str, url: str, root: Path) -> Archive:
-    # HTTP clients and proxies resolve such path segments, so no call would find the model
-    is_path = not {"", ".", ".."}.isdisjoint(name.split("/"))
-    if is_path or len(name) > LONGEST_NAME or not name.isprintable():
+    if not is_nameable(name):
         expected = (
             f"1 to {LONGEST_NAME} printable characters, and no part of it between slashes may be "
             "empty, '.' or '..'"

@@ -7,7 +7,10 @@ from serving.model_lifecycle.manager import Manager
 from serving.model_status.states import Event
 from serving.model_status.table import Entry
 
-NO_LOADS = "models are loaded and unloaded by a call only with SAGEMAKER_MULTI_MODEL=true"
+NO_LOADS = (
+    "models are loaded and unloaded by a call only with SAGEMAKER_MULTI_MODEL=true or "
+    "SERVE_MODELS=on-demand"
+)
 
 
 class Policy(ABC):
@@ -25,6 +28,14 @@ class Policy(ABC):
     def unload(self, name: str) -> None:
         """Unload a model on request. Raise a ServingError."""
         raise NotFound(NO_LOADS)
+
+    def want(self, name: str) -> None:
+        """Begin to load a model that a call waits for. Raise a ServingError."""
+        raise NotFound(NO_LOADS)
+
+    def known(self) -> list[str]:
+        """Return the names of models that a call could load."""
+        return []
 
     def failed(self, entry: Entry, reason: str) -> None:
         """Record that Triton could not load the model, or that it failed on its example. If the

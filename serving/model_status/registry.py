@@ -3,42 +3,53 @@
 import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import orjson
 
+from serving.budget import seconds_left
 from serving.errors import (
     InferenceFailed,
     InvalidRequest,
-    ModelFailed,
     ModelNotFound,
     ModelNotLoaded,
     ModelNotReady,
     ModelRestarting,
+    TooLate,
     VersionNotFound,
 )
 from serving.model_status.served_model import ServedModel, ServedModels
-from serving.model_status.shared_files import Table
+from serving.model_status.shared_files import WAITING, Table
 from serving.model_status.table import Entry, Models
 from serving.named_value import quoted
+from serving.repository.source import plain_name
 from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 # the type of Slot.keep (front/admission.py): takes a model's name and the column of its counter
 Keep = Callable[[str, int], None]
+# seconds between looks at the table while a model is loaded, and between requests to load it
+LOOK_SECONDS, WANT_SECONDS = 0.02, 0.5
 
 
 class Registry:
     """Looks up models by name. Thread-safe. `default` is used for requests that name no model.
-    Deaths of models' processes are reported to the datagram socket `deaths`."""
+    Deaths of models' processes are reported to the datagram socket `deaths`. If models are loaded
+    on demand, `want` makes the manager begin to load one, or raises the error that says why not."""
 
     def __init__(
-        self, gateway: TritonGateway, table: Table, deaths: Path, default: str = ""
+        self,
+        gateway: TritonGateway,
+        table: Table,
+        deaths: Path,
+        default: str = "",
+        want: Callable[[str], None] | None = None,
     ) -> None:
         self.gateway, self.table, self._deaths, self.default = gateway, table, deaths, default
+        self._want = want
         self._served = ServedModels(gateway, table)
 
     @contextmanager
@@ -46,19 +57,17 @@ class Registry:
         self, keep: Keep, name: str | None, version: str | None = None, tasks: Sequence[str] = ()
     ) -> Iterator[ServedModel]:
         """Yield the model called `name`. Without a name, yield the only model with one of the
-        `tasks`, or else the default model, or else the only model. `keep` keeps the model loaded.
-        Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
-        ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block raises
-        ModelNotReady and the table of models has a more specific error, raise that instead."""
+        `tasks`, or else the default model, or else the only model. `keep` keeps the model loaded;
+        on demand, wait until it is. Raise ModelNotFound, VersionNotFound, ModelNotLoaded,
+        ModelNotReady, ModelFailed, ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If
+        the `with` block raises ModelNotReady and the table of models has a more specific error,
+        raise that instead."""
         name = name or self._only_of(tasks) or self.default or self._only_name()
-        models = self.table.look()
-        entry = self._ready(models, name, version)
-        keep(entry.name, entry.column)
-        while (now := self.table.look()) is not models:
-            models, before, entry = now, entry, self._ready(now, name, version)
-            # the model was replaced before this request was counted
-            if entry.load_id != before.load_id:
-                keep(entry.name, entry.column)
+        if self._want:
+            name = plain_name(name)
+            entry = self._kept_or_loaded(keep, name, version, self._want)
+        else:
+            entry = self._kept(keep, name, version)
         try:
             served = self._served[entry.key]
             began = monotonic()
@@ -69,6 +78,45 @@ class Registry:
         except ModelNotReady:
             self._ready(self.table.look(), name)  # raises the reason in the table, if there is one
             raise
+
+    def _kept(self, keep: Keep, name: str, version: str | None) -> Entry:
+        """Return the model's entry if it is ready, after `keep` has taken a lease of it."""
+        models = self.table.look()
+        entry = self._ready(models, name, version)
+        keep(entry.name, entry.column)
+        while (now := self.table.look()) is not models:
+            models, before, entry = now, entry, self._ready(now, name, version)
+            # the model was replaced before this request was counted
+            if entry.load_id != before.load_id:
+                keep(entry.name, entry.column)
+        return entry
+
+    def _kept_or_loaded(
+        self, keep: Keep, name: str, version: str | None, want: Callable[[str], None]
+    ) -> Entry:
+        """Return the model's entry after `keep` has taken a lease of it. If it is not loaded, have
+        it loaded and wait. Raise ModelNotReady if that takes longer than the request may."""
+        while True:
+            with suppress(ModelNotLoaded):
+                return self._kept(keep, name, version)
+            keep(name, WAITING)
+            self._wait(name, want)
+
+    def _wait(self, name: str, want: Callable[[str], None]) -> None:
+        """Wait until the model is loaded. `want` is called again and again, because a new manager
+        does not know what the previous one was loading."""
+        wanted = -WANT_SECONDS
+        try:
+            while True:
+                if monotonic() > wanted + WANT_SECONDS:
+                    want(name)
+                    wanted = monotonic()
+                with suppress(ModelNotLoaded):
+                    self._ready(self.table.look(), name)
+                    return
+                sleep(seconds_left(LOOK_SECONDS))
+        except TooLate as err:
+            raise ModelNotReady(f"model '{name}' is still being loaded; try again shortly") from err
 
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
         """Report to the manager that a call that began at `began` (time.monotonic) found a dead
@@ -116,14 +164,13 @@ class Registry:
             return entry
         if (entry := models.by_target.get(name)) and (error := models.error(entry)):
             raise error
-        rejections = (rejection for rejection in models.rejected if name in rejection.folders)
-        if reasons := [reason for rejection in rejections for reason in rejection.reasons]:
-            raise ModelFailed(name, "; ".join(reasons))
+        if rejection := models.rejection(name):
+            raise rejection
         if name in models.checking:
             raise ModelNotReady(
                 f"the new folder of model '{name}' is being checked; try again shortly"
             )
-        if models.on_demand:
+        if self._want or models.by_call:
             raise ModelNotLoaded(name)
         names = ", ".join(sorted(models.current)) or "none"
         raise ModelNotFound(
@@ -132,10 +179,10 @@ class Registry:
 
     def _only_of(self, tasks: Sequence[str]) -> str:
         """Return the name of the only model with one of these tasks. Return "" if there is not
-        exactly one, or if models are loaded on demand. The first call creates all clients."""
+        exactly one, or if calls load models. The first call creates all clients."""
         models = self.table.look()
         names = []
-        if tasks and not models.on_demand:
+        if tasks and not models.by_call:
             for name, entry in models.ready.items():
                 client = self._served[entry.key].client
                 if client and client.task in tasks:
@@ -144,10 +191,10 @@ class Registry:
 
     def _only_name(self) -> str:
         """Return the name of the only model. Raise InvalidRequest if there is not exactly one, or
-        if models are loaded on demand."""
+        if calls load models."""
         models = self.table.look()
         names = sorted(models.current)
-        if len(names) != 1 or models.on_demand:
+        if len(names) != 1 or models.by_call:
             raise InvalidRequest(
                 "no model is named; name one in X-Amzn-SageMaker-Target-Model, in the "
                 "body's model_name, in X-Amzn-SageMaker-Custom-Attributes: model_name=…, as "

@@ -22,7 +22,8 @@ from serving.model_status.table import Entry, Models, Rejection
 MODELS = 4096  # columns for models
 ALL_MODELS = MODELS  # the column that counts all requests whose model is known
 TOTAL = MODELS + 1  # the column that counts all requests
-WIDTH = MODELS + 2
+WAITING = MODELS + 2  # the column that counts requests that wait for their model to be loaded
+WIDTH = MODELS + 3
 SIZE = 8  # bytes per number
 
 
@@ -69,7 +70,7 @@ def _entry(fields: dict[str, Any]) -> Entry:
 
 class Leases:
     """The counters of requests in flight: one row for each worker that can exist at the same time,
-    one column for each model, and two columns for totals. A counter consists of two numbers:
+    one column for each model, and three columns for totals. A counter consists of two numbers:
     requests, and the bytes of their bodies. Without a file the counters belong to this process
     alone."""
 

@@ -3,6 +3,7 @@
     loading, adding -> ready -> reloading -> reloaded -> ready
                                     |
                                     +-> refusing -> refused -> reloading
+    ready -> evicting -> unloading
 
 Triton never finishes unloading a process that has died (triton/quirks.py), but it can load new
 processes beside it and unload those. So a model whose process died is `reloading`: it is unloaded
@@ -13,7 +14,7 @@ while the model is `refusing`, and Manager.unload while it is `unloading`.
 from enum import Enum
 
 LOADING = "loading"  # tritonserver loads it when it starts
-ADDING = "adding"  # POST /models loads it for the first time; the platform must not find it yet
+ADDING = "adding"  # a call loads it for the first time; the platform must not find it yet
 READY = "ready"
 FAILED = "failed"  # Triton could not load it, or it failed on its example
 RESTARTING = "restarting"  # one of its processes died, and it waits for a reload
@@ -21,6 +22,7 @@ RELOADING = "reloading"  # a thread is reloading it
 RELOADED = "reloaded"  # a thread has reloaded it, but recovery has not seen its new processes yet
 REFUSING = "refusing"  # its processes died too often: a thread is unloading it
 REFUSED = "refused"  # it has been unloaded, and waits for a reload
+EVICTING = "evicting"  # about to be unloaded, unless a call has just begun to use it
 UNLOADING = "unloading"  # no call may begin to use it; Triton may still have it loaded
 STATES = (
     LOADING,
@@ -32,6 +34,7 @@ STATES = (
     RELOADED,
     REFUSING,
     REFUSED,
+    EVICTING,
     UNLOADING,
 )
 
@@ -49,6 +52,7 @@ class Event(Enum):
         RELOADING: RESTARTING,
         RELOADED: RESTARTING,
         REFUSING: REFUSED,
+        EVICTING: READY,
     }
     LOADED = {LOADING: READY, ADDING: READY}
     LOAD_FAILED = {LOADING: FAILED, READY: FAILED}
@@ -61,4 +65,6 @@ class Event(Enum):
     UNLOAD_ENDED = {REFUSING: REFUSED}
     INTERRUPTED = {RELOADING: RESTARTING, REFUSING: REFUSED}
     DUE = {RESTARTING: RELOADING, REFUSED: RELOADING}
+    EVICT = {READY: EVICTING}
+    SPARE = {EVICTING: READY}
     UNLOAD = dict.fromkeys(STATES, UNLOADING)

@@ -1,5 +1,6 @@
 """The table of models: the state of each model, and why it is not ready. Standard library only."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,11 @@ from serving.errors import (
     ModelRefused,
     ModelRestarting,
     ServingError,
+    rebuilt,
 )
 from serving.model_status.states import (
     ADDING,
+    EVICTING,
     FAILED,
     LOADING,
     READY,
@@ -27,6 +30,7 @@ from serving.model_status.states import (
     UNLOADING,
     Event,
 )
+from serving.settings.table import AT_START, POLICIES
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Entry:
     Processes that died before `began` (time.monotonic) belonged to an earlier load or reload;
     `crashes` lists the times of later deaths. `answered` says that the model has answered its
     example or does not need to. `target` and `url` are set for an archive, `signature` and `source`
-    for a watched folder.
+    for a watched folder. `estimated` and `bytes` are the memory that the model was estimated and
+    measured to take. It may be evicted after `idle` seconds without a call.
     """
 
     name: str
@@ -62,6 +67,9 @@ class Entry:
     url: str = ""
     signature: str = ""
     source: str = ""
+    estimated: int = 0
+    bytes: int = 0
+    idle: float = 0.0
 
     @cached_property
     def key(self) -> tuple[str, str, str]:
@@ -80,27 +88,36 @@ class Entry:
             )
         if self.state == FAILED:
             return ModelFailed(self.name, self.reason)
-        if self.state == ADDING:
+        if self.state in (ADDING, EVICTING):
             return ModelNotLoaded(self.name)
         return ModelNotReady(f"model '{self.name}' is being loaded; try again shortly")
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A change of model folders (name -> signature) that was rejected. `reasons` contains one line
-    per mistake."""
+    """A change of model folders (name -> signature) that was rejected, or a load on demand.
+    `reasons` contains one line per mistake. `until` (time.monotonic) is when the load may be tried
+    again, which is `seconds` after it failed. `code` is that of the error that callers get."""
 
     folders: dict[str, str]
     reasons: list[str]
+    until: float = math.inf
+    seconds: float = 0.0
+    code: str = ModelFailed.code
+
+    def is_current(self) -> bool:
+        """Return whether calls still get the error."""
+        return self.until > time.monotonic()
 
 
 @dataclass(frozen=True)
 class Models:
     """The table of models: the models keyed by name, rejected changes, how many processes of each
-    model have died, tritonserver's process id, and how many models it has reloaded.
+    model have died, tritonserver's process id, how many models it has reloaded, and `counts` of
+    loads on demand.
 
     `checking` names the models whose new folders are being checked. `was_ready` is true once all
-    models have answered their examples. `on_demand` is true if POST /models loads the models.
+    models have answered their examples. `policy` is the name of the policy that loads the models.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -109,8 +126,14 @@ class Models:
     deaths: Mapping[str, int] = field(default_factory=dict)
     server: int = 0
     reloads: int = 0
+    counts: Mapping[str, float] = field(default_factory=dict)
     was_ready: bool = False
-    on_demand: bool = False
+    policy: str = AT_START.name
+
+    @property
+    def by_call(self) -> bool:
+        """Return whether calls load the models, so that there may be none."""
+        return POLICIES[self.policy].by_call
 
     @cached_property
     def current(self) -> dict[str, Entry]:
@@ -129,6 +152,15 @@ class Models:
             **self.current,
             **{entry.target: entry for entry in self.current.values() if entry.target},
         }
+
+    def rejection(self, name: str) -> ServingError | None:
+        """Return the error that says why the model was rejected, or None if it was not."""
+        current = [each for each in self.rejected if name in each.folders and each.is_current()]
+        if not current:
+            return None
+        reason = "; ".join([line for each in current for line in each.reasons])
+        code = current[0].code
+        return ModelFailed(name, reason) if code == ModelFailed.code else rebuilt(code, [reason])
 
     def with_entries(self, *entries: Entry) -> "Models":
         """Return a table in which these models are added or replaced."""
@@ -190,7 +222,7 @@ class Models:
             )
             return (
                 None
-                if self.on_demand
+                if self.by_call
                 else ModelNotReady(f"no model is served{f': {refused}' if refused else ''}")
             )
         errors = {name: error for name, entry in entries.items() if (error := self.error(entry))}

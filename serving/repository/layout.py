@@ -80,12 +80,12 @@ def final_folders(
 def folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted by name, except hidden ones and those whose names no
     model may have."""
-    children = (path for path in folder.iterdir() if path.is_dir())
-    return sorted(
-        path
-        for path in children
-        if not path.name.startswith((".", "__")) and not path.name.isdigit()
-    )
+    return sorted(path for path in folder.iterdir() if is_name(path.name) and path.is_dir())
+
+
+def is_name(name: str) -> bool:
+    """Return whether a model's folder may be called `name`."""
+    return not name.startswith((".", "__")) and not name.isdigit()
 
 
 def versions(model: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serving.errors import ConfigError, InvalidRequest
 from serving.repository.ensembles import check_parts
-from serving.repository.layout import CONFIG, folders_in, is_model
+from serving.repository.layout import CONFIG, folders_in, is_model, is_name
 from serving.repository.model_config import (
     ENSEMBLE,
     LARGEST_CONFIG,
@@ -55,9 +55,33 @@ def locate(url: str, root: Path) -> Archive:
         raise InvalidRequest(f"there is no folder {path}")
     # Triton would load any file that a link points to, and quote it in its errors
     inside = real_path(root.joinpath(*path.relative_to(root).parts[:2]), real_path(root))
-    check_entries(path, inside)
+    return archive_in(path, inside)
+
+
+def archive_in(path: Path, root: Path) -> Archive:
+    """Return the unpacked archive in the folder `path`. Raise ConfigError if it is invalid, or if
+    a link leads out of `root`."""
+    check_entries(path, root)
     is_one = (path / CONFIG).is_file()
-    archive = Archive(path, (path,), inside) if is_one else _of_folders(path, inside)
+    archive = Archive(path, (path,), root) if is_one else _of_folders(path, root)
+    check_parts(archive.folder, archive.parts)
+    return archive
+
+
+def model_in(folder: Path, root: Path) -> Archive:
+    """Return the model in a folder of a repository, with the models beside it that it calls. Raise
+    ConfigError if it is invalid, or if a link leads out of `root`."""
+    folders, pending = {folder.name: folder}, [folder]
+    while pending:
+        model = pending.pop()
+        check_entries(model, root)
+        for name in parts_of(read_file(model / CONFIG)):
+            part = folder.parent / name
+            is_beside = part.parent == folder.parent and is_name(name) and part.is_dir()
+            if is_beside and name not in folders:
+                folders[name] = part
+                pending.append(part)
+    archive = Archive(folder, tuple(folders.values()), root)
     check_parts(archive.folder, archive.parts)
     return archive
 

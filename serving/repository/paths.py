@@ -10,7 +10,15 @@ from serving.errors import ConfigError
 # Limits for an archive, counting through links to folders, because Triton follows them too when it
 # looks for changes.
 MOST_ENTRIES = 200_000  # files and folders: a conda environment with torch has about 60,000
+LONGEST_NAME = 1024  # characters of a model's name
 DEEPEST = 64  # levels of nested folders; a conda environment has about 20
+
+
+def is_nameable(name: str) -> bool:
+    """Return whether calls can name a model `name`: HTTP clients and proxies resolve the segments
+    "", "." and ".." of a path, so no call would find such a model."""
+    is_path = not {"", ".", ".."}.isdisjoint(name.split("/"))
+    return len(name) <= LONGEST_NAME and name.isprintable() and not is_path
 
 
 def real_path(path: Path, root: Path | None = None) -> Path:

@@ -57,20 +57,24 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class LoadPolicy:
-    """When models are loaded, and what follows from that. If model folders may change, they are
-    `copied`, and readiness is not `strict`, because the other models are ready while one is being
-    tried. 0 threads means Triton's default, which is 32 for a Python model: too many for 1,000
-    models."""
+    """When models are loaded, and what follows from that. If calls load them (`by_call`), none is
+    loaded at a start. If model folders may change, they are `copied`, and readiness is not
+    `strict`, because the other models are ready while one is being tried. 0 threads means Triton's
+    default, which is 32 for a Python model: too many for 1,000 models."""
 
+    name: str
+    by_call: bool = False
     copied: bool = False
     strict: bool = True
     loads_at_once: int = 0
     python_threads: int = 0
 
 
-AT_START = LoadPolicy()
-ON_CHANGE = LoadPolicy(copied=True, strict=False)
-ON_POST = LoadPolicy(loads_at_once=32, python_threads=4)
+AT_START = LoadPolicy("at-start")
+ON_CHANGE = LoadPolicy("on-change", copied=True, strict=False)
+ON_POST = LoadPolicy("on-post", by_call=True, loads_at_once=32, python_threads=4)
+ON_DEMAND = replace(ON_POST, name="on-demand")
+POLICIES = {policy.name: policy for policy in (AT_START, ON_CHANGE, ON_POST, ON_DEMAND)}
 
 
 class _File:
@@ -328,6 +332,20 @@ class Settings:
         help="whether changed, added and removed model folders take effect without a restart; "
         "auto: unless SAGEMAKER_MULTI_MODEL is true",
     )
+    models: str = _choice(
+        "SERVE_MODELS",
+        "auto",
+        "on-demand",
+        help="when models are loaded. on-demand: by their first call (docs/on-demand.md); auto: at "
+        "the start, unless SERVE_RELOAD or SAGEMAKER_MULTI_MODEL is true",
+    )
+    unpacked_mb: int = _setting(
+        "SERVE_UNPACKED_MB",
+        0,
+        within=(0, 2**30),
+        help="MB of disk that unpacked archives of on-demand models may take in SERVE_RUN_DIR; 0: "
+        "half of what is free",
+    )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
         False,
@@ -438,6 +456,7 @@ class Settings:
     # Files in the run folder
     # Triton's repository: NAME/ for each model (serving/repository/staging.py)
     staged_folder = _File("models")
+    unpacked_folder = _File("unpacked")  # archives of on-demand models
     copies_folder = _File("copies")  # copies of watched folders: LOAD/NAME
     table_file = _File("models.json")  # the state of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight
@@ -489,7 +508,7 @@ class Settings:
             model_repositories=tuple(
                 auto if path == AUTO else path.absolute() for path in self.model_repositories
             ),
-            ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
+            ping_mode=self.ping_mode.replace("auto", "live" if self.policy.by_call else "ready"),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
             max_body_mb=largest,
             workers=workers,
@@ -524,6 +543,8 @@ class Settings:
     @property
     def policy(self) -> LoadPolicy:
         """Return the policy that decides when models are loaded. It is chosen only here."""
+        if self.models == ON_DEMAND.name:
+            return ON_DEMAND
         return ON_POST if self.multi_model else ON_CHANGE if self.reload == "true" else AT_START
 
     @property
@@ -617,6 +638,19 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
             "them out"
         )
 
+    if values["models"] == ON_DEMAND.name:
+        yield from _obstacles_to_loads_on_demand(values)
+
+
+def _obstacles_to_loads_on_demand(values: Mapping[str, Any]) -> Iterator[str]:
+    for is_set, setting in (
+        (values["multi_model"], "SAGEMAKER_MULTI_MODEL=true"),
+        (values["kserve"] == "trusted", "SERVE_KSERVE=trusted"),
+        (len(values["model_repositories"]) > 1, "several folders in SERVE_MODEL_REPOSITORY"),
+    ):
+        if is_set:
+            yield f"SERVE_MODELS=on-demand does not work with {setting}: leave one of them out"
+
 
 def obstacle_to_reload(values: Mapping[str, Any]) -> str:
     """Return why changed model folders cannot be served, or "" if they can."""
@@ -625,6 +659,8 @@ def obstacle_to_reload(values: Mapping[str, Any]) -> str:
             "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME "
             "unloads archives"
         )
+    if values["models"] == ON_DEMAND.name:
+        return "SERVE_MODELS=on-demand, where the first call to a model loads it"
     if values["kserve"] == "trusted":
         return "SERVE_KSERVE=trusted, with which callers reach Triton's models by their own names"
     return ""

@@ -1,6 +1,7 @@
 """The benchmark runs, compares answers before it measures, and shows a server that fails instead of
 its figures."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -55,6 +56,22 @@ def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) ->
         "triton",
     ]
     assert "not 200" not in page.read_text()
+
+
+def test_measure_on_demand_mode() -> None:
+    options = ["--archives", "6", "--room", "3", "--callers", "2", "--seconds", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.on_demand", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    alone, beside, churn, counts = done.stdout.splitlines()
+    assert " right" in alone and " right" in beside and " right" in churn
+    assert "wrong" not in done.stdout
+    assert re.fullmatch(r"loads [1-9]\d*, misses [1-9]\d*, evictions \d+, thrash \d+", counts)
 
 
 def test_print_no_figures_for_a_row_with_a_failed_answer() -> None:

@@ -18,6 +18,7 @@ from serving.errors import (
 from serving.front.monitoring import Monitoring
 from serving.model_status.states import FAILED, LOADING, READY, REFUSED
 from serving.model_status.table import Entry, Models
+from serving.settings.table import AT_START, ON_POST, LoadPolicy
 from serving.triton.connection import PROBE_SECONDS
 
 pytestmark = pytest.mark.unit
@@ -73,22 +74,22 @@ LOADS = Entry("loads", "loads", "", "", 0, LOADING)
 
 
 @pytest.mark.parametrize(
-    ("entries", "was_ready", "on_demand", "error"),
+    ("entries", "was_ready", "policy", "error"),
     [
-        ([WELL], False, False, None),
-        ([], False, False, ModelNotReady),
-        ([], False, True, None),
-        ([WELL, SILENT], True, False, ModelNotReady),
-        ([WELL, LOADS], True, False, ModelNotReady),
-        ([WELL, ENDED], False, False, ModelRefused),
-        ([WELL, ENDED], True, False, None),
-        ([ENDED], True, False, ModelRefused),
+        ([WELL], False, AT_START, None),
+        ([], False, AT_START, ModelNotReady),
+        ([], False, ON_POST, None),
+        ([WELL, SILENT], True, AT_START, ModelNotReady),
+        ([WELL, LOADS], True, AT_START, ModelNotReady),
+        ([WELL, ENDED], False, AT_START, ModelRefused),
+        ([WELL, ENDED], True, AT_START, None),
+        ([ENDED], True, AT_START, ModelRefused),
     ],
 )
 def test_keep_ping_at_200_if_a_model_is_refused_and_others_serve(
-    entries: Sequence[Entry], was_ready: bool, on_demand: bool, error: type[ServingError] | None
+    entries: Sequence[Entry], was_ready: bool, policy: LoadPolicy, error: type[ServingError] | None
 ) -> None:
     unready = Models(
-        {each.name: each for each in entries}, was_ready=was_ready, on_demand=on_demand
+        {each.name: each for each in entries}, was_ready=was_ready, policy=policy.name
     ).unready()
     assert (type(unready) if unready else None) is error

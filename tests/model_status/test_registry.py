@@ -19,6 +19,7 @@ from serving.model_status.registry import Registry
 from serving.model_status.shared_files import Table
 from serving.model_status.states import ADDING, LOADING, READY, RESTARTING, UNLOADING
 from serving.model_status.table import Entry, Models
+from serving.settings.table import AT_START, ON_POST
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE
@@ -58,8 +59,9 @@ def registry(tmp_path: Path) -> Registry:
     return Registry(Loaded(), table, tmp_path / "deaths")
 
 
-def write(table: Table, *entries: Entry, on_demand: bool = False) -> None:
-    table.write(Models({entry.name: entry for entry in entries}, on_demand=on_demand))
+def write(table: Table, *entries: Entry, by_call: bool = False) -> None:
+    policy = ON_POST if by_call else AT_START
+    table.write(Models({entry.name: entry for entry in entries}, policy=policy.name))
 
 
 def test_call_a_warm_model_while_another_client_is_loading(
@@ -172,7 +174,7 @@ def test_answer_404_for_an_archive_that_is_not_loaded(tmp_path: Path) -> None:
     loading = Entry("n", "t", str(tmp_path), "load", 0, ADDING, target="t")
     registry = Registry(Loaded(), table, tmp_path / "deaths")
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
-        write(table, *entries, on_demand=True)
+        write(table, *entries, by_call=True)
         for name in ("n", "t"):
             with (
                 pytest.raises(ModelNotLoaded),

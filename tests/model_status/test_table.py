@@ -105,6 +105,36 @@ def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, Non
     table.write(Models())
 
 
+def evict(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
+    """Take the manager's steps to evict a model: choose it, mark it, look for calls, spare it or
+    unload it."""
+    if leases.requests(PART.column):
+        return
+    yield
+    table.write(table.look().moved(table.look().entries["part"], Event.EVICT))
+    yield
+    if leases.requests(PART.column):
+        table.write(table.look().moved(table.look().entries["part"], Event.SPARE))
+        return
+    yield
+    yield from unload(table, leases, used)
+
+
+def want(
+    table: Table, leases: Leases, row: int, used: list[int], answered: list[int]
+) -> Generator[None, None, None]:
+    """Call a model on demand until it answers: if it is gone, the manager loads it again."""
+    while row not in answered:
+        if "part" not in table.look().entries:
+            table.write(models(replace(PART, load_id="another")))
+            yield
+        for _ in call(table, leases, row, used):
+            if row in used:
+                answered.append(row)
+            yield
+        yield
+
+
 def happen(table: Table, event: Event) -> Generator[None, None, None]:
     """Let something happen to the model."""
     table.write(table.look().moved(PART, event))
@@ -135,6 +165,24 @@ def test_never_unload_a_model_in_use_in_any_order_of_steps(tmp_path: Path) -> No
             ],
         )
         assert leases.requests(PART.column) == leases.bytes(PART.column) == 0
+
+
+def test_evict_no_model_in_use_and_answer_all_that_want_it(tmp_path: Path) -> None:
+    for order in _distinct((0, 0, 0, 0, 1, 2, 2, 2, 2)):
+        table, leases = Table(tmp_path / "table"), Leases(None, 2)
+        used, answered = list[int](), list[int]()
+        table.write(models(PART))
+        play(
+            order,
+            [
+                want(table, leases, 0, used, answered),
+                want(table, leases, 1, used, answered),
+                evict(table, leases, used),
+            ],
+        )
+        assert set(answered) == {0, 1}
+        assert leases.requests(PART.column) == leases.bytes(PART.column) == 0
+        assert table.look().entries["part"].state == READY
 
 
 TRANSITIONS: list[tuple[Event, str, str]] = []

@@ -13,6 +13,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from tests.endpoint.hostile_models import make_text_models
+from tests.model_lifecycle.test_multimodel import make_model
+from tests.model_lifecycle.test_on_demand import on_demand
 from tests.page.browser import PHONE, WIDE, choose, chromium, make_repository, opened, rectangle
 from tests.simulate.simulation import Simulation
 from tests.support.callers import run_caller
@@ -459,6 +461,22 @@ def test_show_when_triton_is_killed_and_when_it_is_back(page: Page, server: Serv
         expect(page.locator("#banner")).to_contain_text("tritonserver")
     expect(page.locator("#health")).to_have_text("Ready")
     expect(page.locator("#banner")).to_be_hidden()
+
+
+def test_say_that_a_chosen_model_is_being_loaded(browser: Browser, tmp_path: Path) -> None:
+    held = tmp_path / "models/held"
+    make_model(held, 7, initialize="hold()", label="seven")
+    (tmp_path / "models/broken.tar.gz").write_bytes(b"no archive")
+    with on_demand(tmp_path, SERVE_PAGE="true") as server, opened(browser, server.url) as page:
+        choose(page, "held")
+        wait_until((held / "1/held").exists, "it is being loaded")
+        expect(page.locator("#input")).to_have_text("held is being loaded …")
+        (held / "1/go").touch()
+        expect(page.get_by_role("button", name="Run")).to_be_visible()
+        expect(page.get_by_role("radio", name="held")).to_be_focused()
+        expect(page.locator("#error")).to_be_empty()
+        choose(page, "broken")
+        expect(page.locator("#error")).to_contain_text("broken.tar.gz cannot be unpacked")
 
 
 def test_call_the_simulator_with_the_boto3_code(

@@ -9,13 +9,13 @@ import pytest
 from serving.host.machine import Machine
 from serving.named_value import Names
 from serving.settings.setting import Setting, SettingsError
-from serving.settings.table import AT_START, ON_CHANGE, ON_POST, TABLE, Settings
+from serving.settings.table import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, TABLE, Settings
 
 pytestmark = pytest.mark.unit
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
 # where the most is set for all of them
-CONTRADICT = ("port", "grpc_port", "batch_payload_mb", "batch_concurrency")
+CONTRADICT = ("port", "grpc_port", "batch_payload_mb", "batch_concurrency", "models")
 # For each setting that has a form of its own a text, its value, and a text that is wrong.
 FORMS: dict[str, tuple[str, Any, str]] = {
     "origins": (
@@ -90,6 +90,22 @@ def test_ignore_folders_where_the_platform_loads_models() -> None:
 
     assert read(SERVE_RELOAD="auto").policy == ON_CHANGE
     assert read().policy == AT_START
+    assert read(SERVE_MODELS="on-demand", SERVE_RELOAD="auto").policy == ON_DEMAND
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"SAGEMAKER_MULTI_MODEL": "true"},
+        {"SERVE_KSERVE": "trusted"},
+        {"SERVE_RELOAD": "true"},
+        {"SERVE_MODEL_REPOSITORY": "/a:/b"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_refuse_what_does_not_work_with_loads_on_demand(other: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=f"(?=.*SERVE_MODELS=on-demand).*{next(iter(other))}"):
+        read(SERVE_MODELS="on-demand", **other)
 
 
 def test_refuse_triton_options_that_belong_to_the_manager() -> None:

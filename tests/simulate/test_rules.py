@@ -14,8 +14,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from serving.headers import SESSION_ID
+from serving.repository.unpacking import BadArchive
 from simulate.container import Container
-from simulate.models import BadArchive
 from simulate.rules import TABLE
 from tests.simulate.simulation import ENOUGH_TO_ANSWER, Simulation, make_tar
 from tests.support.harness import PATIENCE, wait_until

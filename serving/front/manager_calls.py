@@ -1,0 +1,73 @@
+"""Calls of the model manager, which loads and unloads models."""
+
+import http.client
+import time
+from typing import Any
+
+import orjson
+
+from serving.budget import seconds_left
+from serving.errors import ModelNotFound, ModelNotReady, rebuilt
+from serving.host.network import LocalConnection
+from serving.named_value import quoted
+from serving.repository.paths import is_nameable
+from serving.settings.table import Settings
+
+# the model manager takes 0.5 s to start, or several seconds on a busy machine
+MANAGER_SECONDS = 10.0
+WANT_SECONDS = 2.0  # the manager answers within a second whether it begins to load a model
+PAUSE = 0.05
+
+
+def ask_manager(
+    settings: Settings, method: str, path: str, seconds: float, **fields: str
+) -> dict[str, Any]:
+    """Send a request to the model manager, and return its reply. If the manager is just starting,
+    wait for it. Raise the error that it returns, or ModelNotReady."""
+    try:
+        return _exchange(settings, method, path, seconds, **fields)
+    except OSError as err:
+        raise ModelNotReady(
+            "the process that loads models is being started (again): try again shortly"
+        ) from err
+
+
+def want_model(settings: Settings, name: str) -> None:
+    """Make the model manager begin to load a model. Do nothing if the manager does not answer,
+    because the caller asks again. Raise the error that says why the model is not loaded, or
+    TooLate."""
+    if not is_nameable(name):
+        raise ModelNotFound(f"Request for unknown model: {quoted(name)} is not the name of a model")
+    seconds = seconds_left(WANT_SECONDS)
+    try:
+        _exchange(settings, "POST", "/wanted", seconds, name=name)
+    except OSError:
+        return
+
+
+def _exchange(
+    settings: Settings, method: str, path: str, seconds: float, **fields: str
+) -> dict[str, Any]:
+    """Send a request to the model manager, and return its reply. Raise the error that it returns,
+    or OSError."""
+    connection = LocalConnection(settings.manager_socket, seconds)
+    end = time.monotonic() + min(seconds, MANAGER_SECONDS)
+    try:
+        while connection.sock is None:
+            try:
+                connection.connect()
+            except OSError:
+                connection.close()
+                if time.monotonic() > end:
+                    raise
+                time.sleep(PAUSE)
+        connection.request(method, path, orjson.dumps(fields))
+        reply = connection.getresponse()
+        answer: dict[str, Any] = orjson.loads(reply.read())
+    except http.client.HTTPException as err:
+        raise ConnectionError(f"{type(err).__name__}: {err}") from err
+    finally:
+        connection.close()
+    if reply.status != http.client.OK:
+        raise rebuilt(**answer)
+    return answer

@@ -1,0 +1,439 @@
+"""On-demand mode: the first call to a model loads it. The least recently used models are evicted if
+memory, as measured, would become short.
+
+    a call -> `want` -> the name is looked up -> a thread: unpack, make room, load -> READY
+                                                                            or rejected for a while
+
+Only choosing victims and reserving memory is done under a lock. A victim is first `evicting`, which
+no call may use. If a call had just begun to use it, it is spared.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from serving.errors import (
+    ConfigError,
+    LoadFailed,
+    ModelFailed,
+    ModelNotFound,
+    ModelNotReady,
+    OutOfMemory,
+    ServingError,
+    TritonTimeout,
+    TritonUnavailable,
+)
+from serving.host.processes import memory_by_model, used_by
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.on_post import OnPost, keep_last
+from serving.model_status.states import EVICTING, READY, UNLOADING, Event
+from serving.model_status.table import Entry, Models, Rejection
+from serving.repository.locate_archive import Archive
+from serving.repository.model_config import correlation_type, read_config, sequence_idle_seconds
+from serving.repository.source import FolderSource, Found, plain_name
+from serving.repository.unpacking import BadArchive
+from serving.settings.table import MEGABYTE
+
+log = logging.getLogger(__name__)
+LOADS_AT_ONCE = 4
+# A load that takes longer may hang until its time limit (350 s). So another one begins beside it.
+SLOW_SECONDS = 30.0
+MOST_LOADS = 64  # loads that are in progress or wait for their turn
+LOOK_UPS_AT_ONCE = 64
+LOOK_UPS_A_SECOND = 200
+MISSING_SECONDS = 30.0  # a name that does not exist is looked up again after this time
+# Seconds until a failed load is tried again, doubled each time after that. A load that tritonserver
+# did not survive may not be to blame.
+FAILED_SECONDS, INTERRUPTED_SECONDS, FAILED_MOST = 30.0, 2.0, 600.0
+BUSY_SECONDS = 1.0  # the same for a load for which there is no memory at the moment
+MOST_REJECTED = 100
+IDLE_SECONDS = 1.0  # a model that was used later than this is not evicted
+# A model that is loaded again within this time was evicted too early. While loads had to evict
+# within this time, memory for the next load is kept free.
+THRASH_SECONDS = 60.0
+KEPT_FREE = 4  # at most 1 / KEPT_FREE of the memory
+
+
+class Postponed(Exception):
+    """Raised if there is no memory for a load at the moment. `error` is what callers get."""
+
+    def __init__(self, error: ServingError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class LookUps:
+    """Looks up names in the repository, within bounds. Thread-safe."""
+
+    def __init__(
+        self, source: FolderSource, most: int = LOOK_UPS_A_SECOND, seconds: float = 1.0
+    ) -> None:
+        self._source, self._lock = source, threading.Lock()
+        self._seconds = seconds
+        self._turns = threading.Semaphore(LOOK_UPS_AT_ONCE)
+        self._times = deque([-math.inf] * most, most)
+        self._missing: dict[str, float] = {}  # names that did not exist, and when
+
+    def find(self, name: str) -> Found:
+        """Return the model called `name`. Raise ModelNotFound, or ModelNotReady if it cannot be
+        looked up now."""
+        now = time.monotonic()
+        unknown = ModelNotFound(
+            f"Request for unknown model: '{name}' is not found; a model is named by its path in "
+            "the model repository, without .tar.gz, and a new one is found within "
+            f"{MISSING_SECONDS:g} s"
+        )
+        with self._lock:
+            if self._missing.get(name, -math.inf) > now - MISSING_SECONDS:
+                raise unknown
+            if self._times[0] > now - self._seconds:
+                raise ModelNotReady("too many models are looked up at once; try again shortly")
+            self._times.append(now)
+        if not self._turns.acquire(blocking=False):
+            raise ModelNotReady("the model repository does not answer; try again")
+        try:
+            found = self._source.find(name)
+        except OSError as err:
+            log.error("the model repository cannot be read: %s", err)
+            raise ModelNotReady("the model repository cannot be read; try again") from err
+        finally:
+            self._turns.release()
+        if found is None:
+            with self._lock:
+                keep_last(self._missing, name, now)
+            raise unknown
+        return found
+
+
+class OnDemand(OnPost):
+    """The policy that loads a model when it is first called. Thread-safe."""
+
+    too_large = OutOfMemory
+
+    def __init__(self, manager: Manager) -> None:
+        super().__init__(manager)
+        settings = self.settings
+        self._source = FolderSource(
+            settings.model_repositories[0],
+            settings.unpacked_folder,
+            settings.unpacked_mb * MEGABYTE,
+            self._folders,
+        )
+        self._look_ups = LookUps(self._source)
+        self._kept = [plain_name(name) for name in settings.load_models]
+        self._lock = threading.Lock()
+        # models that are being loaded or wait for that, and when their loads began
+        self._loading: dict[str, float] = {}
+        self._waiting: deque[Found] = deque()
+        self._threads = ThreadPoolExecutor(MOST_LOADS, thread_name_prefix="load")
+        self._unloads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="unload")
+        self._evicted: dict[str, float] = {}  # models, and when they were evicted
+        self._last_needs: deque[int] = deque(maxlen=10)  # the bytes of the last loads
+        self._last_shortage = -math.inf  # when a load last had to evict models
+        self._turn = 0
+
+    def want(self, name: str) -> None:
+        """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound,
+        ModelNotReady, or the error with which its last load failed."""
+        if name in self._loading or self.manager.get(name):
+            return
+        found = self._look_ups.find(name)
+        if rejection := self.manager.models().rejection(name):
+            raise rejection
+        with self._lock:
+            if name in self._loading:
+                return
+            if len(self._loading) >= MOST_LOADS:
+                raise ModelNotReady(
+                    f"{MOST_LOADS} other models are being loaded or wait for that; try again"
+                )
+            self._loading[name] = math.inf
+            self._waiting.append(found)
+        self._begin_loads()
+
+    def known(self) -> list[str]:
+        try:
+            return self._source.names()
+        except OSError as err:
+            log.error("the model repository cannot be listed: %s", err)
+            return []
+
+    def step(self) -> None:
+        """Load the models that must be loaded, keep memory free, and look whether a model that
+        failed has changed. Raise the error of a model that cannot be loaded."""
+        super().step()
+        self._begin_loads()
+        self._keep_free()
+        self._look_at_a_rejection()
+        errors = []
+        for name in self._kept:
+            try:
+                self.want(name)
+            except ServingError as err:
+                errors.append(err)
+        if errors:
+            raise errors[0]
+
+    def failed(self, entry: Entry, reason: str) -> None:
+        """Stop serving the model that a new tritonserver could not load."""
+        with self.manager.changing(entry.name):
+            if self.manager.is_current(entry):
+                self._reject(entry.name, entry.signature, ModelFailed(entry.name, reason))
+                self.manager.drop(entry)
+
+    def _begin_loads(self) -> None:
+        """Begin the loads whose turn it is: LOADS_AT_ONCE, not counting slow ones."""
+        with self._lock:
+            now = time.monotonic()
+            fast = sum([now - SLOW_SECONDS < began < math.inf for began in self._loading.values()])
+            for _ in range(min(LOADS_AT_ONCE - fast, len(self._waiting))):
+                found = self._waiting.popleft()
+                self._loading[found.name] = now
+                self._threads.submit(self._load_found, found)
+
+    def _load_found(self, found: Found) -> None:
+        """Load a model in a thread of its own. If that fails, reject the model."""
+        name, signature = found.name, ""
+        try:
+            signature = found.signature()
+            began = time.monotonic()
+            with self._source.archive(found) as archive, self.manager.changing(name):
+                if self.manager.get(name):  # it is still being unloaded
+                    return
+                unpacked = time.monotonic()
+                idle = idle_seconds(archive, self.settings.device)
+                self._add(archive, name, name, url=str(found.path), signature=signature, idle=idle)
+            self._keep_rejected(name)
+            ended = time.monotonic()
+            self._count_thrash(name, began)
+            self.manager.count(
+                loads=1, unpack_seconds=unpacked - began, load_seconds=ended - unpacked
+            )
+            log.info("loaded '%s' in %.1f s", name, ended - began)
+        except Postponed as err:
+            log.info("%s", err)
+            self._reject(name, signature, err.error, BUSY_SECONDS)
+        except TritonUnavailable as err:
+            self._reject(name, signature, err, self._pause(name, INTERRUPTED_SECONDS))
+        except (ConfigError, BadArchive, OSError, LoadFailed, TritonTimeout) as err:
+            self._reject(name, signature, ModelFailed(name, str(err)))
+        except ServingError as err:
+            self._reject(name, signature, err)
+        except Exception:
+            log.exception("'%s' cannot be loaded", name)
+            reason = "an internal error; the log has it"
+            self._reject(name, signature, ModelFailed(name, reason))
+        finally:
+            with self._lock:
+                del self._loading[name]
+            self._begin_loads()
+
+    def _admit(self, entry: Entry, needed: int) -> Entry:
+        """Evict models if there is no memory for the load, and add it to the table. Raise
+        OutOfMemory, LoadFailed or Postponed."""
+        if needed > self.memory:
+            return super()._admit(entry, needed)  # raises OutOfMemory
+        try:
+            with self._admitting:
+                victims = self._choose(self._pid(), entry.name, needed)
+                self._promised[entry.name] = needed
+            if victims:
+                self._last_shortage = time.monotonic()
+                self._evict(victims)
+            self._last_needs.append(needed)
+            return self._add_to_table(entry, needed)
+        except BaseException as err:
+            self._promised.pop(entry.name, None)
+            if isinstance(err, (TritonUnavailable, TritonTimeout)):
+                reason = f"'{entry.name}' is not loaded yet: {err}"
+                raise Postponed(ModelNotReady(reason)) from err
+            raise
+
+    def _add_to_table(self, entry: Entry, needed: int) -> Entry:
+        try:
+            return super()._admit(entry, needed)
+        except OutOfMemory as err:  # other models have grown in the meantime
+            raise Postponed(err) from err
+
+    def _used(self, pid: int, name: str) -> int:
+        """Count only what a model that is being loaded does not hold yet of what it was promised,
+        and nothing of what is being unloaded."""
+        sizes = memory_by_model(pid)
+        used = used_by(pid)
+        entries = self.manager.models().entries
+        for other, promised in self._promised.copy().items():
+            if other != name:
+                held = self.held(entries[other], sizes) if other in entries else 0
+                used += max(0, promised - held)
+        leaving = [e for e in entries.values() if e.state in (EVICTING, UNLOADING)]
+        return used - sum([self._size(entry, sizes) for entry in leaving])
+
+    def _size(self, entry: Entry, sizes: dict[str, int]) -> int:
+        return self.held(entry, sizes) if entry.bytes else entry.estimated
+
+    def _choose(self, pid: int, name: str, needed: int) -> list[Entry]:
+        """Choose models to evict, so that `needed` bytes are free for `name`. Raise Postponed if
+        that is not possible now. The caller holds the lock."""
+        lacking = self._used(pid, name) + needed - self.memory
+        sizes = memory_by_model(pid)
+        victims: list[Entry] = []
+        busy = sum(self._promised.values())  # models that are being loaded can be evicted later
+        for entry in self._by_last_use():
+            if lacking <= 0:
+                break
+            size = self._size(entry, sizes)
+            if self._is_idle(entry) and self._mark(entry):
+                victims.append(entry)
+                lacking -= size
+            else:
+                busy += size
+        if lacking > 0:
+            self._spare(victims)
+            reason = f"'{name}' is not loaded: memory lacks {lacking / 2**20:.0f} MB, and "
+            raise Postponed(
+                ModelNotReady(f"{reason}all other models are in use; try again")
+                if lacking <= busy
+                else OutOfMemory(
+                    f"{reason}no other model may be evicted; raise SERVE_MODEL_MEMORY_SHARE or the "
+                    "container's memory, or shorten SERVE_LOAD_MODELS"
+                )
+            )
+        return victims
+
+    def _by_last_use(self) -> list[Entry]:
+        """Return the models that may be evicted once they are idle, the least recently used
+        first."""
+        entries = self.manager.models().entries.values()
+        candidates = [e for e in entries if e.state == READY and e.name not in self._kept]
+        return sorted(candidates, key=lambda entry: self.manager.leases.last_use(entry.column))
+
+    def _is_idle(self, entry: Entry) -> bool:
+        leases = self.manager.leases
+        idle = time.monotonic() - leases.last_use(entry.column)
+        return idle >= entry.idle and not leases.requests(entry.column)
+
+    def _mark(self, entry: Entry) -> bool:
+        """Choose the model for eviction, unless a call uses it. A call counts itself and then reads
+        the table again, so it either is seen here or does not use the model."""
+        if not self.manager.move(entry, Event.EVICT):
+            return False
+        if self.manager.leases.requests(entry.column):
+            self._spare([entry])
+            return False
+        return True
+
+    def _spare(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self.manager.move(entry, Event.SPARE)
+
+    def _evict(self, victims: Sequence[Entry]) -> None:
+        """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if that frees less than
+        half of what they hold, because then further evictions would free nothing either."""
+        try:
+            for start in range(0, len(victims), LOADS_AT_ONCE):
+                some = victims[start : start + LOADS_AT_ONCE]
+                before = memory_by_model(self._pid())
+                list(self._unloads.map(self._unload_victim, some))
+                after = memory_by_model(self._pid())
+                booked = sum([self._size(entry, before) for entry in some])
+                freed = sum([self.held(entry, before) - self.held(entry, after) for entry in some])
+                freed += max(0, before[""] - after[""])
+                if len(some) > 1 and freed < booked / 2:
+                    reason = (
+                        f"{len(some)} models were unloaded, which freed {freed / 2**20:.0f} of "
+                        f"{booked / 2**20:.0f} MB: their backend keeps memory"
+                    )
+                    log.error("%s", reason)
+                    raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
+        finally:
+            self._spare(victims)
+
+    def _unload_victim(self, entry: Entry) -> None:
+        began = time.monotonic()
+        with self.manager.changing(entry.name):
+            latest = self.manager.models().latest(entry)
+            if latest is None or latest.state != EVICTING:  # it has been spared
+                return
+            self._measure(entry)
+            self.manager.unload(entry)
+        now = time.monotonic()
+        keep_last(self._evicted, entry.name, now)
+        self.manager.count(evictions=1, eviction_seconds=now - began)
+        log.info("evicted '%s' in %.1f s", entry.name, now - began)
+
+    def _keep_free(self) -> None:
+        """Keep memory for a load free while loads have to evict models, so that they rarely wait
+        for that."""
+        largest = max(self._last_needs, default=0)
+        is_short = time.monotonic() < self._last_shortage + THRASH_SECONDS
+        if not is_short or largest > self.memory / KEPT_FREE:
+            return
+        with suppress(Postponed):
+            with self._admitting:
+                victims = self._choose(self._pid(), "", largest)
+            self._evict(victims)
+
+    def _count_thrash(self, name: str, began: float) -> None:
+        evicted = self._evicted.pop(name, -math.inf)
+        if evicted > began - THRASH_SECONDS:
+            self.manager.count(thrash=1)
+            log.warning(
+                "'%s' was loaded again %.0f s after its eviction: raise SERVE_MODEL_MEMORY_SHARE "
+                "or the container's memory",
+                name,
+                began - evicted,
+            )
+
+    def _pause(self, name: str, first: float) -> float:
+        """Return the seconds until a load that has failed is tried again."""
+        rejected = self.manager.models().rejected
+        last = max([each.seconds for each in rejected if name in each.folders], default=0)
+        return min(2 * last, FAILED_MOST) if last >= first else first
+
+    def _reject(self, name: str, signature: str, error: ServingError, seconds: float = 0.0) -> None:
+        """Answer calls with the error for a while."""
+        seconds = seconds or self._pause(name, FAILED_SECONDS)
+        reason = error.reason if isinstance(error, ModelFailed) else str(error)
+        until = time.monotonic() + seconds
+        rejection = Rejection({name: signature}, [reason], until, seconds, error.code)
+        self._keep_rejected(name, rejection)
+        if seconds > BUSY_SECONDS:
+            log.error("'%s' is tried again in %g s: %s", name, seconds, reason)
+
+    def _keep_rejected(self, name: str, *new: Rejection) -> None:
+        """Replace the rejection of the model."""
+
+        def change(models: Models) -> Models:
+            others = [each for each in models.rejected if name not in each.folders]
+            return replace(models, rejected=(*others, *new)[-MOST_REJECTED:])
+
+        self.manager.write(change)
+
+    def _look_at_a_rejection(self) -> None:
+        """Let a model be loaded that has changed since it was rejected. Look at one each time."""
+        if rejected := self.manager.models().rejected:
+            self._turn += 1
+            (pair,) = rejected[self._turn % len(rejected)].folders.items()
+            found = self._source.find(pair[0])
+            if found is None or found.signature() != pair[1]:
+                self._keep_rejected(pair[0])
+
+    def _folders(self) -> list[Path]:
+        return [Path(entry.folder) for entry in self.manager.models().entries.values()]
+
+
+def idle_seconds(archive: Archive, device: str) -> float:
+    """Return the seconds without a call after which the model may be evicted: no sequence of calls
+    may be in progress. Raise Unreadable."""
+    configs = [read_config(part, device) for part in archive.parts]
+    sequences = [
+        sequence_idle_seconds(config) for config in configs if correlation_type(config) is not None
+    ]
+    return max([IDLE_SECONDS, *sequences])

@@ -1,0 +1,54 @@
+"""Unpacks an archive within bounds. Standard library only."""
+
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from serving.repository.paths import MOST_ENTRIES
+
+
+class BadArchive(Exception):
+    """Raised if an archive cannot be unpacked. The message says why."""
+
+
+def size_of(folder: Path) -> int:
+    """Return the total size in bytes of all files in the folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> None:
+    """Unpack a tar archive, compressed or not, into a new folder. Raise BadArchive after removing
+    the folder.
+
+    tarfile's "data" filter (PEP 706) rejects devices and entries outside the folder, and ignores
+    owners. `take` is called with the size in bytes of each file before it is written, and raises
+    OSError if there is no space for it.
+    """
+    folder.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            free = shutil.disk_usage(folder).free
+            tar.extractall(folder, _bounded(tar, free, take), filter="data")
+    except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as err:
+        shutil.rmtree(folder, ignore_errors=True)
+        text = str(err) or type(err).__name__
+        reason = text.splitlines()[0].rstrip(":")
+        raise BadArchive(f"{archive.name} cannot be unpacked: {reason}") from err
+
+
+def _bounded(
+    tar: tarfile.TarFile, free: int, take: Callable[[int], object], most: int = MOST_ENTRIES
+) -> Iterator[tarfile.TarInfo]:
+    """Yield the entries of the archive. Raise ValueError if there are more than `most`, or if their
+    files have more than `free` bytes."""
+    size = 0
+    for count, member in enumerate(tar, 1):
+        size += member.size
+        if count > most:
+            raise ValueError(f"it has more than {most} files")
+        if size > free:
+            raise ValueError(f"its files have more than the {free} bytes that are free on the disk")
+        take(member.size)
+        yield member
