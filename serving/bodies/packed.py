@@ -1,5 +1,6 @@
 """Decompresses a body that has a Content-Encoding."""
 
+import io
 import zlib
 
 from serving.budget import MOST_MEMBERS, check_count, check_time
@@ -8,6 +9,7 @@ from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # accept a gzip or a zlib header
 PIECE = 64 * 1024  # bytes of compressed data
+INFLATED = 2**20  # bytes that one call decompresses: copying them holds the GIL
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
@@ -25,7 +27,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
             f"Content-Encoding must be gzip, deflate or identity, not '{encoding}'"
         )
     rest = memoryview(body)
-    content = bytearray()
+    content = io.BytesIO()
     members = 0
     try:
         while rest:
@@ -37,10 +39,10 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
         raise InvalidRequest(
             f"Content-Encoding is {name}, but the body cannot be unpacked: {err}"
         ) from err
-    return bytes(content)
+    return content.getvalue()
 
 
-def _inflate_member(packed: memoryview, content: bytearray, limit: int) -> int:
+def _inflate_member(packed: memoryview, content: io.BytesIO, limit: int) -> int:
     """Append the content of the first gzip member to `content`, and return the member's compressed
     length. The data is passed to zlib in pieces, because zlib copies whatever follows the
     member."""
@@ -50,10 +52,11 @@ def _inflate_member(packed: memoryview, content: bytearray, limit: int) -> int:
         piece = packed[end : end + PIECE]
         if not piece:
             raise zlib.error("it ends too early")
-        content += member.decompress(piece, limit - len(content) + 1)
-        if len(content) > limit:
+        content.write(member.decompress(piece, INFLATED))
+        if content.tell() > limit:
             raise PayloadTooLarge(
                 f"the body unpacks to more than {limit} bytes; SERVE_MAX_BODY_MB sets the limit"
             )
-        end += len(piece) - len(member.unused_data)
+        left = member.unused_data if member.eof else member.unconsumed_tail
+        end += len(piece) - len(left)
     return end

@@ -3,6 +3,7 @@ bodies; read Accept."""
 
 import gzip
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from serving.bodies.forms import TextOrForm
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
-from serving.bodies.packed import unpacked
+from serving.bodies.packed import INFLATED, unpacked
 from serving.bodies.reading import read_attributes, read_body
 from serving.bodies.tables import CsvBody
 from serving.codecs import JSON
@@ -160,6 +161,15 @@ def packed(data: bytes) -> bytes:
 )
 def test_unpack_a_compressed_body_up_to_the_limit(encoding: str, data: bytes) -> None:
     assert unpacked(data, encoding, LIMIT) == BODY
+
+
+@pytest.mark.parametrize("compress", [packed, zlib.compress])
+def test_unpack_members_that_take_several_calls_each(compress: Callable[[bytes], bytes]) -> None:
+    member = b"0123456789" * (INFLATED // 4)
+    data = compress(member) * 3
+    assert unpacked(data, "gzip", 3 * len(member)) == member * 3
+    with pytest.raises(InvalidRequest, match="too early"):
+        unpacked(data[:-1], "gzip", 3 * len(member))
 
 
 def test_unpack_an_empty_body() -> None:
