@@ -241,9 +241,9 @@ def test_answer_small_requests_with_a_full_disk_and_500_to_large_ones(
         # The second worker may start later. One that starts on a full disk ends with its first
         # request.
         counts = server.run_dir / "metrics"
-        # Two files of each worker and one of gunicorn's master.
+        # Two files of each worker and of gunicorn's master.
         wait_until(
-            lambda: [file.stat().st_size > 0 for file in counts.glob("*.db")] == [True] * 5,
+            lambda: [file.stat().st_size > 0 for file in counts.glob("*.db")] == [True] * 6,
             "two workers",
         )
         pids = {name: server.pid(name) for name in ("tritonserver", "gunicorn", "nginx")}
