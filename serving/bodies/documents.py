@@ -311,6 +311,7 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
 def _parsed(data: bytes) -> schemas.Tensors | None:
     """Parse a document of tensors, keeping each `data` as an array of simdjson, so that its numbers
     do not become Python objects. Return None for anything else."""
+    schemas.describe(schemas.Tensors)
     try:
         document = _members(simdjson.Parser().parse(data))
         entries = document.pop("inputs")

@@ -7,6 +7,7 @@ limit.
 """
 
 import re
+import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -172,11 +173,25 @@ class Load(Struct):
     url: str
 
 
+_DESCRIBED: set[Any] = set()
+_DESCRIBING = threading.Lock()
+
+
+def describe(shape: Any) -> None:
+    """Let one thread make msgspec's description of a shape. msgspec keeps it in the class before it
+    is whole, and a thread that reads it then ends the worker (SIGSEGV)."""
+    with _DESCRIBING:
+        if shape not in _DESCRIBED:
+            msgspec.json.Decoder(shape)
+            _DESCRIBED.add(shape)
+
+
 def read(
     shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = ""
 ) -> Type:
     """Parse a JSON text, or convert a parsed object, to `shape`: a Struct, or any type that msgspec
     supports. Raise InvalidRequest or PayloadTooLarge."""
+    describe(shape)
     try:
         if isinstance(value, Mapping):
             return msgspec.convert(value, shape)

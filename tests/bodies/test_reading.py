@@ -2,6 +2,8 @@
 bodies; read Accept."""
 
 import gzip
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,7 @@ from serving.request import Request
 from tests.bodies.test_instances import Length, client_of
 from tests.bodies.test_limits import looks
 from tests.support.deadlines import within
+from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
 
@@ -210,3 +213,38 @@ LINES, EVENTS = "application/jsonlines", "text/event-stream"
 )
 def test_read_accept_by_quality_and_fall_back_to_json(accept: str, wanted: str) -> None:
     assert (streamed_type(accept) or JSON_TYPE) == wanted
+
+
+AT_ONCE = """
+import sys
+import threading
+
+import msgspec
+
+from serving.bodies.schemas import read
+
+sys.setswitchinterval(1e-6)
+for number in range(300):
+    fields = [(f"a{index}", "list[int] | None", None) for index in range(20)]
+    inner = msgspec.defstruct(f"Inner{number}", fields)
+    lists = [(f"b{index}", list[inner] | None, None) for index in range(5)]
+    outer = msgspec.defstruct(f"Outer{number}", lists)
+    begin = threading.Barrier(4)
+
+    def call():
+        begin.wait()
+        read(outer, b'{"b0": [{"a0": [1]}]}')
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_read_a_new_shape_in_several_threads_at_once() -> None:
+    """In msgspec itself, a thread ends the process (SIGSEGV) if another has just begun to describe
+    the shape."""
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
