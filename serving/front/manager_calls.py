@@ -61,7 +61,10 @@ def _exchange(
                 if time.monotonic() > end:
                     raise
                 time.sleep(PAUSE)
-        connection.request(method, path, orjson.dumps(fields))
+        # The manager does not read the body of a GET, and closing a socket with unread bytes resets
+        # the connection.
+        body = orjson.dumps(fields) if fields else None
+        connection.request(method, path, body)
         reply = connection.getresponse()
         answer: dict[str, Any] = orjson.loads(reply.read())
     except http.client.HTTPException as err:

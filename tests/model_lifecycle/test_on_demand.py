@@ -50,14 +50,7 @@ def answer(reply: requests.Response) -> Any:
 
 
 def loaded(server: Server) -> set[str]:
-    replies: list[requests.Response] = []
-
-    def is_listed() -> bool:
-        replies.append(server.get("/models"))
-        return replies[-1].ok
-
-    wait_until(is_listed, "GET /models is answered")  # 503 while the manager does not answer
-    listed = replies[-1].json()["models"]
+    listed = server.get("/models").json()["models"]
     return {model["name"] for model in listed if model["state"] == "ready"}
 
 
