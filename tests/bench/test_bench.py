@@ -25,6 +25,19 @@ from tests.support.started import ends_with
 pytestmark = pytest.mark.stack
 
 
+def run(module: str, *options: str, timeout: float) -> str:
+    """Run a program of the benchmark, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     scenarios, servers = ["photo, 1", "4 floats as JSON, version"], ["ours", "bare", "triton"]
@@ -40,14 +53,7 @@ def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) ->
         "--out",
         str(page),
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
+    run("bench", *options, timeout=2 * PATIENCE)
     photo, floats, _memory = page.read_text().split("### ")[1:]
     assert [line.split()[1] for line in photo.splitlines()[4:] if line] == ["ours", "bare", "limit"]
     assert [line.split()[1] for line in floats.splitlines()[4:] if line] == [
@@ -60,17 +66,10 @@ def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) ->
 
 def test_measure_on_demand_mode() -> None:
     options = ["--archives", "6", "--room", "3", "--callers", "2", "--seconds", "4"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.on_demand", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    alone, beside, churn, counts = done.stdout.splitlines()
+    output = run("bench.on_demand", *options, timeout=4 * PATIENCE)
+    alone, beside, churn, counts = output.splitlines()
     assert " right" in alone and " right" in beside and " right" in churn
-    assert "wrong" not in done.stdout
+    assert "wrong" not in output
     assert re.fullmatch(r"loads [1-9]\d*, misses [1-9]\d*, evictions \d+, thrash \d+", counts)
 
 
