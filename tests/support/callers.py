@@ -8,14 +8,19 @@ from pathlib import Path
 from tests.support.harness import PATIENCE
 
 PACKAGES = Path(sys.prefix) / "callers"  # where `make dev` installs them
-OFFLINE = {"HAYSTACK_TELEMETRY_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+SETTINGS = {
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # 1 after a test has loaded a tokenizer in this process; huggingface_hub then calls nobody
+    "HF_HUB_OFFLINE": "0",
+}
 
 
 def run_caller(*arguments: str) -> str:
     """Run Python with these arguments, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-S", *arguments],
-        env=os.environ | OFFLINE | {"PYTHONPATH": str(PACKAGES)},
+        env=os.environ | SETTINGS | {"PYTHONPATH": str(PACKAGES)},
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE,
