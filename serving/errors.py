@@ -51,7 +51,10 @@ TABLE = {
     "not_found": Row(404, 0, "there is no such route", "use one of [these](calling.md#routes)"),
     "model_not_found": Row(404, 0, "there is no such model", "name one that the message lists"),
     "version_not_found": Row(
-        404, 0, "the model has no such version", "name one that the message lists, or none"
+        404,
+        0,
+        "the model has no such version; in multi-model mode this gets 400",
+        "name one that the message lists, or none",
     ),
     "model_not_loaded": Row(
         404,
