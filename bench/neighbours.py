@@ -7,6 +7,7 @@ python -m bench.neighbours --rows picture  the rows whose names contain one of t
 
 import argparse
 import multiprocessing
+import os
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,9 @@ MOST = 3.0  # times the neighbour's own p99
 
 
 def attack(name: str, url: str, begin: Event, end: Event) -> None:
-    """Send the row's requests until `end` is set. Runs in a process of its own."""
+    """Send the row's requests until `end` is set. Runs in a process of its own, which leaves the
+    processors to the server, as a caller on another machine does."""
+    os.nice(19)
     row = ROWS[name]
     send = row.sent(url, PATIENCE)
 

@@ -28,6 +28,7 @@ SWITCH_SECONDS = 0.0005
 # lists are visited again and again while a large JSON text is parsed, and all threads wait. 1.9
 # million lists took 0.7 s instead of 0.1 s.
 GARBAGE = (700, 10, 1000)
+LARGE_NICE = 3  # a worker for large bodies yields half of its processor time to one for small ones
 
 
 def on_starting(server: Any) -> None:
@@ -50,7 +51,9 @@ def post_fork(_server: Any, _worker: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     _reserve_files()
-    threading.Thread(target=_services(worker).trim_memory, name="trim", daemon=True).start()
+    services = _services(worker)
+    _choose_socket(worker, services)
+    threading.Thread(target=services.trim_memory, name="trim", daemon=True).start()
 
 
 def child_exit(server: Any, worker: Any) -> None:
@@ -58,6 +61,20 @@ def child_exit(server: Any, worker: Any) -> None:
     _services(server).admission.remove_worker(worker.age)
     _services(server).gateway.shared_memory.remove_files(worker.pid)
     mark_process_dead(worker.pid)
+
+
+def _choose_socket(worker: Any, services: Services) -> None:
+    """Let the worker accept either large bodies or all others. Those that count in the first rows
+    have the large ones, so the successor of a worker that has ended has them too."""
+    settings = services.settings
+    own = settings.gunicorn_socket
+    if services.admission.row < settings.workers:
+        own = settings.large_socket
+        os.nice(LARGE_NICE)
+    sockets = {sock.getsockname(): sock for sock in worker.sockets}
+    worker.sockets = [sockets.pop(str(own))]
+    for sock in sockets.values():
+        sock.close()
 
 
 def _reserve_files() -> None:

@@ -41,7 +41,7 @@ class Services:
             metrics_socket=settings.triton_metrics,
             stream_timeout=settings.stream_timeout,
             shared_prefix=shared_memory,
-            shared_limit=shared_limit // settings.workers,
+            shared_limit=shared_limit // settings.all_workers,
         )
         is_served = settings.run_dir.is_absolute()
         # without `serve` there is no run folder to share

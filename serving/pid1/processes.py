@@ -56,10 +56,9 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     request waits behind a busy thread while another worker is free. gunicorn itself replaces
     workers that hang."""
     flags = {
-        "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": ROOT,
         "worker-class": "serving.front.gunicorn_worker.Worker",
-        "workers": settings.workers,
+        "workers": settings.all_workers,
         "threads": settings.threads,
         "worker-connections": settings.threads,
         "keep-alive": 0,
@@ -78,6 +77,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     }
     command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
     command += ["--permit-unconventional-http-method"]
+    command += [f"--bind=unix:{path}" for path in (settings.gunicorn_socket, settings.large_socket)]
     command += [f"--{name}={value}" for name, value in flags.items()]
     counts = settings.run_dir / "metrics"  # the counters begin at 0 when `serve` starts
     shutil.rmtree(counts, ignore_errors=True)

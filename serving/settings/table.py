@@ -271,8 +271,8 @@ class Settings:
         "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",
         0,
         within=(0, 256),
-        help="gunicorn's worker processes; 0: one per processor, at most 16 and one per "
-        "500 MB of memory",
+        help="gunicorn's worker processes; as many more answer requests with bodies of 1 MB or "
+        "more, or in gzip. 0: one per processor, at most 16 and one per 500 MB of memory",
     )
     inference_threads: int = _setting(
         "SERVE_INFERENCE_THREADS",
@@ -465,6 +465,7 @@ class Settings:
     manager_socket = _File("manager.sock")  # where the model manager serves HTTP
     deaths_socket = _File("deaths.sock")  # where it receives reports of models' processes that died
     gunicorn_socket = _File("gunicorn.sock")
+    large_socket = _File("gunicorn-large.sock")  # for large bodies
     # tritonserver listens in a folder that only the container's user may enter. So no other process
     # on the machine, no sidecar and no browser can reach it, and nothing needs a secret. Public
     # requests to it go through nginx.
@@ -536,6 +537,13 @@ class Settings:
         return math.ceil(self.max_concurrency / self.workers) + 1
 
     @property
+    def all_workers(self) -> int:
+        """Return the number of gunicorn's workers. Half of them answer only requests with large
+        bodies (nginx.conf): while one parses a body of 25 MB, all its threads wait for up to 0.2 s.
+        An idle worker takes 3 MB of memory."""
+        return 2 * self.workers
+
+    @property
     def several_models(self) -> bool:
         """Return whether a model that hangs must leave room for others."""
         return self.policy != AT_START or len(self.load_models) > 1
@@ -594,7 +602,7 @@ class Settings:
     def most_workers(self) -> int:
         """Return how many processes gunicorn may have at once: the master, workers, and workers
         that are ending."""
-        return 4 * self.workers + 1
+        return 4 * self.all_workers + 1
 
 
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))

@@ -243,8 +243,8 @@ def test_answer_small_requests_with_a_full_disk_and_500_to_large_ones(
         counts = server.run_dir / "metrics"
         # Two files of each worker and of gunicorn's master.
         wait_until(
-            lambda: [file.stat().st_size > 0 for file in counts.glob("*.db")] == [True] * 6,
-            "two workers",
+            lambda: [file.stat().st_size > 0 for file in counts.glob("*.db")] == [True] * 10,
+            "two workers for small bodies and two for large ones",
         )
         pids = {name: server.pid(name) for name in ("tritonserver", "gunicorn", "nginx")}
         filled = fill(disk)

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import requests
 from PIL import Image
@@ -137,8 +136,8 @@ def busy(server: Server, model: str) -> Iterator[None]:
 
 
 def regions(server: Server) -> list[Path]:
-    (worker,) = psutil.Process(server.pid("gunicorn")).children()
-    return list(FOLDER.glob(f"serve-*-{worker.pid}-*"))
+    (worker,) = server.workers("gunicorn-large.sock")
+    return list(FOLDER.glob(f"serve-*-{worker}-*"))
 
 
 def assert_all_regions_are_free(server: Server) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-from tests.support.harness import Server, free_port, make_python_model, memory, wait_until
+from tests.support.harness import PATIENCE, Server, free_port, make_python_model, memory, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -77,12 +76,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert list(SHARED.glob(f"{file.name.rsplit('-', 2)[0]}*")) == []
 
 
-def workers(server: Server, name: str = "gunicorn") -> list[int]:
-    return [child.pid for child in psutil.Process(server.pid(name)).children()]
-
-
 def worker(server: Server) -> int:
-    (child,) = workers(server)
+    """Return the only worker for small bodies."""
+    (child,) = server.workers()
     return child
 
 
@@ -105,8 +101,8 @@ def send(server: Server, size: int) -> None:
 
 
 def test_hold_a_large_body_once_per_worker_and_in_shared_memory(server: Server) -> None:
-    size, pid = 90, worker(server)
-    send(server, 1)
+    size, (pid,) = 90, server.workers("gunicorn-large.sock")
+    send(server, 5)
     before = memory(pid, "VmRSS")
     send(server, size)
     assert size <= memory(pid, "VmHWM") - before < 2.3 * size  # pages of shared memory count
@@ -170,7 +166,24 @@ def test_leave_no_shared_memory_of_a_killed_worker(server: Server) -> None:
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: not any(file.exists() for file in old), "its files are gone")
     wait_until(
-        lambda: len(workers(server)) == 1 and killed not in workers(server),
+        lambda: len(server.workers()) == 1 and killed not in server.workers(),
         "another has taken its place",
     )
     assert ends(server, 8) == [[8.0, 8.0]]
+
+
+def test_answer_small_bodies_while_no_worker_for_large_ones_runs(server: Server) -> None:
+    (stopped,) = server.workers("gunicorn-large.sock")
+    server.kill(stopped, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            large = thread.submit(send, server, 5)
+            assert [ends(server, number) for number in range(20)] == [
+                [[float(number)] * 2] for number in range(20)
+            ]
+            assert not large.done()
+            server.kill(stopped, signal.SIGCONT)
+            large.result(PATIENCE)
+    finally:
+        server.kill(stopped, signal.SIGCONT)
+    assert server.workers("gunicorn-large.sock") == [stopped]

@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import requests
 from flask import Response
@@ -179,7 +178,7 @@ def test_add_no_series_for_an_invented_model_name(server: Server) -> None:
 
 def test_keep_counts_but_nothing_in_flight_with_new_workers(server: Server) -> None:
     before = value(scrape(server), "serve_requests_total", code="200")
-    workers = [child.pid for child in psutil.Process(server.pid("gunicorn")).children()]
+    workers = server.workers()
     assert len(workers) == 3
     for pid in workers:
         os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import pytest
 import requests
 from tritonclient.grpc.service_pb2 import ServerLiveRequest
@@ -182,9 +181,8 @@ def test_leave_slots_for_others_while_models_hang(
 
 
 def workers(server: Server) -> set[int]:
-    master = psutil.Process(server.pid("gunicorn"))
-    wait_until(lambda: len(master.children()) == 2, "two workers")
-    return {child.pid for child in master.children()}
+    wait_until(lambda: len(server.workers()) == 2, "two workers")
+    return set(server.workers())
 
 
 def test_replace_a_worker_that_hangs_in_a_client(several: Server) -> None:

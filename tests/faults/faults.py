@@ -61,6 +61,8 @@ def master(name: str) -> Callable[[Server], int]:
 
 
 def worker(name: str) -> Callable[[Server], int]:
+    if name == "gunicorn":
+        return lambda server: server.workers()[0]
     return lambda server: psutil.Process(server.pid(name)).children()[0].pid
 
 

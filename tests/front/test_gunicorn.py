@@ -21,7 +21,8 @@ from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
-WORKERS = THREADS = 2
+WORKERS, ALL_WORKERS = 2, 4  # in total, with those that `serve` would give the large bodies
+THREADS = 2
 OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")  # what makes it our app
 APP = """
 import gc
@@ -87,7 +88,7 @@ def start(folder: Path, **settings: Any) -> subprocess.Popen[bytes]:
 @pytest.mark.stack
 def test_give_a_request_to_a_worker_with_a_free_thread(tmp_path: Path) -> None:
     process = start(tmp_path, workers=WORKERS, max_concurrency=WORKERS * (THREADS - 1))
-    busy = WORKERS * THREADS - 1
+    busy = ALL_WORKERS * THREADS - 1
     with ThreadPoolExecutor(busy) as pool:
         callers = [pool.submit(get, tmp_path, f"/go-{number}") for number in range(busy)]
         wait_until(

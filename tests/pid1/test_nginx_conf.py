@@ -122,8 +122,9 @@ class Edge:
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return the run folder that has the upstream's socket."""
+    """Return the run folder that has the upstream's socket, under both names."""
     folder = tmp_path_factory.mktemp("run")
+    (folder / "gunicorn-large.sock").symlink_to(folder / "gunicorn.sock")
     with Upstreams(str(folder / "gunicorn.sock"), Upstream) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield folder
@@ -148,7 +149,8 @@ def behind(upstream: Path, folder: Path) -> Path:
     """Return another run folder with the same upstream."""
     run = folder / "run"
     run.mkdir()
-    (run / "gunicorn.sock").symlink_to(upstream / "gunicorn.sock")
+    for name in ("gunicorn.sock", "gunicorn-large.sock"):
+        (run / name).symlink_to(upstream / "gunicorn.sock")
     return run
 
 
@@ -441,6 +443,30 @@ def test_refuse_large_uploads_beyond_the_limit(upstream: Path, tmp_path: Path, l
         assert ask(edge).status_code == 200
         small = requests.post(edge.url + "/invocations", b"a" * 3_999_999, timeout=PATIENCE)
         assert small.status_code == 200
+    assert edge.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "headers", "workers"),
+    [
+        (999_999, {}, "gunicorn.sock"),
+        (999_999, {"Content-Encoding": "identity"}, "gunicorn.sock"),
+        (1, {"Content-Encoding": "gzip"}, "gunicorn-large.sock"),
+        (1, {"Transfer-Encoding": "chunked"}, "gunicorn-large.sock"),
+        (1_000_000, {}, "gunicorn-large.sock"),
+        (1_000_000, {"Accept": "text/event-stream"}, "gunicorn-large.sock"),
+    ],
+)
+def test_give_large_bodies_to_workers_of_their_own(
+    upstream: Path, tmp_path: Path, size: int, headers: dict[str, str], workers: str
+) -> None:
+    folder = behind(upstream, tmp_path)
+    edge = Edge(folder)
+    for name in {"gunicorn.sock", "gunicorn-large.sock"} - {workers}:
+        (folder / name).unlink()
+    body = iter([b"a" * size]) if "Transfer-Encoding" in headers else b"a" * size
+    reply = requests.post(edge.url + "/invocations", body, headers=headers, timeout=PATIENCE)
+    assert (reply.status_code, reply.json()["bytes"]) == (200, size)
     assert edge.stop() == 0
 
 

@@ -193,7 +193,9 @@ def test_let_gunicorn_accept_no_more_than_it_has_threads(tmp_path: Path) -> None
     assert {"--threads=7", "--worker-connections=7", "--keep-alive=0", "--no-control-socket"} < set(
         command
     )
+    assert "--workers=4" in command
     assert f"--bind=unix:{tmp_path}/gunicorn.sock" in command
+    assert f"--bind=unix:{tmp_path}/gunicorn-large.sock" in command
 
 
 def test_pass_the_settings_of_serve_to_every_process(tmp_path: Path) -> None:

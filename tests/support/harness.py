@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import numpy as np
 import onnx
+import psutil
 import pytest
 import requests
 from google.protobuf.text_format import MessageToString
@@ -228,6 +229,15 @@ class Server:
     def pid(self, name: str) -> int:
         pid: int = self.process_of(name)["pid"]
         return pid
+
+    def workers(self, file: str = "gunicorn.sock") -> list[int]:
+        """Return the pids of gunicorn's workers that accept connections on this socket alone."""
+        found = []
+        for child in psutil.Process(self.pid("gunicorn")).children():
+            paths = {str(sock.laddr) for sock in child.net_connections("unix") if sock.laddr}
+            if paths == {str(self.run_dir / file)}:
+                found.append(child.pid)
+        return found
 
     def replace(self, name: str, number: int = signal.SIGKILL) -> int:
         """Kill a process, wait until the supervisor has started another, and return the killed
