@@ -13,11 +13,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from serving.errors import (
     ConfigError,
@@ -29,17 +30,19 @@ from serving.errors import (
     ServingError,
     TritonTimeout,
     TritonUnavailable,
+    rebuilt,
 )
 from serving.host.processes import memory_by_model, used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_post import OnPost, keep_last
 from serving.model_status.states import EVICTING, READY, UNLOADING, Event
 from serving.model_status.table import Entry, Models, Rejection
+from serving.repository.cache import Cache
 from serving.repository.locate_archive import Archive
 from serving.repository.model_config import correlation_type, read_config, sequence_idle_seconds
-from serving.repository.source import FolderSource, Found, plain_name
+from serving.repository.source import FolderSource, Found, Source, Unreachable, plain_name
 from serving.repository.unpacking import BadArchive
-from serving.settings.table import MEGABYTE
+from serving.settings.table import MEGABYTE, Settings
 
 log = logging.getLogger(__name__)
 LOADS_AT_ONCE = 4
@@ -49,6 +52,8 @@ MOST_LOADS = 64  # loads that are in progress or wait for their turn
 LOOK_UPS_AT_ONCE = 64
 LOOK_UPS_A_SECOND = 200
 MISSING_SECONDS = 30.0  # a name that does not exist is looked up again after this time
+# The same for a name that could not be looked up: long enough for a waiting call to ask again.
+AWAY_SECONDS = 3.0
 # Seconds until a failed load is tried again, doubled each time after that. A load that tritonserver
 # did not survive may not be to blame.
 FAILED_SECONDS, INTERRUPTED_SECONDS, FAILED_MOST = 30.0, 2.0, 600.0
@@ -61,55 +66,53 @@ THRASH_SECONDS = 60.0
 KEPT_FREE = 4  # at most 1 / KEPT_FREE of the memory
 
 
-class Postponed(Exception):
-    """Raised if there is no memory for a load at the moment. `error` is what callers get."""
-
-    def __init__(self, error: ServingError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class LookUps:
     """Looks up names in the repository, within bounds. Thread-safe."""
 
-    def __init__(
-        self, source: FolderSource, most: int = LOOK_UPS_A_SECOND, seconds: float = 1.0
-    ) -> None:
+    def __init__(self, source: Source, most: int = LOOK_UPS_A_SECOND, seconds: float = 1.0) -> None:
         self._source, self._lock = source, threading.Lock()
         self._seconds = seconds
         self._turns = threading.Semaphore(LOOK_UPS_AT_ONCE)
         self._times = deque([-math.inf] * most, most)
-        self._missing: dict[str, float] = {}  # names that did not exist, and when
+        # names that were not found, until when they are not looked up again, and the errors' facts
+        self._refused: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def find(self, name: str) -> Found:
         """Return the model called `name`. Raise ModelNotFound, or ModelNotReady if it cannot be
         looked up now."""
         now = time.monotonic()
-        unknown = ModelNotFound(
-            f"Request for unknown model: '{name}' is not found; a model is named by its path in "
-            "the model repository, without .tar.gz, and a new one is found within "
-            f"{MISSING_SECONDS:g} s"
-        )
         with self._lock:
-            if self._missing.get(name, -math.inf) > now - MISSING_SECONDS:
-                raise unknown
+            until, facts = self._refused.get(name, (-math.inf, {}))
+            if until > now:
+                raise rebuilt(**facts)
             if self._times[0] > now - self._seconds:
                 raise ModelNotReady("too many models are looked up at once; try again shortly")
             self._times.append(now)
         if not self._turns.acquire(blocking=False):
             raise ModelNotReady("the model repository does not answer; try again")
+        error, seconds = unknown(name), MISSING_SECONDS
         try:
-            found = self._source.find(name)
-        except OSError as err:
-            log.error("the model repository cannot be read: %s", err)
-            raise ModelNotReady("the model repository cannot be read; try again") from err
+            if found := self._source.find(name):
+                return found
+        except Unreachable as err:
+            log.error("'%s' cannot be looked up: %s", name, err)
+            error, seconds = away(err), AWAY_SECONDS
         finally:
             self._turns.release()
-        if found is None:
-            with self._lock:
-                keep_last(self._missing, name, now)
-            raise unknown
-        return found
+        with self._lock:
+            keep_last(self._refused, name, (time.monotonic() + seconds, error.facts()))
+        raise error
+
+
+def away(reason: Unreachable) -> ServingError:
+    return ModelNotReady(f"{reason}; try again")
+
+
+def unknown(name: str) -> ServingError:
+    return ModelNotFound(
+        f"Request for unknown model: '{name}' is not found; a model is named by its path in the "
+        f"model repository, without .tar.gz, and a new one is found within {MISSING_SECONDS:g} s"
+    )
 
 
 class OnDemand(OnPost):
@@ -119,15 +122,9 @@ class OnDemand(OnPost):
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        settings = self.settings
-        self._source = FolderSource(
-            settings.model_repositories[0],
-            settings.unpacked_folder,
-            settings.unpacked_mb * MEGABYTE,
-            self._folders,
-        )
+        self._source = source_of(self.settings, self._folders)
         self._look_ups = LookUps(self._source)
-        self._kept = [plain_name(name) for name in settings.load_models]
+        self._kept = [plain_name(name) for name in self.settings.load_models]
         self._lock = threading.Lock()
         # models that are being loaded or wait for that, and when their loads began
         self._loading: dict[str, float] = {}
@@ -161,8 +158,8 @@ class OnDemand(OnPost):
     def known(self) -> list[str]:
         try:
             return self._source.names()
-        except OSError as err:
-            log.error("the model repository cannot be listed: %s", err)
+        except Unreachable as err:
+            log.error("the models that are not loaded cannot be listed: %s", err)
             return []
 
     def step(self) -> None:
@@ -200,16 +197,15 @@ class OnDemand(OnPost):
 
     def _load_found(self, found: Found) -> None:
         """Load a model in a thread of its own. If that fails, reject the model."""
-        name, signature = found.name, ""
+        name, signature = found.name, found.signature
+        began = time.monotonic()
         try:
-            signature = found.signature()
-            began = time.monotonic()
             with self._source.archive(found) as archive, self.manager.changing(name):
                 if self.manager.get(name):  # it is still being unloaded
                     return
                 unpacked = time.monotonic()
                 idle = idle_seconds(archive, self.settings.device)
-                self._add(archive, name, name, url=str(found.path), signature=signature, idle=idle)
+                self._add(archive, name, name, url=found.url, signature=signature, idle=idle)
             self._keep_rejected(name)
             ended = time.monotonic()
             self._count_thrash(name, began)
@@ -217,11 +213,12 @@ class OnDemand(OnPost):
                 loads=1, unpack_seconds=unpacked - began, load_seconds=ended - unpacked
             )
             log.info("loaded '%s' in %.1f s", name, ended - began)
-        except Postponed as err:
-            log.info("%s", err)
-            self._reject(name, signature, err.error, BUSY_SECONDS)
+        except ModelNotReady as err:
+            self._reject(name, signature, err, BUSY_SECONDS)
         except TritonUnavailable as err:
             self._reject(name, signature, err, self._pause(name, INTERRUPTED_SECONDS))
+        except Unreachable as err:
+            self._reject(name, signature, away(err), self._pause(name, INTERRUPTED_SECONDS))
         except (ConfigError, BadArchive, OSError, LoadFailed, TritonTimeout) as err:
             self._reject(name, signature, ModelFailed(name, str(err)))
         except ServingError as err:
@@ -237,30 +234,27 @@ class OnDemand(OnPost):
 
     def _admit(self, entry: Entry, needed: int) -> Entry:
         """Evict models if there is no memory for the load, and add it to the table. Raise
-        OutOfMemory, LoadFailed or Postponed."""
+        OutOfMemory, LoadFailed, or ModelNotReady if there is no memory at the moment."""
         if needed > self.memory:
             return super()._admit(entry, needed)  # raises OutOfMemory
+        waits = f"'{entry.name}' is not loaded yet: "
         try:
-            with self._admitting:
-                victims = self._choose(self._pid(), entry.name, needed)
-                self._promised[entry.name] = needed
-            if victims:
-                self._last_shortage = time.monotonic()
-                self._evict(victims)
-            self._last_needs.append(needed)
-            return self._add_to_table(entry, needed)
-        except BaseException as err:
-            self._promised.pop(entry.name, None)
-            if isinstance(err, (TritonUnavailable, TritonTimeout)):
-                reason = f"'{entry.name}' is not loaded yet: {err}"
-                raise Postponed(ModelNotReady(reason)) from err
-            raise
-
-    def _add_to_table(self, entry: Entry, needed: int) -> Entry:
+            self._make_room(entry.name, needed)
+        except (TritonUnavailable, TritonTimeout) as err:
+            raise ModelNotReady(f"{waits}{err}") from err
         try:
             return super()._admit(entry, needed)
-        except OutOfMemory as err:  # other models have grown in the meantime
-            raise Postponed(err) from err
+        except (TritonUnavailable, OutOfMemory) as err:  # other models have grown in the meantime
+            raise ModelNotReady(f"{waits}{err}") from err
+
+    def _make_room(self, name: str, needed: int) -> None:
+        with self._admitting:
+            victims = self._choose(self._pid(), name, needed)
+            self._promised[name] = needed
+        if victims:
+            self._last_shortage = time.monotonic()
+            self._evict(victims)
+        self._last_needs.append(needed)
 
     def _used(self, pid: int, name: str) -> int:
         """Count only what a model that is being loaded does not hold yet of what it was promised,
@@ -279,8 +273,8 @@ class OnDemand(OnPost):
         return self.held(entry, sizes) if entry.bytes else entry.estimated
 
     def _choose(self, pid: int, name: str, needed: int) -> list[Entry]:
-        """Choose models to evict, so that `needed` bytes are free for `name`. Raise Postponed if
-        that is not possible now. The caller holds the lock."""
+        """Choose models to evict, so that `needed` bytes are free for `name`. Raise ModelNotReady
+        if that is not possible now, or OutOfMemory. The caller holds the lock."""
         lacking = self._used(pid, name) + needed - self.memory
         sizes = memory_by_model(pid)
         victims: list[Entry] = []
@@ -297,13 +291,11 @@ class OnDemand(OnPost):
         if lacking > 0:
             self._spare(victims)
             reason = f"'{name}' is not loaded: memory lacks {lacking / 2**20:.0f} MB, and "
-            raise Postponed(
-                ModelNotReady(f"{reason}all other models are in use; try again")
-                if lacking <= busy
-                else OutOfMemory(
-                    f"{reason}no other model may be evicted; raise SERVE_MODEL_MEMORY_SHARE or the "
-                    "container's memory, or shorten SERVE_LOAD_MODELS"
-                )
+            if lacking <= busy:
+                raise ModelNotReady(f"{reason}all other models are in use; try again")
+            raise OutOfMemory(
+                f"{reason}no other model may be evicted; raise SERVE_MODEL_MEMORY_SHARE or the "
+                "container's memory, or shorten SERVE_LOAD_MODELS"
             )
         return victims
 
@@ -375,7 +367,7 @@ class OnDemand(OnPost):
         is_short = time.monotonic() < self._last_shortage + THRASH_SECONDS
         if not is_short or largest > self.memory / KEPT_FREE:
             return
-        with suppress(Postponed):
+        with suppress(ModelNotReady, OutOfMemory):
             with self._admitting:
                 victims = self._choose(self._pid(), "", largest)
             self._evict(victims)
@@ -404,8 +396,8 @@ class OnDemand(OnPost):
         until = time.monotonic() + seconds
         rejection = Rejection({name: signature}, [reason], until, seconds, error.code)
         self._keep_rejected(name, rejection)
-        if seconds > BUSY_SECONDS:
-            log.error("'%s' is tried again in %g s: %s", name, seconds, reason)
+        level = logging.INFO if seconds == BUSY_SECONDS else logging.ERROR
+        log.log(level, "'%s' is tried again in %g s: %s", name, seconds, reason)
 
     def _keep_rejected(self, name: str, *new: Rejection) -> None:
         """Replace the rejection of the model."""
@@ -418,15 +410,22 @@ class OnDemand(OnPost):
 
     def _look_at_a_rejection(self) -> None:
         """Let a model be loaded that has changed since it was rejected. Look at one each time."""
-        if rejected := self.manager.models().rejected:
+        if rejected := [each for each in self.manager.models().rejected if each.is_current()]:
             self._turn += 1
-            (pair,) = rejected[self._turn % len(rejected)].folders.items()
-            found = self._source.find(pair[0])
-            if found is None or found.signature() != pair[1]:
-                self._keep_rejected(pair[0])
+            ((name, signature),) = rejected[self._turn % len(rejected)].folders.items()
+            with suppress(Unreachable):
+                found = self._source.find(name)
+                if found is None or found.signature != signature:
+                    self._keep_rejected(name)
 
     def _folders(self) -> list[Path]:
         return [Path(entry.folder) for entry in self.manager.models().entries.values()]
+
+
+def source_of(settings: Settings, served: Callable[[], Collection[Path]]) -> Source:
+    """Return the models that calls may load. `served` returns the folders of loaded models."""
+    cache = Cache(settings.unpacked_folder, settings.unpacked_mb * MEGABYTE, served)
+    return FolderSource(settings.model_repositories[0], cache)
 
 
 def idle_seconds(archive: Archive, device: str) -> float:

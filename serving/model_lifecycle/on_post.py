@@ -55,8 +55,8 @@ class OnPost(Policy):
         self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
-        # the most bytes that a model was measured to hold, as long as its estimate is the same
-        self._measured: dict[tuple[str, int], int] = {}
+        # the most bytes that a model was measured to hold, as long as it is unchanged
+        self._measured: dict[tuple[str, str], int] = {}
 
     def step(self) -> None:
         """Keep trying to unload models whose load or unload timed out."""
@@ -115,15 +115,17 @@ class OnPost(Policy):
             estimated=estimate(archive, self.settings.device),
             **fields,
         )
-        entry = self._admit(entry, self._measured.get(_measure_of(entry), entry.estimated))
+        needed = self._measured.get(_measure_of(entry), entry.estimated)
         try:
-            versions = self._load(entry, names, archive.root)
-        except TritonTimeout:  # Triton may still be loading it
-            self.manager.move(entry, Event.UNLOAD)
-            raise
-        except BaseException:
-            self.manager.drop(entry)
-            raise
+            entry = self._admit(entry, needed)
+            try:
+                versions = self._load(entry, names, archive.root)
+            except TritonTimeout:  # Triton may still be loading it
+                self.manager.move(entry, Event.UNLOAD)
+                raise
+            except BaseException:
+                self.manager.drop(entry)
+                raise
         finally:
             self._promised.pop(name, None)
         self.manager.leases.touch(entry.column)  # the column may have had another model
@@ -223,9 +225,10 @@ def keep_last(kept: dict[Any, Any], key: object, value: object, most: int = 4096
         del kept[next(iter(kept))]
 
 
-def _measure_of(entry: Entry) -> tuple[str, int]:
-    """Return the key of a measured size: a model whose estimate has changed is another one."""
-    return entry.target, entry.estimated
+def _measure_of(entry: Entry) -> tuple[str, str]:
+    """Return the key of a measured size: a model whose files have changed is another one. If only
+    the platform knows its files, it counts as changed if its estimate has."""
+    return entry.target, entry.signature or str(entry.estimated)
 
 
 def shortfall(limit: int, used: int, needed: int) -> str:

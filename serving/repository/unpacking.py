@@ -29,8 +29,7 @@ def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> 
     folder.mkdir(parents=True)
     try:
         with tarfile.open(archive) as tar:
-            free = shutil.disk_usage(folder).free
-            tar.extractall(folder, _bounded(tar, free, take), filter="data")
+            tar.extractall(folder, _bounded(tar, folder, take), filter="data")
     except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as err:
         shutil.rmtree(folder, ignore_errors=True)
         text = str(err) or type(err).__name__
@@ -39,16 +38,15 @@ def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> 
 
 
 def _bounded(
-    tar: tarfile.TarFile, free: int, take: Callable[[int], object], most: int = MOST_ENTRIES
+    tar: tarfile.TarFile, folder: Path, take: Callable[[int], object], most: int = MOST_ENTRIES
 ) -> Iterator[tarfile.TarInfo]:
-    """Yield the entries of the archive. Raise ValueError if there are more than `most`, or if their
-    files have more than `free` bytes."""
-    size = 0
+    """Yield the entries of the archive. Raise ValueError if there are more than `most`, or if one
+    is larger than what is free on the disk of `folder`."""
     for count, member in enumerate(tar, 1):
-        size += member.size
         if count > most:
             raise ValueError(f"it has more than {most} files")
-        if size > free:
-            raise ValueError(f"its files have more than the {free} bytes that are free on the disk")
         take(member.size)
+        free = shutil.disk_usage(folder).free
+        if member.size > free:
+            raise ValueError(f"'{member.name}' is larger than the {free} bytes free on the disk")
         yield member

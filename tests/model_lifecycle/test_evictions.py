@@ -21,10 +21,10 @@ from serving.errors import (
 from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_demand import LOADS_AT_ONCE, SLOW_SECONDS, LookUps, OnDemand
-from serving.model_lifecycle.on_post import estimate
 from serving.model_status.shared_files import Table
 from serving.model_status.states import EVICTING, READY
 from serving.model_status.table import Entry, Models
+from serving.repository.cache import Cache
 from serving.repository.source import FolderSource
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
@@ -62,7 +62,7 @@ class Measured(OnDemand):
 
     def _measure(self, entry: Entry) -> None:
         self.manager.update(entry, bytes=SIZE)
-        self._measured[entry.target, entry.estimated] = SIZE
+        self._measured[entry.target, entry.signature] = SIZE
 
 
 class World:
@@ -85,16 +85,16 @@ class World:
         self.policy = Measured(self.manager)
         self.policy.memory = MEMORY
         for name in ("kept", "a", "b", "c", "d"):
-            self.policy._measured[name, self.estimated(name)] = SIZE
+            self.measure(name, SIZE)
 
     def add(self, name: str) -> None:
         write(self.repository / name, f"{ONNX} {X} {Y}")
 
-    def estimated(self, name: str) -> int:
+    def measure(self, name: str, size: int) -> None:
+        """Let a model have been measured in an earlier load."""
         found = self.policy._source.find(name)
         assert found
-        with self.policy._source.archive(found) as archive:
-            return estimate(archive, "cpu")
+        self.policy._measured[name, found.signature] = size
 
     def load(self, name: str) -> ServingError | None:
         """Load a model as a call does. Return the error with which it is rejected."""
@@ -171,7 +171,7 @@ def test_answer_507_if_no_model_may_be_evicted(world: World) -> None:
 
 def test_refuse_a_model_that_is_too_large_alone_without_evictions(world: World) -> None:
     fill(world)
-    world.policy._measured["c", world.estimated("c")] = MEMORY + 1
+    world.measure("c", MEMORY + 1)
     error = world.load("c")
     assert isinstance(error, OutOfMemory) and "never" in str(error)
     assert world.ready() == {"kept", "a", "b"}
@@ -179,7 +179,7 @@ def test_refuse_a_model_that_is_too_large_alone_without_evictions(world: World) 
 
 def test_stop_evicting_models_that_keep_their_memory(world: World) -> None:
     fill(world)
-    world.policy._measured["c", world.estimated("c")] = 2 * SIZE
+    world.measure("c", 2 * SIZE)
     world.policy.keeps_memory = True
     error = world.load("c")
     assert isinstance(error, OutOfMemory) and "keeps memory" in str(error)
@@ -222,6 +222,14 @@ def test_bound_the_look_ups_of_a_second(world: World) -> None:
         look_ups.find("a")
 
 
+def test_remember_for_a_while_why_a_name_could_not_be_looked_up(world: World) -> None:
+    look_ups = LookUps(world.policy._source, most=1, seconds=1000.0)
+    world.repository.rename(world.repository.with_name("away"))
+    for _ in range(2):
+        with pytest.raises(ModelNotReady, match="cannot be read"):
+            look_ups.find("a")
+
+
 def test_try_a_failed_load_again_later_each_time_or_when_it_changed(world: World) -> None:
     world.triton.error = InvalidRequest("no such weights")
     for seconds in (30, 60, 120):
@@ -236,6 +244,7 @@ def test_try_a_failed_load_again_later_each_time_or_when_it_changed(world: World
     world.triton.error = InvalidRequest("still none")
     world.load("a")
     (world.repository / "a/1/model.onnx").touch()
+    world.measure("a", SIZE)
     world.policy._look_at_a_rejection()
     world.triton.error = None
     assert world.load("a") is None
@@ -266,11 +275,19 @@ def test_begin_another_load_beside_a_slow_one(world: World) -> None:
     wait_until(lambda: "d" in world.triton.loads, "another load begins")
 
 
+def test_forget_the_measured_size_of_a_model_that_has_changed(world: World) -> None:
+    assert world.load("a") is None
+    (world.repository / "b/1/model.onnx").touch()
+    error = world.load("b")  # its estimate is larger than MEMORY
+    assert isinstance(error, OutOfMemory) and "never" in str(error)
+
+
 def test_keep_no_more_unpacked_bytes_than_allowed(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         pack(tmp_path / "models", number, **{"multiply/weights": "x" * 10_000})
     served: list[Path] = []
-    source = FolderSource(tmp_path / "models", tmp_path / "unpacked", 25_000, lambda: served)
+    cache = Cache(tmp_path / "unpacked", 25_000, lambda: served)
+    source = FolderSource(tmp_path / "models", cache)
     folders = {}
     for number in (1, 2, 1, 3):
         found = source.find(f"m{number}")

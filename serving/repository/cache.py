@@ -1,0 +1,92 @@
+"""Models that were unpacked or fetched, each in a folder of its own. They survive a restart."""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from serving.host.files import digest
+from serving.repository.unpacking import size_of
+
+# Writes a model into a new folder, whose parent it may use for temporary files. It calls its second
+# argument with the size in bytes of each file before it is written (negative: was removed).
+Write = Callable[[Path, Callable[[int], None]], None]
+
+
+class Cache:
+    """Folders of models in `root`. Together they have at most `most` bytes (0: half of what is
+    free). Those that were not used for the longest time are removed first, but none of a model that
+    is loaded, whose folders `served` returns. Thread-safe."""
+
+    def __init__(self, root: Path, most: int, served: Callable[[], Collection[Path]]) -> None:
+        self._root, self._served = root, served
+        self._lock = threading.Lock()
+        self._in_use: set[Path] = set()
+        root.mkdir(parents=True, exist_ok=True)
+        for unfinished in root.glob(".*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        folders = sorted(root.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        # the bytes of each folder, ordered from the least to the most recently used
+        self._sizes = {folder: size_of(folder) for folder in folders}
+        self._most = most or (shutil.disk_usage(root).free + sum(self._sizes.values())) // 2
+
+    @contextmanager
+    def folder(self, key: str, write: Write) -> Iterator[Path]:
+        """Yield the folder of the model with this key, which is not removed inside the `with`
+        block. If there is none, `write` it. Raise the errors of `write`, or OSError."""
+        folder = self._root / digest(key)
+        with self._lock:
+            self._in_use.add(folder)
+            if folder in self._sizes:
+                self._sizes[folder] = self._sizes.pop(folder)
+        try:
+            if folder.is_dir():
+                os.utime(folder)
+            else:
+                self._write(folder, write)
+            yield folder
+        finally:
+            with self._lock:
+                self._in_use.discard(folder)
+
+    def _write(self, folder: Path, write: Write) -> None:
+        unfinished = folder.with_name(f".{folder.name}")
+        with self._lock:
+            self._sizes[folder] = 0
+        try:
+            write(unfinished / "model", partial(self._take, folder))
+            (unfinished / "model").rename(folder)
+        except BaseException:
+            with self._lock:
+                del self._sizes[folder]
+            raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _take(self, folder: Path, size: int) -> None:
+        """Count `size` more bytes for the folder. If there is no space for them, remove other
+        folders. Raise OSError if that is not enough."""
+        with self._lock:
+            self._sizes[folder] += size
+            if self._fits(size):
+                return
+            roots = {*self._in_use, *self._served()}
+            for old in [old for old in self._sizes if not _is_used(old, roots)]:
+                shutil.rmtree(old, ignore_errors=True)
+                del self._sizes[old]
+                if self._fits(size):
+                    return
+        reason = f"the model needs {size} more bytes than SERVE_UNPACKED_MB allows or the disk has"
+        raise OSError(errno.ENOSPC, reason)
+
+    def _fits(self, size: int) -> bool:
+        is_free = size <= shutil.disk_usage(self._root).free
+        return is_free and sum(self._sizes.values()) <= self._most
+
+
+def _is_used(folder: Path, used: Collection[Path]) -> bool:
+    return any(path.is_relative_to(folder) for path in used)
