@@ -3,6 +3,7 @@ complete."""
 
 import ast
 import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -115,6 +116,13 @@ def test_import_flask_only_in_the_front_and_grpc_only_in_the_gateway(path: Path)
     package = next(package for package in PACKAGES if path in files(package))
     assert package == "front" or not tops(path) & FLASK
     assert package == "triton" or not tops(path) & TRITON
+
+
+def test_import_obstore_only_for_buckets_and_only_when_there_is_one() -> None:
+    importing = [path.name for path in files_of(*PACKAGES) if "obstore" in tops(path)]
+    assert importing == ["bucket.py"]
+    code = "import sys, serving.model_lifecycle.__main__; sys.exit('obstore' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("path", files_of("clients"), ids=str)

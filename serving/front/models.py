@@ -10,7 +10,7 @@ import hmac
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import wraps
 from http import HTTPStatus
@@ -29,6 +29,7 @@ from serving.errors import (
     LoadFailed,
     ModelFailed,
     ModelNotLoaded,
+    ModelNotReady,
     ServingError,
 )
 from serving.front.incoming import FORWARDED, incoming
@@ -133,8 +134,9 @@ def models() -> Response:
     if refused := [_refused(rejection) for rejection in table.rejected if rejection.is_current()]:
         document["refused"] = refused
     if is_on_demand:
-        known = ask_manager(services().settings, "GET", "/known", MANAGER_MARGIN)["names"]
-        document["not_loaded"] = [name for name in known if name not in table.ready]
+        with suppress(ModelNotReady):  # a bucket may answer late
+            known = ask_manager(services().settings, "GET", "/known", MANAGER_MARGIN)["names"]
+            document["not_loaded"] = [name for name in known if name not in table.ready]
     return json_reply(document)
 
 

@@ -425,6 +425,10 @@ class OnDemand(OnPost):
 def source_of(settings: Settings, served: Callable[[], Collection[Path]]) -> Source:
     """Return the models that calls may load. `served` returns the folders of loaded models."""
     cache = Cache(settings.unpacked_folder, settings.unpacked_mb * MEGABYTE, served)
+    if settings.bucket:
+        from serving.repository.bucket import BucketSource  # imports obstore
+
+        return BucketSource(settings.bucket, cache)
     return FolderSource(settings.model_repositories[0], cache)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from serving.named_value import WORDS, NamedValue
 
+BUCKET = re.compile(r"(s3|gs|az)://[\w.-]+(/[^?#]*)?")
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -54,10 +55,24 @@ class Setting(NamedValue):
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """Parse PATH or PATH:PATH:…"""
-    if not all(parts := [part.strip() for part in text.split(":")]):
+    """Parse PATH, PATH:PATH:…, or the URL of a bucket, which `bucket_url` returns."""
+    if BUCKET.fullmatch(text):
+        return (Path(text),)
+    parts = [part.strip() for part in text.split(":")]
+    if "://" in text or not all(parts):
         raise ValueError(text)
     return tuple(map(Path, parts))
+
+
+def bucket_url(path: Path) -> str:
+    """Return the URL of the bucket that was parsed as `path`, or "" if `path` is a folder."""
+    url = str(path).replace(":/", "://", 1)
+    return url if BUCKET.fullmatch(url) else ""
+
+
+def format_paths(paths: tuple[Path, ...]) -> str:
+    """Return the text that parse_paths parses."""
+    return ":".join(bucket_url(path) or str(path) for path in paths)
 
 
 def parse_origins(text: str) -> tuple[str, ...]:

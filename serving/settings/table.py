@@ -20,6 +20,8 @@ from serving.settings.setting import (
     LOG_LEVELS,
     Setting,
     SettingsError,
+    bucket_url,
+    format_paths,
     parse_header_secret,
     parse_log_level,
     parse_origins,
@@ -141,10 +143,11 @@ class Settings:
         "SERVE_MODEL_REPOSITORY",
         (AUTO,),
         parser=parse_paths,
-        formatter=lambda paths: ":".join(map(str, paths)),
-        form="a folder, or several separated by :",
+        formatter=format_paths,
+        form="a folder, several separated by :, or the URL of a bucket (s3://, gs:// or az://)",
         help="folders of model folders; auto: /opt/ml/model if it holds models, else the bundled "
-        "models. In multi-model mode, the folder of archives; auto: /opt/ml/models",
+        "models. In multi-model mode, the folder of archives; auto: /opt/ml/models. A bucket needs "
+        "SERVE_MODELS=on-demand",
     )
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
@@ -343,8 +346,8 @@ class Settings:
         "SERVE_UNPACKED_MB",
         0,
         within=(0, 2**30),
-        help="MB of disk that unpacked archives of on-demand models may take in SERVE_RUN_DIR; 0: "
-        "half of what is free",
+        help="MB of disk that unpacked archives of on-demand models, and models from a bucket, may "
+        "take in SERVE_RUN_DIR; 0: half of what is free",
     )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
@@ -456,7 +459,7 @@ class Settings:
     # Files in the run folder
     # Triton's repository: NAME/ for each model (serving/repository/staging.py)
     staged_folder = _File("models")
-    unpacked_folder = _File("unpacked")  # archives of on-demand models
+    unpacked_folder = _File("unpacked")  # on-demand models (serving/repository/cache.py)
     copies_folder = _File("copies")  # copies of watched folders: LOAD/NAME
     table_file = _File("models.json")  # the state of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight
@@ -504,11 +507,12 @@ class Settings:
             if self.batch_payload_mb
             else 1024.0
         )
+        repositories = self.model_repositories
+        if not self.bucket:
+            repositories = tuple(auto if path == AUTO else path.absolute() for path in repositories)
         return replace(
             self,
-            model_repositories=tuple(
-                auto if path == AUTO else path.absolute() for path in self.model_repositories
-            ),
+            model_repositories=repositories,
             ping_mode=self.ping_mode.replace("auto", "live" if self.policy.by_call else "ready"),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
             max_body_mb=largest,
@@ -554,6 +558,11 @@ class Settings:
         if self.models == ON_DEMAND.name:
             return ON_DEMAND
         return ON_POST if self.multi_model else ON_CHANGE if self.reload == "true" else AT_START
+
+    @property
+    def bucket(self) -> str:
+        """Return the URL of the bucket that contains the models, or "" if folders do."""
+        return bucket_url(self.model_repositories[0])
 
     @property
     def max_body_bytes(self) -> int:
@@ -645,9 +654,10 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
             "SERVE_KSERVE=trusted does not work with SAGEMAKER_MULTI_MODEL=true: leave one of "
             "them out"
         )
-
     if values["models"] == ON_DEMAND.name:
         yield from _obstacles_to_loads_on_demand(values)
+    elif url := bucket_url(values["model_repositories"][0]):
+        yield f"SERVE_MODEL_REPOSITORY={url} needs SERVE_MODELS=on-demand: set it too"
 
 
 def _obstacles_to_loads_on_demand(values: Mapping[str, Any]) -> Iterator[str]:

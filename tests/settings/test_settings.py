@@ -218,6 +218,27 @@ def test_make_a_relative_repository_absolute() -> None:
     assert read(SERVE_MODEL_REPOSITORY="models").model_repositories == (Path.cwd() / "models",)
 
 
+@pytest.mark.parametrize("url", ["s3://models", "gs://models/of/team", "az://models/a:b"])
+def test_pass_the_url_of_a_bucket_to_the_children(url: str) -> None:
+    settings = read(SERVE_MODELS="on-demand", SERVE_MODEL_REPOSITORY=url)
+    child = read(**settings.environment())
+    assert settings.bucket == child.bucket == url
+    assert read(SERVE_MODEL_REPOSITORY="models").bucket == ""
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3:///models", "s3://a?b", "s3://key:word@a", "https://a/models", "/a:s3://b"]
+)
+def test_refuse_what_is_not_the_url_of_a_bucket(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"the URL of a bucket \(s3://, gs:// or az://\)"):
+        read(SERVE_MODELS="on-demand", SERVE_MODEL_REPOSITORY=url)
+
+
+def test_refuse_a_bucket_from_which_models_are_not_loaded_on_demand() -> None:
+    with pytest.raises(SettingsError, match="SERVE_MODELS=on-demand: set it too"):
+        read(SERVE_MODEL_REPOSITORY="s3://models")
+
+
 @pytest.mark.parametrize(
     ("variables", "concurrency", "strategy", "payload"),
     [

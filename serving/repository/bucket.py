@@ -1,0 +1,175 @@
+"""A bucket of on-demand models: Amazon S3, Google Cloud Storage, Azure Blob Storage, or a server
+with the API of one of them.
+
+    NAME/config.pbtxt, NAME/1/model.onnx, …    a model folder
+    NAME.tar.gz                                an archive
+
+A model is fetched into the cache, and recognized by its ETags. Only the manager imports this
+module, and only if the repository is a bucket.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property, partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError, PreconditionError
+from obstore.store import from_url
+
+from serving.host.files import digest
+from serving.repository.cache import Cache
+from serving.repository.layout import CONFIG
+from serving.repository.locate_archive import Archive, archive_in
+from serving.repository.paths import real_path
+from serving.repository.source import ARCHIVE, MOST_LISTED, Found, Source, Unreachable, may_be_found
+from serving.repository.unpacking import BadArchive, unpack
+
+SILENT_SECONDS = 5.0  # without a byte, after which a request is sent again
+CLIENT = {
+    "timeout": timedelta(hours=1),  # for a whole object
+    "allow_http": True,  # if the URL of an endpoint begins with http://
+}
+RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
+PAGE = 1_000  # objects that one request lists
+MOST_FILES = PAGE  # a model folder has fewer
+MOST_OBJECTS = 10 * PAGE  # that are searched for the names of models
+LIST_SECONDS = 30.0  # the names are listed again after this time
+PIECE = 2**20  # bytes that are in memory at once
+# What is wrong, by words in obstore's errors; the first that match count. The errors themselves are
+# not shown, because they quote URLs and replies, which may contain credentials.
+REASONS = {
+    r"169\.254\.|computeMetadata": "no credentials were found: set them, or give it a role",
+    "status code: 40[13]|ExpiredToken|InvalidToken": "access is forbidden: allow the container's "
+    "role to list the bucket and read its objects, or correct the credentials",
+    "status code: 404": "there is no such bucket",
+    "configured region|AuthorizationHeaderMalformed": "it is in another region: set AWS_REGION",
+    "MissingAccount": "AZURE_STORAGE_ACCOUNT_NAME is not set",
+    "kind: Timeout": "it answers too slowly",
+    "kind: Connect": "it cannot be reached",
+    "kind: Body": "the connection was cut off",
+    "status code: (429|5..)": "it is overloaded, or has an internal error",
+}
+OTHER_REASON = "check the settings and credentials (docs/on-demand.md)"
+
+
+class BucketSource(Source):
+    """The models in the bucket at `url`, which may have a path. obstore finds the credentials in
+    the environment, or asks the cloud for those of the container's role."""
+
+    def __init__(self, url: str, cache: Cache, silent_seconds: float = SILENT_SECONDS) -> None:
+        self._url, self._cache = url.rstrip("/"), cache
+        self._silent = timedelta(seconds=silent_seconds)
+        self._names: list[str] = []
+        self._listed = -LIST_SECONDS
+
+    @cached_property
+    def _store(self) -> Any:
+        options = {**CLIENT, "connect_timeout": self._silent, "read_timeout": self._silent}
+        return from_url(self._url, client_options=options, retry_config=RETRIES)
+
+    def find(self, name: str) -> Found | None:
+        if not may_be_found(name):
+            return None
+        with self._errors():
+            objects = self._objects(name, MOST_FILES)
+            if any(each["path"] == f"{name}/{CONFIG}" for each in objects):
+                return Found(name, f"{self._url}/{name}", _signature(objects))
+            try:
+                archive = obstore.head(self._store, name + ARCHIVE)
+            except FileNotFoundError:
+                return None
+        return Found(name, f"{self._url}/{name}{ARCHIVE}", archive["e_tag"])
+
+    @contextmanager
+    def archive(self, found: Found) -> Iterator[Archive]:
+        fetch = self._fetch_archive if found.url.endswith(ARCHIVE) else self._fetch_folder
+        key = f"{found.name} {found.signature}"
+        with self._cache.folder(key, partial(fetch, found)) as folder:
+            yield archive_in(folder, real_path(folder))
+
+    def names(self) -> list[str]:
+        now = time.monotonic()
+        if now > self._listed + LIST_SECONDS:
+            self._listed = now
+            self._names = self._list_names()
+        return self._names
+
+    def _list_names(self) -> list[str]:
+        names: set[str] = set()
+        with self._errors():
+            paths = [each["path"] for each in self._objects(None, MOST_OBJECTS)]
+        for ending in (ARCHIVE, f"/{CONFIG}"):
+            names |= {path.removesuffix(ending) for path in paths if path.endswith(ending)}
+        return sorted(filter(may_be_found, names))[:MOST_LISTED]
+
+    def _objects(self, folder: str | None, most: int) -> list[Any]:
+        """Return the first `most` objects in a folder."""
+        objects: list[Any] = []
+        for page in obstore.list(self._store, folder, chunk_size=PAGE):
+            objects += page
+            if len(objects) >= most:
+                break
+        return objects
+
+    def _fetch_archive(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
+        file = folder.with_name(found.name.rpartition("/")[2] + ARCHIVE)
+        size = self._fetch(f"{found.name}{ARCHIVE}", found.signature, file, take)
+        unpack(file, folder, take)
+        file.unlink()
+        take(-size)
+
+    def _fetch_folder(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
+        with self._errors():
+            objects = self._objects(found.name, MOST_FILES)
+        if _signature(objects) != found.signature:
+            raise BadArchive(f"{found.url} was changed while it was fetched")
+        if len(objects) >= MOST_FILES:
+            raise BadArchive(
+                f"{found.url} has {MOST_FILES} files or more: make an archive {found.url}{ARCHIVE}"
+            )
+        folders: set[PurePosixPath] = set()
+        for each in objects:
+            folders.update(PurePosixPath(each["path"]).parents)
+        for each in objects:
+            path = PurePosixPath(each["path"])
+            if path not in folders:  # otherwise it is the mark of a folder, which consoles make
+                file = folder / path.relative_to(found.name)
+                self._fetch(each["path"], each["e_tag"], file, take)
+
+    def _fetch(self, path: str, e_tag: str, file: Path, take: Callable[[int], None]) -> int:
+        """Write an object to a file. Return its size."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._errors(), file.open("xb") as opened:
+                got = obstore.get(self._store, path, options={"if_match": e_tag})
+                size: int = got.meta["size"]
+                take(size)
+                for piece in got.stream(PIECE):
+                    opened.write(piece)
+        except (PreconditionError, FileNotFoundError):
+            raise BadArchive(f"{self._url}/{path} was changed while it was fetched") from None
+        return size
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise Unreachable instead of obstore's errors, which may quote credentials."""
+        try:
+            yield
+        except PreconditionError:
+            raise
+        except BaseError as err:
+            raise Unreachable(f"{self._url} cannot be read: {_reason(err)}") from None
+
+
+def _signature(objects: Sequence[Any]) -> str:
+    return digest("\n".join(sorted(f"{each['path']} {each['e_tag']}" for each in objects)))
+
+
+def _reason(error: BaseError) -> str:
+    matching = (reason for words, reason in REASONS.items() if re.search(words, str(error)))
+    return next(matching, OTHER_REASON)
