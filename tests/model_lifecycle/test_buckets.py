@@ -96,6 +96,22 @@ def test_load_a_model_after_its_fetch_was_cut_off(
     wait_until(lambda: call(server, "m5").status_code == 200, "it is fetched again")
 
 
+def test_say_that_a_bucket_hangs_and_list_loaded_models_meanwhile(
+    store: ObjectStore, variables: dict[str, str], tmp_path: Path
+) -> None:
+    put(store, tmp_path, 1)
+    with on_demand(tmp_path, **variables) as server, ThreadPoolExecutor(1) as threads:
+        assert answer(call(server, "m1")) == [2.0]
+        store.released.clear()
+        store.fault = store.hang
+        waiting = threads.submit(call, server, "m2")
+        listed = server.get("/models").json()
+        assert [model["name"] for model in listed["models"]] == ["m1"]
+        assert "not_loaded" not in listed
+        expect_error(waiting.result(), 503, "model_not_ready", "it answers too slowly")
+        assert answer(call(server, "m1")) == [2.0]
+
+
 def test_finish_a_fetch_in_which_the_manager_was_killed(
     store: ObjectStore, server: Server, tmp_path: Path
 ) -> None:
