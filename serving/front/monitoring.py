@@ -22,7 +22,7 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 # what the manager counts (Models.counts), and what /metrics says of it
 ON_DEMAND_COUNTS = {
     "loads": "Models loaded by a call",
-    "unpack_seconds": "Seconds spent on finding and unpacking them",
+    "unpack_seconds": "Seconds spent on fetching and unpacking them",
     "load_seconds": "Seconds spent on making room for them and loading them",
     "evictions": "Models evicted",
     "eviction_seconds": "Seconds spent on that",

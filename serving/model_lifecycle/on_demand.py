@@ -182,7 +182,7 @@ class OnDemand(OnPost):
         """Stop serving the model that a new tritonserver could not load."""
         with self.manager.changing(entry.name):
             if self.manager.is_current(entry):
-                self._reject(entry.name, entry.signature, ModelFailed(entry.name, reason))
+                self._reject(entry, ModelFailed(entry.name, reason))
                 self.manager.drop(entry)
 
     def _begin_loads(self) -> None:
@@ -197,15 +197,15 @@ class OnDemand(OnPost):
 
     def _load_found(self, found: Found) -> None:
         """Load a model in a thread of its own. If that fails, reject the model."""
-        name, signature = found.name, found.signature
-        began = time.monotonic()
+        name, began = found.name, time.monotonic()
         try:
             with self._source.archive(found) as archive, self.manager.changing(name):
                 if self.manager.get(name):  # it is still being unloaded
                     return
                 unpacked = time.monotonic()
                 idle = idle_seconds(archive, self.settings.device)
-                self._add(archive, name, name, url=found.url, signature=signature, idle=idle)
+                fields = {"url": found.url, "signature": found.signature, "idle": idle}
+                self._add(archive, name, name, **fields)
             self._keep_rejected(name)
             ended = time.monotonic()
             self._count_thrash(name, began)
@@ -214,19 +214,18 @@ class OnDemand(OnPost):
             )
             log.info("loaded '%s' in %.1f s", name, ended - began)
         except ModelNotReady as err:
-            self._reject(name, signature, err, BUSY_SECONDS)
+            self._reject(found, err, BUSY_SECONDS)
         except TritonUnavailable as err:
-            self._reject(name, signature, err, self._pause(name, INTERRUPTED_SECONDS))
+            self._reject(found, err, INTERRUPTED_SECONDS)
         except Unreachable as err:
-            self._reject(name, signature, away(err), self._pause(name, INTERRUPTED_SECONDS))
+            self._reject(found, away(err), INTERRUPTED_SECONDS)
         except (ConfigError, BadArchive, OSError, LoadFailed, TritonTimeout) as err:
-            self._reject(name, signature, ModelFailed(name, str(err)))
+            self._reject(found, ModelFailed(name, str(err)))
         except ServingError as err:
-            self._reject(name, signature, err)
+            self._reject(found, err)
         except Exception:
             log.exception("'%s' cannot be loaded", name)
-            reason = "an internal error; the log has it"
-            self._reject(name, signature, ModelFailed(name, reason))
+            self._reject(found, ModelFailed(name, "an internal error; the log has it"))
         finally:
             with self._lock:
                 del self._loading[name]
@@ -383,21 +382,21 @@ class OnDemand(OnPost):
                 began - evicted,
             )
 
-    def _pause(self, name: str, first: float) -> float:
-        """Return the seconds until a load that has failed is tried again."""
+    def _reject(
+        self, model: Found | Entry, error: ServingError, first: float = FAILED_SECONDS
+    ) -> None:
+        """Answer calls with the error for a while: `first` seconds, and twice as long each time
+        after that, unless only memory is short."""
         rejected = self.manager.models().rejected
-        last = max([each.seconds for each in rejected if name in each.folders], default=0)
-        return min(2 * last, FAILED_MOST) if last >= first else first
-
-    def _reject(self, name: str, signature: str, error: ServingError, seconds: float = 0.0) -> None:
-        """Answer calls with the error for a while."""
-        seconds = seconds or self._pause(name, FAILED_SECONDS)
+        last = max([each.seconds for each in rejected if model.name in each.folders], default=0)
+        doubles = last >= first > BUSY_SECONDS
+        seconds = min(2 * last, FAILED_MOST) if doubles else first
         reason = error.reason if isinstance(error, ModelFailed) else str(error)
         until = time.monotonic() + seconds
-        rejection = Rejection({name: signature}, [reason], until, seconds, error.code)
-        self._keep_rejected(name, rejection)
-        level = logging.INFO if seconds == BUSY_SECONDS else logging.ERROR
-        log.log(level, "'%s' is tried again in %g s: %s", name, seconds, reason)
+        folders = {model.name: model.signature}
+        self._keep_rejected(model.name, Rejection(folders, [reason], until, seconds, error.code))
+        level = logging.INFO if first == BUSY_SECONDS else logging.ERROR
+        log.log(level, "'%s' is tried again in %g s: %s", model.name, seconds, reason)
 
     def _keep_rejected(self, name: str, *new: Rejection) -> None:
         """Replace the rejection of the model."""

@@ -48,6 +48,7 @@ REASONS = {
     "role to list the bucket and read its objects, or correct the credentials",
     "status code: 404": "there is no such bucket",
     "configured region|AuthorizationHeaderMalformed": "it is in another region: set AWS_REGION",
+    "InvalidPath": "a key in it has an empty part, '.', '..' or a control character: rename it",
     "MissingAccount": "AZURE_STORAGE_ACCOUNT_NAME is not set",
     "kind: Timeout": "it answers too slowly",
     "kind: Connect": "it cannot be reached",

@@ -233,6 +233,16 @@ def test_say_that_a_bucket_does_not_exist(store: ObjectStore, tmp_path: Path, op
     assert "there is no such bucket" in message(bucket)
 
 
+@pytest.mark.parametrize("key", ["net//x", "net/./x", "net/../../x", "net/\1"], ids=ascii)
+def test_fetch_no_key_that_is_not_a_path(store: ObjectStore, opened: Open, key: str) -> None:
+    put_folder(store, "net")
+    put_folder(store, "other")
+    store.put_quickly(key)
+    bucket = opened()
+    assert "a key in it has an empty part" in message(bucket)
+    assert (fetch(bucket, "other") / "1/model.py").is_file()
+
+
 def test_say_that_an_account_is_missing(tmp_path: Path) -> None:
     bucket = BucketSource(f"az://{BUCKET}", Cache(tmp_path / "cache", 1, list))
     assert "AZURE_STORAGE_ACCOUNT_NAME is not set" in message(bucket)
