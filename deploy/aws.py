@@ -36,8 +36,11 @@ class Aws:
         runtime_url: str | None,
         poll: float,
     ) -> None:
-        self.region, self.dry_run = region, dry_run
-        self._session, self._runtime_url, self._poll = session, runtime_url, poll
+        self.region = region
+        self.dry_run = dry_run
+        self._session = session
+        self._runtime_url = runtime_url
+        self._poll = poll
         self._clients: dict[str, Any] = {}
 
     def read(self, service: str, operation: str, **parameters: Any) -> Reply:

@@ -32,7 +32,8 @@ NAMES = {
     "PolicyName",
     "repositoryName",
 }
-MAX_BYTES, MAX_DEPTH = 65_536, 16
+MAX_BYTES = 65_536
+MAX_DEPTH = 16
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]

@@ -88,7 +88,8 @@ def _print_stream(reply: Reply) -> None:
 
 
 def _show(options: Invoke, reply: Reply) -> None:
-    body, kind = reply["Body"].read(), reply.get("ContentType", "")
+    body = reply["Body"].read()
+    kind = reply.get("ContentType", "")
     if not options.output:
         try:
             text = body.decode()

@@ -164,11 +164,9 @@ class ServingError(Exception):
     retry_after = TABLE[code].retry_after or None
 
     def __init_subclass__(cls, code: str) -> None:
-        cls.code, cls.status, cls.retry_after = (
-            code,
-            TABLE[code].status,
-            TABLE[code].retry_after or None,
-        )
+        cls.code = code
+        cls.status = TABLE[code].status
+        cls.retry_after = TABLE[code].retry_after or None
         KINDS[code] = cls
 
     def __str__(self) -> str:
@@ -269,7 +267,9 @@ class OutOfMemory(ServingError, code="out_of_memory"): ...
 
 class DecodingError(ServingError, code="decoding_error"):
     def __init__(self, reason: str, field: str = "", instance: int | None = None) -> None:
-        self.reason, self.field, self.instance = reason, field, instance
+        self.reason = reason
+        self.field = field
+        self.instance = instance
         super().__init__(reason, field, instance)
 
     def at(self, instance: int, field: str = "") -> "DecodingError":

@@ -8,10 +8,13 @@ from werkzeug.http import parse_accept_header
 
 JSON_TYPE = "application/json"
 # other types of replies in one piece
-CSV, NPY_TYPE, PICTURES = "text/csv", "application/x-npy", ("image/jpeg", "image/png")
+CSV = "text/csv"
+NPY_TYPE = "application/x-npy"
+PICTURES = ("image/jpeg", "image/png")
 LIBSVM = ("text/libsvm", "text/x-libsvm")
 # types of streamed replies
-EVENT_STREAM, JSON_LINES = "text/event-stream", "application/jsonlines"
+EVENT_STREAM = "text/event-stream"
+JSON_LINES = "application/jsonlines"
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"

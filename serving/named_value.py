@@ -24,7 +24,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """Return the error message for an unknown name, with the most similar name and all known
     ones."""
-    name, names = name[:100], sorted(choices)
+    name = name[:100]
+    names = sorted(choices)
     meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
     known = ", ".join(names) or "none"
     return f"unknown {kind} '{name}'; {meant}known: {known}"
@@ -70,7 +71,8 @@ class NamedValue:
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
-            least, most = self.minimum, self.maximum
+            least = self.minimum
+            most = self.maximum
             is_high_enough = least is None or all(part >= least for part in parts)
             is_low_enough = most is None or all(part <= most for part in parts)
             if (

@@ -17,7 +17,9 @@ from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
 from serving.named_value import INT64, quoted
 
-SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
+SEQUENCE_ID = "sequence_id"
+SEQUENCE_START = "sequence_start"
+SEQUENCE_END = "sequence_end"
 SEQUENCE_PARAMETERS = {SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END}
 LONGEST_ID = 19  # digits of 2**63, the longest number
 LONGEST_NAME = 128  # bytes of an id that is a string (Triton's correlation_id.h)

@@ -21,7 +21,9 @@ from simulate.rules import RULES, Journal, with_limits
 SERVE = Path(__file__).resolve().parents[1] / "serve"
 HOST = "127.0.0.1"
 TICK = 0.2
-FAILED, RULE_BROKEN = 1, 3  # exit codes
+# exit codes
+FAILED = 1
+RULE_BROKEN = 3
 
 
 def parser() -> argparse.ArgumentParser:

@@ -33,7 +33,9 @@ class Api:
     """The routes of the API. `queue` receives the asynchronous calls."""
 
     def __init__(self, endpoint: Endpoint, queue: Queue) -> None:
-        self._endpoint, self._queue, self._journal = endpoint, queue, endpoint.journal
+        self._endpoint = endpoint
+        self._queue = queue
+        self._journal = endpoint.journal
         self._rules = endpoint.journal.rules
 
     def app(self) -> Flask:
@@ -83,7 +85,8 @@ class Api:
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
         """Return the request's members and its body. Raise ValidationError."""
-        body, most = request.get_data(), self._rules["body"].limit
+        body = request.get_data()
+        most = self._rules["body"].limit
         if len(body) > most:
             self._journal.complain("body", f"a request of {len(body)} bytes")
             raise ValidationError(
@@ -131,12 +134,14 @@ class Api:
 
     def _call(self, name: str, members: Mapping[str, str], body: bytes, rule: str) -> Call:
         deadline = time.monotonic() + self._rules[rule].limit
-        target, session = members.get("TargetModel", ""), members.get("SessionId", "")
+        target = members.get("TargetModel", "")
+        session = members.get("SessionId", "")
         return Call(name, body, passed_on(members), deadline, rule, target, session)
 
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
         """Convert the headers of the container's reply to the headers of the API's reply."""
-        attributes, session = reply.get(ATTRIBUTES, ""), reply.get(SESSION_ID, "")
+        attributes = reply.get(ATTRIBUTES, "")
+        session = reply.get(SESSION_ID, "")
         if len(attributes) > self._rules["attributes"].limit or not (
             attributes.isascii() and attributes.isprintable()
         ):

@@ -17,7 +17,9 @@ from simulate.service_model import passed_on
 
 # where results are written: S3OutputPath in the endpoint's configuration
 OUTPUT = "s3://simulate/async"
-INVOCATION_SECONDS, QUEUE_SECONDS = 900, 21600  # the API's defaults
+# the API's defaults
+INVOCATION_SECONDS = 900
+QUEUE_SECONDS = 21600
 CALLS_AT_ONCE = 4  # AWS does not publish this number
 LOCATION = re.compile(r"s3://([^/]+)/(.+)")
 
@@ -26,14 +28,17 @@ class Queue:
     """The queue of asynchronous calls. The folder `s3` stands in for S3."""
 
     def __init__(self, endpoint: Endpoint, s3: Path) -> None:
-        self._endpoint, self._s3 = endpoint, s3
-        self._journal, self._rules = endpoint.journal, endpoint.journal.rules
+        self._endpoint = endpoint
+        self._s3 = s3
+        self._journal = endpoint.journal
+        self._rules = endpoint.journal.rules
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="async")
 
     def put(self, name: str, members: Mapping[str, str], body: bytes) -> tuple[str, str, str]:
         """Queue a call. Return its id, and the locations for its output and for its failure. Only
         one of them will be written. Raise ValidationError."""
-        location, most = members.get("InputLocation", ""), self._rules["async-inline"].limit
+        location = members.get("InputLocation", "")
+        most = self._rules["async-inline"].limit
         if bool(location) == bool(body):
             raise ValidationError("Provide exactly one of Body and InputLocation")
         if len(body) > most:
@@ -48,10 +53,8 @@ class Queue:
         folder = "/".join(
             filter(None, [OUTPUT, members.get("S3OutputPathExtension", "").strip("/")])
         )
-        output, failure = (
-            f"{folder}/{members.get('Filename') or f'{file}.out'}",
-            f"{OUTPUT}/failures/{file}-error.out",
-        )
+        output = f"{folder}/{members.get('Filename') or f'{file}.out'}"
+        failure = f"{OUTPUT}/failures/{file}-error.out"
         members = {**members, "InferenceId": identifier}
         self._threads.submit(self._work, name, members, body, time.monotonic(), output, failure)
         return identifier, output, failure

@@ -34,8 +34,11 @@ from serving.host.processes import used_by
 from simulate.ports import PortPicker
 from simulate.rules import Journal
 
-PORT, SAFE_PORTS = 8080, "23000-23999"  # as observed on the platform
-MODEL, MODELS = "/opt/ml/model", "/opt/ml/models"
+# as observed on the platform
+PORT = 8080
+SAFE_PORTS = "23000-23999"
+MODEL = "/opt/ml/model"
+MODELS = "/opt/ml/models"
 START_SECONDS = 60.0
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 # Fewer privileges than on the platform, so that what works here also works there.
@@ -92,7 +95,9 @@ class Process:
     def __init__(
         self, command: list[str], environment: Mapping[str, str] | None, folder: Path
     ) -> None:
-        nothing, pipe, merged = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+        nothing = subprocess.DEVNULL
+        pipe = subprocess.PIPE
+        merged = subprocess.STDOUT
         self._process = subprocess.Popen(
             command,
             env=environment,
@@ -124,7 +129,8 @@ class Plain(Process):
         self._picker = PortPicker()
         (self.port,) = self._picker.pick(1)
         self.models = str(launch.models or MODELS)
-        self._copy, temporary = launch.folder / "model", launch.folder / "tmp"
+        self._copy = launch.folder / "model"
+        temporary = launch.folder / "tmp"
         repository = launch.models
         if launch.model:
             repository = shutil.copytree(launch.model, self._copy)
@@ -183,7 +189,8 @@ class Image(Process):
             raise CannotStart(
                 f"{launch.engine} has no image {launch.image}: {done.stderr.strip()[-300:]}"
             )
-        self._picker, alone = PortPicker(), os.geteuid() == 0
+        self._picker = PortPicker()
+        alone = os.geteuid() == 0
         self.port = PORT if alone else self._picker.pick(1)[0]
         super().__init__(
             image_command(launch, self._name, 0 if alone else self.port), None, launch.folder
@@ -295,7 +302,8 @@ class Container:
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
-        self.journal, self.rules = journal, journal.rules
+        self.journal = journal
+        self.rules = journal.rules
         self.folder = launch.folder
         (launch.models or self.folder).mkdir(parents=True)
         self.process = Image(launch) if launch.image else Plain(launch)

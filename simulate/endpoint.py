@@ -55,7 +55,9 @@ class Endpoint:
     """
 
     def __init__(self, launch: Launch, store: Path | None, journal: Journal) -> None:
-        self.launch, self.store, self.journal = launch, store, journal
+        self.launch = launch
+        self.store = store
+        self.journal = journal
         self._rules = journal.rules
         self.settled = threading.Event()
         self.in_service = False
@@ -197,10 +199,8 @@ class Endpoint:
         launch = replace(self.launch, folder=self.launch.folder / str(self._lives))
         if self.store is None:
             return Container(launch, self.journal)
-        models, environment = (
-            launch.folder / "models",
-            {"SAGEMAKER_MULTI_MODEL": "true", **launch.environment},
-        )
+        models = launch.folder / "models"
+        environment = {"SAGEMAKER_MULTI_MODEL": "true", **launch.environment}
         container = Container(replace(launch, models=models, environment=environment), self.journal)
         self._models = Models(container, self.store, models, launch.memory)
         return container
@@ -230,8 +230,11 @@ class Endpoint:
 
     def _watch(self, container: Container) -> None:
         """Watch the container until it dies, fails too many pings, or has to stop."""
-        interval, most = self._rules["ping-interval"].limit, self._rules["ping-status"].limit
-        failed_pings, asked, memory = 0, time.monotonic(), self.launch.memory
+        interval = self._rules["ping-interval"].limit
+        most = self._rules["ping-status"].limit
+        failed_pings = 0
+        asked = time.monotonic()
+        memory = self.launch.memory
         while not self._stopping.wait(TICK) and failed_pings < most:
             if container.killed:
                 return self.journal.say("the container was killed; it is started again")

@@ -3,7 +3,9 @@
 from functools import partial
 from typing import Any
 
-ACCOUNT, REGION = "123456789012", "us-east-1"  # fictitious, for messages and ARNs
+# fictitious, for messages and ARNs
+ACCOUNT = "123456789012"
+REGION = "us-east-1"
 CONTAINER = "primary"  # the platform's name for an endpoint's only container
 TOO_LATE = (
     f"Your invocation timed out while waiting for a response from container {CONTAINER}. "
@@ -18,7 +20,8 @@ class PlatformError(Exception):
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
-        self.status, self.code = status, code
+        self.status = status
+        self.code = code
 
     def document(self) -> dict[str, Any]:
         return {"Message": str(self)}
@@ -38,7 +41,9 @@ class ModelError(PlatformError):
 
     def __init__(self, endpoint: str, original_status: int, original: bytes | str) -> None:
         text = original if isinstance(original, str) else original.decode("utf-8", "replace")
-        self.endpoint, self.original_status, self.original = endpoint, original_status, text
+        self.endpoint = endpoint
+        self.original_status = original_status
+        self.original = text
         self.is_client_error = 400 <= original_status < 500
         kind = "client" if self.is_client_error else "server"
         content = (

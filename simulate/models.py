@@ -35,7 +35,10 @@ from simulate.errors import (
 
 PAUSE = 0.1
 LOADS_AT_ONCE = 8
-OK, CONFLICT, NOT_FOUND, NO_ROOM = 200, 409, 404, 507
+OK = 200
+CONFLICT = 409
+NOT_FOUND = 404
+NO_ROOM = 507
 ENDED = "The container has ended"
 
 
@@ -66,8 +69,11 @@ class Models:
     """
 
     def __init__(self, container: Container, store: Path, folder: Path, memory: int) -> None:
-        self._container, self._store, self._folder = container, store, folder
-        self._journal, self._rules = container.journal, container.journal.rules
+        self._container = container
+        self._store = store
+        self._folder = folder
+        self._journal = container.journal
+        self._rules = container.journal.rules
         self._most = memory * self._rules["memory-share"].limit
         self._lock = threading.Lock()
         # ordered from the least to the most recently used

@@ -147,7 +147,8 @@ class Journal:
     each line without a line break."""
 
     def __init__(self, rules: Rules, write: Callable[[str], None]) -> None:
-        self.rules, self.say = rules, write
+        self.rules = rules
+        self.say = write
         self.complaints: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()

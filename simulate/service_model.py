@@ -11,7 +11,9 @@ from botocore.model import Shape
 
 from simulate.errors import ValidationError
 
-INVOKE, STREAM, ASYNC = "InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"
+INVOKE = "InvokeEndpoint"
+STREAM = "InvokeEndpointWithResponseStream"
+ASYNC = "InvokeEndpointAsync"
 # Headers of HTTP, request signing and AWS's clients. They are not expected to reach the container.
 TRANSPORT_HEADERS = re.compile(
     r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|host|user-agent|"

@@ -72,7 +72,8 @@ class Record:
 
     def can_join(self, other: "Record") -> bool:
         """Return whether one job can process the instances of both records."""
-        ours, theirs = self.instances, other.instances
+        ours = self.instances
+        theirs = other.instances
         if ours is None or theirs is None:
             return False
         # compare the texts, because 1 == True, and a client may reject one of them

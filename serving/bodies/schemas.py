@@ -225,5 +225,6 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
         struct = {"inputs": Input, "outputs": Output, "dataframe_split": Frame}.get(part, shape)
         problem = unknown("key", field[1], struct.__struct_fields__)
         return f"{where}: {problem}{shape.unknown_key_hint}"
-    first, rest = message[:1], message[1:]
+    first = message[:1]
+    rest = message[1:]
     return f"{where}: {first.lower()}{rest}"

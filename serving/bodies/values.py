@@ -237,7 +237,8 @@ def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]
 # Triton's own parameters that are numbers, and their maximum values: `timeout` is in microseconds,
 # `priority` is a level. Triton has no others, except for one whose name begins with its prefix.
 OWN_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
-OWN_PREFIX, OWN_FLAG = "triton_", "triton_enable_empty_final_response"
+OWN_PREFIX = "triton_"
+OWN_FLAG = "triton_enable_empty_final_response"
 
 
 def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | None) -> Parameters:

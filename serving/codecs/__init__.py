@@ -34,11 +34,9 @@ __all__ = [
     "read_cells",
 ]
 
-IMAGE, PIXELS, ENCODED_IMAGE, TEXT, JSON, ROW = (
-    ImageCodec(),
-    PixelsCodec(),
-    EncodedImageCodec(),
-    TextCodec(),
-    JsonCodec(),
-    RowCodec(),
-)
+IMAGE = ImageCodec()
+PIXELS = PixelsCodec()
+ENCODED_IMAGE = EncodedImageCodec()
+TEXT = TextCodec()
+JSON = JsonCodec()
+ROW = RowCodec()

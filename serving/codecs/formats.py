@@ -126,9 +126,13 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
     """Raise DecodingError if libtiff could read different sizes than Pillow, which ignores a tag of
     an unknown type, and all tags after an invalid one. `data` is a TIFF with one directory."""
     order = "<" if data.startswith(b"II") else ">"
-    header, number, entry = ("4xL", "H", "HHL4x")
+    header = "4xL"
+    number = "H"
+    entry = "HHL4x"
     if BIG_TIFF in data[2:4]:
-        header, number, entry = ("8xQ", "Q", "HHQ8x")
+        header = "8xQ"
+        number = "Q"
+        entry = "HHQ8x"
     (start,) = struct.unpack_from(order + header, data)
     (count,) = struct.unpack_from(order + number, data, start)
     start += struct.calcsize(order + number)

@@ -248,4 +248,6 @@ class EncodedImageCodec(ImageCodec):
         Header(data, limits)
         return data
 
-    load, memory = Codec.load, Codec.memory  # nothing is decoded
+    # nothing is decoded
+    load = Codec.load
+    memory = Codec.memory

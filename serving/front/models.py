@@ -96,7 +96,8 @@ def answer_example(name: str) -> Response:
     """
     if FORWARDED in incoming().headers:
         abort(HTTPStatus.NOT_FOUND)
-    app, reason = services(), ""
+    app = services()
+    reason = ""
     try:
         with app.admission.enter(0) as slot, app.registry.use(slot.keep, name) as served:
             try_example(app.gateway, app.decoder, served)

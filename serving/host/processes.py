@@ -17,11 +17,14 @@ MEANINGS: dict[int, str] = {
     signal.SIGBUS: "perhaps /dev/shm or the run folder was full",
 }
 PROGRAM = "triton_python_backend_stub"
-# Positions in a stub's command line: the model's file, and the instance's name, which Triton's
-# messages use.
-FILE, INSTANCE = 1, -2
+# positions in a stub's command line
+FILE = 1  # the model's file
+INSTANCE = -2  # the instance's name, which Triton's messages use
 PROC = Path("/proc")
-STATE, PARENT, EXIT_CODE = 0, 1, 49  # indexes into the fields returned by _status
+# indexes into the fields that _status returns
+STATE = 0
+PARENT = 1
+EXIT_CODE = 49
 
 
 def dying_with_us(signal_name: str) -> tuple[str, ...]:
@@ -133,7 +136,8 @@ class Stubs:
         seen = self._seen
         before = self._zombies
         dead: list[tuple[Stub, str]] = []
-        self._seen, self._zombies = {}, set()
+        self._seen = {}
+        self._zombies = set()
         for pid in sorted(tree(server)):
             fields = _status(pid)
             if fields and fields[STATE] != b"Z":

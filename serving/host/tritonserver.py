@@ -17,7 +17,8 @@ from pathlib import Path
 from serving.triton.quirks import STUB_WAIT_VERSION
 
 NVIDIA_IMAGE = Path("/opt/tritonserver")
-PACKAGE, DISTRIBUTION = "pytriton", "nvidia-pytriton"
+PACKAGE = "pytriton"
+DISTRIBUTION = "nvidia-pytriton"
 TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # package version -> tritonserver version
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # where the Python backend unpacks models' environments
@@ -89,7 +90,8 @@ def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]
     if is_nvidia_image():
         return dict(base)
     libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
-    name, existing = f"libpython{python}.so.1.0", base.get("LD_LIBRARY_PATH", "")
+    name = f"libpython{python}.so.1.0"
+    existing = base.get("LD_LIBRARY_PATH", "")
     configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     folders = [
         configured,

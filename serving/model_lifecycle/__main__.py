@@ -34,7 +34,8 @@ from serving.settings.table import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, Sett
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-PAUSE, LOOK = 0.2, 1.0  # seconds between checks of the processes, and of the model folders
+PAUSE = 0.2  # seconds between checks of the processes
+LOOK = 1.0  # seconds between checks of the model folders
 POLICIES: dict[str, type[Policy]] = {
     AT_START.name: AtStart,
     ON_CHANGE.name: OnChange,
@@ -100,13 +101,16 @@ class Watch:
     """Watches tritonserver across its restarts, and the processes of its models."""
 
     def __init__(self, manager: Manager, policy: Policy) -> None:
-        self.manager, self.policy, self.recovery = manager, policy, Recovery(manager)
+        self.manager = manager
+        self.policy = policy
+        self.recovery = Recovery(manager)
         self._has_taken_up = False
 
     def step(self) -> None:
         """Check once. A new tritonserver loads its models again; update the table once it
         responds."""
-        pid, before = self.manager.pid(), self.manager.models().server
+        pid = self.manager.pid()
+        before = self.manager.models().server
         if pid != before:
             if before:
                 log.info("tritonserver has ended; the next one loads its models again")

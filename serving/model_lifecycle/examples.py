@@ -21,15 +21,16 @@ from serving.model_status.states import READY
 from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
-# Seconds before an example is retried: if no worker responded because gunicorn is starting, and if
-# a worker responded without a verdict.
-NO_WORKER, NO_VERDICT = 0.1, 1.0
+# seconds before an example is retried
+NO_WORKER = 0.1  # if no worker responded, because gunicorn is starting
+NO_VERDICT = 1.0  # if a worker responded without a verdict
 
 
 class Examples(threading.Thread):
     def __init__(self, manager: Manager, policy: Policy) -> None:
         super().__init__(name="examples", daemon=True)
-        self.manager, self.policy = manager, policy
+        self.manager = manager
+        self.policy = policy
 
     def run(self) -> None:
         while True:

@@ -38,7 +38,8 @@ class Manager:
     """Loads and unloads models, and writes their table. Thread-safe."""
 
     def __init__(self, settings: Settings, gateway: TritonGateway) -> None:
-        self.settings, self.gateway = settings, gateway
+        self.settings = settings
+        self.gateway = gateway
         self.store = Store(settings.staged_folder, settings, tritonserver.backend_directory())
         self.leases = Leases(settings.leases_file, settings.most_workers)
         self._table = Table(settings.table_file)
@@ -92,7 +93,8 @@ class Manager:
 
         def change(models: Models) -> Models:
             if models.server:
-                reason, answered = "tritonserver was started again", models.by_call
+                reason = "tritonserver was started again"
+                answered = models.by_call
                 models = models.all_moved(Event.SERVER_STARTED, reason=reason, answered=answered)
             return replace(models, server=pid, reloads=0)
 
@@ -257,7 +259,8 @@ class Manager:
 
     def _kill_processes(self, entry: Entry) -> bool:
         """Kill the model's processes. Return whether there were any."""
-        stubs, names = Stubs(), {entry.triton_name, *entry.parts}
+        stubs = Stubs()
+        names = {entry.triton_name, *entry.parts}
         stubs.look(self.pid())
         targets = [stub for stub in stubs.all() if names & set(stub.file.parts)]
         for stub in targets:

@@ -204,7 +204,8 @@ class OnChange(Policy):
     def _serve(self, model: ModelFolder, load: str) -> None:
         """Replace the current model with this one. If that fails, keep the current one. Raise
         Rejected."""
-        manager, name = self.manager, model.folder.name
+        manager = self.manager
+        name = model.folder.name
         old = manager.get(name)
         with manager.changing(name):
             try:

@@ -15,7 +15,8 @@ NO_LOADS = (
 
 class Policy(ABC):
     def __init__(self, manager: Manager) -> None:
-        self.manager, self.settings = manager, manager.settings
+        self.manager = manager
+        self.settings = manager.settings
 
     @abstractmethod
     def step(self) -> None:

@@ -50,7 +50,9 @@ class Recovery:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._stubs, self._pid, self._looked = Stubs(), 0, 0.0
+        self._stubs = Stubs()
+        self._pid = 0
+        self._looked = 0.0
         self._reports: deque[Report] = deque()
         # what a recovery thread does with a model in each state
         self._work = {RELOADING: self._reload, REFUSING: self._unload}
@@ -61,7 +63,8 @@ class Recovery:
 
     def watch(self, pid: int) -> None:
         """Watch the processes of this tritonserver, which has loaded all models."""
-        self._pid, self._looked = pid, 0.0
+        self._pid = pid
+        self._looked = 0.0
 
     def step(self) -> None:
         entries = self._manager.models().entries.values()

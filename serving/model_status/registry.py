@@ -31,8 +31,8 @@ from serving.triton.gateway import TritonGateway
 log = logging.getLogger(__name__)
 # the type of Slot.keep (front/admission.py): takes a model's name and the column of its counter
 Keep = Callable[[str, int], None]
-# seconds between looks at the table while a model is loaded, and between requests to load it
-LOOK_SECONDS, WANT_SECONDS = 0.02, 0.5
+LOOK_SECONDS = 0.02  # seconds between looks at the table while a model is being loaded
+WANT_SECONDS = 0.5  # seconds between requests to load it
 
 
 class Registry:
@@ -48,7 +48,10 @@ class Registry:
         default: str = "",
         want: Callable[[str], None] | None = None,
     ) -> None:
-        self.gateway, self.table, self._deaths, self.default = gateway, table, deaths, default
+        self.gateway = gateway
+        self.table = table
+        self._deaths = deaths
+        self.default = default
         self._want = want
         self._served = ServedModels(gateway, table)
 
@@ -85,7 +88,9 @@ class Registry:
         entry = self._ready(models, name, version)
         keep(entry.name, entry.column)
         while (now := self.table.look()) is not models:
-            models, before, entry = now, entry, self._ready(now, name, version)
+            models = now
+            before = entry
+            entry = self._ready(models, name, version)
             # the model was replaced before this request was counted
             if entry.load_id != before.load_id:
                 keep(entry.name, entry.column)

@@ -130,7 +130,8 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
 
     def __init__(self, gateway: TritonGateway, table: Table) -> None:
         super().__init__()
-        self._gateway, self._table = gateway, table
+        self._gateway = gateway
+        self._table = table
         self._locks: dict[tuple[str, str, str], threading.Lock] = {}
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
@@ -153,10 +154,8 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     """Return the model that Triton serves as `triton_name`, with a client created from `folder`.
     Raise a ServingError."""
     config = gateway.config(triton_name)
-    model, parts = (
-        describe_model(triton_name, folder, config),
-        configs_of_parts(config, gateway.config),
-    )
+    model = describe_model(triton_name, folder, config)
+    parts = configs_of_parts(config, gateway.config)
     sequencing = sequencing_of([config, *parts.values()])
     labels = {}
     for output in config.output:

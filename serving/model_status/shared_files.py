@@ -75,17 +75,16 @@ class Leases:
     alone."""
 
     def __init__(self, file: Path | None, rows: int = 1) -> None:
-        self.rows, cells = rows, rows * WIDTH
+        self.rows = rows
+        cells = rows * WIDTH
         length = (2 * cells + MODELS) * SIZE
         with file.open("a+b") if file else TemporaryFile() as opened:
             if opened.seek(0, 2) < length:
                 opened.truncate(length)
             numbers = memoryview(mmap.mmap(opened.fileno(), length)).cast("q")
-        self._requests, self._bytes, self._last_use = (
-            numbers[:cells],
-            numbers[cells : 2 * cells],
-            numbers[2 * cells :],
-        )
+        self._requests = numbers[:cells]
+        self._bytes = numbers[cells : 2 * cells]
+        self._last_use = numbers[2 * cells :]
 
     def add(self, row: int, column: int, requests: int, size: int) -> None:
         """Add `requests` and `size` (the bytes of their bodies) to the counter in this row and

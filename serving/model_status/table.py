@@ -196,7 +196,8 @@ class Models:
     def error(self, entry: Entry) -> ServingError | None:
         """Return the error that says why the model is not ready, or None if it is. For an
         ensemble, the errors of its parts take precedence, at any depth."""
-        pending, called = [entry], list[Entry]()
+        pending = [entry]
+        called: list[Entry] = []
         while pending:
             # Triton does not load models that call each other in a circle
             if (model := pending.pop(0)) not in called:

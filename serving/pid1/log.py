@@ -87,7 +87,8 @@ def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
     match = next(filter(None, matches), None)
     if match is None:
         return level or ("error" if ERROR_LINE.search(line) else "info"), "", line
-    word, message = match["level"], line[match.end() :]
+    word = match["level"]
+    message = line[match.end() :]
     # tritonserver's messages are JSON strings with escaped line breaks
     with contextlib.suppress(ValueError):
         message = (
@@ -143,11 +144,11 @@ class Pump(threading.Thread):
         omitted: str = "",
     ) -> None:
         super().__init__(name=f"pump-{process}", daemon=True)
-        self._process, self._stream, self._output = process, stream, output
-        self._noise, self._omitted = (
-            [re.compile(pattern) for pattern in noise],
-            re.compile(omitted) if omitted else None,
-        )
+        self._process = process
+        self._stream = stream
+        self._output = output
+        self._noise = [re.compile(pattern) for pattern in noise]
+        self._omitted = re.compile(omitted) if omitted else None
         self._last_line = self._last_error = ""
 
     def run(self) -> None:

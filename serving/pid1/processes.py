@@ -155,7 +155,8 @@ EXIT_SECONDS = 5
 # OpenMP's threads check 300,000 times for the next operator (GOMP_SPINCOUNT in libgomp's manual),
 # which wastes most of their time if other threads need the processors; 10,000 checks are enough
 # between two operators of a network.
-OPENBLAS_SPINNING, SPINNING = "16", "10000"
+OPENBLAS_SPINNING = "16"
+SPINNING = "10000"
 # Lines that are not logged: tables, empty lines, the countdown, the usage (which hides the invalid
 # option), the library evhtp's messages about connections on a Unix socket, and, on a machine
 # without a GPU, messages that none was found.

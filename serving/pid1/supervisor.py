@@ -62,15 +62,20 @@ class Supervisor:
         when_ready: Sequence[str] = (),
     ) -> None:
         self._children = [_Child(process) for process in processes]
-        self._system, self._settings, self._when_ready = system, settings, list(when_ready)
-        self._stage, self._has_been_ready = "starting", False
-        self._since, self._next_report = system.now(), REPORT_INTERVAL
+        self._system = system
+        self._settings = settings
+        self._when_ready = list(when_ready)
+        self._stage = "starting"
+        self._has_been_ready = False
+        self._since = system.now()
+        self._next_report = REPORT_INTERVAL
         self._oom_kills = system.oom_kills()
 
     def run(self) -> int:
         """Run until a signal or a failure. Return the exit code: 0 after a signal, 1 after a
         failure, whose reason is the last line of the log."""
-        code, reason = 0, "stopped"
+        code = 0
+        reason = "stopped"
         try:
             self._start_due()
             while self._system.wait(self._seconds_to_wait()) not in STOP_SIGNALS:
@@ -80,7 +85,8 @@ class Supervisor:
                 self._start_due()
                 self._check_readiness()
         except Failure as failure:
-            code, reason = 1, str(failure)
+            code = 1
+            reason = str(failure)
             self._system.say(reason, "error")
         self._stop()
         self._system.drain()
@@ -108,8 +114,11 @@ class Supervisor:
 
     def _handle_death(self, child: _Child, code: int) -> None:
         """Schedule a restart of the process after a pause, or give up on it."""
-        now, name, times = self._system.now(), child.process.name, child.deaths
-        before, self._oom_kills = self._oom_kills, self._system.oom_kills()
+        now = self._system.now()
+        name = child.process.name
+        times = child.deaths
+        before = self._oom_kills
+        self._oom_kills = self._system.oom_kills()
         counted = before is not None and self._oom_kills is not None
         short_of_memory = code == -signal.SIGKILL and counted and self._oom_kills != before
         certain = "out of memory" if short_of_memory else "not out of memory"
@@ -118,12 +127,14 @@ class Supervisor:
         child.last_exit = (
             hang if child.hangs else describe_exit(code, cause if code == -signal.SIGKILL else "")
         )
-        child.pid, child.hangs = None, False
+        child.pid = None
+        child.hangs = False
         times[:] = [time for time in times if time > now - WINDOW] + (
             [] if short_of_memory else [now]
         )
         if self._stage == "ready" and not child.process.optional:
-            self._stage, self._since = "starting", now
+            self._stage = "starting"
+            self._since = now
         if len(times) > DEATHS_ALLOWED:
             often = (
                 f"{name} died {len(times)} times within {WINDOW:g} s, the last time it "
@@ -164,7 +175,8 @@ class Supervisor:
         reason = f"{down[0].process.name} {down[0].last_exit}" if down else self._system.ping()
         took = self._system.now() - self._since
         if not reason:
-            self._stage, self._has_been_ready = "ready", True
+            self._stage = "ready"
+            self._has_been_ready = True
             self._write_status()
             self._next_report = REPORT_INTERVAL
             self._system.say(f"ready after {took:.1f} s")
@@ -203,7 +215,8 @@ class Supervisor:
         while child.pid is not None and (left := deadline - self._system.now()) > 0:
             self._system.wait(min(left, 1.0))
             for ended, code in self._reap():
-                ended.last_exit, ended.pid = describe_exit(code), None
+                ended.last_exit = describe_exit(code)
+                ended.pid = None
                 self._write_status()
 
     def _write_status(self) -> None:

@@ -90,9 +90,13 @@ class HealthCheck(threading.Thread):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name=f"health-{path}", daemon=True)
-        self._address, self._path, self._timeout = address, path, timeout
-        self._send, self._clock = send, clock
-        self._has_answered, self.silence = False, 0.0
+        self._address = address
+        self._path = path
+        self._timeout = timeout
+        self._send = send
+        self._clock = clock
+        self._has_answered = False
+        self.silence = 0.0
         self.ended = threading.Event()
 
     def run(self) -> None:
@@ -103,7 +107,8 @@ class HealthCheck(threading.Thread):
         began = self._clock()
         try:
             self._send(self._address, self._path, self._timeout)
-            self._has_answered, self.silence = True, 0.0
+            self._has_answered = True
+            self.silence = 0.0
         except OSError:
             if self._has_answered:
                 self.silence += PAUSE + min(self._timeout, self._clock() - began)
@@ -122,7 +127,9 @@ class System:
     0, there are no health checks."""
 
     def __init__(self, ping_address: Address, output: Output, hang_timeout: float = 0.0) -> None:
-        self._ping_address, self._output, self._hang_timeout = ping_address, output, hang_timeout
+        self._ping_address = ping_address
+        self._output = output
+        self._hang_timeout = hang_timeout
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
@@ -286,7 +293,8 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
         {"SAGEMAKER_TRITON_METRICS_PORT": settings.metrics_port} if settings.allow_metrics else {}
     )
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    mistakes, listeners = [], []
+    mistakes = []
+    listeners = []
     with contextlib.ExitStack() as opened:
         for name, port in wanted.items():
             try:

@@ -158,7 +158,8 @@ def failures(
     `folders` contains these models and all models that they call. Raise FileNotFoundError if there
     is no tritonserver."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
-        run_dir, pending = Path(scratch), list(names)
+        run_dir = Path(scratch)
+        pending = list(names)
         store = Store(run_dir / "models", settings, tritonserver.backend_directory())
         for name, folder in folders.items():
             try:
@@ -191,7 +192,8 @@ def failures(
 def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
     """Yield a gateway to a new tritonserver without models. Raise TritonUnavailable if it does not
     start. At the end, remove the files that it and its stubs leave in /dev/shm and /tmp."""
-    prefix, began = f"check-{secrets.token_hex(8)}", time.time()
+    prefix = f"check-{secrets.token_hex(8)}"
+    began = time.time()
     with (run_dir / "log").open("wb") as log:
         process = subprocess.Popen(
             _command(settings, run_dir, prefix),

@@ -60,7 +60,8 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
         )
     except LayoutError as err:
         return Survey(mistakes=err.mistakes)
-    processor, choices = this_processor(backends), dict[str, Choice]()
+    processor = this_processor(backends)
+    choices: dict[str, Choice] = {}
     for name in [name for name in chosen.models if name not in chosen.unreadable]:
         try:
             if choice := fitted(chosen.models[name], settings, processor, chosen.configs[name])[1]:
@@ -105,7 +106,9 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
     signatures: dict[str, str] = {}
     choices: dict[str, Choice] = {}
     for column, (name, folder) in enumerate(chosen.models.items()):
-        load, copied, config = secrets.token_hex(8), folder, chosen.configs[name]
+        load = secrets.token_hex(8)
+        copied = folder
+        config = chosen.configs[name]
         clients = shared_clients(folder, config) if settings.policy.copied else None
         signatures[name] = signature(folder, clients) if settings.policy.copied else ""
         if name in chosen.unreadable:
@@ -200,7 +203,8 @@ def _read_configs(
         try:
             configs[name] = read_config(models[name], device)
         except Unreadable as err:
-            configs[name], unreadable[name] = ModelConfig(), str(err)
+            configs[name] = ModelConfig()
+            unreadable[name] = str(err)
         pending += [(part, name) for part in parts_of(configs[name])]
         if not versions(models[name]):
             is_ensemble = backend_of(configs[name]) == ENSEMBLE

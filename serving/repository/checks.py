@@ -63,7 +63,8 @@ def check(folder: Path, config: Any, settings: Settings, root: Path | None) -> N
 
 def loaded_versions(model: Path, config: Any) -> list[Path]:
     """Return the folders of the versions that Triton loads."""
-    numbered, policy = versions(model), config.version_policy
+    numbered = versions(model)
+    policy = config.version_policy
     if policy.HasField("all"):
         return numbered
     if policy.HasField("specific"):
@@ -80,7 +81,8 @@ def instances_of(model: Path, config: Any) -> int:
 
 def memory_of(model: Path, config: Any) -> int:
     """Estimate how many bytes of memory the loaded model takes."""
-    numbered, loaded = versions(model), loaded_versions(model, config)
+    numbered = versions(model)
+    loaded = loaded_versions(model, config)
     others = [entry for entry in model.iterdir() if entry not in numbered]
     weights = sum(map(_size, [*loaded, *others]))
     instances = instances_of(model, config)

@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
     """Complete the configuration in the folder `model`. A separate process does this, because it
     runs the model's code. `source` names the configuration in errors. Raise ConfigError."""
-    module, words = "serving.repository.completion", map(str, (model, model / CONFIG, backends))
+    module = "serving.repository.completion"
+    words = map(str, (model, model / CONFIG, backends))
     command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     try:
@@ -64,16 +65,19 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
         found = (name for name, file in FILES.items() if (version / file).exists())
         config.backend = backend = next(found, "")
     if backend == "python":
-        folder, module = version.parent, f"{version.name}.model"
+        folder = version.parent
+        module = f"{version.name}.model"
     else:
-        folder, module = backends / backend, "model"
+        folder = backends / backend
+        module = "model"
     if not (folder / f"{module.replace('.', '/')}.py").is_file():
         return config
     sys.path[:0] = [str(backends / "python"), str(folder), str(version)]
     utils: Any = importlib.import_module("triton_python_backend_utils")
     utils.__getattr__ = _absent
     code = importlib.import_module(module)
-    name, config.name = config.name, version.parent.name
+    name = config.name
+    config.name = version.parent.name
     text = json_format.MessageToJson(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

@@ -71,7 +71,8 @@ def archive_in(path: Path, root: Path) -> Archive:
 def model_in(folder: Path, root: Path) -> Archive:
     """Return the model in a folder of a repository, with the models beside it that it calls. Raise
     ConfigError if it is invalid, or if a link leads out of `root`."""
-    folders, pending = {folder.name: folder}, [folder]
+    folders = {folder.name: folder}
+    pending = [folder]
     while pending:
         model = pending.pop()
         check_entries(model, root)

@@ -51,7 +51,9 @@ MOST_UNPACKED = 16 * 2**30
 STUB = "triton_python_backend_stub"
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
 HOOK = "auto_complete_config"  # the function with which a Python model completes its configuration
-AUTO, ONNX_RUNTIME, OPENVINO = "auto", "onnxruntime", "openvino"
+AUTO = "auto"
+ONNX_RUNTIME = "onnxruntime"
+OPENVINO = "openvino"
 PARAMETER = "cpu_engine"  # a parameter in config.pbtxt
 # A parameter that build_engines writes for a text model whose rows do not depend on the padding:
 # the tokens of the longest text. This project's backends then merge texts of any length; NVIDIA's
@@ -63,7 +65,9 @@ FILLED = {"attention_mask": 1, "token_type_ids": 0}
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
 # Linux's names -> the manufacturers' names, fastest first
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
-PRECISION, BF16_HINT = "INFERENCE_PRECISION_HINT", "HINT_BF16"  # OpenVINO's parameters
+# OpenVINO's parameters
+PRECISION = "INFERENCE_PRECISION_HINT"
+BF16_HINT = "HINT_BF16"
 # ONNX Runtime's parameter -> OpenVINO's
 THREADS = {"intra_op_thread_count": "INFERENCE_NUM_THREADS"}
 # import the module without its package, which imports grpc and takes half a second
@@ -75,11 +79,9 @@ if MESSAGES not in sys.modules:
     sys.modules[MESSAGES] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[MESSAGES])
 _messages: Any = sys.modules[MESSAGES]
-ModelConfig, DataType, Control = (
-    _messages.ModelConfig,
-    _messages.DataType,
-    _messages.ModelSequenceBatching.Control,
-)
+ModelConfig = _messages.ModelConfig
+DataType = _messages.DataType
+Control = _messages.ModelSequenceBatching.Control
 
 
 class Unreadable(ConfigError):
@@ -414,7 +416,8 @@ def fitted(
     if choice:
         config.parameters[ENGINE_REASON].string_value = choice.reason
     if choice and choice.engine == OPENVINO:
-        config.platform, config.backend = "", OPENVINO
+        config.platform = ""
+        config.backend = OPENVINO
         config.default_model_filename = config.default_model_filename or "model.onnx"
         for onnx_name, openvino_name in THREADS.items():
             if onnx_name in config.parameters and openvino_name not in config.parameters:
@@ -440,7 +443,8 @@ def leave_openvino(config: Any, reason: str) -> Choice | None:
     the new choice, or None if `fitted` had not chosen OpenVINO."""
     if config.backend != OPENVINO or ENGINE_REASON not in config.parameters:
         return None
-    config.platform, config.backend = "onnxruntime_onnx", ""
+    config.platform = "onnxruntime_onnx"
+    config.backend = ""
     choice = Choice(ONNX_RUNTIME, f"OpenVINO refuses it ({reason})", refused=True)
     config.parameters[ENGINE_REASON].string_value = choice.reason
     return choice

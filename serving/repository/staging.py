@@ -42,7 +42,9 @@ class Store:
     lock."""
 
     def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
-        self.root, self.settings, self.backends = root, settings, backends
+        self.root = root
+        self.settings = settings
+        self.backends = backends
         self._processor = this_processor(backends)
         self.only_python = only_python_backends(backends)
         self.lock = threading.Lock()  # held while a staged folder appears or disappears
@@ -150,7 +152,8 @@ def signature(*folders: Path | None) -> str:
     with suppress(FileNotFoundError):  # a file was removed in the meantime
         for folder in filter(None, folders):
             for path in _entries(folder):
-                stat, name = path.stat(), path.relative_to(folder)
+                stat = path.stat()
+                name = path.relative_to(folder)
                 file = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
                 rows.append(f"{name} {'' if path.is_dir() else file}")
     return digest("\n".join(rows)) if rows else ""

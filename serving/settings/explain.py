@@ -46,7 +46,8 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
     masked. The source is "derived" if the value follows from the machine or from other settings."""
     lines = []
     for row in TABLE:
-        value, read = getattr(settings, row.name), row.read(environ)
+        value = getattr(settings, row.name)
+        read = row.read(environ)
         text = MASK if row.secret and value else row.formatter(value)
         variable = next((name for name in row.variables if environ.get(name, "").strip()), "")
         source = f"variable {variable}" if variable else "default"

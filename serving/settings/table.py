@@ -483,7 +483,8 @@ class Settings:
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
         """Read and check all variables, and replace every "auto". Raise a SettingsError that lists
         every mistake."""
-        values, mistakes = dict[str, Any](), list[str]()
+        values: dict[str, Any] = {}
+        mistakes: list[str] = []
         for setting in TABLE:
             try:
                 values[setting.name] = setting.read(environ)
@@ -579,7 +580,8 @@ class Settings:
     def execution_parameters(self) -> dict[str, int | str]:
         """Return the parameters that batch transform asks for. It uses them if a job sets none of
         its own."""
-        payload, concurrency = self.batch_payload_mb, self.batch_concurrency
+        payload = self.batch_payload_mb
+        concurrency = self.batch_concurrency
         if payload < 0:
             payload = min(
                 DEFAULT_PAYLOAD,
@@ -640,7 +642,8 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
         for name in sorted(names & options):
             use = f": use {variable}" if variable else " by itself"
             yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
-    payload, concurrency = values["batch_payload_mb"], values["batch_concurrency"]
+    payload = values["batch_payload_mb"]
+    concurrency = values["batch_concurrency"]
     if payload * concurrency > BATCH_MEGABYTES:
         product = (
             f"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS={concurrency} times "

@@ -97,7 +97,9 @@ class Connection:
     """
 
     def __init__(self, grpc_address: str, timeout: float, metrics_socket: Path = NOWHERE) -> None:
-        self._address, self.timeout, self.metrics_socket = grpc_address, timeout, metrics_socket
+        self._address = grpc_address
+        self.timeout = timeout
+        self.metrics_socket = metrics_socket
 
     @cached_property
     def _channel(self) -> grpc.Channel:

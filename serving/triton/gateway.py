@@ -69,7 +69,9 @@ class Call:
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
-        self._gateway, self._request, self._deadline = gateway, request, deadline
+        self._gateway = gateway
+        self._request = request
+        self._deadline = deadline
         self._future: Any = None
         self._end = NEVER.end
         self._regions: dict[str, Region] = {}
@@ -156,7 +158,9 @@ class Responses:
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
-        self._gateway, self._request, self._deadline = gateway, request, deadline
+        self._gateway = gateway
+        self._request = request
+        self._deadline = deadline
         self._call = self._send()
         self._has_begun = self._has_failed = False
 
@@ -180,10 +184,8 @@ class Responses:
     def _send(self) -> Any:
         # The stream of requests ends after this one, so the stream of responses ends after the last
         # response.
-        requests, timeout = (
-            iter([self._request.message({})]),
-            self._deadline.left(self._gateway.stream_timeout),
-        )
+        requests = iter([self._request.message({})])
+        timeout = self._deadline.left(self._gateway.stream_timeout)
         return self._gateway.stub.ModelStreamInfer(
             requests, timeout=timeout, metadata=self._request.metadata
         )

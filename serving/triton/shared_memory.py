@@ -62,7 +62,9 @@ class SharedMemory:
     """
 
     def __init__(self, prefix: str, limit: int, register: Callable[[str, int], None]) -> None:
-        self._prefix, self._limit, self._register = prefix, limit, register
+        self._prefix = prefix
+        self._limit = limit
+        self._register = register
         self._lock = threading.Lock()
         self._regions: set[Region] = set()
 
@@ -92,7 +94,8 @@ class SharedMemory:
         sharing a region would corrupt each other's answers."""
         with self._lock:
             for region in regions:
-                region.is_free, region.waits_for = True, ""
+                region.is_free = True
+                region.waits_for = ""
 
     def forget(self, regions: Iterable[Region]) -> None:
         """Drop all regions, because Triton does not know these `regions` and so was restarted."""
@@ -136,10 +139,8 @@ class SharedMemory:
             return region
 
     def _make(self, size: int) -> Region:
-        name, length = (
-            f"{self._prefix}-{os.getpid()}-{secrets.token_hex(8)}",
-            1 << (size - 1).bit_length(),
-        )
+        name = f"{self._prefix}-{os.getpid()}-{secrets.token_hex(8)}"
+        length = 1 << (size - 1).bit_length()
         with open(FOLDER / name, "x+b", opener=partial(os.open, mode=0o600)) as file:
             file.truncate(length)
             region = Region(name, length, mmap.mmap(file.fileno(), length))
