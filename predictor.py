@@ -58,8 +58,8 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     if settings.policy.by_call:
         app.register_blueprint(naming_routes)
         app.add_url_rule("/models/<path:name>/invoke", view_func=invoke, methods=["POST"])
-    is_multi_model = settings.policy == ON_POST
-    app.register_blueprint(managing_routes if is_multi_model else describing_routes)
+    routes = managing_routes if settings.policy == ON_POST else describing_routes
+    app.register_blueprint(routes)
     return app
 
 

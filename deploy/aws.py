@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import boto3
@@ -60,7 +61,7 @@ class Aws:
     def list(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
         """Return all items of a paginated listing, whose pages contain the items under `key`."""
         pages = self._client(service).get_paginator(xform_name(operation)).paginate(**parameters)
-        return [item for page in pages for item in page.get(key, ())]
+        return [*chain.from_iterable(page.get(key, ()) for page in pages)]
 
     def write(self, service: str, operation: str, parameters: Reply) -> Reply:
         """Make a call that changes something. A dry run prints it and returns an empty reply."""
@@ -115,9 +116,8 @@ class Aws:
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
-            self._clients[service] = self._connect(
-                service, self._runtime_url if service == RUNTIME else None
-            )
+            url = self._runtime_url if service == RUNTIME else None
+            self._clients[service] = self._connect(service, url)
         return self._clients[service]
 
     def _connect(self, service: str, url: str | None) -> Any:

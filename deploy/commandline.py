@@ -27,11 +27,8 @@ def scale(options: Scale, aws: Aws) -> None:
     """Register the endpoint's variant and its scaling policy, or remove both."""
     require(options, aws)
     if options.remove:
-        aws.report(
-            "scaling removed"
-            if autoscale.remove(aws, options.name)
-            else "the endpoint was not scaled"
-        )
+        was_scaled = autoscale.remove(aws, options.name)
+        aws.report("scaling removed" if was_scaled else "the endpoint was not scaled")
         return
     metric = autoscale.CONCURRENCY if options.concurrency else autoscale.INVOCATIONS
     bounds = {
@@ -224,10 +221,8 @@ def main(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (DeployError, ClientError, BotoCoreError) as err:
-        say(
-            f"python -m deploy {parsed.command}: "
-            f"{err if isinstance(err, DeployError) else explain(err)}"
-        )
+        text = str(err) if isinstance(err, DeployError) else explain(err)
+        say(f"python -m deploy {parsed.command}: {text}")
         return 2 if isinstance(err, UsageError) else 1
     return 0
 

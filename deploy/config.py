@@ -104,9 +104,8 @@ def merge(base: Any, patch: Any, depth: int = 0) -> Any:
             if key not in patch or patch[key] is not None
         }
     if _of_objects(patch):
-        pairs: Iterable[tuple[Any, Any]] = zip_longest(
-            base if _of_objects(base) else [], patch, fillvalue={}
-        )
+        objects = base if _of_objects(base) else []
+        pairs: Iterable[tuple[Any, Any]] = zip_longest(objects, patch, fillvalue={})
         return [merge(old, new, depth + 1) for old, new in pairs]
     return patch
 

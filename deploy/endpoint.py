@@ -66,7 +66,9 @@ def update(options: Endpoint, aws: Aws) -> None:
     options = replace(options, own_tags=own_tags)
     model = model_request(options, aws, old_model)
     changed = untagged(model, "ModelName") != old_model
-    config = endpoint_config(options, aws, old_config, model["ModelName"] if changed else name)
+    if changed:
+        name = model["ModelName"]
+    config = endpoint_config(options, aws, old_config, name)
     if untagged(config, "EndpointConfigName") == old_config:
         aws.report(f"the endpoint '{options.name}' has these settings already")
         return
@@ -137,15 +139,15 @@ def _instances(variant: Mapping[str, Any], endpoint: Mapping[str, Any]) -> str:
 def delete(options: Delete, aws: Aws) -> None:
     """Delete the resources with the stack's tags, after confirmation. Keep the image, the files in
     S3 and the logs."""
-    resources = [(kind, name) for kind in KINDS for name in owned(options, aws, kind)]
+    resources: list[tuple[str, str]] = []
+    for kind in KINDS:
+        resources += [(kind, name) for name in owned(options, aws, kind)]
     if not resources:
         say(f"nothing in {aws.region} has the tags of '{options.name}': there is nothing to delete")
         return
-    say(
-        "\n".join(
-            [f"to delete in {aws.region}:", *(f"  {kind} {name}" for kind, name in resources)]
-        )
-    )
+    say(f"to delete in {aws.region}:")
+    for kind, name in resources:
+        say(f"  {kind} {name}")
     if not (options.yes or aws.dry_run or _confirm("delete it?")):
         raise DeployError("nothing was deleted")
     for kind, name in resources:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from deploy.errors import UsageError
 from serving.settings.explain import MASK, unknown_variables
 from serving.settings.setting import SettingsError
-from serving.settings.table import TABLE, Settings
+from serving.settings.table import SECRETS, Settings
 
 SECRET_WORDS = re.compile(
     r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_KEY", re.IGNORECASE
 )
-SECRET_SETTINGS = {variable for row in TABLE if row.secret for variable in row.variables}
 
 
 def parse(pairs: Sequence[str]) -> dict[str, str]:
@@ -27,10 +26,11 @@ def check(environment: Mapping[str, str], multi_model: bool) -> list[str]:
 
     Raise UsageError for a value that would keep the container from starting.
     """
+    whole = dict(environment)
+    if multi_model:
+        whole["SAGEMAKER_MULTI_MODEL"] = "true"
     try:
-        Settings.from_env(
-            {**environment, **({"SAGEMAKER_MULTI_MODEL": "true"} if multi_model else {})}
-        )
+        Settings.from_env(whole)
     except SettingsError as err:
         raise UsageError(f"the container would not start: {'; '.join(err.mistakes)}") from None
     return unknown_variables(environment)
@@ -42,4 +42,4 @@ def masked(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_secret(name: str) -> bool:
-    return name in SECRET_SETTINGS or bool(SECRET_WORDS.search(name))
+    return name in SECRETS or bool(SECRET_WORDS.search(name))

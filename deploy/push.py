@@ -23,9 +23,8 @@ ENGINES: dict[str, list[str]] = {
 
 def push(options: Push, aws: Aws) -> None:
     """Log in, tag and push. Print the image's URI to stdout."""
-    engine = options.engine or next(
-        filter(shutil.which, ENGINES), "" if not aws.dry_run else "docker"
-    )
+    default = "docker" if aws.dry_run else ""
+    engine = options.engine or next(filter(shutil.which, ENGINES), default)
     if not engine:
         raise DeployError(f"none of {', '.join(ENGINES)} is installed here")
     tag = options.tag or git_version()

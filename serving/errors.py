@@ -277,9 +277,12 @@ class DecodingError(ServingError, code="decoding_error"):
         return DecodingError(self.reason, field=field or self.field, instance=instance)
 
     def __str__(self) -> str:
-        position = [] if self.instance is None else [f"instance {self.instance}"]
-        position += [f"field '{self.field}'"] if self.field else []
-        return f"{', '.join(position)}: {self.reason}" if position else self.reason
+        position = []
+        if self.instance is not None:
+            position.append(f"instance {self.instance}")
+        if self.field:
+            position.append(f"field '{self.field}'")
+        return ": ".join(filter(None, [", ".join(position), self.reason]))
 
 
 class ModelNotLoaded(ServingError, code="model_not_loaded"):

@@ -129,15 +129,17 @@ def _parse_bool(value: Any) -> bool:
 def _parse_int(value: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(value)
-    if (number := int(value)) not in INT64:  # no library accepts a larger one
+    number = int(value)
+    if number not in INT64:  # no library accepts a larger one
         raise ValueError(value)
     return number
 
 
 def _parse_float(value: Any) -> float:
-    if isinstance(value, bool) or not math.isfinite(parsed := float(value)):
+    number = float(value)
+    if isinstance(value, bool) or not math.isfinite(number):
         raise ValueError(value)
-    return parsed
+    return number
 
 
 def _parse_str(value: Any) -> str:

@@ -97,9 +97,11 @@ class Sequencing:
             check_id(value)
             if self._fills(value):
                 return value
-        kinds = [f"a whole number from {self.numbers.start} to {self.numbers.stop - 1}"]
-        text = f"a string of {LONGEST_NAME} bytes" if self.id_types else "a string"
-        kinds = (kinds if self.numbers else []) + ([text] if self.has_names else [])
+        kinds = []
+        if self.numbers:
+            kinds.append(f"a whole number from {self.numbers.start} to {self.numbers.stop - 1}")
+        if self.has_names:
+            kinds.append(f"a string of {LONGEST_NAME} bytes" if self.id_types else "a string")
         expected = " or ".join(kinds) or "of one type: parts of the ensemble disagree about it"
         raise InvalidRequest(
             f"parameter '{name}' must be {expected}, as the model's sequences have it (CORRID in "
@@ -174,7 +176,9 @@ class Session:
         """Return the headers of the reply. Expires is rounded down to whole seconds, so it is never
         too late."""
         expires = datetime.now(UTC) + timedelta(seconds=self.sequencing.idle_seconds)
-        begun = (
-            {SESSION_ID: f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"} if self.starts else {}
-        )
-        return begun | ({CLOSED_SESSION_ID: self.id} if self.ends else {})
+        headers = {}
+        if self.starts:
+            headers[SESSION_ID] = f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
+        if self.ends:
+            headers[CLOSED_SESSION_ID] = self.id
+        return headers

@@ -138,9 +138,9 @@ class Plain(Process):
                 path.chmod(0o555 if path.is_dir() else 0o444)
         self._files = stamps(self._copy)
         temporary.mkdir()
-        own = {"SERVE_HOST": "127.0.0.1"} | (
-            {"SERVE_MODEL_REPOSITORY": str(repository)} if repository else {}
-        )
+        own = {"SERVE_HOST": "127.0.0.1"}
+        if repository:
+            own["SERVE_MODEL_REPOSITORY"] = str(repository)
         programs = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
         base = {
             "PATH": programs,
@@ -229,21 +229,15 @@ def image_command(launch: Launch, name: str, port: int) -> list[str]:
     network = ["-p", f"127.0.0.1:{port}:{PORT}"] if port else ["--network", "none"]
     memory = ["--memory", str(launch.memory), "--memory-swap", str(launch.memory)]
     mounts = [(launch.model, MODEL), (launch.models, MODELS)]
-    volumes = [
-        word for path, folder in mounts if path for word in ("-v", f"{path.absolute()}:{folder}:ro")
-    ]
+    command = [launch.engine, "run", "--rm", "--name", name, *RIGHTS, *network, *memory]
+    command += ["--shm-size", str(launch.memory // 2)]
+    for path, folder in mounts:
+        if path:
+            command += ["-v", f"{path.absolute()}:{folder}:ro"]
     environment = {**platform_variables(PORT), **launch.environment}
-    variables = [word for key, value in environment.items() for word in ("-e", f"{key}={value}")]
-    head = [launch.engine, "run", "--rm", "--name", name, *RIGHTS, *network, *memory]
-    return [
-        *head,
-        "--shm-size",
-        str(launch.memory // 2),
-        *volumes,
-        *variables,
-        launch.image,
-        "serve",
-    ]
+    for key, value in environment.items():
+        command += ["-e", f"{key}={value}"]
+    return [*command, launch.image, "serve"]
 
 
 def find_engine() -> str:

@@ -146,7 +146,9 @@ class FlatJob(Job):
         Triton's generate."""
         model = self.served.model
         session = self.session
-        reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
+        reserved = RESERVED | {"id", "parameters"}
+        if session:
+            reserved |= {SEQUENCE_END}
         fields = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in model.inputs}
         if not (model.takes_nothing or specs.keys() & fields.keys()):
@@ -198,7 +200,8 @@ class FlatJob(Job):
                 "model_version": result.version,
                 **result.parameters,
             }
-            fields |= {"id": self.id} if self.id else {}
+            if self.id:
+                fields["id"] = self.id
             return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 

@@ -362,7 +362,8 @@ class InstancesJob(Job):
                 elif self.accept == CSV:
                     piece = predictions_as_csv(result.predictions)
                 else:
-                    written.write(b"," if written.tell() else b"")
+                    if written.tell():
+                        written.write(b",")
                     piece = self.written(result)
                 budget.grow(answer, written.tell() + len(piece) + size)
                 written.write(piece)

@@ -284,7 +284,8 @@ def write_reply(
     of the data. Raise PayloadTooLarge before anything is written."""
     document: dict[str, Any] = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
-    document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
+    if reply.parameters:
+        document["parameters"] = dict(reply.parameters)
     text = io.BytesIO()
     text.write(orjson.dumps({**document, "outputs": []})[:-2])
     with json_room([tensor for tensor in reply.outputs if tensor.name not in binary], budget):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 import orjson
@@ -255,11 +255,11 @@ class LinesJob(Job):
         self, gateway: TritonGateway, parameters: Mapping[str, Any], records: list[Record]
     ) -> list[bytes]:
         every = [record.instances for record in records if record.instances]
-        items = [item for instances in every for item in instances.items]
+        items = list(chain.from_iterable(instances.items for instances in every))
         job = InstancesJob(self.served, self.request, items, parameters)
         results = list(Run(job, gateway).results())
         self.version = results[-1].version
-        predictions = (prediction for result in results for prediction in result.predictions)
+        predictions = chain.from_iterable(result.predictions for result in results)
         lines = []
         for record, instances in zip(records, every, strict=True):
             line = as_items(list(islice(predictions, len(instances.items))))

@@ -90,7 +90,7 @@ def write_npy(array: Array, budget: Budget) -> bytes:
 def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
     """Return one CSV line per row, with the values of all tensors one after another. Raise
     NotAcceptable or PayloadTooLarge."""
-    counts = {tensor.shape[0] if tensor.shape else 1 for tensor in tensors}
+    counts = {_count(tensor) for tensor in tensors}
     if len(counts) != 1:
         raise NotAcceptable(f"the outputs have different numbers of rows; {JSON_INSTEAD}")
     written = io.BytesIO()
@@ -101,11 +101,16 @@ def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
         return written.getvalue()
 
 
+def _count(tensor: Tensor) -> int:
+    """Return the number of rows of a tensor."""
+    return tensor.shape[0] if tensor.shape else 1
+
+
 def _rows(tensor: Tensor) -> Iterator[bytes]:
     """Yield the cells of each row of a tensor as CSV."""
     width = math.prod(tensor.shape[1:])
     values = json_values(tensor)
-    for number in range(tensor.shape[0] if tensor.shape else 1):
+    for number in range(_count(tensor)):
         cells = values[number * width : (number + 1) * width]
         if tensor.datatype == "BYTES":
             yield _written([cells])[:-1]

@@ -41,17 +41,18 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage()[:LONGEST_MESSAGE],
         }
-        if request_id := getattr(record, "request_id", "") or (
-            incoming().id if has_request_context() else ""
-        ):
-            line["request_id"] = request_id
+        if hasattr(record, "request_id"):
+            line["request_id"] = record.request_id
+        elif has_request_context():
+            line["request_id"] = incoming().id
         if record.exc_info and (error := record.exc_info[1]):
             line["exception"] = type(error).__name__
             line["trace"] = "\n".join(map(self._describe, _causes(error)))
-        while len(text := json.dumps(line, separators=(",", ":"))) >= select.PIPE_BUF:
+        text = _as_json(line)
+        while len(text) >= select.PIPE_BUF:
             longest = max(line, key=lambda name: len(line[name]))
-            text = line[longest]
-            line[longest] = text[: len(text) // 2]
+            line[longest] = line[longest][: len(line[longest]) // 2]
+            text = _as_json(line)
         return text
 
     def _describe(self, error: BaseException) -> str:
@@ -61,6 +62,10 @@ class JsonFormatter(logging.Formatter):
         for frame in frames:
             lines.append(f"  {frame.filename}:{frame.lineno} in {frame.name}")
         return "\n".join(lines)
+
+
+def _as_json(line: dict[str, str]) -> str:
+    return json.dumps(line, separators=(",", ":"))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -159,18 +159,21 @@ def _use_of(entry: Entry) -> dict[str, Any]:
 def _describe(served: ServedModel) -> dict[str, Any]:
     client = served.client
     model = served.model
-    description: dict[str, Any] = {
-        "engine": served.engine,
-        **({"engine_reason": served.engine_reason} if served.engine_reason else {}),
+    description: dict[str, Any] = {"engine": served.engine}
+    if served.engine_reason:
+        description["engine_reason"] = served.engine_reason
+    description |= {
         "client": source_of(client) if client else None,
         "max_batch_size": model.max_batch_size,
         "inputs": [asdict(spec) for spec in model.inputs],
         "outputs": [asdict(spec) for spec in model.outputs],
     }
     if client:
-        description |= {"task": client.task} if client.task else {}
+        if client.task:
+            description["task"] = client.task
         description |= {"codec": client.codec.name, "instance": client.codec.expected}
-        description |= {"columns": client.columns} if client.columns else {}
+        if client.columns:
+            description["columns"] = client.columns
         schemas = client.parameter_schemas()
         description["parameters"] = [
             {
@@ -182,7 +185,9 @@ def _describe(served: ServedModel) -> dict[str, Any]:
             }
             for parameter in client.parameters
         ]
-    return description | ({"error": served.client_error} if served.client_error else {})
+    if served.client_error:
+        description["error"] = served.client_error
+    return description
 
 
 @describing_routes.get("/execution-parameters")

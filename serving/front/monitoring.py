@@ -111,7 +111,8 @@ class Monitoring:
             value=sum(entry.state in (ADDING, LOADING) for entry in table.entries.values()),
         )
         if MULTIPROCESS in os.environ:
-            MultiProcessCollector(ours := CollectorRegistry())
+            ours = CollectorRegistry()
+            MultiProcessCollector(ours)
         state = generate_latest(
             _Families([flying, triton_up, starts, up, crashes, loading, *counts])
         )

@@ -146,16 +146,21 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
 def _body(path: str, clients: Json) -> Json:
     if body := JSON_BODIES.get(path):
         content = {JSON_TYPE: {"schema": _reference(f"schemas/{body.__name__}")}}
-        return content | ({"image/*": {"schema": FILE}} if body is Pipeline else {})
+        if body is Pipeline:
+            content["image/*"] = {"schema": FILE}
+        return content
     of_clients = [_reference(f"schemas/{name}") for name in clients]
     if path == shown_path(PREDICT):
         return {JSON_TYPE: {"schema": {"anyOf": of_clients}}}
     if path.startswith("/v2/"):
-        shape = _reference("schemas/Tensors" if path.endswith("/infer") else "schemas/Flat")
+        kind = "Tensors" if path.endswith("/infer") else "Flat"
+        shape = _reference(f"schemas/{kind}")
         named = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
         return {JSON_TYPE: {"schema": named if "{version}" in path else shape}}
-    kinds = {kind for client in clients.values() for kind in client.codec.media_types} - {JSON_TYPE}
-    kinds |= {*LINES_TYPES, NPY_TYPE, BINARY_TYPE}
+    kinds = {*LINES_TYPES, NPY_TYPE, BINARY_TYPE}
+    for client in clients.values():
+        kinds.update(client.codec.media_types)
+    kinds.discard(JSON_TYPE)
     texts = {CSV, TEXT_TYPE, *LINES_TYPES}
     files = {kind: {"schema": SOME_TEXT if kind in texts else FILE} for kind in sorted(kinds)}
     examples = {}

@@ -53,12 +53,13 @@ class Services:
             settings.most_workers,
             leases,
         )
+        want = partial(want_model, settings) if settings.policy == ON_DEMAND else None
         self.registry = Registry(
             self.gateway,
             Table(settings.table_file),
             settings.deaths_socket,
             settings.default_model,
-            partial(want_model, settings) if settings.policy == ON_DEMAND else None,
+            want,
         )
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes)

@@ -62,8 +62,9 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     if connection is not None:
         connection.settimeout(WRITE_SECONDS)
     source.version = stream.version
-    headers = HEADERS | (job.session.headers() if job.session else {})
-    response = Ending(stream, mimetype=job.request.stream, headers=headers)
+    response = Ending(stream, mimetype=job.request.stream, headers=HEADERS)
+    if job.session:
+        response.headers.update(job.session.headers())
     response.call_on_close(partial(app.hang_ups.forget, connection))
     return response
 

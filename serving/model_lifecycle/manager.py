@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,10 @@ class Manager:
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
         """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait up to
         `seconds` for the lock (default: the time limit of a load). Raise TritonTimeout."""
+        if seconds is None:
+            seconds = self.load_timeout
         lock = self._changing.setdefault(name, threading.Lock())
-        if not lock.acquire(timeout=self.load_timeout if seconds is None else seconds):
+        if not lock.acquire(timeout=seconds):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
         try:
             yield
@@ -298,8 +301,8 @@ class Manager:
         for entry in parts_first:
             if entry.state == LOADING:
                 try:
-                    versions = self._loaded_versions(entry, index.get(entry.triton_name, []))
-                    loaded += [(entry, versions)] if versions else []
+                    if versions := self._loaded_versions(entry, index.get(entry.triton_name, [])):
+                        loaded.append((entry, versions))
                 except LoadFailed as err:
                     failed.append((entry, self.in_words(entry, str(err))))
 
@@ -312,9 +315,7 @@ class Manager:
         return failed
 
     def _expected_names(self) -> set[str]:
-        return {
-            name for entry in self._models.entries.values() for name in self.staged_names(entry)
-        }
+        return set(chain.from_iterable(map(self.staged_names, self._models.entries.values())))
 
     def _loaded_versions(self, entry: Entry, index: Collection[IndexEntry]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is

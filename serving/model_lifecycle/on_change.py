@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,7 @@ class OnChange(Policy):
     def _look(self) -> dict[str, ModelFolder]:
         """Return the model folders, keyed by name. Raise OSError if a repository cannot be read, so
         that its models are not mistaken for removed ones."""
-        paths = [
-            path
-            for repository in self.settings.model_repositories
-            for path in folders_in(repository)
-        ]
+        paths = [*chain.from_iterable(map(folders_in, self.settings.model_repositories))]
         folders: dict[str, ModelFolder] = {}
         for path in reversed(paths):
             try:
@@ -210,12 +207,13 @@ class OnChange(Policy):
         with manager.changing(name):
             try:
                 manager.store.stage(model.copy, name)
+                column = old.column if old else manager.free_column()
                 entry = Entry(
                     name,
                     name,
                     str(model.copy),
                     load,
-                    old.column if old else manager.free_column(),
+                    column,
                     READY,
                     model.parts,
                     began=time.monotonic(),
@@ -233,8 +231,8 @@ class OnChange(Policy):
                 # what is staged now.
                 if isinstance(err, TritonTimeout):
                     manager.kill_server(f"the load of '{name}' does not end")
-                has_ended = isinstance(err, TritonUnavailable)
-                raise Rejected(f"{name}: {ENDED if has_ended else err}") from err
+                reason = ENDED if isinstance(err, TritonUnavailable) else err
+                raise Rejected(f"{name}: {reason}") from err
             manager.put(replace(entry, versions=versions))
             self._keep_rejected(lambda rejection: name not in rejection.folders)
         if old:
@@ -276,9 +274,11 @@ def _units(
     """Yield each group of models that call each other, if one of them is new, has changed or was
     removed."""
     names = wanted | served.keys()
-    calls = [(name, part) for name in wanted for part in folders[name].parts]
-    calls += [(name, part) for name, entry in served.items() for part in entry.parts]
-    pairs = [pair for pair in calls if names.issuperset(pair)]
+    calls = [(name, folders[name].parts) for name in wanted]
+    calls += [(name, entry.parts) for name, entry in served.items()]
+    pairs: list[tuple[str, str]] = []
+    for name, parts in calls:
+        pairs += [(name, part) for part in parts if part in names]
     current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
     pending = names - {
         name

@@ -204,9 +204,8 @@ class OnPost(Policy):
         try:
             for folder, name in names.items():
                 if choice := self.manager.store.stage(folder, name, inner, root=root):
-                    log.log(
-                        logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice
-                    )
+                    level = logging.WARNING if choice.refused else logging.INFO
+                    log.log(level, "%s: %s", name, choice)
             return self.manager.load(entry)
         except ConfigError as err:
             raise LoadFailed(str(err)) from err

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from serving.errors import (
@@ -110,6 +111,10 @@ class Rejection:
         return self.until > time.monotonic()
 
 
+def _reasons(rejections: Iterable[Rejection]) -> str:
+    return "; ".join(chain.from_iterable(rejection.reasons for rejection in rejections))
+
+
 @dataclass(frozen=True)
 class Models:
     """The table of models: the models keyed by name, rejected changes, how many processes of each
@@ -158,7 +163,7 @@ class Models:
         current = [each for each in self.rejected if name in each.folders and each.is_current()]
         if not current:
             return None
-        reason = "; ".join([line for each in current for line in each.reasons])
+        reason = _reasons(current)
         code = current[0].code
         return ModelFailed(name, reason) if code == ModelFailed.code else rebuilt(code, [reason])
 
@@ -218,14 +223,8 @@ class Models:
         ready and serves other models, because a new container would have the same model."""
         entries = self.current
         if not entries:
-            refused = "; ".join(
-                reason for rejection in self.rejected for reason in rejection.reasons
-            )
-            return (
-                None
-                if self.by_call
-                else ModelNotReady(f"no model is served{f': {refused}' if refused else ''}")
-            )
+            text = ": ".join(filter(None, ["no model is served", _reasons(self.rejected)]))
+            return None if self.by_call else ModelNotReady(text)
         errors = {name: error for name, entry in entries.items() if (error := self.error(entry))}
         troubles = {
             name: err

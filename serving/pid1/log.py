@@ -51,8 +51,10 @@ def as_json(process: str, line: str, level: str = "") -> str:
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "process": process,
         "level": level,
+        "message": message,
     }
-    entry |= {"message": message} | ({"logger": logger} if logger else {})
+    if logger:
+        entry["logger"] = logger
     return json.dumps(entry, separators=(",", ":")).translate(ESCAPED)
 
 

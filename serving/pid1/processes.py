@@ -230,12 +230,10 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
         "grpc-port": GRPC_PORT,
         "metrics-address": f"unix:{settings.triton_metrics}",
     }
-    flags |= (
-        {"model-load-thread-count": settings.policy.loads_at_once}
-        if settings.policy.loads_at_once
-        else {}
-    )
-    flags |= {"allow-gpu-metrics": "false"} if settings.device == "cpu" else {}
+    if settings.policy.loads_at_once:
+        flags["model-load-thread-count"] = settings.policy.loads_at_once
+    if settings.device == "cpu":
+        flags["allow-gpu-metrics"] = "false"
     return flags
 
 

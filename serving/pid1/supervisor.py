@@ -33,6 +33,7 @@ REPORT_INTERVAL = 5.0  # seconds between log lines that say why it is not ready 
 # Seconds that a stop may take if this was never ready: no request is in flight then, and
 # tritonserver ignores the signal while it is loading models.
 STOP_BEFORE_READY = 3.0
+OUT_OF_MEMORY = "out of memory"
 
 
 class Failure(Exception):
@@ -116,22 +117,17 @@ class Supervisor:
         """Schedule a restart of the process after a pause, or give up on it."""
         now = self._system.now()
         name = child.process.name
-        times = child.deaths
-        before = self._oom_kills
-        self._oom_kills = self._system.oom_kills()
-        counted = before is not None and self._oom_kills is not None
-        short_of_memory = code == -signal.SIGKILL and counted and self._oom_kills != before
-        certain = "out of memory" if short_of_memory else "not out of memory"
-        cause = certain if counted else "perhaps out of memory"
-        hang = f"was killed because it did not answer for {self._settings.hang_timeout:g} s"
-        child.last_exit = (
-            hang if child.hangs else describe_exit(code, cause if code == -signal.SIGKILL else "")
-        )
+        cause = self._cause_of_kill(code)
+        child.last_exit = describe_exit(code, cause)
+        if child.hangs:
+            seconds = self._settings.hang_timeout
+            child.last_exit = f"was killed because it did not answer for {seconds:g} s"
         child.pid = None
         child.hangs = False
-        times[:] = [time for time in times if time > now - WINDOW] + (
-            [] if short_of_memory else [now]
-        )
+        times = [time for time in child.deaths if time > now - WINDOW]
+        if cause != OUT_OF_MEMORY:
+            times.append(now)
+        child.deaths = times
         if self._stage == "ready" and not child.process.optional:
             self._stage = "starting"
             self._since = now
@@ -140,21 +136,31 @@ class Supervisor:
                 f"{name} died {len(times)} times within {WINDOW:g} s, the last time it "
                 f"{child.last_exit}"
             )
-            error = self._system.last_error(child.process)
-            self._give_up(child, f"{often}: {error}" if error else often)
+            reasons = [often, self._system.last_error(child.process)]
+            self._give_up(child, ": ".join(filter(None, reasons)))
         else:
             pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(times) - 1))
             child.retry_at = now + pause
             self._write_status()
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
 
+    def _cause_of_kill(self, code: int) -> str:
+        """Return why a process with this exit code was killed, or "" if it ended in another
+        way."""
+        before = self._oom_kills
+        self._oom_kills = self._system.oom_kills()
+        if code != -signal.SIGKILL:
+            return ""
+        if before is None or self._oom_kills is None:
+            return "perhaps out of memory"
+        return "not out of memory" if self._oom_kills == before else OUT_OF_MEMORY
+
     def _kill_what_hangs(self) -> None:
-        for child in self._children if self._settings.hang_timeout else ():
-            if (
-                child.pid
-                and not child.hangs
-                and self._system.silence(child.pid) >= self._settings.hang_timeout
-            ):
+        limit = self._settings.hang_timeout
+        if not limit:
+            return
+        for child in self._children:
+            if child.pid and not child.hangs and self._system.silence(child.pid) >= limit:
                 child.hangs = True
                 self._system.kill_group(child.pid)
 
@@ -221,14 +227,9 @@ class Supervisor:
 
     def _write_status(self) -> None:
         processes = {}
+        idle = "stopped" if self._stage == "stopping" else "backing off"
         for child in self._children:
-            state = (
-                "running"
-                if child.pid
-                else "stopped"
-                if self._stage == "stopping"
-                else "backing off"
-            )
+            state = "running" if child.pid else idle
             processes[child.process.name] = ProcessStatus(
                 child.pid, child.starts, state, child.last_exit
             )

@@ -288,10 +288,10 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
     """Yield a listening socket for each public port. nginx inherits them, so callers wait while
     nginx restarts. Raise a SettingsError that lists all ports that cannot be used."""
     wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
-    wanted |= {"SAGEMAKER_TRITON_GRPC_PORT": settings.grpc_port} if settings.allow_grpc else {}
-    wanted |= (
-        {"SAGEMAKER_TRITON_METRICS_PORT": settings.metrics_port} if settings.allow_metrics else {}
-    )
+    if settings.allow_grpc:
+        wanted["SAGEMAKER_TRITON_GRPC_PORT"] = settings.grpc_port
+    if settings.allow_metrics:
+        wanted["SAGEMAKER_TRITON_METRICS_PORT"] = settings.metrics_port
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     mistakes = []
     listeners = []

@@ -69,12 +69,11 @@ def main() -> int:
             "nothing is wrong with the settings; archives are checked when they are loaded\n"
         )
         return 0
-    paths = [
-        repository / name
-        for name in settings.load_models
-        for repository in settings.model_repositories
-    ]
-    folders = {path.name: path for path in paths if path.is_dir()}
+    folders = {}
+    for name in settings.load_models:
+        for repository in settings.model_repositories:
+            if (repository / name).is_dir():
+                folders[name] = repository / name
     lines = list(check_models(settings, folders))
     mistaken = {line.partition(": ")[0] for line in lines}
     failed: dict[str, str] = {}

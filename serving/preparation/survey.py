@@ -114,7 +114,8 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
         if name in chosen.unreadable:
             continue
         if settings.policy.copied:
-            copy_model(folder, copied := settings.copies_folder / load / name, clients)
+            copied = settings.copies_folder / load / name
+            copy_model(folder, copied, clients)
             # read the copy's configuration instead, because the folder may have changed
             config = None
         try:

@@ -7,6 +7,7 @@ or an ensemble and its parts, each in a folder of its own. Other folders are ign
 import os
 import re
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from serving.errors import ConfigError, InvalidRequest
@@ -98,7 +99,7 @@ def _of_folders(path: Path, root: Path) -> Archive:
         problem = f"has {CONFIG} files of {total} bytes in all, at most {LARGEST_CONFIG} are read"
         raise ConfigError(path, problem, "shorten them")
     configs = {folder: read_file(folder / CONFIG) for folder in models}
-    inner = {name for config in configs.values() for name in parts_of(config)}
+    inner = set(chain.from_iterable(map(parts_of, configs.values())))
     ensembles = [folder for folder, config in configs.items() if backend_of(config) == ENSEMBLE]
     outer = [folder for folder in ensembles if folder.name not in inner]
     if len(outer) == 1:

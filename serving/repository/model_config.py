@@ -20,6 +20,7 @@ import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def read_file(file: Path) -> Any:
     """Read a config.pbtxt. Return an empty ModelConfig if there is no file, because Triton
     completes it. Raise Unreadable."""
     try:
-        return parse_config(_text(file) if file.is_file() else "")
+        return parse_config(_text(file)) if file.is_file() else ModelConfig()
     except (OSError, UnicodeDecodeError, ConfigError) as err:
         raise Unreadable(file, str(err)) from err
 
@@ -179,7 +180,8 @@ def own_client_of(model: Path, config: Any) -> Path | None:
     """Return the file of the client that the model repository contains for `model`, or None.
     `config` is the model's ModelConfig."""
     parameter = config.parameters.get("client")
-    return own_client(model, str(parameter.string_value) if parameter else "")
+    named = str(parameter.string_value) if parameter else ""
+    return own_client(model, named)
 
 
 def written(config: Any) -> str:
@@ -222,11 +224,11 @@ def correlation_type(config: Any) -> str | None:
     the model has no sequence batching."""
     if not config.HasField("sequence_batching"):
         return None
-    controls = (c for entry in config.sequence_batching.control_input for c in entry.control)
-    types = (
-        datatype_name(c.data_type) for c in controls if c.kind == Control.CONTROL_SEQUENCE_CORRID
-    )
-    return next(types, "")
+    for entry in config.sequence_batching.control_input:
+        for control in entry.control:
+            if control.kind == Control.CONTROL_SEQUENCE_CORRID:
+                return datatype_name(control.data_type)
+    return ""
 
 
 def sequence_idle_seconds(config: Any) -> float:
@@ -275,11 +277,10 @@ def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> s
     try:
         path = real_path(packages_of(model, config))
         if path.is_dir():
-            files = [file for pattern in looked_at for file in path.glob(pattern)]
-            links = {
-                str(file.relative_to(path)): str(file.readlink()) if file.is_symlink() else ""
-                for file in files
-            }
+            links = {}
+            for file in chain.from_iterable(map(path.glob, looked_at)):
+                target = str(file.readlink()) if file.is_symlink() else ""
+                links[str(file.relative_to(path))] = target
         else:
             links = _links_of_archive(path, most)
         mistake = _mistake(links, own_stub=(model / STUB).is_file())

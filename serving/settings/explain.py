@@ -4,6 +4,7 @@ docs/settings.md (python -m serving.settings.explain)."""
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from serving.named_value import nearest
 from serving.settings.table import TABLE, Settings
@@ -64,7 +65,7 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
     """Return a warning for each variable that has the prefix of a setting but is not one."""
-    names = [name for row in TABLE for name in row.variables]
+    names = list(chain.from_iterable(row.variables for row in TABLE))
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
     hints = [
         f"did you mean {near}?" if (near := nearest(name, names)) else "docs/settings.md lists them"

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +36,7 @@ LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's default
+LARGEST_BODY = 1024.0  # MB
 # The minimum memory for requests, as a multiple of the maximum body: enough to parse one body, or
 # to decode one maximum image.
 BODIES = 32
@@ -243,7 +244,10 @@ class Settings:
         help="seconds until a process that hangs is restarted; 0: never",
     )
     max_body_mb: float = _setting(
-        "SERVE_MAX_BODY_MB", 25.0, within=(0, 1024), help="largest request body in MB; 0: 1024"
+        "SERVE_MAX_BODY_MB",
+        25.0,
+        within=(0, LARGEST_BODY),
+        help="largest request body in MB; 0: 1024",
     )
     batch: bool = _setting(
         "SAGEMAKER_BATCH",
@@ -502,20 +506,19 @@ class Settings:
             1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16)
         )
         auto = ARCHIVES if self.multi_model and self.model_repositories == (AUTO,) else AUTO
-        # Batch transform's payload must fit; 0 for either means the maximum.
-        largest = (
-            max(self.max_body_mb or 1024.0, float(self.batch_payload_mb))
-            if self.batch_payload_mb
-            else 1024.0
-        )
         repositories = self.model_repositories
         if not self.bucket:
             repositories = tuple(auto if path == AUTO else path.absolute() for path in repositories)
+        device = "gpu" if machine.gpu else "cpu"
+        health = "live" if self.policy.by_call else "ready"
+        largest = LARGEST_BODY
+        if self.max_body_mb and self.batch_payload_mb:  # batch transform's payload must fit
+            largest = max(self.max_body_mb, float(self.batch_payload_mb))
         return replace(
             self,
             model_repositories=repositories,
-            ping_mode=self.ping_mode.replace("auto", "live" if self.policy.by_call else "ready"),
-            device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
+            ping_mode=self.ping_mode.replace("auto", health),
+            device=self.device.replace("auto", device),
             max_body_mb=largest,
             workers=workers,
             inference_threads=self.inference_threads or max(1, math.floor(machine.cpus)),
@@ -558,7 +561,9 @@ class Settings:
         """Return the policy that decides when models are loaded. It is chosen only here."""
         if self.models == ON_DEMAND.name:
             return ON_DEMAND
-        return ON_POST if self.multi_model else ON_CHANGE if self.reload == "true" else AT_START
+        if self.multi_model:
+            return ON_POST
+        return ON_CHANGE if self.reload == "true" else AT_START
 
     @property
     def bucket(self) -> str:
@@ -618,7 +623,7 @@ class Settings:
 
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
 # Variables that are hidden from models' code.
-SECRETS = {variable for setting in TABLE if setting.secret for variable in setting.variables}
+SECRETS = set(chain.from_iterable(setting.variables for setting in TABLE if setting.secret))
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
@@ -699,6 +704,6 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
         "auto", str(not obstacle_to_reload(values)).lower()
     )
     timeouts = next(setting.variables for setting in TABLE if setting.name == "request_timeout")
-    return settled | (
-        {"request_timeout": BATCH_TIMEOUT} if values["batch"] and not set_ & set(timeouts) else {}
-    )
+    if values["batch"] and not set_ & set(timeouts):
+        settled["request_timeout"] = BATCH_TIMEOUT
+    return settled

@@ -130,9 +130,8 @@ class Connection:
         """Repeat a call that failed with `error` if it was not sent. First wait up to `seconds` for
         a connection, because after a failed attempt to connect gRPC pauses and fails all calls
         until its next attempt, even if Triton has just come up. Raise the translated error."""
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or not str(error.details()).startswith(
-            NOT_CONNECTED
-        ):
+        is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+        if not (is_unavailable and str(error.details()).startswith(NOT_CONNECTED)):
             raise translated(error) from error
         with contextlib.suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(self._channel).result(timeout=seconds)
@@ -216,10 +215,8 @@ def translated(err: grpc.RpcError) -> Exception:
 def translated_text(message: str) -> Exception:
     """Translate the error text of a stream, which has no status, to a ServingError or
     BackendDied."""
-    return _by_text(
-        without_trace(message),
-        InvalidRequest if quirks.MISTAKES.match(message) else InferenceFailed,
-    )
+    kind = InvalidRequest if quirks.MISTAKES.match(message) else InferenceFailed
+    return _by_text(without_trace(message), kind)
 
 
 def _by_text(details: str, kind: type[ServingError]) -> Exception:
