@@ -70,23 +70,16 @@ class TensorBody:
         return self.document.target() if self.document else UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        if self.document is None:
-            return RawJob(
-                served,
-                request,
-                schemas.Tensors(inputs=[], parameters={"binary_data_output": True}),
-                self,
-            )
-        return TensorJob(served, request, self.document, self)
+        kind = RawJob if self.document is None else TensorJob
+        return kind(served, request, self)
 
 
 class TensorJob(Job):
-    """One call with tensors. `document` is the JSON of the body."""
+    """One call with tensors. `document` is the JSON of the body, empty if the body has none."""
 
-    def __init__(
-        self, served: ServedModel, request: Request, document: schemas.Tensors, body: TensorBody
-    ) -> None:
+    def __init__(self, served: ServedModel, request: Request, body: TensorBody) -> None:
         """Raise InvalidRequest or PayloadTooLarge."""
+        document = body.document or schemas.Tensors(inputs=[])
         self.document = document
         self.body = body
         self.parameters = document.parameters or {}
@@ -201,6 +194,9 @@ class RawJob(TensorJob):
                 "raw binary input (json-header-size=0) cannot be part of a session: send its JSON"
             )
         return Step([raw_input(self.served, self.body.binary)])
+
+    def _binary(self, result: InferReply) -> set[str]:
+        return {tensor.name for tensor in result.outputs}
 
 
 def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> list[Tensor]:

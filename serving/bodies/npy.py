@@ -3,7 +3,6 @@ model has one output."""
 
 import io
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,18 +10,17 @@ import numpy as np
 from numpy.lib import format as npy
 
 from clients.base import TensorSpec
-from serving.bodies.kserve import write_reply
-from serving.bodies.tabular import KINDS, tensor_reply
+from serving.bodies.kserve import TensorBody, TensorJob
+from serving.bodies.tabular import KINDS
 from serving.bodies.values import fitted, out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, check_count
 from serving.errors import DecodingError, InvalidRequest
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, preferred
-from serving.job import Job, Reply, Step
+from serving.job import Job, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import INT64
 from serving.request import UNNAMED, Request, Target
 from serving.room import INPUT, reserve, tensor_strings
-from serving.triton.tensors import Array, InferReply, Tensor, numpy_dtype
+from serving.triton.tensors import Array, Tensor, numpy_dtype
 
 NPY_MAGIC = b"\x93NUMPY"
 ZIP = b"PK"
@@ -39,11 +37,11 @@ class NpyBody:
         return NpyJob(served, request, self.data)
 
 
-class NpyJob(Job):
-    """A job with one call, which sends one array."""
+class NpyJob(TensorJob):
+    """One call whose only input is the array of an npy file."""
 
     def __init__(self, served: ServedModel, request: Request, data: bytes) -> None:
-        super().__init__(served, request)
+        super().__init__(served, request, TensorBody(None, memoryview(data), len(data)))
         self.data = data
 
     def prepare(self, before: Step | None = None) -> Step:
@@ -60,17 +58,6 @@ class NpyJob(Job):
         tensor = Tensor.of(spec.name, array, spec.datatype)
         parameters = self.session.parameters() if self.session else {}
         return Step([tensor], parameters)
-
-    def reply(self, results: Iterator[InferReply]) -> Reply:
-        (result,) = results
-        request = self.request
-        kind = preferred(request.accept, CSV, NPY_TYPE)
-        if kind == JSON_TYPE:
-            return Reply(self.line(result), version=result.version)
-        return tensor_reply(self.served, result, kind, request.budget)
-
-    def line(self, result: InferReply) -> bytes:
-        return write_reply(self.served, result, self.request.budget)
 
 
 def read_npy(data: bytes) -> Array:
