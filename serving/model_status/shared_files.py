@@ -1,6 +1,6 @@
 """The data about models that all processes share: the table, a JSON file that the model manager
 replaces and each worker reads, and the leases, which count the requests in flight in a
-memory-mapped file. Standard library only.
+memory-mapped file.
 
 A request counts itself and then reads the table again. To unload a model, the manager first marks
 it in the table and then waits until its counter is zero. So the manager waits for every request
@@ -15,9 +15,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
-from serving.model_status.table import Entry, Models, Rejection
+import msgspec
+
+from serving.model_status.table import Models
 
 MODELS = 4096  # columns for models
 ALL_MODELS = MODELS  # the column that counts all requests whose model is known
@@ -25,6 +26,9 @@ TOTAL = MODELS + 1  # the column that counts all requests
 WAITING = MODELS + 2  # the column that counts requests that wait for their model to be loaded
 WIDTH = MODELS + 3
 SIZE = 8  # bytes per number
+# Make msgspec describe the table before any thread reads one. Two threads that did so at once would
+# end the process (bodies/schemas.py).
+msgspec.convert({}, Models)
 
 
 class Table:
@@ -44,12 +48,8 @@ class Table:
         if read[0] != version:
             with self.file.open("rb") as opened:
                 version = os.fstat(opened.fileno()).st_mtime_ns
-                document = json.load(opened)
-            loads = {name: _entry(fields) for name, fields in document["entries"].items()}
-            rejected = tuple(Rejection(**fields) for fields in document["rejected"])
-            rows = {"entries": loads, "rejected": rejected}
-            rows["checking"] = tuple(document["checking"])
-            self._read = read = (version, Models(**document | rows))
+                models = msgspec.convert(json.load(opened), Models)
+            self._read = read = (version, models)
         return read[1]
 
     def write(self, models: Models) -> None:
@@ -60,12 +60,6 @@ class Table:
         version = time.monotonic_ns()
         os.utime(temporary, ns=(version, version))
         temporary.replace(self.file)
-
-
-def _entry(fields: dict[str, Any]) -> Entry:
-    """Convert an entry read from the file, in which tuples have become lists."""
-    tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return Entry(**fields | tuples)
 
 
 class Leases:

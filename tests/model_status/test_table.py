@@ -2,6 +2,8 @@
 unloaded."""
 
 import itertools
+import math
+import os
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -43,6 +45,15 @@ def test_read_a_consistent_table_while_the_manager_writes(tmp_path: Path) -> Non
         writer.write(written)
         assert reader.look() == written
     assert reader.look() is reader.look(), "it is parsed once"
+
+
+def test_read_names_that_are_no_utf_8_and_times_without_end(tmp_path: Path) -> None:
+    table = Table(tmp_path / "table")
+    name = os.fsdecode(b"\xff")
+    entry = replace(PART, name=name, folder=f"/m/{name}")
+    written = replace(models(entry), rejected=(Rejection({name: "1"}, ["no"], until=math.inf),))
+    table.write(written)
+    assert table.look() == written
 
 
 def test_find_a_loaded_archive_by_its_target_and_by_its_name() -> None:
