@@ -10,8 +10,9 @@ The workers keep no state: Triton knows its sequences, so any worker can answer 
 import secrets
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
@@ -46,13 +47,14 @@ class Sequencing:
 
     id_types: frozenset[str]
     idle_seconds: float
-    numbers: range = field(init=False)  # the numbers that are valid ids
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def numbers(self) -> range:
+        """Return the numbers that are valid ids."""
         ranges = [INT64, *(NUMBERS[id_type] for id_type in self.id_types)]
         first = max(each.start for each in ranges)
         end = min(each.stop for each in ranges)
-        object.__setattr__(self, "numbers", range(first, end))
+        return range(first, end)
 
     @property
     def has_names(self) -> bool:

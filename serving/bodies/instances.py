@@ -63,7 +63,7 @@ class Instances:
     named: Target = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        client = served.client or served.require_client()
+        client = served.require_client()
         check_media_type(client, self.media_type)
         self._check_not_json(client)
         return InstancesJob(served, request, self.items, self.parameters, self.sample_shape)
@@ -152,7 +152,7 @@ class InstancesJob(Job):
         """Raise InvalidRequest if a parameter is wrong, and NotAcceptable if an image is requested
         for several instances."""
         super().__init__(served, request, parameters)
-        self.client = served.client or served.require_client()
+        self.client = served.require_client()
         self.items = items
         self.sample_shape = sample_shape
         self.truncated = 0  # instances that were longer than the model takes

@@ -70,10 +70,11 @@ class ServedModel:
     labels: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     batched_parts: bool = False
     target: str = ""
-    name: str = field(init=False)  # the model's name in Triton
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.model.name)
+    @property
+    def name(self) -> str:
+        """Return the model's name in Triton."""
+        return self.model.name
 
     @cached_property
     def _input_sizes(self) -> tuple[RowSize, ...]:
