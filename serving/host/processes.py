@@ -58,6 +58,11 @@ def describe_exit(code: int, meaning: str = "") -> str:
     return f"was killed by {name}{f' ({meaning})' if meaning else ''}"
 
 
+def last_line(output: str) -> str:
+    """Return the last line of a program's output, which says why it ended."""
+    return (output.strip().splitlines() or ["it says nothing"])[-1]
+
+
 def used_by(pid: int) -> int:
     """Return the bytes of memory that the kernel cannot reclaim from a process and its descendants:
     their anonymous pages, and the shared pages of the process itself. Return 0 if the process is

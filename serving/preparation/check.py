@@ -33,7 +33,7 @@ from serving.clients import make_client
 from serving.codecs import Limits
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
-from serving.host.processes import describe_exit, dying_with_us, remove_leftovers
+from serving.host.processes import describe_exit, dying_with_us, last_line, remove_leftovers
 from serving.model_lifecycle import loading
 from serving.model_status.served_model import ServedModel, describe_model, served_model
 from serving.repository.layout import CONFIG
@@ -175,10 +175,8 @@ def failures(
                         loading.load(gateway, store, name, folders, settings.start_timeout)
                         ask_example(gateway, decoder, served_model(gateway, name, folders[name]))
                     except TritonUnavailable as err:
-                        reason = (
-                            f"tritonserver ended while it tested '{name}': {_last_line(run_dir)}"
-                        )
-                        raise TritonUnavailable(reason) from err
+                        reason = f"tritonserver ended while it tested '{name}': "
+                        raise TritonUnavailable(reason + last_line(_log(run_dir))) from err
                     except ServingError as err:
                         text = PREFACE.sub("", str(err)) + _poll_failure(run_dir, name, str(err))
                         yield name, text.replace(str(store.path(name)), str(folders[name]))
@@ -256,7 +254,8 @@ def _wait_until_live(
             if gateway.is_live():
                 return
         if (code := process.poll()) is not None:
-            raise TritonUnavailable(f"tritonserver {describe_exit(code)}: {_last_line(run_dir)}")
+            reason = f"tritonserver {describe_exit(code)}: {last_line(_log(run_dir))}"
+            raise TritonUnavailable(reason)
         if time.monotonic() > deadline:
             raise TritonUnavailable(f"tritonserver did not start in {seconds:g} s")
         time.sleep(PAUSE)
@@ -265,20 +264,15 @@ def _wait_until_live(
 def _poll_failure(run_dir: Path, name: str, error: str) -> str:
     """Return why Triton rejected a configuration. Its response omits the reason, but its log
     contains it."""
+    if "failed to poll" not in error:
+        return ""
     pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"
-    found = (
-        re.findall(pattern, (run_dir / "log").read_text(errors="replace"))
-        if "failed to poll" in error
-        else []
-    )
+    found = re.findall(pattern, _log(run_dir))
     return f": {found[-1]}" if found else ""
 
 
-def _last_line(run_dir: Path) -> str:
-    lines = [
-        line for line in (run_dir / "log").read_text(errors="replace").splitlines() if line.strip()
-    ]
-    return (lines or ["it says nothing"])[-1]
+def _log(run_dir: Path) -> str:
+    return (run_dir / "log").read_text(errors="replace")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from serving.errors import ConfigError
-from serving.host.processes import dying_with_us
+from serving.host.processes import dying_with_us, last_line
 from serving.repository.layout import CONFIG, FILES, versions
 from serving.repository.model_config import HOOK, backend_of, read_file, written
 
@@ -42,8 +42,8 @@ def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
         problem = f"is not complete, and completing it took more than {seconds:g} s"
         raise ConfigError(source, problem) from err
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-        raise ConfigError(source, f"is not complete, and cannot be completed: {reason}")
+        problem = f"is not complete, and cannot be completed: {last_line(done.stderr)}"
+        raise ConfigError(source, problem)
 
 
 def main(model: Path, file: Path, backends: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from serving.host.processes import dying_with_us
+from serving.host.processes import dying_with_us, last_line
 from serving.repository.layout import LayoutError, Survey
 from serving.settings.table import Settings
 
@@ -21,7 +21,7 @@ def survey(settings: Settings, *words: str) -> Survey:
     """Survey the model repositories (preparation/survey.py). Raise LayoutError."""
     code, stdout, stderr = _run("survey", settings, words)
     if code:
-        raise LayoutError([f"the model repositories cannot be read: {_last(stderr)}"])
+        raise LayoutError([f"the model repositories cannot be read: {last_line(stderr)}"])
     result = Survey(**json.loads(stdout))
     if result.mistakes:
         raise LayoutError(result.mistakes)
@@ -36,7 +36,7 @@ def mistakes(settings: Settings, names: Sequence[str]) -> list[str]:
     lines = [line for line in stdout.splitlines() if not line.startswith(sound)]
     if not code:
         return []
-    return lines if code == 1 and lines else [f"its check ended: {_last(stderr)}"]
+    return lines if code == 1 and lines else [f"its check ended: {last_line(stderr)}"]
 
 
 def print_check(settings: Settings) -> int:
@@ -70,7 +70,3 @@ def _end(process: "subprocess.Popen[str]") -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
     process.kill()
-
-
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError
-from serving.host.files import digest
+from serving.host.files import digest, replace_file
 from serving.host.tritonserver import only_python_backends
 from serving.repository.checks import STARTABLE, check
 from serving.repository.completion import complete
@@ -114,12 +114,10 @@ class Store:
         """Stage a model for ONNX Runtime, because OpenVINO rejects it for `reason`. Return the new
         choice, or None if OpenVINO had not been chosen for the model."""
         file = self.path(triton_name) / CONFIG
-        unfinished = self.path(triton_name) / f".{CONFIG}"
         config = read_file(file)
         if choice := leave_openvino(config, reason):
             with self.lock:
-                unfinished.write_text(written(config), encoding="utf-8")
-                unfinished.replace(file)
+                replace_file(file, written(config).encode())
         return choice
 
     def remove(self, triton_name: str) -> None:
