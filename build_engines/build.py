@@ -46,7 +46,7 @@ from build_engines.weights import Weights, find, identity
 from serving.clients import family as client_class
 from serving.host.machine import has_gpu
 from serving.named_value import unknown
-from serving.repository.model_config import PARAMETER
+from serving.repository.cpu_engine import PARAMETER
 
 ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by target
     "cpu": onnx_runtime.for_cpu,

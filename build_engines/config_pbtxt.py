@@ -9,15 +9,8 @@ from tritonclient.grpc import model_config_pb2
 from build_engines.model_spec import ONNX, Engine, ModelSpec
 from build_engines.request import Request
 from clients.base import TensorSpec
-from serving.repository.model_config import (
-    AUTO,
-    OPENVINO,
-    PARAMETER,
-    PRECISION,
-    is_map,
-    is_whole,
-    merged,
-)
+from serving.repository.cpu_engine import AUTO, OPENVINO, PARAMETER, PRECISION
+from serving.repository.model_config import is_map, is_whole, merged
 
 HEADER = "# Written by python -m build_engines.\n"
 

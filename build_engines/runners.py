@@ -21,7 +21,7 @@ from build_engines.model_spec import ONNX, PLAN, full_shape
 from build_engines.stored_model import StoredModel
 from clients._input import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
-from serving.repository.model_config import OPENVINO, engine_of
+from serving.repository.cpu_engine import OPENVINO, engine_of
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]

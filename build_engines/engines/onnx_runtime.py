@@ -13,7 +13,7 @@ from build_engines.errors import UsageError
 from build_engines.families import by_client
 from build_engines.model_spec import ONNX, TORCHSCRIPT, Engine, ModelSpec
 from build_engines.request import Request
-from serving.repository.model_config import OPENVINO, PARAMETER
+from serving.repository.cpu_engine import OPENVINO, PARAMETER
 
 ENGINE_CACHE = "/tmp/serve-engines"
 NO_FP16 = (

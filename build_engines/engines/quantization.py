@@ -36,7 +36,7 @@ from build_engines.request import Request
 from build_engines.runners import OnnxFile, row_of
 from clients.base import Model, ModelClient, Tensors
 from serving.clients import make_client
-from serving.repository.model_config import ONNX_RUNTIME, OPENVINO
+from serving.repository.cpu_engine import ONNX_RUNTIME, OPENVINO
 
 BETWEEN = (
     "Conv",

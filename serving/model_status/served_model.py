@@ -15,8 +15,8 @@ from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed
 from serving.model_status.shared_files import Table
+from serving.repository.cpu_engine import ENGINE_REASON
 from serving.repository.model_config import (
-    ENGINE_REASON,
     backend_of,
     configs_of_parts,
     correlation_type,

@@ -37,12 +37,8 @@ from serving.host.processes import describe_exit, dying_with_us, last_line, remo
 from serving.model_lifecycle import loading
 from serving.model_status.served_model import ServedModel, describe_model, served_model
 from serving.repository.layout import CONFIG
-from serving.repository.model_config import (
-    Unreadable,
-    mistake_of_client,
-    mistake_of_packages,
-    read_merged,
-)
+from serving.repository.model_config import Unreadable, mistake_of_client, read_merged
+from serving.repository.packages import mistake_of_packages
 from serving.repository.staging import Store
 from serving.settings.table import GRPC_PORT, SECRETS, Settings
 from serving.triton.gateway import TritonGateway

@@ -20,6 +20,7 @@ from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models, Rejection
+from serving.repository.cpu_engine import Choice, choice_lines, fitted, this_processor
 from serving.repository.ensembles import at_root, contents, listed, missing_part, no_version
 from serving.repository.layout import (
     CLIENTS,
@@ -33,16 +34,12 @@ from serving.repository.layout import (
 )
 from serving.repository.model_config import (
     ENSEMBLE,
-    Choice,
     ModelConfig,
     Unreadable,
     backend_of,
-    choice_lines,
-    fitted,
     parts_of,
     read_config,
     shared_clients,
-    this_processor,
 )
 from serving.repository.staging import Store, copy_model, signature
 from serving.settings.table import Settings

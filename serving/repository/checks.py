@@ -11,7 +11,8 @@ from typing import Any
 from serving.errors import ConfigError
 from serving.host.machine import memory_limit
 from serving.repository.layout import CONFIG, FILES, versions
-from serving.repository.model_config import MODEL, PACKAGES, backend_of, packages_of
+from serving.repository.model_config import backend_of, parameter_of
+from serving.repository.packages import MODEL, PACKAGES, packages_of
 from serving.repository.paths import named_file, real_path
 from serving.settings.table import Settings
 
@@ -175,7 +176,7 @@ def _check_files(folder: Path, config: Any, root: Path | None) -> None:
             named_file(folder, name, root, version.name)
     libraries = [folder / name for name in config.model_operations.op_library_filename]
     if EXTENSION in config.parameters:
-        setting = config.parameters[EXTENSION].string_value
+        setting = parameter_of(config, EXTENSION)
         libraries.append(folder / setting.replace(MODEL, str(folder)))
     if PACKAGES in config.parameters:
         libraries.append(packages_of(folder, config))

@@ -22,9 +22,21 @@ from google.protobuf import json_format
 from serving.errors import ConfigError
 from serving.host.processes import dying_with_us, last_line
 from serving.repository.layout import CONFIG, FILES, versions
-from serving.repository.model_config import HOOK, backend_of, read_file, written
+from serving.repository.model_config import backend_of, read_file, written
 
 ROOT = Path(__file__).resolve().parents[2]
+HOOK = "auto_complete_config"  # the function with which a Python model completes its configuration
+
+
+def is_complete(model: Path, config: Any) -> bool:
+    """Return whether the configuration is complete: it names a backend and all tensors with their
+    types and dimensions, and the model's code has no auto_complete_config."""
+    if not ((config.backend or config.platform) and config.input and config.output):
+        return False
+    for tensor in (*config.input, *config.output):
+        if not (tensor.name and tensor.data_type and tensor.dims):
+            return False
+    return not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))
 
 
 def complete(model: Path, backends: Path, source: str, seconds: float) -> None:

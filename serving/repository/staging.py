@@ -17,19 +17,10 @@ from serving.errors import ConfigError
 from serving.host.files import digest, replace_file
 from serving.host.tritonserver import only_python_backends
 from serving.repository.checks import STARTABLE, check
-from serving.repository.completion import complete
+from serving.repository.completion import complete, is_complete
+from serving.repository.cpu_engine import Choice, fitted, leave_openvino, this_processor
 from serving.repository.layout import CONFIG
-from serving.repository.model_config import (
-    ENSEMBLE,
-    Choice,
-    backend_of,
-    fitted,
-    is_complete,
-    leave_openvino,
-    read_file,
-    this_processor,
-    written,
-)
+from serving.repository.model_config import ENSEMBLE, backend_of, read_file, written
 from serving.settings.table import Settings
 
 # bytes: larger files are linked rather than copied, because the disk may not have space for them

@@ -32,8 +32,9 @@ from serving.front.services import Services
 from serving.job import Step
 from serving.model_lifecycle.on_post import estimate, triton_name
 from serving.model_status.served_model import ServedModel, describe_model
+from serving.repository.completion import is_complete
 from serving.repository.locate_archive import locate
-from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
+from serving.repository.model_config import backend_of, parse_config, parts_of
 from serving.request import Request, Target
 from serving.sessions import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
 from serving.settings.table import Settings

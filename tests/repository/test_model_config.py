@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.repository.model_config import (
-    Unreadable,
-    backend_of,
-    is_complete,
-    parse_config,
-    read_config,
-)
+from serving.repository.completion import is_complete
+from serving.repository.model_config import Unreadable, backend_of, parse_config, read_config
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from serving.host.tritonserver import PYTHON
-from serving.repository.model_config import MOST_UNPACKED, STUB, mistake_of_packages, parse_config
+from serving.repository.model_config import parse_config
+from serving.repository.packages import MOST_UNPACKED, STUB, mistake_of_packages
 from tests.support.harness import ONE_INSTANCE, Server, tensor
 
 MODEL = """

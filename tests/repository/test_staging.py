@@ -13,18 +13,15 @@ import pytest
 from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.repository import staging
-from serving.repository.model_config import (
+from serving.repository.cpu_engine import (
     Choice,
     Processor,
-    Unreadable,
     choice_lines,
     choose,
     fitted,
-    parse_config,
-    read_config,
-    read_file,
     this_processor,
 )
+from serving.repository.model_config import Unreadable, parse_config, read_config, read_file
 from serving.repository.staging import Store, copy_model, signature
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write

@@ -1,0 +1,179 @@
+"""Chooses the engine that runs an ONNX model on the CPU: ONNX Runtime, or OpenVINO if it can
+compute in BF16.
+
+    cpu_engine in config.pbtxt: onnxruntime, openvino --> that one
+    SERVE_CPU_ENGINE: onnxruntime, openvino ------------> that one
+    cpu_engine: auto, as build_engines writes ----------> OpenVINO with AMX or AVX512-BF16
+    none of these --------------------------------------> ONNX Runtime, as config.pbtxt says
+
+If OpenVINO cannot run or rejects the model, ONNX Runtime is used, so a repository works on every
+machine. BF16 has only 8 significant bits, so a model is computed in BF16 only if its config.pbtxt
+has a cpu_engine or asks for BF16.
+"""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.errors import ConfigError
+from serving.host.machine import processor_features
+from serving.repository.layout import config_file
+from serving.repository.model_config import (
+    RAGGED,
+    Unreadable,
+    backend_of,
+    merge_all_lengths,
+    mistake_of_client,
+    parameter_of,
+    read_merged,
+)
+from serving.repository.packages import mistake_of_packages
+from serving.settings.table import Settings
+
+ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` adds to config.pbtxt
+AUTO = "auto"
+ONNX_RUNTIME = "onnxruntime"
+OPENVINO = "openvino"
+PARAMETER = "cpu_engine"  # a parameter in config.pbtxt
+NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
+# Linux's names -> the manufacturers' names, fastest first
+BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
+# OpenVINO's parameters
+PRECISION = "INFERENCE_PRECISION_HINT"
+BF16_HINT = "HINT_BF16"
+# the number of threads, as ONNX Runtime and as OpenVINO call it
+ONNX_THREADS = "intra_op_thread_count"
+OPENVINO_THREADS = "INFERENCE_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class Processor:
+    """This machine's processor. `features` are its instruction sets; `obstacle` says why OpenVINO
+    cannot run here, or is "" if it can; `has_own_backend` says whether Triton's backends are this
+    project's."""
+
+    features: frozenset[str] = frozenset()
+    obstacle: str = ""
+    has_own_backend: bool = True
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen engine. `reason` follows "because" in a message. `refused` means that another engine
+    was requested."""
+
+    engine: str
+    reason: str
+    refused: bool = False
+
+    def __str__(self) -> str:
+        return f"{NAMES[self.engine]}, because {self.reason}"
+
+
+def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
+    """Choose an engine from config.pbtxt's cpu_engine (`requested`) and SERVE_CPU_ENGINE
+    (`setting`). Return None if neither of them asks for a choice."""
+    for engine, who in (
+        (requested, f"config.pbtxt says {PARAMETER}"),
+        (setting, "SERVE_CPU_ENGINE says so"),
+    ):
+        if engine in NAMES:
+            if engine == OPENVINO and processor.obstacle:
+                return Choice(ONNX_RUNTIME, f"{processor.obstacle}, although {who}", refused=True)
+            return Choice(engine, who)
+    if not requested:
+        return None
+    bf16 = next((name for word, name in BF16.items() if word in processor.features), "")
+    if not bf16:
+        return Choice(ONNX_RUNTIME, f"this processor has neither {' nor '.join(BF16.values())}")
+    if processor.obstacle or not processor.has_own_backend:
+        reason = (
+            processor.obstacle or "NVIDIA's backend of OpenVINO is used only if it is asked for"
+        )
+        return Choice(ONNX_RUNTIME, reason)
+    return Choice(OPENVINO, f"this processor computes in BF16 ({bf16})")
+
+
+def fitted(
+    model: Path, settings: Settings, processor: Processor, config: Any = None
+) -> tuple[Any, Choice | None]:
+    """Return the ModelConfig with which the model is served on this machine, and why its engine was
+    chosen (None if there was no choice). `config` is modified; if it is None, it is read from the
+    model's files. Raise Unreadable."""
+    file = config_file(model, settings.device)
+    config = read_merged(model, file) if config is None else config
+    if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
+        raise Unreadable(file, mistake)
+    if processor.has_own_backend and config.max_batch_size and RAGGED in config.parameters:
+        merge_all_lengths(config)
+    if settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
+        return config, None
+    try:
+        requested = engine_of(config)
+        choice = choose(requested, settings.cpu_engine, processor)
+    except ConfigError as err:
+        raise Unreadable(file, str(err)) from err
+    if choice:
+        config.parameters[ENGINE_REASON].string_value = choice.reason
+    if choice and choice.engine == OPENVINO:
+        _use_openvino(config)
+        # SERVE_CPU_ENGINE alone chose OpenVINO: keep the answers of FP32
+        has_precision = PRECISION in config.parameters or BF16_HINT in config.parameters
+        if processor.has_own_backend and not requested and not has_precision:
+            config.parameters[PRECISION].string_value = "f32"
+    return config, choice
+
+
+def _use_openvino(config: Any) -> None:
+    config.platform = ""
+    config.backend = OPENVINO
+    config.default_model_filename = config.default_model_filename or "model.onnx"
+    threads = parameter_of(config, ONNX_THREADS)
+    if threads and OPENVINO_THREADS not in config.parameters:
+        config.parameters[OPENVINO_THREADS].string_value = threads
+
+
+def leave_openvino(config: Any, reason: str) -> Choice | None:
+    """Switch a ModelConfig to ONNX Runtime, because OpenVINO rejects the model for `reason`. Return
+    the new choice, or None if `fitted` had not chosen OpenVINO."""
+    if config.backend != OPENVINO or ENGINE_REASON not in config.parameters:
+        return None
+    config.platform = "onnxruntime_onnx"
+    config.backend = ""
+    choice = Choice(ONNX_RUNTIME, f"OpenVINO refuses it ({reason})", refused=True)
+    config.parameters[ENGINE_REASON].string_value = choice.reason
+    return choice
+
+
+def engine_of(config: Any) -> str:
+    """Return the engine that config.pbtxt requests, or "" if it requests none. Raise
+    ConfigError."""
+    engine = parameter_of(config, PARAMETER)
+    if engine not in ("", AUTO, *NAMES):
+        raise ConfigError(
+            f"parameter '{PARAMETER}'", f"is '{engine}'; it must be {AUTO}, {' or '.join(NAMES)}"
+        )
+    return engine
+
+
+def this_processor(backends: Path) -> Processor:
+    """Describe this machine's processor. Look for Python packages without importing them."""
+    folder = backends / OPENVINO
+    has_own_backend = (folder / "model.py").is_file()
+    obstacle = "" if folder.is_dir() else f"there is no backend '{OPENVINO}'"
+    if has_own_backend and importlib.util.find_spec(OPENVINO) is None:
+        obstacle = f"OpenVINO is not installed for this {os.uname().machine}"
+    return Processor(processor_features(), obstacle, has_own_backend)
+
+
+def choice_lines(choices: Mapping[str, Choice], refused: bool) -> list[str]:
+    """Return one log line per choice, with its models. Include only choices with this value of
+    `refused`."""
+    lines: dict[str, list[str]] = {}
+    for name, choice in sorted(choices.items()):
+        if choice.refused == refused:
+            lines.setdefault(str(choice), []).append(name)
+    return [f"{', '.join(names)}: {line}" for line, names in lines.items()]

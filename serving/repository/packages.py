@@ -1,0 +1,106 @@
+"""Checks the Python packages that a model contains (EXECUTION_ENV_PATH in config.pbtxt)."""
+
+import re
+import sys
+import tarfile
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from serving.errors import ConfigError
+from serving.host.tritonserver import PYTHON, is_nvidia_image
+from serving.repository.model_config import parameter_of
+from serving.repository.paths import MOST_ENTRIES, real_path
+
+PACKAGES = "EXECUTION_ENV_PATH"
+MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folder
+# maximum size of unpacked packages in bytes: a conda environment with torch and CUDA has about 8 GB
+MOST_UNPACKED = 16 * 2**30
+# if the model's folder contains a file with this name, it is started instead of the backend's stub
+STUB = "triton_python_backend_stub"
+_PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
+
+
+def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> str:
+    """Return the error message if the model cannot run with the packages that it contains, else "".
+    An archive of them may have `most` files.
+
+    EXECUTION_ENV_PATH names an archive made by conda-pack or venv-pack, or its unpacked folder.
+    Triton's Python backend unpacks it, puts its bin/ first on PATH and starts the stub, which uses
+    the packages of the first `python3` on PATH. If that is a different version of Python, or is
+    missing, the model silently runs with the server's packages.
+    """
+    if PACKAGES not in config.parameters:
+        return ""
+    looked_at = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
+    try:
+        path = real_path(packages_of(model, config))
+        if path.is_dir():
+            links = {}
+            for file in chain.from_iterable(map(path.glob, looked_at)):
+                target = str(file.readlink()) if file.is_symlink() else ""
+                links[str(file.relative_to(path))] = target
+        else:
+            links = _links_of_archive(path, most)
+        mistake = _mistake(links, own_stub=(model / STUB).is_file())
+    except ConfigError as err:
+        mistake = str(err)
+    except tarfile.TarError:
+        mistake = "it is not a tar archive that gzip, bzip2 or xz compressed"
+    except (OSError, EOFError) as err:
+        mistake = f"it cannot be read: {getattr(err, 'strerror', None) or err}"
+    return f"{PACKAGES} '{parameter_of(config, PACKAGES)}': {mistake}" if mistake else ""
+
+
+def _links_of_archive(path: Path, most: int) -> dict[str, str]:
+    """Return the files in a tar archive as {name: the target of a link, or ""}. Raise ConfigError
+    if it contains more than `most` files or MOST_UNPACKED bytes."""
+    links = {}
+    count = 0
+    with tarfile.open(path) as archive:
+        while member := archive.next():
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
+            links[member.name.removeprefix("./")] = member.linkname
+            count += 1  # count members rather than names, which may repeat
+            if count > most:
+                raise ConfigError("", f"it has more than {most} files")
+            # check this before tarfile unpacks the file to find the next one
+            if member.offset_data + member.size > MOST_UNPACKED:
+                raise ConfigError("", f"it unpacks to more than {MOST_UNPACKED // 2**30} GB")
+    return links
+
+
+def packages_of(model: Path, config: Any) -> Path:
+    """Return the path that EXECUTION_ENV_PATH names."""
+    return Path(parameter_of(config, PACKAGES).replace(MODEL, str(model)))
+
+
+def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
+    """Return what is wrong with a folder of packages, or "". `links` maps its files to the targets
+    of links, or to "" for other files."""
+    if "bin/activate" not in links:
+        return "it has no bin/activate; make it with conda-pack or venv-pack"
+    matches = [match for match in map(_PYTHON.match, links) if match]
+    pythons = {match[1] for match in matches}
+    if not own_stub and PYTHON not in pythons:
+        packaged = f"Python {', '.join(sorted(pythons))}" if pythons else "no Python in lib/"
+        return (
+            f"it has {packaged}, and Triton's Python backend here is for Python {PYTHON}: make "
+            "it with that version"
+        )
+    for name, target in links.items():
+        if name.startswith("bin/python") and target.startswith("/") and not Path(target).exists():
+            python = f"{sys.base_prefix}/bin/python{PYTHON}"
+            return (
+                f"its {name} is a link to {target}, which is not here: make it with {python}, "
+                "or with conda-pack"
+            )
+    numpy = max((int(match[3]) for match in matches if match[3]), default=0)
+    if numpy != 1 and not is_nvidia_image():
+        packaged = f"NumPy {numpy}" if numpy else "no NumPy"
+        return (
+            f"it has {packaged}, and Triton's Python backend here needs NumPy 1: install "
+            "'numpy<2' in it"
+        )
+    return ""
