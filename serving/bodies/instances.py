@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from clients.base import ModelClient, Tensors, TooManyRows
-from serving.bodies.decoder import LARGE, LONG, Item
+from serving.bodies.decoder import LARGE, LONG, Item, Opened
 from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
 from serving.budget import MOST_INSTANCES, check_count, in_time, read_json
 from serving.codecs import encode_image
@@ -188,35 +188,17 @@ class InstancesJob(Job):
         """Decode and preprocess as many instances as fit into one call and into memory together. In
         a session this is one instance. If the request `holds` the memory of another batch, do not
         wait for more memory, because requests could then wait for each other forever."""
-        client = self.client
-        request = self.request
-        deadline = request.deadline
-        most = 1 if self.sequence else client.model.max_batch_size or 1
+        most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
-        with collected() as raw, request.timings.stage("decode"):
-            opened = request.decoder.open(client, first, self.items[first : first + most])
+        with collected() as raw, self.request.timings.stage("decode"):
+            opened = self.request.decoder.open(self.client, first, self.items[first : first + most])
         memory = opened.memory
         tensors_of_images = len(opened.values) * self._row_bytes() if memory else 0
         room = Room()
         try:
             room = self._room(memory + tensors_of_images, holds)
-            length = client.length(opened.values, self.parameters)
-            is_large = memory > LARGE or length > LONG
-            with request.decoder.turn(client.codec.name, is_large, deadline):
-                with request.timings.stage("decode"):
-                    instances = request.decoder.decode(client, opened)
-                # an instance can have several rows: keep the instances that fit into one call; the
-                # others are decoded again for the next batch
-                if len(instances) > 1:
-                    rows = accumulate(map(client.rows, instances))
-                    fitting = sum(count <= most for count in rows)
-                    instances = instances[: max(1, fitting)]
-                instances, tensors = self._fitting(instances, first)
-            # the size of the tensors is known by now
-            shape, count = _rows(client, tensors)
-            row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
-            kept = TOKEN * prod(shape) * _objects(client, tensors)
-            size = memory // KEPT + count * row + kept
+            instances, tensors = self._preprocessed(opened, most)
+            kept, size = self._sizes(memory, tensors)
             if memory:
                 room.shrink(size)
                 room.grow(size, "a batch of its instances")
@@ -228,7 +210,33 @@ class InstancesJob(Job):
             raise
         room.add(raw)
         end = first + len(instances)
-        return Batch(first, end, instances, tensors, list(_parts(client, tensors)), memory, room)
+        calls = list(_parts(self.client, tensors))
+        return Batch(first, end, instances, tensors, calls, memory, room)
+
+    def _preprocessed(self, opened: Opened, most: int) -> tuple[list[Any], Tensors]:
+        """Wait for a turn, and decode and preprocess the opened instances. Return those that fit
+        into one call of at most `most` rows, and their tensors. The others are decoded again for
+        the next batch."""
+        client = self.client
+        request = self.request
+        length = client.length(opened.values, self.parameters)
+        is_large = opened.memory > LARGE or length > LONG
+        with request.decoder.turn(client.codec.name, is_large, request.deadline):
+            with request.timings.stage("decode"):
+                instances = request.decoder.decode(client, opened)
+            if len(instances) > 1:  # each may have several rows
+                rows = accumulate(map(client.rows, instances))
+                fitting = sum(count <= most for count in rows)
+                instances = instances[: max(1, fitting)]
+            return self._fitting(instances, opened.index)
+
+    def _sizes(self, memory: int, tensors: Tensors) -> tuple[int, int]:
+        """Return how many bytes the objects that the client keeps for a batch take, and the whole
+        batch, whose instances took `memory` bytes while they were decoded."""
+        shape, count = _rows(self.client, tensors)
+        row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
+        kept = TOKEN * prod(shape) * _objects(self.client, tensors)
+        return kept, memory // KEPT + count * row + kept
 
     def _fitting(self, instances: list[Any], first: int) -> tuple[list[Any], Tensors]:
         """Return as many of the instances as have few enough rows, at least one, and their

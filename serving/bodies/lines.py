@@ -10,7 +10,7 @@ sends it again. This is why no line of the reply is sent before all are known.
 
 import io
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -21,9 +21,8 @@ import orjson
 
 from serving.bodies import schemas
 from serving.bodies.decoder import Item
-from serving.bodies.documents import WHOLE_BODY, Shape, read_shape
+from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, read_shape
 from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
-from serving.bodies.kserve import TensorBody
 from serving.bodies.schemas import BOM, read
 from serving.bodies.tables import CsvBody
 from serving.budget import TURN, check_time, in_time, read_json
@@ -52,32 +51,23 @@ MOST_GROUP = 2**24
 
 @dataclass(frozen=True)
 class Record:
-    """One line: either instances, another kind of request, or an error; and the room of its values.
-    The answer to a `bare` record is its prediction without anything around it."""
+    """One line: a body, or the error in it; and the room of its values. The answer to a record that
+    `is_bare` is its prediction without anything around it."""
 
-    instances: Instances | None = None
-    shape: Shape | None = None
-    error: ServingError | None = None
+    body: Shape | ServingError
     is_bare: bool = False
     room: Room = field(default_factory=Room)
 
     @property
     def count(self) -> int:
-        return len(self.instances.items) if self.instances else 1
-
-    @property
-    def named(self) -> Target:
-        body = self.instances or self.shape
-        return body.named if body else UNNAMED
+        return len(self.body.items) if isinstance(self.body, Instances) else 1
 
     def can_join(self, other: "Record") -> bool:
         """Return whether one job can process the instances of both records."""
-        ours = self.instances
-        theirs = other.instances
-        if ours is None or theirs is None:
+        if not (isinstance(self.body, Instances) and isinstance(other.body, Instances)):
             return False
         # compare the texts, because 1 == True, and a client may reject one of them
-        return repr(ours.parameters) == repr(theirs.parameters)
+        return repr(self.body.parameters) == repr(other.body.parameters)
 
 
 @dataclass(frozen=True)
@@ -115,33 +105,28 @@ class JsonLines:
     def _record(self, line: bytes, served: ServedModel, target: Target) -> Record:
         try:
             value = read_json(line)
-            if isinstance(value, dict):
-                record = self._body(value, len(line), served)
-                if record:
-                    _check_target(record.named, served, target)
-                    return record
+            body = self._body(value, len(line), served)
+            _check_target(body.named, served, target)
         except ValueError as err:
-            return Record(error=DecodingError(f"the line is not JSON: {err}"))
+            return Record(DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
             _check_line_error(err)
-            return Record(error=err)
-        return Record(Instances([Item("record", value=value)]), is_bare=True)
+            return Record(err)
+        is_whole = isinstance(value, dict) and not WHOLE_BODY.isdisjoint(value)
+        return Record(body, is_bare=not is_whole)
 
-    def _body(self, value: dict[str, Any], length: int, served: ServedModel) -> Record | None:
-        """Return the Record for an object of `length` bytes, or None if the object itself is an
+    def _body(self, value: Any, length: int, served: ServedModel) -> Shape:
+        """Return the body in a line of `length` bytes. If the value is not a body, it is an
         instance. Raise InvalidRequest."""
-        body = read_shape(value, length, self.generates)
-        if isinstance(body, Instances):
-            return Record(body)
-        if isinstance(body, TensorBody):
-            return Record(shape=body)
-        is_whole = not WHOLE_BODY.isdisjoint(value)
-        instances = body.instances(served)
-        if instances:
-            return Record(instances, is_bare=not is_whole)
-        if is_whole or (self.generates and not served.client):
-            return Record(shape=body)
-        return None
+        if isinstance(value, dict):
+            body = read_shape(value, length, self.generates)
+            if not isinstance(body, FlatBody):
+                return body
+            if instances := body.instances(served):
+                return instances
+            if not WHOLE_BODY.isdisjoint(value) or (self.generates and not served.client):
+                return body
+        return Instances([Item("record", value=value)])
 
 
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
@@ -236,14 +221,13 @@ class LinesJob(Job):
     def _lines(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Return the lines of records that are one job. Only those with instances are several
         (`groups`). Raise a ServingError."""
-        first = records[0]
-        if first.error:  # not raised again, because it would refer to itself through this frame
-            return [_error_line(first.error)]
-        if first.instances:
-            return self._predict(gateway, first.instances.parameters, records)
-        if not first.shape:
-            return []
-        reply = first.shape.bind(self.served, self.request).answer(gateway)
+        body = records[0].body
+        if isinstance(body, ServingError):
+            # not raised again, because it would refer to itself through this frame
+            return [_error_line(body)]
+        if isinstance(body, Instances):
+            return self._predict(gateway, records)
+        reply = body.bind(self.served, self.request).answer(gateway)
         if reply.content_type != JSON_TYPE:
             raise NotAcceptable(
                 "a line cannot hold binary outputs: ask for outputs without binary_data"
@@ -251,12 +235,10 @@ class LinesJob(Job):
         self.version = reply.version
         return [reply.content + b"\n"]
 
-    def _predict(
-        self, gateway: TritonGateway, parameters: Mapping[str, Any], records: list[Record]
-    ) -> list[bytes]:
-        every = [record.instances for record in records if record.instances]
+    def _predict(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
+        every = [record.body for record in records if isinstance(record.body, Instances)]
         items = list(chain.from_iterable(instances.items for instances in every))
-        job = InstancesJob(self.served, self.request, items, parameters)
+        job = InstancesJob(self.served, self.request, items, every[0].parameters)
         results = list(Run(job, gateway).results())
         self.version = results[-1].version
         predictions = chain.from_iterable(result.predictions for result in results)

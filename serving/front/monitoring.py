@@ -1,7 +1,7 @@
 """Answers /ping and /metrics: whether the container works, and the metrics of all workers."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -13,9 +13,10 @@ from prometheus_client.registry import Collector
 from serving.budget import Deadline
 from serving.errors import TooLate, TritonTimeout, TritonUnavailable
 from serving.front.metrics import MOST_MODELS
-from serving.host.files import read_status, read_tritonserver
+from serving.host.files import ProcessStatus, read_status, read_tritonserver
 from serving.model_status.registry import Registry
 from serving.model_status.states import ADDING, LOADING
+from serving.model_status.table import Models
 from serving.settings.table import ON_DEMAND
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
@@ -80,43 +81,50 @@ class Monitoring:
         except (TritonUnavailable, TritonTimeout):
             triton = b""
             is_up = False
-        starts = CounterMetricFamily(
-            "serve_process_starts", "Starts of each process", labels=["process"]
-        )
-        up = GaugeMetricFamily("serve_process_up", "Whether each process runs", labels=["process"])
-        for name, process in read_status(self.status_file).items():
-            starts.add_metric([name], process.starts)
-            up.add_metric([name], process.pid is not None)
-        crashes = CounterMetricFamily(
-            "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
-        )
-        table = self.registry.table.look()
-        deaths = sorted(table.deaths.items())
-        for name, times in deaths[:MOST_MODELS]:
-            crashes.add_metric([name], times)
-        flying = GaugeMetricFamily(
-            "serve_in_flight", "Requests in flight in the Flask app", value=in_flight
-        )
-        triton_up = GaugeMetricFamily(
-            "serve_triton_up", "Whether Triton gave its metrics", value=is_up
-        )
-        counts = [
-            CounterMetricFamily(f"serve_on_demand_{name}", text, value=table.counts.get(name, 0))
-            for name, text in ON_DEMAND_COUNTS.items()
-            if table.policy == ON_DEMAND.name
-        ]
-        loading = GaugeMetricFamily(
-            "serve_models_loading",
-            "Models that are being loaded",
-            value=sum(entry.state in (ADDING, LOADING) for entry in table.entries.values()),
-        )
         if MULTIPROCESS in os.environ:
             ours = CollectorRegistry()
             MultiProcessCollector(ours)
-        state = generate_latest(
-            _Families([flying, triton_up, starts, up, crashes, loading, *counts])
-        )
-        return generate_latest(ours) + state + triton
+        table = self.registry.table.look()
+        families: list[Metric] = [
+            _gauge("in_flight", "Requests in flight in the Flask app", in_flight),
+            _gauge("triton_up", "Whether Triton gave its metrics", is_up),
+            *_of_processes(read_status(self.status_file)),
+            *_of_models(table),
+        ]
+        return generate_latest(ours) + generate_latest(_Families(families)) + triton
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"serve_{name}", text, value=value)
+
+
+def _of_processes(processes: Mapping[str, ProcessStatus]) -> list[Metric]:
+    starts = CounterMetricFamily(
+        "serve_process_starts", "Starts of each process", labels=["process"]
+    )
+    up = GaugeMetricFamily("serve_process_up", "Whether each process runs", labels=["process"])
+    for name, process in processes.items():
+        starts.add_metric([name], process.starts)
+        up.add_metric([name], process.pid is not None)
+    return [starts, up]
+
+
+def _of_models(table: Models) -> list[Metric]:
+    crashes = CounterMetricFamily(
+        "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
+    )
+    for name, times in sorted(table.deaths.items())[:MOST_MODELS]:
+        crashes.add_metric([name], times)
+    loading = sum(entry.state in (ADDING, LOADING) for entry in table.entries.values())
+    families: list[Metric] = [
+        crashes,
+        _gauge("models_loading", "Models that are being loaded", loading),
+    ]
+    if table.policy == ON_DEMAND.name:
+        for name, text in ON_DEMAND_COUNTS.items():
+            count = table.counts.get(name, 0)
+            families.append(CounterMetricFamily(f"serve_on_demand_{name}", text, value=count))
+    return families
 
 
 class _Families(list[Metric], Collector):

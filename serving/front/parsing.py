@@ -16,17 +16,39 @@ from serving.request import PATH, RESERVED, Request, Target
 
 def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Request:
     """Return the Request. `stream` is the media type of the stream if the route asks for one;
-    `route` is the model that the path or the header Target-Model names. Raise InvalidRequest if two
-    parts of the request name different models. A line of a batch body that names a different model
-    gets its own error line instead."""
+    `route` is the model that the path or the header Target-Model names. Raise InvalidRequest."""
     app = services()
     accept = source.header("Accept")
     query: Mapping[str, str] = {}
-    targets = []
-    if source.attributes:
-        targets.append(Target.within("the header Custom-Attributes", source.attributes))
     if source.environ.get("QUERY_STRING"):
         query = source.args.to_dict()
+    return Request(
+        id=source.id,
+        target=_target(source.attributes, query, body, route),
+        attributes=source.attributes,
+        parameters={key: value for key, value in query.items() if key not in RESERVED},
+        session=source.header(SESSION_ID),
+        accept=accept,
+        stream=stream or streamed_type(accept),
+        reply_deadline=Deadline(source.forwarded + app.gateway.timeout),
+        stream_deadline=Deadline(source.forwarded + app.gateway.stream_timeout),
+        budget=app.budget,
+        timings=source.timings,
+        traceparent=source.traceparent,
+        decoder=app.decoder,
+    )
+
+
+def _target(
+    attributes: Mapping[str, str], query: Mapping[str, str], body: Body, route: Target
+) -> Target:
+    """Return the model and version that all parts of a request agree on. Raise InvalidRequest if
+    two parts name different ones. A line of a batch body that names a different model gets its own
+    error line instead."""
+    targets = []
+    if attributes:
+        targets.append(Target.within("the header Custom-Attributes", attributes))
+    if query:
         targets.append(Target.within("the query string", query))
     if route.source == PATH:  # other names are ignored, but versions must still agree
         targets = [replace(target, name=None) for target in targets]
@@ -42,21 +64,7 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
         raise InvalidRequest(
             "the query string names no model; did you mean model_name instead of model?"
         )
-    return Request(
-        id=source.id,
-        target=target,
-        attributes=source.attributes,
-        parameters={key: value for key, value in query.items() if key not in RESERVED},
-        session=source.header(SESSION_ID),
-        accept=accept,
-        stream=stream or streamed_type(accept),
-        reply_deadline=Deadline(source.forwarded + app.gateway.timeout),
-        stream_deadline=Deadline(source.forwarded + app.gateway.stream_timeout),
-        budget=app.budget,
-        timings=source.timings,
-        traceparent=source.traceparent,
-        decoder=app.decoder,
-    )
+    return target
 
 
 def read_invocation(source: Incoming) -> Body:

@@ -17,7 +17,8 @@ MEANINGS: dict[int, str] = {
     signal.SIGBUS: "perhaps /dev/shm or the run folder was full",
 }
 PROGRAM = "triton_python_backend_stub"
-# positions in a stub's command line
+FEWEST_WORDS = 4  # in a stub's command line
+# positions in it
 FILE = 1  # the model's file
 INSTANCE = -2  # the instance's name, which Triton's messages use
 PROC = Path("/proc")
@@ -126,6 +127,14 @@ class Stub:
     alive: float
 
 
+def _stub(pid: int) -> Stub | None:
+    """Return the running stub with this process id, or None if the process is not a stub."""
+    words = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace").split("\0")[:-1]
+    if len(words) < FEWEST_WORDS or Path(words[0]).name != PROGRAM:
+        return None
+    return Stub(pid, Path(words[FILE]), words[INSTANCE], time.monotonic())
+
+
 class Stubs:
     """Finds stubs that have died, across restarts of tritonserver. A stub that tritonserver did not
     end itself stays a zombie until tritonserver ends."""
@@ -146,11 +155,8 @@ class Stubs:
         for pid in sorted(tree(server)):
             fields = _status(pid)
             if fields and fields[STATE] != b"Z":
-                words = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace").split("\0")[:-1]
-                if len(words) > FILE - INSTANCE and Path(words[0]).name == PROGRAM:
-                    self._seen[pid] = Stub(
-                        pid, Path(words[FILE]), words[INSTANCE], time.monotonic()
-                    )
+                if stub := _stub(pid):
+                    self._seen[pid] = stub
             elif fields:
                 self._zombies.add(pid)
                 if pid in seen and pid in before:

@@ -207,10 +207,10 @@ class Models:
             # Triton does not load models that call each other in a circle
             if (model := pending.pop(0)) not in called:
                 called.append(model)
-                pending += [
-                    self.by_triton_name[part] for part in model.parts if part in self.by_triton_name
-                ]
-        return next((error for model in reversed(called) if (error := model.error())), None)
+                parts = map(self.by_triton_name.get, model.parts)
+                pending += filter(None, parts)
+        errors = (model.error() for model in reversed(called))
+        return next(filter(None, errors), None)
 
     @cached_property
     def ready(self) -> dict[str, Entry]:
@@ -225,23 +225,23 @@ class Models:
         if not entries:
             text = ": ".join(filter(None, ["no model is served", _reasons(self.rejected)]))
             return None if self.by_call else ModelNotReady(text)
-        errors = {name: error for name, entry in entries.items() if (error := self.error(entry))}
-        troubles = {
-            name: err
-            for name, err in errors.items()
-            if isinstance(err, (ModelRestarting, ModelRefused))
-        }
-        if troubles and (len(troubles) == len(entries) or not self.was_ready):
-            return next(iter(troubles.values()))
-        if failed := errors.keys() - troubles.keys():
-            return errors[
-                min(failed, key=lambda name: (not isinstance(errors[name], ModelFailed), name))
-            ]
-        waiting = (
-            entry for name, entry in entries.items() if not entry.answered and name not in errors
-        )
-        if entry := next(waiting, None):
-            return ModelNotReady(
-                f"model '{entry.name}': {entry.reason or 'its example is being tested'}"
-            )
+        crashes: list[ServingError] = []
+        others: list[ServingError] = []
+        waiting: list[Entry] = []
+        for _, entry in sorted(entries.items()):
+            error = self.error(entry)
+            if isinstance(error, ModelRestarting | ModelRefused):
+                crashes.append(error)
+            elif error:
+                others.append(error)
+            elif not entry.answered:
+                waiting.append(entry)
+        if crashes and (len(crashes) == len(entries) or not self.was_ready):
+            return crashes[0]
+        if others:
+            failures = [error for error in others if isinstance(error, ModelFailed)]
+            return (failures or others)[0]
+        if waiting:
+            reason = waiting[0].reason or "its example is being tested"
+            return ModelNotReady(f"model '{waiting[0].name}': {reason}")
         return None
