@@ -1,20 +1,16 @@
-"""The supervisor's interface to Linux: processes, signals, output, health checks. Also prepares a
-start: the limit of open files (`ulimit -n`), listening sockets, names in /dev/shm."""
+"""The supervisor's interface to Linux: processes, signals, output, health checks."""
 
 import contextlib
-import fcntl
 import glob
 import json
 import os
 import queue
-import resource
-import secrets
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,8 +20,6 @@ from serving.host import machine
 from serving.host.network import Address, ask
 from serving.host.processes import dying_with_us, remove_leftovers
 from serving.pid1.log import OUTPUT_END_TIMEOUT, Output, Pump
-from serving.settings.setting import SettingsError
-from serving.settings.table import Settings
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
@@ -33,15 +27,6 @@ ATTEMPTS = 3  # consecutive failed health checks after which a process counts as
 PAUSE = 1.0  # seconds between health checks
 # CLOCK_REALTIME_COARSE, which the kernel uses for file times: up to 4 ms behind time.time()
 FILE_CLOCK = 5
-# open files of a process without requests: logs, pipes, sockets, libraries, metrics
-OWN_FILES = 64
-# open files per request: in nginx the caller's connection, the connection to gunicorn, and a large
-# body; gunicorn needs fewer
-FILES_PER_REQUEST = 3
-FEWEST_FILES = 128  # with fewer, tritonserver does not start with a model
-MOST_FILES = 65536  # the usual limit of open files, unless more are needed
-BACKLOG = 1024  # connections waiting to be accepted, as in nginx.conf
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -255,90 +240,3 @@ class System:
         deadline = self.now() + OUTPUT_END_TIMEOUT
         for pump in self._pumps.values():
             pump.join(max(0.0, deadline - self.now()))
-
-
-def raise_file_limit(max_concurrency: int) -> int:
-    """Raise the limit of open files, up to the hard limit, for all processes that are started from
-    now on. Return the new limit. Raise SettingsError if it is too low for `max_concurrency`
-    requests."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
-    limit = (
-        max(needed, MOST_FILES)
-        if hard == resource.RLIM_INFINITY
-        else min(max(needed, MOST_FILES), hard)
-    )
-    if limit < needed:
-        problem = (
-            f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only "
-            f"{limit} are allowed"
-        )
-        raise SettingsError(
-            [
-                f"{problem} (ulimit -n): start the container with --ulimit nofile={needed}, "
-                "or lower it"
-            ]
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit
-
-
-@contextlib.contextmanager
-def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
-    """Yield a listening socket for each public port. nginx inherits them, so callers wait while
-    nginx restarts. Raise a SettingsError that lists all ports that cannot be used."""
-    wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
-    if settings.allow_grpc:
-        wanted["SAGEMAKER_TRITON_GRPC_PORT"] = settings.grpc_port
-    if settings.allow_metrics:
-        wanted["SAGEMAKER_TRITON_METRICS_PORT"] = settings.metrics_port
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    mistakes = []
-    listeners = []
-    with contextlib.ExitStack() as opened:
-        for name, port in wanted.items():
-            try:
-                listener = socket.create_server(
-                    (settings.host, port), family=family, backlog=BACKLOG
-                )
-            except OSError as err:
-                mistakes.append(
-                    f"{name}={port}: cannot listen there: {os.strerror(err.errno or 0)}; "
-                    "choose another port"
-                )
-            else:
-                # all nginx workers see a new connection, but only one gets it
-                listener.setblocking(False)
-                listeners.append(opened.enter_context(listener))
-        if mistakes:
-            raise SettingsError(mistakes)
-        yield tuple(listeners)
-
-
-def new_prefix() -> str:
-    """Return a new prefix for the names of one `serve`'s files in /dev/shm."""
-    return f"serve-{secrets.token_hex(8)}"
-
-
-@contextlib.contextmanager
-def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
-    """Remove the files that a killed `serve` left in /dev/shm, which may outlive a container (if it
-    is a pod's volume or the host's own). Hold a lock while this `serve` is running, so that others
-    do not remove its files."""
-    for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
-        with contextlib.suppress(OSError), lock.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(lock.name.removeprefix("lock-"), folder)
-    with contextlib.ExitStack() as locked:
-        with contextlib.suppress(OSError):  # a full or missing /dev/shm has its own warning
-            lock_file = locked.enter_context((folder / f"lock-{prefix}").open("xb"))
-            fcntl.flock(lock_file, fcntl.LOCK_EX)
-            locked.callback(_remove, prefix, folder)
-        yield
-
-
-def _remove(prefix: str, folder: Path) -> None:
-    for file in folder.iterdir():
-        if file.name.startswith((prefix, f"lock-{prefix}")):
-            with contextlib.suppress(OSError):
-                file.unlink()

@@ -13,7 +13,7 @@ import requests
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from serving.pid1.system import SHARED_MEMORY
+from serving.pid1.resources import SHARED_MEMORY
 from tests.pid1.test_variables import NATIVE
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, tensor, wait_until
 

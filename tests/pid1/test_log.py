@@ -9,7 +9,8 @@ from typing import IO, Any
 import pytest
 
 from serving.pid1.log import LINE_LIMIT, Output, Pump, as_text, read_lines
-from serving.pid1.processes import NGINX_NOISE, NO_GPU_NOISE, QUERY, TRITON_NOISE
+from serving.pid1.nginx import NGINX_NOISE, QUERY
+from serving.pid1.processes import NO_GPU_NOISE, TRITON_NOISE
 
 pytestmark = pytest.mark.unit
 

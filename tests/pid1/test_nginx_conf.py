@@ -21,7 +21,7 @@ import pytest
 import requests
 
 from serving.host.machine import Machine
-from serving.pid1.processes import FEWEST_REQUESTS, nginx
+from serving.pid1.nginx import FEWEST_REQUESTS, nginx
 from serving.settings.table import BODIES, Settings
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.pid1.system import held, new_prefix
+from serving.pid1.resources import held, new_prefix
 from tests.support.harness import ROOT
 from tests.support.started import ends_with, kill
 
@@ -16,7 +16,7 @@ FIRST, SECOND, THIRD = new_prefix(), new_prefix(), new_prefix()
 HOLD = """
 import sys
 from pathlib import Path
-from serving.pid1.system import held
+from serving.pid1.resources import held
 with held(sys.argv[1], Path(sys.argv[2])):
     Path(sys.argv[2], sys.argv[1] + "-region").touch()
     print("held", flush=True)
@@ -26,7 +26,7 @@ with held(sys.argv[1], Path(sys.argv[2])):
 
 RAISE = """
 import resource, sys
-from serving.pid1.system import raise_file_limit
+from serving.pid1.resources import raise_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, int(sys.argv[1])))
 print(raise_file_limit(128), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """

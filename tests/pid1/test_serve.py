@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from serving.host.machine import Machine
-from serving.pid1.processes import nginx
+from serving.pid1.nginx import nginx
 from serving.pid1.system import Process
 from serving.repository.layout import LayoutError
 from serving.settings.setting import SettingsError
@@ -61,7 +61,9 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
     port = str(free_port())
     environ = {"SERVE_RUN_DIR": str(folder), "SERVE_HOST": "127.0.0.1", "PORT": port, **variables}
     settings = Settings.from_env(environ, MACHINE)
-    return {process.name: process for process in serve.table(settings, os.environ | variables)}
+    return {
+        process.name: process for process in serve.all_processes(settings, os.environ | variables)
+    }
 
 
 def test_list_every_variable_in_the_help() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from serving.host.machine import gpu_count
 from serving.pid1.processes import backend_options, triton
-from serving.pid1.system import listening
+from serving.pid1.resources import listening
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import TABLE, Settings
