@@ -48,7 +48,7 @@ from serving.host.machine import has_gpu
 from serving.named_value import unknown
 from serving.repository.cpu_engine import PARAMETER
 
-ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by target
+ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # keyed by target
     "cpu": onnx_runtime.for_cpu,
     "openvino": onnx_runtime.for_openvino,
     "gpu": onnx_runtime.for_gpu,

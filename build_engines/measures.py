@@ -17,7 +17,7 @@ from serving.errors import DecodingError
 
 OVERLAP = 0.5  # the least overlap of two boxes that count as one object
 HELD_OUT = 4  # INT8 is compared on every 4th sample and calibrated on the others
-LEAST = 8  # samples for both
+LEAST = 8  # the fewest samples that are split for both
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -191,7 +191,7 @@ CLASSES = _equal("equal top classes", 0.98, lambda answer: answer["classes"][0][
 VECTORS = Measure("cosine", 0.98, _same_vector)
 DETECTIONS = Measure("detections in common", 0.90, _same_boxes)
 PIXELS = Measure("common shares of classes", 0.98, _same_shares)
-OF_TASKS = {  # of texts
+OF_TASKS = {  # keyed by the text client's task
     "text-classification": CLASSES,
     "zero-shot-classification": CLASSES,
     "embedding": VECTORS,

@@ -117,7 +117,7 @@ def size_of(model: onnx.ModelProto) -> int:
 
 
 def _integers(model: onnx.ModelProto, key: str) -> list[int]:
-    """Return the integer or the integers of an entry; [] if it has anything else."""
+    """Return an entry's integer or integers, or [] if it contains anything else."""
     value = _metadata(model, key)
     values = value if isinstance(value, list | tuple) else [value]
     return [*values] if all(isinstance(each, int) for each in values) else []

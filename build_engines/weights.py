@@ -19,7 +19,7 @@ from build_engines.recipes import Recipe
 from build_engines.request import Request
 
 # Kinds of weights, each as error messages call it
-OWN = "a recipe's own weights"  # which come with the project or a package
+OWN = "a recipe's own weights"  # they come with the project or a package
 ONNX_FILE = "an ONNX file"
 TORCHSCRIPT_FILE = "a TorchScript file"
 CHECKPOINT = "a folder as save_pretrained writes it"
@@ -28,7 +28,7 @@ PICKLE = "a pickle"
 XGBOOST = "a file of XGBoost"
 LIGHTGBM = "a file of LightGBM"
 PICKLES = (".joblib", ".pkl", ".pickle")
-HEAD = 4096  # bytes by which XGBoost's and LightGBM's files are recognized
+HEAD = 4096  # bytes at the start of a file that identify XGBoost's and LightGBM's files
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"

@@ -152,8 +152,8 @@ def _is_strange(table: Shape, fits_labels: bool) -> bool:
 
 
 def _surplus(head: Head, labels: int) -> str:
-    """Return what a box seems to have besides class scores, as a part of an error message; "" if it
-    seems to have nothing else, or if that is unknown."""
+    """Describe, for an error message, what a box seems to contain besides class scores. Return ""
+    if it seems to contain nothing else, or if that is unknown."""
     if not labels:
         kind = ""
         if head.classes == COCO + MASKS:

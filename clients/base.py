@@ -116,11 +116,11 @@ class ModelClient(ABC):
     side: int = 0
     # the names of a row's cells, in order; () if they have no names
     columns: tuple[str, ...] = ()
-    # the cells of a row that has none, for a format that leaves out cells (LibSVM)
+    # a row without any cells, for formats that leave cells out (LibSVM)
     absent: tuple[str, ...] = ()
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
-    # the output that is the prediction, for a reply of one array; "" if the model has only one
+    # the output to return if the reply is a single array (npy); "" if the model has only one
     main_output: str = ""
 
     def __init__(self, model: Model) -> None:

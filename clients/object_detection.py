@@ -34,7 +34,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 Pixels = NDArray[np.uint8]
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
-MAX_MASKS = 300  # per image: each takes up to the time of a map as large as the network's input
+MAX_MASKS = 300  # per image: each may take as long as a map of the network's input size
 RUN_LENGTHS = "take polygons, and fill them with COCO's own tools (frPyObjects, merge)"
 DIGITS = 18  # the longest class id: every number of 18 digits fits INT64
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
@@ -320,7 +320,8 @@ def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
 
 
 def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
-    """Return the number of keypoints, and of the values of a keypoint; 0 and 0 for none."""
+    """Return the number of keypoints, and the number of values per keypoint: 0 and 0 if there are
+    none."""
     if not setting:
         return (0, 0)
     count, *values = setting

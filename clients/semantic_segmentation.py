@@ -21,7 +21,7 @@ from clients.base import Model, Parameter, Tensors
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
-MOST_CLASSES = 256  # a pixel of a grey PNG has no more values
+MOST_CLASSES = 256  # the values that a pixel of a grey PNG may have
 
 
 class Client(ImageClient):

@@ -70,7 +70,7 @@ class Client(ModelClient):
         self.left_out = [
             spec.name for spec in model.inputs if spec.optional and spec.name in FILLED
         ]
-        if self.left_out:  # texts of different lengths make a batch
+        if self.left_out:  # the backend merges texts of different lengths
             self.options["pad_to_multiple_of"] = 1
         self.tokenizer = TextTokenizer(
             model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation

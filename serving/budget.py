@@ -116,20 +116,20 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
 
 
 LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
-# Held by the one thread of a worker that parses such a text or a line, or writes many numbers. That
-# holds the GIL, and the worker's other threads would wait for all that do it: 0.1 s for twenty
-# requests of long lines.
+# Held while a thread parses such a text or a line, or writes many numbers, so that only one thread
+# of a worker does so at a time. Each holds the GIL meanwhile, and the other threads would wait for
+# all of them: 0.1 s for twenty requests of long lines.
 TURN = threading.RLock()
 
 
 def turn(length: int) -> AbstractContextManager[Any]:
-    """Return the turn to parse a text of that length or to write as many numbers; one that is
-    always free if they are few."""
+    """Return the lock to hold while parsing a text of this length, or writing as many numbers. If
+    they are few, return one that is always free."""
     return TURN if length > LONG_JSON else nullcontext()
 
 
 def json_turn(data: bytes) -> AbstractContextManager[Any]:
-    """Reserve memory for a JSON text, and return the turn to parse it."""
+    """Reserve memory for a JSON text, and return the lock to hold while parsing it."""
     admit_json(data)
     return turn(len(data))
 

@@ -1,4 +1,4 @@
-"""Networks that return a set of boxes: DETR, YOLOS, RT-DETR, D-FINE …"""
+"""Builds detectors that return a set of boxes: DETR, YOLOS, RT-DETR, D-FINE and others."""
 
 from types import SimpleNamespace
 from typing import Any

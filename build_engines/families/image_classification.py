@@ -1,4 +1,5 @@
-"""Networks that give one score for each class of an image: ResNet, EfficientNet, ViT …"""
+"""Builds image classifiers, which return one score for each class: ResNet, EfficientNet, ViT and
+others."""
 
 from build_engines.families import bundled, efficientnet
 from build_engines.families.family import Family, Head

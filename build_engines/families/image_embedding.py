@@ -1,4 +1,5 @@
-"""Networks that turn an image into a vector: CLIP's and SigLIP's vision towers, DINOv2, ViT …"""
+"""Builds networks that turn an image into a vector: CLIP's and SigLIP's vision towers, DINOv2, ViT
+and others."""
 
 from typing import Any
 

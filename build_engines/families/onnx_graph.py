@@ -16,7 +16,7 @@ ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes the
 # 17 is the first with LayerNormalization. Both are the newest that all of skl2onnx's converters
 # support, and Triton 23.01 runs them.
 OPSETS = {"": 17, ML: 3}
-IR_VERSION = 8  # of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
+IR_VERSION = 8  # that of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
 INPUT_TYPES = {
     "FP32": TensorProto.FLOAT,
     "FP64": TensorProto.DOUBLE,

@@ -22,9 +22,11 @@ from serving.clients import family as client_class
 MAX_BATCH_SIZE = 8
 ROWS = 3  # random rows that run together
 LENGTHS = (32, 1024)  # sizes of their variable dimensions, tried in this order
-SIDE = 640  # of random images for a detector; it is YOLO's default
-ALIKE = 0.01  # by which answers together and alone may differ, as a share of the largest value
-FEW_BOXES = 1000  # an output with no more may list only objects found, none in a random image
+SIDE = 640  # pixels: the side of a detector's random images, as in YOLO by default
+# how far a row's answers alone and together may differ, as a share of the largest value
+ALIKE = 0.01
+# an output with at most this many boxes may list only what was found: nothing in a random image
+FEW_BOXES = 1000
 LEAST_PIXELS = 32.0  # at least one box of a random image is this large or this far from the corner
 GREY = "resnet"  # the model of the repository whose example is grey
 

@@ -44,9 +44,10 @@ MATRIX = "X"
 BOOLEANS = (False, True)
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
 MOST_VALUES = 1 << 22  # values of leaves in a run of trees, 8 bytes each
-OF_TREES = Limits(1.0, 1e-5)  # in FP32, with the user's rows
+OF_TREES = Limits(1.0, 1e-5)  # for trees in FP32, compared on the user's rows
 FAR = (-np.inf, np.inf)
-MOST_ROWS = 50_000  # on which trees are compared alone; of more thresholds only some are tried
+# rows on which trees are compared alone; if there are more thresholds, only some are tried
+MOST_ROWS = 50_000
 
 
 @dataclass(frozen=True)
@@ -401,11 +402,11 @@ def _convertible(estimator: Any) -> Any:
     copied = deepcopy(estimator)
     for step in _within(copied):
         if type(step).__name__ in ("VotingClassifier", "VotingRegressor"):
-            step.flatten_transform = False  # of transform(), which is not served
+            step.flatten_transform = False  # matters only for transform(), which is not served
         if type(step).__name__ == "KBinsDiscretizer" and step.encode == "onehot":
             step.encode = "onehot-dense"
         if hasattr(step, "statistics_"):
-            # of dtype object if a whole number fills the gaps
+            # their dtype is object if a whole number fills the gaps
             step.statistics_ = step.statistics_.astype(float)
         for index, categories in enumerate(getattr(step, "categories_", ())):
             missing = [is_missing(value) for value in categories.tolist()]

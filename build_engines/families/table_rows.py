@@ -18,8 +18,8 @@ from build_engines.families.table_repair import run
 Array = NDArray[Any]
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 ROWS = 500
-AT_ONCE = 1000  # rows of a run
-EMPTY = 0.5  # the share of missing cells in columns that take them
+AT_ONCE = 1000  # rows per run
+EMPTY = 0.5  # the share of missing cells in columns that accept them
 LEARNED = (  # attributes with a value, or a row of values, for each column
     "statistics_",
     "data_min_",
@@ -222,7 +222,7 @@ def agreement(
     not answer them."""
     try:
         expected = answers(estimator, cells, columns)
-    except Exception as err:  # of any library
+    except Exception as err:  # any library's exception
         raise BuildError(
             f"the model itself does not answer rows like those it was trained on: {brief(err)}"
         ) from err

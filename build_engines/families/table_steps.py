@@ -138,7 +138,7 @@ def _union(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _function(_: Graph, step: Any, table: Table) -> Table:
-    function = getattr(step.func, "func", step.func)  # of a partial
+    function = getattr(step.func, "func", step.func)  # the one inside a functools.partial
     if step.func is None or getattr(function, "__name__", "") == "check_array":
         return table
     name = getattr(function, "__name__", function)
@@ -231,8 +231,8 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _answers(step: Any, column: int) -> Array:
-    """Return the encoder's answers for each category of a column and, if it takes unknown ones, for
-    one of them."""
+    """Return the encoder's answers for each category of a column and, if it accepts unknown
+    categories, its answer for one of them."""
     import pandas as pd
 
     asked = step.categories_[column]
@@ -253,7 +253,7 @@ def _with_other(categories: Array) -> Array:
     known = [each for each in categories.tolist() if not is_missing(each)]
     if any(isinstance(each, str) for each in known):
         return np.array([*categories, "".join(known) + "?"], object)
-    # of n + 1 numbers at least one is not among n others; all of them are exact in FP64
+    # at least one of n + 1 numbers is not among n others, and all are exact in FP64
     numbers = set(range(len(known) + 1))
     other = min(numbers.difference(known))
     dtype = np.result_type(categories.dtype, np.min_scalar_type(other))
@@ -286,7 +286,7 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
 
 
 def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str:
-    """Return the same for a column of texts. A missing text is ""."""
+    """Return what `_codes` returns, for a column of texts. A missing text is ""."""
     texts = ["" if is_missing(value) else value for value in categories]
     if not all(isinstance(text, str) for text in texts):
         raise UnknownStep("a column has categories that are neither texts nor numbers alone")

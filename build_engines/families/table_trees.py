@@ -493,7 +493,7 @@ def _lightgbm(model: Any) -> Trees:
         )
     if "is_linear=1" in booster.model_to_string():
         raise UnknownTrees("its trees are linear: train it without linear_tree")
-    # of scikit-learn's interface; a Booster's predict takes it as an argument
+    # part of scikit-learn's interface; a Booster's predict takes it as an argument
     options = model.get_params() if hasattr(model, "get_params") else {}
     if options.get("pred_early_stop"):
         raise UnknownTrees(
@@ -583,7 +583,7 @@ PLAIN = (
     "lambdarank",
     "rank_xendcg",
 )
-KINDS = {  # by the name of the class, or of one that it is derived from
+KINDS = {  # keyed by the name of the model's class, or of one of its base classes
     "BaseDecisionTree": Kind(_one_tree, _shares),
     "ForestClassifier": Kind(_forest, _shares),
     "ForestRegressor": Kind(_forest, _shares),

@@ -1,4 +1,5 @@
-"""Files of any other network, served without a client: tensors in, tensors out."""
+"""Builds models from files of any other network. They are served without a client: tensors in,
+tensors out."""
 
 from build_engines.families import onnx_file, torchscript
 from build_engines.families.family import Family

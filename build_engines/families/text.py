@@ -1,4 +1,4 @@
-"""Encoders of texts: BERT and its relatives, for embeddings and the tasks of transformers'
+"""Builds text encoders, BERT and its relatives, for embeddings and the tasks of transformers'
 pipelines."""
 
 from dataclasses import replace

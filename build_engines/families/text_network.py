@@ -45,7 +45,7 @@ SPARE = (
 TRIED = ((1, 3), (3, 12), (2, 21))  # (rows, tokens) that the file is compared on
 CLOSE = 1e-3
 Array = NDArray[Any]
-LARGEST = 2**31 - 2**24  # bytes: protobuf's limit, less the graph
+LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for the graph
 
 
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
@@ -220,7 +220,7 @@ def _check_padding(network: _Exported) -> None:
     examples = [network.example(*size) for size in TRIED]
     for example in examples + [_padded_with_0(example) for example in examples]:
         length = example["input_ids"].shape[1]
-        end = (length + 1) // 2  # of the last row, whose other tokens are padding
+        end = (length + 1) // 2  # the tokens of the last row; the rest of it is padding
         last = {name: tensor[-1:] for name, tensor in example.items()}
         cut = {name: row if name == POSITIONS else row[:, :end] for name, row in last.items()}
         with torch.inference_mode():

@@ -78,7 +78,7 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     first = next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
-        # about values that become constants, and about this exporter, which is the older one
+        # torch warns about values that become constants, and that this is its older exporter
         warnings.simplefilter("ignore")
         try:
             result = module.eval()(*example.values())

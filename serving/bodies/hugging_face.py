@@ -19,9 +19,9 @@ from serving.request import Request
 
 @dataclass(frozen=True)
 class Form:
-    """How a pipeline answers: the `key` of our prediction, and its fields by the pipeline's names.
-    If it `is_single`, an only entry is not in a list; if it `is_listed`, the reply to one instance
-    is in a list."""
+    """The format of a pipeline's answers. `key` selects a field of our prediction, and `fields`
+    maps the pipeline's names of fields to ours. If it `is_single`, a list with one entry is
+    replaced by the entry. If it `is_listed`, the reply to a single instance is a list too."""
 
     key: str
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ CLASS = {"label": "label", "score": "score"}
 WORD = {"score": "score", "word": "word", "start": "start", "end": "end"}
 ANSWER = {"answer": "answer", "score": "score", "start": "start", "end": "end"}
 TOKEN = {"score": "score", "token": "token_id", "token_str": "token", "sequence": "sequence"}
-# by the task of the model's client
+# keyed by the task of the model's client
 FORMS = {
     "embedding": Form("embedding", is_listed=True),
     "fill-mask": Form("masks", TOKEN, is_single=True),
@@ -56,9 +56,9 @@ FORMS = {
     "token-classification": Form("entities", {"entity_group": "label"} | WORD),
     "zero-shot-classification": Form("classes", CLASS),
 }
-# the parameters that the pipeline of a task sets, and the names of those with another name here
+# parameters that the pipeline of a task always sets
 SET = {"token-classification": {"aggregation_strategy": "simple"}}
-OURS = {"threshold": "confidence"}
+OURS = {"threshold": "confidence"}  # a pipeline's name of a parameter -> ours
 OF_EMBEDDINGS = ("truncate", "normalize", "dimensions", "prompt_name")
 
 
@@ -160,7 +160,7 @@ def _pair(value: Any) -> Any:
 
 
 class Sentences(Struct, forbid_unknown_fields=True):
-    """A sentence, and those that it is compared with."""
+    """A sentence, and the sentences to compare it with."""
 
     source_sentence: str
     sentences: Texts

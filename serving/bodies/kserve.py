@@ -334,7 +334,7 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
 
 
 def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """Return the shape with its only -1 replaced such that it has `count` elements, or None if that
+    """Return the shape with its only -1 replaced so that it has `count` elements, or None if that
     is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
     if not fixed or count % fixed:

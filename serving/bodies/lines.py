@@ -270,7 +270,7 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
 
 
 def _check_line_error(error: ServingError) -> None:
-    """Raise an error that fails the whole body. All others are answers to a line."""
+    """Raise `error` if it fails the whole body. Any other error becomes the answer to its line."""
     if error.status >= HTTPStatus.SERVICE_UNAVAILABLE:
         raise error
 

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings."""
+"""Bodies of OpenAI's API for embeddings."""
 
 from base64 import b64encode
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ from serving.errors import ModelNotReady, Overloaded, PayloadTooLarge
 from serving.model_status.shared_files import ALL_MODELS, TOTAL, WAITING, Leases
 
 WAITING_PART = 4  # requests that wait for their models may hold 1 / WAITING_PART of all slots
-SMALL = 2**20  # bytes of a slot that others need not know
+SMALL = 2**20  # bytes that a slot may take or free before it updates the shared counter
 
 LIMITS = (
     "and the limits are SERVE_MAX_CONCURRENCY requests and SERVE_REQUEST_MEMORY_SHARE of the "
@@ -134,7 +134,7 @@ class Slot:
             self._count(self.size)
 
     def _count(self, size: int) -> None:
-        """Make the shared counter have `size` bytes of this slot."""
+        """Set this slot's part of the shared counter to `size` bytes."""
         self._admission.leases.add(self._admission.row, TOTAL, 0, size - self._counted)
         self._counted = size
 

@@ -1,5 +1,4 @@
-"""gunicorn's worker with threads, changed so that nothing which nginx is slow to do stops its main
-loop.
+"""gunicorn's worker with threads, changed so that its main loop never waits for nginx.
 
 It overrides `handle` and `finish_request` of gunicorn's ThreadWorker, which are not documented. If
 they change, every test in tests/endpoint fails.

@@ -96,7 +96,7 @@ class Incoming(flask.Request):
         """Return the body, decompressed. Raise PayloadTooLarge, Overloaded and others."""
         length = self.content_length
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
-        # without a Content-Length: only without nginx, which buffers the whole body
+        # only without nginx, which buffers the whole body and sends its length
         if length is None:
             data = self.get_data(cache=False)
         elif length > limit:

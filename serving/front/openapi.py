@@ -49,14 +49,11 @@ TEXT: Json = {"type": "string"}
 FILE: Json = {"type": "string", "format": "binary", "minLength": 1}
 SOME_TEXT: Json = {"type": "string", "minLength": 1}
 OBJECT: Json = {"type": "object"}
-# of a body of /invocations, besides Instances
+# the shapes of a body of /invocations besides Instances
 SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
-JSON_BODIES: dict[str, type] = {
-    **APIS,
-    "/models": Load,
-    INDEX: RepositoryIndex,
-}  # of routes with one shape
+# the bodies of routes that accept only one shape
+JSON_BODIES: dict[str, type] = {**APIS, "/models": Load, INDEX: RepositoryIndex}
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)

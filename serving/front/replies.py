@@ -1,5 +1,6 @@
-"""JSON replies, and the formats of errors: {"error", "code", "request_id"}, and OpenAI's below /v1
-(KServe v1 shares that prefix, and has the first)."""
+"""Creates JSON replies and replies to failed requests. Errors have the format {"error", "code",
+"request_id"}; below /v1 they have OpenAI's, except on KServe v1's routes, which share that
+prefix."""
 
 import logging
 import re

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class OnPost(Policy):
     """The policy that loads models on POST /models. Thread-safe."""
 
-    # what is raised for a model that can never be loaded, for which the platform must evict none
+    # the error for a model that can never be loaded, so that the platform evicts no other for it
     too_large: type[ServingError] = LoadFailed
 
     def __init__(self, manager: Manager) -> None:
