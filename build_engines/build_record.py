@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return build.json's content, or {} without one."""
+    """Return build.json's content, or {} if there is no such file."""
     try:
         return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError):

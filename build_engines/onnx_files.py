@@ -95,8 +95,8 @@ def without_batch(tensors: Iterable[TensorSpec]) -> Specs:
 
 
 def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the class names that Ultralytics' exporter writes into a file, {0: 'person', …}; ()
-    without any."""
+    """Return the class names that Ultralytics' exporter writes into a file, {0: 'person', …}, or ()
+    if there are none."""
     names = _metadata(model, "names")
     try:
         return tuple(str(names[index]) for index in range(len(names)))
@@ -105,14 +105,14 @@ def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def keypoints_of(model: onnx.ModelProto) -> str:
-    """Return a box's number of keypoints and of values per keypoint, "17,3", as Ultralytics writes
-    it; "" for none."""
+    """Return a box's number of keypoints and of values per keypoint, such as "17,3", as Ultralytics
+    writes it, or "" if there are none."""
     return ",".join(map(str, _integers(model, "kpt_shape")))
 
 
 def size_of(model: onnx.ModelProto) -> int:
     """Return the longer side of the images that a detector's file was exported for, as Ultralytics'
-    exporter writes it (imgsz); 0 for none."""
+    exporter writes it (imgsz), or 0 if it does not."""
     return max(_integers(model, "imgsz"), default=0)
 
 

@@ -162,7 +162,7 @@ class Request:
 
     @property
     def named_client(self) -> str:
-        """Return the client of the flag, else that of the recipe, "" if neither names one."""
+        """Return the client that the flag names, or else the recipe, or "" if neither names one."""
         return self.client or (self.recipe.client if self.recipe else "")
 
     @property

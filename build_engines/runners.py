@@ -29,7 +29,7 @@ LEVELS = {"b": 2, "u": 256}  # the number of values of a Boolean and of a pixel
 
 
 class OnnxFile:
-    """An ONNX file in ONNX Runtime on the CPU; a Runner."""
+    """A Runner for an ONNX file, in ONNX Runtime on the CPU."""
 
     def __init__(self, path: Path) -> None:
         """Raise BuildError if the file cannot be loaded."""

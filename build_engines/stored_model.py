@@ -28,7 +28,7 @@ class StoredModel:
 
     @property
     def version(self) -> Path:
-        """Return the folder of the newest version. Raise BuildError without one."""
+        """Return the folder of the newest version. Raise BuildError if there is none."""
         folders = versions(self.folder)
         if not folders:
             raise BuildError(f"there is no version in {self.folder}: build the model first")

@@ -129,7 +129,7 @@ class Weights:
 
     @property
     def architecture(self) -> str:
-        """Return the name of a checkpoint's network, "" if config.json does not name it."""
+        """Return the name of a checkpoint's network, or "" if config.json does not name it."""
         return str((self.config.get("architectures") or [""])[0])
 
 

@@ -53,8 +53,8 @@ def label_of(labels: Sequence[str], class_id: int) -> str:
 
 
 def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: int) -> str:
-    """Return an error text if there are not as many labels as classes; "" if there are, or if one
-    number is unknown."""
+    """Return the error message if there are not as many labels as classes. Return "" if there are,
+    or if one of the two numbers is unknown."""
     if not labels or classes in (-1, len(labels)):
         return ""
     return (

@@ -124,7 +124,7 @@ class Client(ModelClient):
         return [str(column) in missing for column in range(count)]
 
     def _probabilities(self) -> str:
-        """Return the name of the output that has probabilities, "" without one."""
+        """Return the name of the output that has probabilities, or "" if there is none."""
         names = [spec.name for spec in self.model.outputs]
         wanted: str = self.options["probabilities"]
         if wanted and wanted not in names:

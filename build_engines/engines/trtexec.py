@@ -65,8 +65,8 @@ def this_gpu() -> Gpu | None:
 
 
 def find_trtexec() -> str:
-    """Return the path of trtexec, on PATH or in the folders of NVIDIA's images; "" if it is in none
-    of them."""
+    """Return the path of trtexec, on PATH or in the folders of NVIDIA's images, or "" if it is in
+    none of them."""
     folders = os.environ.get("PATH", os.defpath)
     return shutil.which("trtexec", path=f"{folders}:{FOLDERS}") or ""
 
@@ -230,7 +230,7 @@ def _array(entry: Mapping[str, Any]) -> NDArray[np.float32]:
 
 
 def bound_to() -> dict[str, str]:
-    """Return what a plan built on this machine depends on; {} if none can be built here."""
+    """Return what a plan built on this machine depends on, or {} if none can be built here."""
     try:
         gpu = this_gpu()
         return {"gpu": gpu.gpu, "tensorrt": Trtexec.find().version} if gpu else {}

@@ -47,13 +47,15 @@ FAMILIES = (
 
 
 def family_of(client: str) -> Family | None:
-    """Return the family of a client, "" for no client; None for a client of the user's own."""
+    """Return the family of a client, or the one of "" (no client). Return None for a client of the
+    user's own."""
     name = FACES.get(client, client)
     return next((family for family in FAMILIES if family.client == name), None)
 
 
 def by_client(client: str) -> Family:
-    """Return the family of a client of this project, "" for none. Raise UsageError."""
+    """Return the family of a client of this project, or the one of "" (no client). Raise
+    UsageError."""
     if family := family_of(client):
         return family
     raise UsageError(

@@ -59,7 +59,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels; none if they are only transformers' placeholders."""
+    """Return the labels, or none if they are only transformers' placeholders."""
     names = config.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     return () if "LABEL_0" in labels else labels

@@ -32,7 +32,7 @@ GREY = "resnet"  # the model of the repository whose example is grey
 
 
 def settings_of(client: str) -> dict[str, Any]:
-    """Return the default of each setting of a client; {} without a client."""
+    """Return the default of each setting of a client, or {} if there is no client."""
     declared = client_class(client).settings if client else ()
     return {setting.name: setting.default for setting in declared}
 

@@ -139,7 +139,7 @@ def _described(estimator: Any, written: Written) -> Converted:
 
 
 def _categories(column: Column) -> list[Any] | None:
-    """Return the only categories that the column may have, None if it may have others too."""
+    """Return the only categories that the column may have, or None if it may have others too."""
     if not column.closed:
         return None
     values = [None if is_missing(value) else value for value in column.values]
@@ -324,7 +324,7 @@ def _converted(
 def _finished(
     estimator: Any, model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]
 ) -> tuple[table_repair.Class, ...]:
-    """Give the model's outputs their types and shapes. Return the classes; none if they are
+    """Give the model's outputs their types and shapes. Return the classes, or none if they are
     booleans or 0, 1, 2 …."""
     classes = table_repair.mend(model, feed(model, cells, columns))
     known = np.asarray(getattr(estimator, "classes_", ()))
@@ -364,7 +364,7 @@ def _check_answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Col
 
 
 def _unconvertible(estimator: Any) -> str:
-    """Return why skl2onnx cannot convert the model, "" if no reason is known."""
+    """Return why skl2onnx cannot convert the model, or "" if no reason is known."""
     for step in _within(estimator):
         if type(step).__name__ == "FunctionTransformer" and step.func is not None:
             name = getattr(step.func, "__name__", step.func)
@@ -441,8 +441,8 @@ def _library(estimator: Any) -> str:
 
 
 def _chosen(estimator: Any) -> Any:
-    """Return the best model of a search over parameters, whose answers are the search's. Return a
-    pipeline without the steps that do nothing."""
+    """If the model is a search over parameters, return its best model, which gives the search's
+    answers. Drop a pipeline's steps that do nothing."""
     while hasattr(estimator, "best_estimator_"):
         estimator = estimator.best_estimator_
     if not hasattr(estimator, "steps"):
@@ -631,7 +631,7 @@ def _with_categories(column: Column, categories: Array, closed: bool) -> Column:
 
 
 def _names(estimator: Any) -> list[str]:
-    """Return a name for each column, "" if columns have no names."""
+    """Return a name for each column: "" if the columns have no names."""
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())

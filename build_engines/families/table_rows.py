@@ -123,8 +123,8 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
 
 
 def points_of(model: Any, count: int) -> list[list[float]]:
-    """Return values like those of training for each of `count` columns, as far as a scaler, an
-    imputer or stored rows know them."""
+    """Return values like those of the training data for each of `count` columns, if a scaler, an
+    imputer or stored rows reveal them."""
     collected: list[list[float]] = [[] for _ in range(count)]
     if hasattr(model, "steps"):
         for _, step in model.steps:

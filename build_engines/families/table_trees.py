@@ -177,7 +177,7 @@ class Kind:
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Return the kind of a trained model, None if it is not one of trees that are converted
+    """Return the kind of a trained model, or None if it is not one whose trees are converted
     here."""
     kind = type(model)
     library = kind.__module__.partition(".")[0]

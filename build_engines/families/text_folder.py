@@ -63,7 +63,7 @@ EXAMPLES: dict[str, Any] = {
 
 
 def read_json(path: Path) -> Any:
-    """Return the file's value, {} if there is no file."""
+    """Return the file's value, or {} if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

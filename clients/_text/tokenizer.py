@@ -135,7 +135,7 @@ class TextTokenizer:
         return min(positions, stated, UNLIMITED)
 
     def special(self, key: str, default: str) -> tuple[str, int | None]:
-        """Return a special token and its id, None if the vocabulary does not have it."""
+        """Return a special token and its id, or None if the vocabulary does not have it."""
         token = self.settings.get(key) or default
         text = token["content"] if isinstance(token, dict) else token
         return text, self.tokenizer.token_to_id(text)

@@ -219,8 +219,8 @@ class LinesJob(Job):
         return lines + self._answer(gateway, records[half:])
 
     def _lines(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        """Return the lines of records that are one job. Only those with instances are several
-        (`groups`). Raise a ServingError."""
+        """Answer the records of a group as one job, and return their lines. Only records with
+        instances are grouped (`groups`). Raise a ServingError."""
         body = records[0].body
         if isinstance(body, ServingError):
             # not raised again, because it would refer to itself through this frame

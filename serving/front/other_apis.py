@@ -35,7 +35,7 @@ BY_ATTRIBUTE: dict[str, type[ApiBody]] = {
     "/similarity": Similarity,
     "/pipeline": Pipeline,
 }
-# all routes: the path of some names the model
+# all routes; in some of them, the path names the model
 BODIES = BY_ATTRIBUTE | {
     # the base URL of TEI's clients for one model is /models/NAME
     "/models/<path:name>/rerank": Rerank,
