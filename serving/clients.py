@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from itertools import count
+from pathlib import Path
 
 import clients
 from clients.base import Model, ModelClient
@@ -33,16 +34,8 @@ def make_client(model: Model) -> ModelClient | None:
     """Create the model's client. Return None if the model has none. Raise ConfigError, or whatever
     the client's code raises."""
     named = model.parameters.get("client", "")
-    # import it in a package of its own, so that it can import its neighbors
     if file := own_client(model.path, named):
-        spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
-        spec.submodule_search_locations = [str(file.parent)]
-        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        module = importlib.import_module(f"{spec.name}.{file.stem}")
-        client = getattr(module, "Client", None)
-        if not (isinstance(client, type) and issubclass(client, ModelClient)):
-            raise ConfigError(file, "defines no class Client(ModelClient)")
-        return client(model)
+        return _imported(file)(model)
     ours = (*families(), *clients.FACES)
     if named and family_name(named) not in ours:
         expected = (
@@ -55,14 +48,26 @@ def make_client(model: Model) -> ModelClient | None:
     return family(known[0])(model) if known else None
 
 
+def _imported(file: Path) -> type[ModelClient]:
+    """Import the client in a file of a model repository. It gets a package of its own, so that it
+    can import its neighbors. Raise ConfigError."""
+    spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
+    spec.submodule_search_locations = [str(file.parent)]
+    sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    module = importlib.import_module(f"{spec.name}.{file.stem}")
+    client = getattr(module, "Client", None)
+    if not (isinstance(client, type) and issubclass(client, ModelClient)):
+        raise ConfigError(file, "defines no class Client(ModelClient)")
+    return client
+
+
 def forget(client: ModelClient) -> None:
     """Remove from sys.modules the modules of a client that came from a model repository."""
     package = type(client).__module__.partition(".")[0]
     if package.startswith(OWN_PACKAGE):
-        for name in [
-            name for name in sys.modules if name == package or name.startswith(f"{package}.")
-        ]:
-            sys.modules.pop(name, None)
+        for name in list(sys.modules):
+            if name == package or name.startswith(f"{package}."):
+                sys.modules.pop(name, None)
 
 
 def source_of(client: ModelClient) -> str:

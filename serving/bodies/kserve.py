@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from msgspec import UNSET
 
-from clients.base import TensorSpec
+from clients.base import Model, TensorSpec
 from serving.bodies import schemas
 from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
@@ -108,23 +108,9 @@ class TensorJob(Job):
         if self.session:
             parameters = {**parameters, **self.session.parameters()}
         inputs = read_inputs(self.document, self.body.binary, self.body.length)
-        model = self.served.model
         if self.served.client and self.served.client.codec is ROW:
-            inputs = [widened(tensor, model.inputs) for tensor in inputs]
-        batch = [-1] if model.max_batch_size else []
-        shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
-        if not (inputs or model.takes_nothing):
-            inputs_of_model = [
-                (spec.name, spec.datatype, shapes[spec.name]) for spec in model.inputs
-            ]
-            takes = ", ".join("{} {} {}".format(*each) for each in inputs_of_model)
-            raise InvalidRequest(f"'inputs' is empty; model '{model.name}' takes {takes}")
-        for tensor in inputs:
-            expected = shapes.get(tensor.name, tensor.shape)
-            if len(tensor.shape) != len(expected):
-                raise InvalidRequest(
-                    f"input '{tensor.name}': its shape is {list(tensor.shape)}, expected {expected}"
-                )
+            inputs = [widened(tensor, self.served.model.inputs) for tensor in inputs]
+        _check_inputs(self.served.model, inputs)
         return Step(inputs, parameters, tuple(self.outputs))
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
@@ -179,6 +165,22 @@ class TensorJob(Job):
             binary = entry.parameters.binary_data if entry.parameters else UNSET
             is_binary[entry.name] = default if binary is UNSET else binary
         return {tensor.name for tensor in result.outputs if is_binary.get(tensor.name, default)}
+
+
+def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
+    """Raise InvalidRequest if the model needs inputs and there are none, or if one does not have as
+    many dimensions as the model expects."""
+    batch = [-1] if model.max_batch_size else []
+    shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
+    if not (inputs or model.takes_nothing):
+        takes = [f"{spec.name} {spec.datatype} {shapes[spec.name]}" for spec in model.inputs]
+        raise InvalidRequest(f"'inputs' is empty; model '{model.name}' takes {', '.join(takes)}")
+    for tensor in inputs:
+        expected = shapes.get(tensor.name, tensor.shape)
+        if len(tensor.shape) != len(expected):
+            raise InvalidRequest(
+                f"input '{tensor.name}': its shape is {list(tensor.shape)}, expected {expected}"
+            )
 
 
 class RawJob(TensorJob):

@@ -79,17 +79,9 @@ def read_npy(data: bytes) -> Array:
             field="body",
         ) from err
     left = len(data) - file.tell()
-    # in hexadecimal, a number may have more digits than Python can write
-    is_short = all(size in INT64 for size in shape)
-    fills = (
-        is_short
-        and dtype.itemsize
-        and min(shape, default=0) >= 0
-        and math.prod(shape) * dtype.itemsize == left
-    )
-    # numpy refuses long dimensions next to a 0
-    fills = fills and max(shape, default=0) <= len(data)
-    if dtype.kind not in KINDS or len(shape) > MOST_DIMENSIONS or not fills:
+    if dtype.kind not in KINDS or not _fills(shape, dtype.itemsize, left):
+        # in hexadecimal, a number may have more digits than Python can write
+        is_short = all(size in INT64 for size in shape)
         dimensions = str(shape)[:100] if is_short else "a dimension beyond INT64"
         raise DecodingError(
             f"not an npy file of numbers or strings that can be read without pickle ({left} "
@@ -100,6 +92,16 @@ def read_npy(data: bytes) -> Array:
     order: Literal["F", "C"] = "F" if fortran else "C"
     # a header may contain True instead of 1
     return array.reshape(list(map(int, shape)), order=order)
+
+
+def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
+    """Return whether an array of this shape takes exactly `size` bytes."""
+    if len(shape) > MOST_DIMENSIONS or not itemsize:
+        return False
+    # numpy refuses a long dimension even next to a 0
+    if not all(0 <= length <= size for length in shape):
+        return False
+    return math.prod(shape) * itemsize == size
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:

@@ -74,20 +74,17 @@ def read_body(
         return read_form(data, params.get("boundary", ""))
     if not data:
         raise InvalidRequest(f"the body is empty; send an image, a text, CSV, or JSON: {SHAPES}")
-    is_json = kind.endswith("json")
-    if is_json:
-        _check_no_image(data)
-    if is_json and LIST_OR_STRING.match(data):
-        return BareBody(read(LISTED, data), len(data))
-    if is_json or (OBJECT.match(data) and kind not in (TEXT, CSV)):
+    if kind.endswith("json"):
+        return _read_json(data, generates, stream)
+    if OBJECT.match(data) and kind not in (TEXT, CSV):
         return read_object(data, generates, stream)
     # a text or CSV may also begin with {: it is JSON only if it has one of WHOLE_BODY's keys
-    document = _object_in_text(data)
-    if document:
+    if document := _object_in_text(data):
         return read_shape(document, len(data), generates, stream)
-    if kind == CSV or kind in LIBSVM:
-        table = LibsvmBody(data) if kind in LIBSVM else read_csv(data, params.get("header", ""))
-        return CsvLines(table) if preferred(accept, CSV, JSON_LINES) == JSON_LINES else table
+    if kind in LIBSVM:
+        return _table(LibsvmBody(data), accept)
+    if kind == CSV:
+        return _table(read_csv(data, params.get("header", "")), accept)
     items = [Item("body", raw=data)]
     if kind == URL_ENCODED:
         return TextOrForm(items, kind, named=named_in_form(data))
@@ -96,13 +93,22 @@ def read_body(
     return Instances(items, media_type=kind)
 
 
-def _check_no_image(data: bytes) -> None:
-    """Raise InvalidRequest if a body that was sent as JSON is an image."""
+def _read_json(data: bytes, generates: bool, stream: str) -> Body:
+    """Parse a body that was sent as JSON. Raise InvalidRequest."""
     for magic, image in IMAGES.items():
         if data.startswith(magic):
             raise InvalidRequest(
                 f"the body is a {image.upper()}, not JSON; send Content-Type: image/{image}"
             )
+    if LIST_OR_STRING.match(data):
+        return BareBody(read(LISTED, data), len(data))
+    return read_object(data, generates, stream)
+
+
+def _table(table: CsvBody, accept: str) -> Body:
+    """Return the body of a table, whose rows are answered as `accept` asks."""
+    is_by_line = preferred(accept, CSV, JSON_LINES) == JSON_LINES
+    return CsvLines(table) if is_by_line else table
 
 
 def _object_in_text(data: bytes) -> dict[str, Any] | None:

@@ -83,16 +83,9 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         tags = image.tag_v2
         _check_tags(data, tags)
-        side = max(image.size)  # the sides of a rotated image are swapped
-        rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
-        width = tags.get(TiffImagePlugin.TILEWIDTH)
-        length = tags.get(TiffImagePlugin.TILELENGTH)
-        # libtiff decodes one strip or tile at a time, which may be larger than the image.
-        if width and length:
-            pixels = int(width) * int(length)
-        else:
-            pixels = min(rows * side, pixels)
-        scans = scans if "jpeg" in str(image.info.get("compression", "")) else 0
+        pixels = _pixels_at_once(image, tags)
+        if "jpeg" not in str(image.info.get("compression", "")):
+            scans = 0
     if scans * pixels > SCANS * max_image_pixels:
         raise DecodingError(
             f"the JPEG image has {scans} scans; send it as one that is not progressive"
@@ -112,6 +105,18 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
     return coefficients if scans else 0
+
+
+def _pixels_at_once(image: Image.Image, tags: TiffImagePlugin.ImageFileDirectory_v2) -> int:
+    """Return how many pixels of a TIFF libtiff decodes at a time: those of one strip, or of one
+    tile, which may be larger than the image."""
+    width = tags.get(TiffImagePlugin.TILEWIDTH)
+    length = tags.get(TiffImagePlugin.TILELENGTH)
+    if width and length:
+        return int(width) * int(length)
+    side = max(image.size)  # the sides of a rotated image are swapped
+    rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
+    return min(rows * side, image.width * image.height)
 
 
 def is_in_one_scan(image: Image.Image, data: bytes) -> bool:

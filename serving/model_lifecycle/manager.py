@@ -284,17 +284,12 @@ class Manager:
 
     def take_up(self) -> list[tuple[Entry, str]]:
         """Record which models are ready after tritonserver has started. It loads all staged models
-        before it listens. Return the models that failed, and why. Remove staged models that are not
-        in the table, which an interrupted load left behind. Raise TritonUnavailable or
+        before it listens. Return the models that failed, and why. Raise TritonUnavailable or
         TritonTimeout."""
         index: dict[str, list[IndexEntry]] = {}
         for version in self.index():
             index.setdefault(version.name, []).append(version)
-        for name in self.store.names() - self._expected_names():
-            with suppress(TritonTimeout), self.changing(name, 0.0):
-                if name not in self._expected_names():
-                    self.gateway.unload(name)
-                    self.store.remove(name)
+        self._remove_strays()
         loaded: list[tuple[Entry, tuple[str, ...]]] = []
         failed: list[tuple[Entry, str]] = []
         parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
@@ -313,6 +308,15 @@ class Manager:
 
         self.write(change)
         return failed
+
+    def _remove_strays(self) -> None:
+        """Unload and remove staged models that are not in the table, which an interrupted load left
+        behind."""
+        for name in self.store.names() - self._expected_names():
+            with suppress(TritonTimeout), self.changing(name, 0.0):
+                if name not in self._expected_names():
+                    self.gateway.unload(name)
+                    self.store.remove(name)
 
     def _expected_names(self) -> set[str]:
         return set(chain.from_iterable(map(self.staged_names, self._models.entries.values())))

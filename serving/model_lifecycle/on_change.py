@@ -136,12 +136,9 @@ class OnChange(Policy):
         new = set().union(*units) & wanted - self.manager.models().entries.keys()
         self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
         for unit in units:
-            state = _states(folders, unit)
-            changed = max(
-                (self._since[name][1] for name in unit if name in self._since), default=0.0
-            )
-            if time.monotonic() < changed + SETTLED:
+            if not self._has_settled(unit):
                 continue
+            state = _states(folders, unit)
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
             except CycleError:
@@ -152,6 +149,11 @@ class OnChange(Policy):
                 self._reject(state, [circle], "what was served before, if anything, stays")
             except Rejected as err:
                 self._reject(state, err.args, "what was served before, if anything, stays")
+
+    def _has_settled(self, unit: Collection[str]) -> bool:
+        """Return whether no folder of the unit has changed in the last SETTLED seconds."""
+        changes = [self._since[name][1] for name in unit if name in self._since]
+        return time.monotonic() >= max(changes, default=0.0) + SETTLED
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
         """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable if

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from clients.base import Model
+from clients.base import Model, TensorSpec
 from serving.bodies.decoder import Decoder
 from serving.bodies.examples import ask_example
 from serving.clients import make_client
@@ -43,7 +43,7 @@ from serving.repository.staging import Store
 from serving.settings.table import GRPC_PORT, SECRETS, Settings
 from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE
-from serving.triton.tensors import numpy_dtype
+from serving.triton.tensors import Array, numpy_dtype
 
 EXIT_SECONDS = 5.0
 PAUSE = 0.02
@@ -126,24 +126,24 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
     except (Exception, SystemExit) as err:  # a client's code may raise anything
         yield f"{failure}: {type(err).__name__}: {err}"
         return
-    makes = f"from {example} the client makes"
     for spec in model.inputs:
-        if spec.name not in tensors:
-            if not spec.optional:
-                yield f"{makes} no tensor for the input '{spec.name}'"
-            continue
-        array = tensors[spec.name]
-        row = array.shape[1:]
-        strings = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
-        if len(row) != len(spec.shape) or any(
-            size not in (-1, got) for size, got in zip(spec.shape, row, strict=True)
-        ):
-            yield (
-                f"{makes} '{spec.name}' with shape {list(row)}, but the input has "
-                f"{list(spec.shape)}"
-            )
-        elif not strings and spec.datatype != "BF16" and array.dtype != numpy_dtype(spec.datatype):
-            yield f"{makes} '{spec.name}' as {array.dtype}, but the input is {spec.datatype}"
+        if mistake := _mistake_of_tensor(spec, tensors.get(spec.name)):
+            yield f"from {example} the client makes {mistake}"
+
+
+def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
+    """Return what is wrong with the array that a client makes for an input, or ""."""
+    if array is None:
+        return "" if spec.optional else f"no tensor for the input '{spec.name}'"
+    row = array.shape[1:]
+    sizes = zip(spec.shape, row, strict=False)
+    if len(row) != len(spec.shape) or any(size not in (-1, got) for size, got in sizes):
+        return f"'{spec.name}' with shape {list(row)}, but the input has {list(spec.shape)}"
+    is_text = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
+    is_same = spec.datatype == "BF16" or array.dtype == numpy_dtype(spec.datatype)
+    if not (is_text or is_same):
+        return f"'{spec.name}' as {array.dtype}, but the input is {spec.datatype}"
+    return ""
 
 
 def failures(

@@ -627,26 +627,9 @@ SECRETS = set(chain.from_iterable(setting.variables for setting in TABLE if sett
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each contradiction: two equal ports, a port outside the range, options that
-    serve sets, …"""
-    opened = [name for name in ("grpc", "metrics") if values[f"allow_{name}"]]
-    ports = {f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"] for name in opened}
-    if values["safe_port_range"]:
-        low, high = values["safe_port_range"]
-        for name, port in ports.items():
-            if not low <= port <= high:
-                yield f"{name}={port} is outside of SAGEMAKER_SAFE_PORT_RANGE={low}-{high}"
-    for (first, port), (second, other) in combinations(
-        [("SAGEMAKER_BIND_TO_PORT", values["port"]), *ports.items()], 2
-    ):
-        if port == other:
-            yield f"{first} and {second} are both {port}: two servers cannot listen on one port"
-    words = [word for word in values["additional_arguments"] if word.startswith("--")]
-    names = {word.removeprefix("--").partition("=")[0] for word in words}
-    for variable, options in _OWN_OPTIONS.items():
-        for name in sorted(names & options):
-            use = f": use {variable}" if variable else " by itself"
-            yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
+    """Yield a line for each contradiction between settings."""
+    yield from _contradictions_of_ports(values)
+    yield from _contradictions_of_arguments(values)
     payload = values["batch_payload_mb"]
     concurrency = values["batch_concurrency"]
     if payload * concurrency > BATCH_MEGABYTES:
@@ -666,6 +649,34 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
         yield from _obstacles_to_loads_on_demand(values)
     elif url := bucket_url(values["model_repositories"][0]):
         yield f"SERVE_MODEL_REPOSITORY={url} needs SERVE_MODELS=on-demand: set it too"
+
+
+def _contradictions_of_ports(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each port outside the range, and for two equal ports."""
+    opened = [name for name in ("grpc", "metrics") if values[f"allow_{name}"]]
+    ports = {f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"] for name in opened}
+    if values["safe_port_range"]:
+        low, high = values["safe_port_range"]
+        for name, port in ports.items():
+            if not low <= port <= high:
+                yield f"{name}={port} is outside of SAGEMAKER_SAFE_PORT_RANGE={low}-{high}"
+    ports["SAGEMAKER_BIND_TO_PORT"] = values["port"]
+    for first, second in combinations(sorted(ports), 2):
+        if ports[first] == ports[second]:
+            yield (
+                f"{first} and {second} are both {ports[first]}: two servers cannot listen on one "
+                "port"
+            )
+
+
+def _contradictions_of_arguments(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each of tritonserver's options that `serve` sets itself."""
+    words = [word for word in values["additional_arguments"] if word.startswith("--")]
+    names = {word.removeprefix("--").partition("=")[0] for word in words}
+    for variable, options in _OWN_OPTIONS.items():
+        for name in sorted(names & options):
+            use = f": use {variable}" if variable else " by itself"
+            yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
 
 
 def _obstacles_to_loads_on_demand(values: Mapping[str, Any]) -> Iterator[str]:
