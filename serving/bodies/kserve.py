@@ -39,7 +39,7 @@ from serving.named_value import nearest, unknown
 from serving.request import UNNAMED, Request, Target
 from serving.room import SORTED, reserve, tensor_strings
 from serving.sessions import SEQUENCE_END
-from serving.triton.tensors import DATATYPES, SIZES, InferReply, Tensor, to_raw
+from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 # datatypes of outputs that can be answered with classes, as in Triton
@@ -376,22 +376,31 @@ def classified(
     most = SORTED * shape[0] * width + tensor_strings(shape[0] * count, 0)
     reserve(most, f"sorting output '{tensor.name}'")
     scores = tensor.array().reshape(shape[0], width)
-    # a stable sort of the mirrored row orders equal scores by descending index
-    mirrored = np.argsort(scores[:, ::-1], axis=1, kind="stable")
-    order = width - 1 - mirrored[:, ::-1][:, :count]
+    order = _best(scores, count)
     classes = np.empty(order.shape, np.object_)
-    form = "%f:%d" if scores.dtype.kind == "f" else "%d:%d"
     length = 0
     for row, indices in enumerate(order):
         best = zip(scores[row, indices].tolist(), indices.tolist(), strict=True)
         for at, (score, index) in enumerate(best):
-            text = (form % (score, index)).encode()
             label = labels[index] if index < len(labels) else b""
-            if label:
-                text += b":" + label
-            classes[row, at] = text
-            length += len(text)
+            classes[row, at] = _class(score, index, label)
+            length += len(classes[row, at])
         budget.check_output(length)
     if not is_batched:
         classes = classes[0]
     return Tensor.of(tensor.name, classes, "BYTES")
+
+
+def _best(scores: Array, count: int) -> Array:
+    """Return the indices of the `count` highest scores in each row, the highest first. Of equal
+    scores, the one with the lowest index comes first."""
+    # a stable sort of the mirrored row orders equal scores by descending index
+    mirrored = np.argsort(scores[:, ::-1], axis=1, kind="stable")
+    return scores.shape[1] - 1 - mirrored[:, ::-1][:, :count]
+
+
+def _class(score: float, index: int, label: bytes) -> bytes:
+    """Return a class as Triton writes it: SCORE:INDEX or SCORE:INDEX:LABEL."""
+    form = "%f:%d" if isinstance(score, float) else "%d:%d"
+    text = (form % (score, index)).encode()
+    return text + b":" + label if label else text

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the capacity of a pipe
+ENTRY = '{"'  # how the entries of nginx and gunicorn begin, which are JSON
 OUTPUT_END_TIMEOUT = 1.0
 OUTPUT_PATIENCE = 1.0  # seconds that the log's reader may pause before lines are dropped
 # Characters with which a caller could control a terminal or forge a log line. They are escaped as
@@ -102,7 +103,7 @@ def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
 def read_object(line: str) -> dict[str, Any]:
     """Return the line's JSON object, or {} if the line is not one."""
     with contextlib.suppress(ValueError, RecursionError):
-        if line.startswith('{"') and line.endswith("}"):
+        if line.startswith(ENTRY) and line.endswith("}"):
             return dict(json.loads(line))
     return {}
 
@@ -156,23 +157,27 @@ class Pump(threading.Thread):
     def run(self) -> None:
         with self._stream:
             for lines in read_lines(self._stream):
-                kept = [
-                    line
-                    for line in lines
-                    if not any(pattern.search(line) for pattern in self._noise)
-                ]
-                if self._omitted:
-                    kept = [
-                        line if line.startswith('{"') else self._omitted.sub("", line)
-                        for line in kept
-                    ]
-                for line in map(str.strip, kept):
-                    # skip the entries of nginx and gunicorn, which are JSON
-                    if line and not line.startswith('{"'):
-                        self._last_line = line
-                        self._last_error = line if ERROR_LINE.search(line) else self._last_error
-                if kept:
-                    self._output.write(self._process, *kept)
+                shown = [self._shown(line) for line in lines if not self._is_noise(line)]
+                for line in shown:
+                    self._remember(line.strip())
+                if shown:
+                    self._output.write(self._process, *shown)
+
+    def _is_noise(self, line: str) -> bool:
+        return any(pattern.search(line) for pattern in self._noise)
+
+    def _shown(self, line: str) -> str:
+        if self._omitted is None or line.startswith(ENTRY):
+            return line
+        return self._omitted.sub("", line)
+
+    def _remember(self, line: str) -> None:
+        """Keep the line for `last_error`, unless it is an entry."""
+        if not line or line.startswith(ENTRY):
+            return
+        self._last_line = line
+        if ERROR_LINE.search(line):
+            self._last_error = line
 
     def last_error(self) -> str:
         """Return the last line that looks like an error, or else the last line."""
