@@ -15,7 +15,6 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Sequence
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from itertools import count
 from pathlib import Path
@@ -51,9 +50,12 @@ def make_client(model: Model) -> ModelClient | None:
 def _imported(file: Path) -> type[ModelClient]:
     """Import the client in a file of a model repository. It gets a package of its own, so that it
     can import its neighbors. Raise ConfigError."""
+    folder = str(file.parent)
     spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
-    spec.submodule_search_locations = [str(file.parent)]
+    spec.submodule_search_locations = [folder]
     sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    # a new finder, because the folder may contain other files than before
+    sys.path_importer_cache[folder] = FileFinder(folder, (_Source, [".py"]))
     module = importlib.import_module(f"{spec.name}.{file.stem}")
     client = getattr(module, "Client", None)
     if not (isinstance(client, type) and issubclass(client, ModelClient)):
@@ -106,20 +108,3 @@ class _Source(SourceFileLoader):
     def path_stats(self, path: str) -> dict[str, object]:
         """Raise OSError, so that Python neither reads nor writes cached bytecode."""
         raise OSError(path)
-
-
-class _Finder:
-    """Finds the modules of clients from model repositories without caching their folders."""
-
-    @staticmethod
-    def find_spec(
-        name: str, path: Sequence[str] | None = None, target: object = None
-    ) -> ModuleSpec | None:
-        """Return the module's spec, or None if it does not belong to a model repository's
-        client."""
-        if path and name.startswith(OWN_PACKAGE):
-            return FileFinder(path[0], (_Source, [".py"])).find_spec(name)
-        return None
-
-
-sys.meta_path.insert(0, _Finder)
