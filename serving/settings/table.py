@@ -638,16 +638,17 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
             f"SAGEMAKER_MAX_PAYLOAD_IN_MB={payload}"
         )
         yield f"{product} is more than the {BATCH_MEGABYTES} MB that batch transform sends at once"
-    if values["reload"] == "true" and (obstacle := obstacle_to_reload(values)):
-        yield f"SERVE_RELOAD=true does not work with {obstacle}: leave SERVE_RELOAD out"
-    if values["kserve"] == "trusted" and values["multi_model"]:
+    for first, second in combinations(_exclusive(values), 2):
+        yield f"{first} does not work with {second}: leave one of them out"
+    is_on_demand = values["models"] == ON_DEMAND.name
+    repositories = values["model_repositories"]
+    if is_on_demand and len(repositories) > 1:
         yield (
-            "SERVE_KSERVE=trusted does not work with SAGEMAKER_MULTI_MODEL=true: leave one of "
-            "them out"
+            "SERVE_MODELS=on-demand does not work with several folders in SERVE_MODEL_REPOSITORY: "
+            "name one"
         )
-    if values["models"] == ON_DEMAND.name:
-        yield from _obstacles_to_loads_on_demand(values)
-    elif url := bucket_url(values["model_repositories"][0]):
+    url = bucket_url(repositories[0])
+    if url and not is_on_demand:
         yield f"SERVE_MODEL_REPOSITORY={url} needs SERVE_MODELS=on-demand: set it too"
 
 
@@ -679,28 +680,17 @@ def _contradictions_of_arguments(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
 
 
-def _obstacles_to_loads_on_demand(values: Mapping[str, Any]) -> Iterator[str]:
-    for is_set, setting in (
-        (values["multi_model"], "SAGEMAKER_MULTI_MODEL=true"),
-        (values["kserve"] == "trusted", "SERVE_KSERVE=trusted"),
-        (len(values["model_repositories"]) > 1, "several folders in SERVE_MODEL_REPOSITORY"),
-    ):
-        if is_set:
-            yield f"SERVE_MODELS=on-demand does not work with {setting}: leave one of them out"
-
-
-def obstacle_to_reload(values: Mapping[str, Any]) -> str:
-    """Return why changed model folders cannot be served, or "" if they can."""
-    if values["multi_model"]:
-        return (
-            "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME "
-            "unloads archives"
-        )
-    if values["models"] == ON_DEMAND.name:
-        return "SERVE_MODELS=on-demand, where the first call to a model loads it"
-    if values["kserve"] == "trusted":
-        return "SERVE_KSERVE=trusted, with which callers reach Triton's models by their own names"
-    return ""
+def _exclusive(values: Mapping[str, Any]) -> list[str]:
+    """Return which of the settings that exclude each other are set. The first three decide when
+    models are loaded. With the last one, callers use Triton's own names of models, which equal ours
+    only for models that are loaded at the start."""
+    modes = {
+        "SERVE_RELOAD=true": values["reload"] == "true",
+        "SAGEMAKER_MULTI_MODEL=true": values["multi_model"],
+        "SERVE_MODELS=on-demand": values["models"] == ON_DEMAND.name,
+        "SERVE_KSERVE=trusted": values["kserve"] == "trusted",
+    }
+    return [mode for mode, is_set in modes.items() if is_set]
 
 
 def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -711,9 +701,7 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
         name: values[name].replace("auto", str(not sagemaker).lower())
         for name in ("kserve", "page")
     }
-    settled["reload"] = values["reload"].replace(
-        "auto", str(not obstacle_to_reload(values)).lower()
-    )
+    settled["reload"] = values["reload"].replace("auto", str(not _exclusive(values)).lower())
     timeouts = next(setting.variables for setting in TABLE if setting.name == "request_timeout")
     if values["batch"] and not set_ & set(timeouts):
         settled["request_timeout"] = BATCH_TIMEOUT
