@@ -182,7 +182,9 @@ class InstancesJob(Job):
         is_partial = bool(batch.calls)
         is_last = not is_partial and batch.end == len(self.items)
         flags = self.sequence.parameters(before is None, is_last) if self.sequence else {}
-        return Step(inputs, flags, self.client.outputs, batch, is_partial, is_last)
+        return Step(
+            inputs, flags, self.client.outputs, batch, is_partial=is_partial, is_last=is_last
+        )
 
     def _next_batch(self, first: int, holds: bool = False) -> Batch:
         """Decode and preprocess as many instances as fit into one call and into memory together. In

@@ -74,7 +74,7 @@ class Admission:
             requests = self.leases.requests(TOTAL)
             if requests >= self.limit:
                 raise Overloaded(f"{requests} requests are in flight, {LIMITS}")
-            self.leases.add(self.row, TOTAL, 1, 0)
+            self.leases.add(self.row, TOTAL, requests=1, size=0)
             self.last_active = monotonic()
         try:
             slot.take(size, "the body")
@@ -135,7 +135,8 @@ class Slot:
 
     def _count(self, size: int) -> None:
         """Set this slot's part of the shared counter to `size` bytes."""
-        self._admission.leases.add(self._admission.row, TOTAL, 0, size - self._counted)
+        more = size - self._counted
+        self._admission.leases.add(self._admission.row, TOTAL, requests=0, size=more)
         self._counted = size
 
     def keep(self, model: str, column: int) -> None:
@@ -190,7 +191,7 @@ class Slot:
         admission = self._admission
         with admission.lock:
             self._release()
-            admission.leases.add(admission.row, TOTAL, -1, -self._counted)
+            admission.leases.add(admission.row, TOTAL, requests=-1, size=-self._counted)
             admission.freed += self._counted
             self.size = self._counted = 0
             admission.last_active = monotonic()

@@ -47,19 +47,19 @@ class Services:
         # without `serve` there is no run folder to share
         leases = settings.leases_file if is_served else None
         self.admission = Admission(
-            settings.max_concurrency,
-            settings.request_memory,
-            settings.several_models,
-            settings.most_workers,
-            leases,
+            limit=settings.max_concurrency,
+            most_bytes=settings.request_memory,
+            several_models=settings.several_models,
+            workers=settings.most_workers,
+            leases=leases,
         )
         want = partial(want_model, settings) if settings.policy == ON_DEMAND else None
         self.registry = Registry(
             self.gateway,
             Table(settings.table_file),
-            settings.deaths_socket,
-            settings.default_model,
-            want,
+            deaths=settings.deaths_socket,
+            default=settings.default_model,
+            want=want,
         )
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes)

@@ -79,8 +79,7 @@ def memory_by_model(server: int) -> dict[str, int]:
     stubs = Stubs()
     stubs.look(server)
     for stub in stubs.all():
-        name = stub.file.parts[-3]
-        sizes[name] = sizes.get(name, 0) + _bytes(stub.pid, b"RssAnon:")
+        sizes[stub.model] = sizes.get(stub.model, 0) + _bytes(stub.pid, b"RssAnon:")
     return sizes
 
 
@@ -125,6 +124,11 @@ class Stub:
     file: Path
     instance: str
     alive: float
+
+    @property
+    def model(self) -> str:
+        """Return Triton's name for the model."""
+        return self.file.parts[-3]
 
 
 def _stub(pid: int) -> Stub | None:

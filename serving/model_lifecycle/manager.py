@@ -263,9 +263,9 @@ class Manager:
     def _kill_processes(self, entry: Entry) -> bool:
         """Kill the model's processes. Return whether there were any."""
         stubs = Stubs()
-        names = {entry.triton_name, *entry.parts}
         stubs.look(self.pid())
-        targets = [stub for stub in stubs.all() if names & set(stub.file.parts)]
+        names = (entry.triton_name, *entry.parts)
+        targets = [stub for stub in stubs.all() if stub.model in names]
         for stub in targets:
             with suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)

@@ -211,13 +211,13 @@ class OnChange(Policy):
                 manager.store.stage(model.copy, name)
                 column = old.column if old else manager.free_column()
                 entry = Entry(
-                    name,
-                    name,
-                    str(model.copy),
-                    load,
-                    column,
-                    READY,
-                    model.parts,
+                    name=name,
+                    triton_name=name,
+                    folder=str(model.copy),
+                    load_id=load,
+                    column=column,
+                    state=READY,
+                    parts=model.parts,
                     began=time.monotonic(),
                     answered=True,
                     signature=model.signature,

@@ -103,12 +103,12 @@ class OnPost(Policy):
         names = triton_names(archive, target, self.settings.namespaces)
         outer, *parts = names.values()
         entry = Entry(
-            name,
-            outer,
-            str(archive.folder),
-            secrets.token_hex(8),
-            0,
-            ADDING,
+            name=name,
+            triton_name=outer,
+            folder=str(archive.folder),
+            load_id=secrets.token_hex(8),
+            column=0,  # `_admit` chooses one
+            state=ADDING,
             parts=tuple(parts),
             answered=True,
             target=target,

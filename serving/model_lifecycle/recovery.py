@@ -86,7 +86,7 @@ class Recovery:
     def _look(self) -> None:
         self._looked = time.monotonic()
         for stub, how in self._stubs.look(self._pid):
-            if entry := self._entry(stub.file.parts[-3]):
+            if entry := self._entry(stub.model):
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
 
     def _entry(self, name: str) -> Entry | None:
@@ -105,9 +105,7 @@ class Recovery:
         if "'" not in details:
             return None
         called = names[1:] or names  # an ensemble itself has no process
-        owners = {
-            stub.file.parts[-3] for stub in self._stubs.all() if f"'{stub.instance}'" in details
-        }
+        owners = {stub.model for stub in self._stubs.all() if f"'{stub.instance}'" in details}
         named = (
             name
             for name in called

@@ -85,9 +85,9 @@ def nginx(
         command,
         environ,
         settings.run_dir,
-        signal.SIGQUIT,
-        NGINX_NOISE,
-        QUERY,
+        stop_signal=signal.SIGQUIT,
+        noise=NGINX_NOISE,
+        omitted=QUERY,
         listeners=tuple(listeners),
     )
 

@@ -72,10 +72,13 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
     if stages and settings.policy.copied:
         warnings += [f"{text}; the start goes on without it" for text in unreadable]
         unreadable = []
-    folders = list(map(str, chosen.folders))
-    engines = choice_lines(choices, refused=False)
     return Survey(
-        folders, list(chosen.models), chosen.default, warnings, engines, unreadable=unreadable
+        folders=list(map(str, chosen.folders)),
+        models=list(chosen.models),
+        default=chosen.default,
+        warnings=warnings,
+        engines=choice_lines(choices, refused=False),
+        unreadable=unreadable,
     )
 
 
@@ -99,6 +102,7 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
     staged models whenever it starts; from then on only the model manager changes them. Add models
     that cannot be staged to `unreadable`. Return the engine choices. Raise OSError."""
     store = Store(settings.staged_folder, settings, backends)
+    is_copied = settings.policy.copied
     entries: dict[str, Entry] = {}
     signatures: dict[str, str] = {}
     choices: dict[str, Choice] = {}
@@ -106,11 +110,11 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
         load = secrets.token_hex(8)
         copied = folder
         config = chosen.configs[name]
-        clients = shared_clients(folder, config) if settings.policy.copied else None
-        signatures[name] = signature(folder, clients) if settings.policy.copied else ""
+        clients = shared_clients(folder, config) if is_copied else None
+        signatures[name] = signature(folder, clients) if is_copied else ""
         if name in chosen.unreadable:
             continue
-        if settings.policy.copied:
+        if is_copied:
             copied = settings.copies_folder / load / name
             copy_model(folder, copied, clients)
             # read the copy's configuration instead, because the folder may have changed
@@ -122,14 +126,14 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
             chosen.unreadable[name] = str(err).replace(str(copied), str(folder))
             continue
         entries[name] = Entry(
-            name,
-            name,
-            str(copied),
-            load,
-            column,
+            name=name,
+            triton_name=name,
+            folder=str(copied),
+            load_id=load,
+            column=column,
             parts=tuple(parts_of(chosen.configs[name])),
             signature=signatures[name],
-            source=str(folder) if settings.policy.copied else "",
+            source=str(folder) if is_copied else "",
         )
     rejected = tuple(
         Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items()
