@@ -9,7 +9,7 @@ import inspect
 import mimetypes
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
 # the bodies of routes that accept only one shape
 JSON_BODIES: dict[str, type] = {**APIS, "/models": Load, INDEX: RepositoryIndex}
+OPENAI_FORM = "OpenAI"  # how the names of responses in OpenAI's format begin
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
@@ -65,25 +66,15 @@ page_routes = Blueprint("page", __name__)
 def openapi() -> Response:
     """Return the API of this server as OpenAPI 3.1."""
     clients = {name: family(name) for name in families()}
-    codes = defaultdict(list)
-    for code, row in sorted(TABLE.items()):
-        for status in (row.status, *row.also):
-            codes[str(status)].append(code)
-    errors = {}
-    for prefix in ("", "OpenAI"):
-        content = {JSON_TYPE: {"schema": _reference(f"schemas/{prefix}Error")}}
-        for key in sorted(codes):
-            about = f"code: {', '.join(codes[key])}"
-            errors[prefix + key] = {"description": about, "content": content}
+    codes = _codes()
     paths: dict[str, Json] = {}
     for path, rule in public_routes():
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
+        form = OPENAI_FORM if OPENAI.match(path) else ""
+        errors = {status: _reference(f"responses/{form}{status}") for status in codes}
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             operation = _operation(path, method, text, clients)
-            prefix = "OpenAI" if OPENAI.match(path) else ""
-            operation["responses"] |= {
-                status: _reference(f"responses/{prefix}{status}") for status in sorted(codes)
-            }
+            operation["responses"] |= errors
             paths.setdefault(path, {})[method.lower()] = operation
     document = {
         "openapi": "3.1.0",
@@ -93,9 +84,29 @@ def openapi() -> Response:
             "license": {"name": "Apache-2.0"},
         },
         "paths": dict(sorted(paths.items())),
-        "components": {"schemas": _schemas(clients), "responses": errors},
+        "components": {"schemas": _schemas(clients), "responses": _error_responses(codes)},
     }
     return json_reply(document)
+
+
+def _codes() -> dict[str, list[str]]:
+    """Return the codes of errors, keyed by status."""
+    codes = defaultdict(list)
+    for code, row in sorted(TABLE.items()):
+        for status in (row.status, *row.also):
+            codes[str(status)].append(code)
+    return dict(sorted(codes.items()))
+
+
+def _error_responses(codes: Mapping[str, Sequence[str]]) -> Json:
+    """Return the responses for each status, in our format and in OpenAI's."""
+    responses = {}
+    for form in ("", OPENAI_FORM):
+        content = {JSON_TYPE: {"schema": _reference(f"schemas/{form}Error")}}
+        for status, names in codes.items():
+            about = f"code: {', '.join(names)}"
+            responses[form + status] = {"description": about, "content": content}
+    return responses
 
 
 def _operation(path: str, method: str, text: str, clients: Json) -> Json:
@@ -202,7 +213,10 @@ def _schemas(clients: Json) -> dict[str, Json]:
     schemas["Error"] = OBJECT | {"properties": error, "required": [*error]}
     error = dict.fromkeys(("message", "type", "code"), TEXT)
     inner = OBJECT | {"properties": error, "required": [*error]}
-    schemas["OpenAIError"] = OBJECT | {"properties": {"error": inner}, "required": ["error"]}
+    schemas[f"{OPENAI_FORM}Error"] = OBJECT | {
+        "properties": {"error": inner},
+        "required": ["error"],
+    }
     for name, client in clients.items():
         # No defaults: a generated client would send them all, although a model may have others, and
         # a text's task has only some of the parameters.
