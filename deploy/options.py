@@ -1,10 +1,40 @@
-"""The options of each command, parsed and checked by argparse. They are immutable."""
+# ruff: noqa: RUF009  (`option` is a field of the dataclass)
+"""The options of each command, which are immutable. A field is also a flag of the command line."""
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
+
+from deploy import config
+
+PROJECT = "triton-multi-model"
+# Options for pushing. SageMaker refuses images with an OCI manifest, and `docker push` has no
+# option to avoid it (docs/deploy.md says how to build).
+ENGINES: dict[str, list[str]] = {
+    "docker": [],
+    "podman": ["--format", "v2s2"],
+    "buildah": ["--format", "v2s2"],
+}
+
+
+def option(default: Any, about: str, **words: Any) -> Any:
+    """Declare a field and its flag: --NAME, or `flag`. The other `words` go to argparse's
+    add_argument."""
+    initial = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**initial, metadata={"help": about, **words})
+
+
+def name_of(text: str) -> str:
+    """Check a stack's name. 46 characters leave room for suffixes within SageMaker's limit of
+    63."""
+    if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,45}", text) or len(text) > 46:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' must be at most 46 letters and digits, with - only between them"
+        )
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,73 +42,129 @@ class Common:
     """The options of every command. `name` is the stack's name; `config` contains the parts of
     requests from --config, keyed by operation."""
 
-    name: str
-    region: str | None = None
-    profile: str | None = None
-    dry_run: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
+    name: str = option(PROJECT, f"name of endpoint and stack (default: {PROJECT})", type=name_of)
+    region: str | None = option(None, "AWS region (default: AWS_REGION, or the profile's)")
+    profile: str | None = option(None, "profile of the AWS configuration")
+    dry_run: bool = option(
+        False,
+        "read AWS, and print the calls that write instead of making them",
+        action="store_true",
+    )
+    config: Mapping[str, Any] = option(
+        dict, "JSON or YAML to merge into the requests", type=config.read, metavar="FILE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Push(Common):
-    local_image: str
-    repository: str
-    tag: str | None = None
-    engine: str | None = None
+    local_image: str = option(PROJECT, f"image to push (default: {PROJECT})", metavar="IMAGE")
+    repository: str = option(PROJECT, f"repository in ECR (default: {PROJECT})")
+    tag: str | None = option(None, "default: git describe --tags --always --dirty")
+    engine: str | None = option(None, "default: the first that is installed", choices=ENGINES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(Common):
-    """The options of `create` and `update`. None keeps the current value, or selects the default.
-    `own_tags` are the endpoint's tags other than the stack's."""
+    """The options of `update`, which `create` has too. None keeps the current value, or selects the
+    default. `own_tags` are the endpoint's tags other than the stack's."""
 
-    image: str | None = None
-    model_data: str | None = None
-    multi_model: str | None = None
-    env: Sequence[str] = ()
+    image: str | None = option(
+        None, "image in ECR; default: the repository's, tag by git describe", metavar="URI"
+    )
+    model_data: str | None = option(
+        None, "s3://…/model.tar.gz, or s3://…/ for unpacked files", metavar="S3"
+    )
+    env: Sequence[str] = option(
+        (), "a variable for the container", action="append", metavar="KEY=VALUE"
+    )
+    instance_type: str | None = option(None, "default: ml.c5.xlarge", metavar="TYPE")
+    instances: int | None = option(None, "number of instances; default: 1", type=int, metavar="N")
+    inference_ami: str | None = option(
+        None, "host image, which decides the GPU driver's version", metavar="NAME"
+    )
+    no_wait: bool = option(False, "return before AWS has finished", action="store_true")
     role: str = ""
-    instance_type: str | None = None
-    instances: int | None = None
-    inference_ami: str | None = None
-    no_wait: bool = False
+    multi_model: str | None = None
     own_tags: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
+class Create(Endpoint):
+    role: str = option(PROJECT, f"execution role: a name or an ARN (default: {PROJECT})")
+    multi_model: str | None = option(
+        None, "make a multi-model endpoint for the archives in s3://…/", metavar="S3"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scale(Common):
-    min: int
-    max: int
-    invocations: float
-    concurrency: float | None = None
-    remove: bool = False
+    min: int = option(1, "fewest instances (default: 1)", type=int, metavar="N")
+    max: int = option(4, "most instances (default: 4)", type=int, metavar="N")
+    invocations: float = option(
+        70.0, "target: calls a minute per instance (default: 70)", type=float, metavar="N"
+    )
+    concurrency: float | None = option(
+        None, "target instead: requests in flight; reacts sooner", type=float, metavar="N"
+    )
+    remove: bool = option(
+        False, "stop scaling and keep the current number of instances", action="store_true"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Invoke(Common):
-    file: Path | None = None
-    text: str | None = None
-    json: str | None = None
-    model: str | None = None
-    version: str | None = None
-    parameter: Sequence[str] = ()
-    target_model: str | None = None
-    content_type: str | None = None
-    accept: str | None = None
-    output: Path | None = None
-    stream: bool = False
-    endpoint_url: str | None = None
+    file: Path | None = option(
+        None,
+        "the body; its type follows from its name",
+        flag="file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+    )
+    text: str | None = option(None, "a text as the body")
+    json: str | None = option(None, "JSON as the body")
+    model: str | None = option(
+        None, "model to call; default: the endpoint's default model", metavar="NAME"
+    )
+    version: str | None = option(None, "version of the model; default: the latest", metavar="V")
+    parameter: Sequence[str] = option(
+        (), "of the model, such as top_k=2", action="append", metavar="NAME=VALUE"
+    )
+    target_model: str | None = option(
+        None, "model of a multi-model endpoint: NAME.tar.gz", metavar="ARCHIVE"
+    )
+    content_type: str | None = option(
+        None, "type of the body; default: by the file's name", metavar="TYPE"
+    )
+    accept: str | None = option(None, "type of the reply", metavar="TYPE")
+    output: Path | None = option(
+        None, "write the reply here; .jpg and .png ask for an image", type=Path, metavar="FILE"
+    )
+    stream: bool = option(False, "print the reply's parts as they arrive", action="store_true")
+    endpoint_url: str | None = option(
+        None, "URL of the runtime API, for a simulator", metavar="URL"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delete(Common):
-    yes: bool = False
+    yes: bool = option(False, "do not ask", action="store_true")
 
 
 Options = TypeVar("Options", bound=Common)
 
 
+def add_flags(parser: argparse.ArgumentParser, kind: type[Common]) -> None:
+    """Add the flag of each field. A flag that is not given leaves the field's default."""
+    for each in fields(kind):
+        words = dict(each.metadata)
+        if words:
+            flag = words.pop("flag", f"--{each.name.replace('_', '-')}")
+            parser.add_argument(flag, default=argparse.SUPPRESS, **words)
+
+
 def options_of(kind: type[Options], parsed: argparse.Namespace) -> Options:
-    """Create a `kind` from the parsed options that it has fields for."""
+    """Return the options that were parsed."""
     values = vars(parsed)
     names = [each.name for each in fields(kind)]
     return kind(**{name: values[name] for name in names if name in values})

@@ -9,16 +9,8 @@ from collections.abc import Sequence
 from deploy.aws import Aws
 from deploy.config import request
 from deploy.errors import DeployError
-from deploy.options import Push
-from deploy.stack import PROJECT, git_version, say
-
-# Options for pushing. SageMaker refuses images with an OCI manifest, and `docker push` has no
-# option to avoid it (docs/deploy.md says how to build).
-ENGINES: dict[str, list[str]] = {
-    "docker": [],
-    "podman": ["--format", "v2s2"],
-    "buildah": ["--format", "v2s2"],
-}
+from deploy.options import ENGINES, PROJECT, Push
+from deploy.stack import git_version, say
 
 
 def push(options: Push, aws: Aws) -> None:

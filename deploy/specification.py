@@ -10,8 +10,8 @@ from deploy import environment
 from deploy.aws import Aws, Reply
 from deploy.config import accepted, request
 from deploy.errors import DeployError, UsageError
-from deploy.options import Endpoint
-from deploy.stack import PROJECT, git_version, say, tagged
+from deploy.options import PROJECT, Endpoint
+from deploy.stack import git_version, say, tagged
 
 VARIANT = {"VariantName": "AllTraffic", "InitialInstanceCount": 1, "InstanceType": "ml.c5.xlarge"}
 GPU_TYPE = re.compile(r"ml\.[gp]\d")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from deploy.aws import Aws, Reply
 from deploy.errors import DeployError
-from deploy.options import Common, Endpoint
+from deploy.options import PROJECT, Common, Endpoint
 
-PROJECT = "triton-multi-model"
 KINDS = ("Endpoint", "EndpointConfig", "Model")  # in deletion order
 
 
