@@ -96,7 +96,7 @@ class ImageClient(ModelClient):
         excess = max(covering[0] / least_width, covering[1] / least_height)
         if self.resizes_first and excess <= RIBBON:
             return image.resize(covering, self.method).crop(crop)
-        # the same crop in pixels of the image, which rounding may not exceed
+        # the same crop in pixels of the image, clipped to it because of rounding
         x = width / covering[0]
         y = height / covering[1]
         left, top, right, bottom = crop

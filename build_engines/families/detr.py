@@ -33,8 +33,8 @@ def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
 
 
 def _kept_boxes(processor: Any) -> dict[str, str]:
-    """Return the client's settings, which follow from how many the processor keeps of 300 good
-    boxes with three equally good classes."""
+    """Return the client's settings for the boxes that it keeps. They follow from how many the
+    processor keeps of 300 good boxes with three equally good classes."""
     import torch
 
     from build_engines.families.image_network import name_of

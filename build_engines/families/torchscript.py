@@ -68,8 +68,8 @@ def _outputs(module: Any, feed: Tensors) -> Tensors:
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """Return the inputs, written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a
-    variable dimension. Without a NAME they are Triton's INPUT__0 …"""
+    """Parse the inputs, each written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a
+    variable dimension. Without a NAME they are called INPUT__0 …, as in Triton."""
     if not texts:
         raise UsageError(
             "a TorchScript file does not declare its inputs: add --input FP32:3,224,224 for "

@@ -84,7 +84,8 @@ def _numbers(text: str) -> list[int]:
 
 
 class _Network(ImageGraph):
-    """Adds layers. `layers` are those so far, each with its channels and its side in pixels."""
+    """Adds layers. `layers` are the layers added so far, each with its channels and its side in
+    pixels."""
 
     def __init__(self, weights: Array) -> None:
         super().__init__(SIDE, 0, 1 / 255)
