@@ -353,35 +353,44 @@ class InstancesJob(Job):
         """Return the reply, written batch by batch, because all predictions as Python objects would
         take several times as much memory."""
         if self.picture:
-            (result,) = results
-            with reserve(result.memory, "the drawing"):
-                drawn = self.client.draw(result.instances[0], result.predictions[0])
-                return Reply(encode_image(drawn, self.picture), self.picture, result.version)
-        budget = self.request.budget
+            return self._drawing(results)
+        if self.accept == NPY_TYPE:
+            return self._npy(results)
         written = io.BytesIO()
+        version = ""
+        with reserve(0, "the answer") as answer:
+            for result in results:
+                version = result.version
+                if self.accept == CSV:
+                    piece = predictions_as_csv(result.predictions)
+                else:
+                    piece = self.written(result)
+                    if written.tell():
+                        written.write(b",")
+                self.request.budget.grow(answer, written.tell() + len(piece))
+                written.write(piece)
+            if self.accept == CSV:
+                return Reply(written.getvalue(), CSV, version)
+            return Reply(self.document(written.getvalue(), version), version=version)
+
+    def _drawing(self, results: Iterator[Predictions]) -> Reply:
+        (result,) = results
+        with reserve(result.memory, "the drawing"):
+            drawn = self.client.draw(result.instances[0], result.predictions[0])
+            return Reply(encode_image(drawn, self.picture), self.picture, result.version)
+
+    def _npy(self, results: Iterator[Predictions]) -> Reply:
+        budget = self.request.budget
         arrays = []
         size = 0
         version = ""
         with reserve(0, "the answer") as answer:
             for result in results:
                 version = result.version
-                piece = b""
-                if self.accept == NPY_TYPE:
-                    arrays.append(predictions_as_array(result.predictions))
-                    size += arrays[-1].nbytes
-                elif self.accept == CSV:
-                    piece = predictions_as_csv(result.predictions)
-                else:
-                    if written.tell():
-                        written.write(b",")
-                    piece = self.written(result)
-                budget.grow(answer, written.tell() + len(piece) + size)
-                written.write(piece)
-            if self.accept == CSV:
-                return Reply(written.getvalue(), CSV, version)
-            if self.accept == NPY_TYPE:
-                return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
-            return Reply(self.document(written.getvalue(), version), version=version)
+                arrays.append(predictions_as_array(result.predictions))
+                size += arrays[-1].nbytes
+                budget.grow(answer, size)
+            return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
 
     def written(self, result: Predictions) -> bytes:
         """Return what a batch adds to the reply's list, as JSON."""
