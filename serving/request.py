@@ -28,8 +28,9 @@ class Target:
     def within(cls, source: str, values: Mapping[str, str]) -> "Target":
         """Return the target that `values` names. Raise InvalidRequest if the values of NAME_KEYS
         disagree."""
-        names = [cls(f"{source}, '{key}',", values[key]) for key in NAME_KEYS if values.get(key)]
-        return cls(source, _agreed("name", names), values.get(VERSION_KEY) or None)
+        named = [key for key in NAME_KEYS if values.get(key)]
+        targets = [cls(f"{source}, '{key}',", values[key]) for key in named]
+        return cls(source, _agreed("name", targets), values.get(VERSION_KEY) or None)
 
     @classmethod
     def agreed(cls, targets: Sequence["Target"], source: str) -> "Target":

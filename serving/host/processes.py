@@ -56,7 +56,7 @@ def describe_exit(code: int, meaning: str = "") -> str:
     is_known = -code in set(signal.Signals)
     name = signal.Signals(-code).name if is_known else f"signal {-code}"
     meaning = meaning or MEANINGS.get(-code, "")
-    return f"was killed by {name}{f' ({meaning})' if meaning else ''}"
+    return f"was killed by {name} ({meaning})" if meaning else f"was killed by {name}"
 
 
 def last_line(output: str) -> str:
@@ -133,7 +133,8 @@ class Stub:
 
 def _stub(pid: int) -> Stub | None:
     """Return the running stub with this process id, or None if the process is not a stub."""
-    words = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace").split("\0")[:-1]
+    line = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace")
+    words = line.split("\0")[:-1]
     if len(words) < FEWEST_WORDS or Path(words[0]).name != PROGRAM:
         return None
     return Stub(pid, Path(words[FILE]), words[INSTANCE], time.monotonic())

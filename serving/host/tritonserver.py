@@ -73,7 +73,8 @@ def only_python_backends(folder: Path) -> bool:
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
     """Return tritonserver's command line. Python backends begin the names of their files in
     /dev/shm with `prefix`."""
-    words = [str(binary()), *(f"--{name}={value}" for name, value in flags.items())]
+    words = [str(binary())]
+    words += [f"--{name}={value}" for name, value in flags.items()]
     if only_python_backends(backends):  # the staged configurations are complete
         words.append("--disable-auto-complete-config")
     return words + [

@@ -18,9 +18,8 @@ OUTPUT_END_TIMEOUT = 1.0
 OUTPUT_PATIENCE = 1.0  # seconds that the log's reader may pause before lines are dropped
 # Characters with which a caller could control a terminal or forge a log line. They are escaped as
 # in JSON, the format of most lines.
-ESCAPED = {
-    code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
-}
+CONTROLS = (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
+ESCAPED = {code: f"\\u{code:04x}" for code in CONTROLS}
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
 LEVELS = {
     "I": "info",

@@ -144,10 +144,13 @@ def own_hosts(settings: Settings) -> str:
     on a loopback address. An empty one is valid there too, because browsers never omit `Host`."""
     if not is_loopback(settings.host):
         return "^"
-    named = [origin.partition("://")[2] for origin in settings.origins]
     ours = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]
     with_port = "|".join(map(re.escape, ours))
-    return "|".join(["^$", f"^({with_port})(:[0-9]+)?$", *(f"^{re.escape(n)}$" for n in named)])
+    patterns = ["^$", f"^({with_port})(:[0-9]+)?$"]
+    for origin in settings.origins:
+        host = origin.partition("://")[2]
+        patterns.append(f"^{re.escape(host)}$")
+    return "|".join(patterns)
 
 
 def is_loopback(host: str) -> bool:

@@ -91,7 +91,8 @@ class Supervisor:
             self._system.say(reason, "error")
         self._stop()
         self._system.drain()
-        self._system.say(reason, "error" if code else "info")
+        level = "error" if code else "info"
+        self._system.say(reason, level)
         return code
 
     def _seconds_to_wait(self) -> float:
@@ -204,7 +205,9 @@ class Supervisor:
         # /ping may have answered 200 to a caller before this loop noticed.
         serves = self._has_been_ready or not self._system.ping()
         timeout = self._settings.stop_timeout
-        deadline = self._system.now() + (timeout if serves else min(STOP_BEFORE_READY, timeout))
+        if not serves:
+            timeout = min(STOP_BEFORE_READY, timeout)
+        deadline = self._system.now() + timeout
         for child in reversed(self._children):
             if child.pid is not None:
                 self._system.signal(child.pid, child.process.stop_signal)

@@ -137,7 +137,8 @@ def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
         return "" if spec.optional else f"no tensor for the input '{spec.name}'"
     row = array.shape[1:]
     sizes = zip(spec.shape, row, strict=False)
-    if len(row) != len(spec.shape) or any(size not in (-1, got) for size, got in sizes):
+    fits = all(size in (-1, got) for size, got in sizes)
+    if not fits or len(row) != len(spec.shape):
         return f"'{spec.name}' with shape {list(row)}, but the input has {list(spec.shape)}"
     is_text = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
     is_same = spec.datatype == "BF16" or array.dtype == numpy_dtype(spec.datatype)

@@ -225,17 +225,20 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
     not run as root, and archives preserve permissions."""
     for folder in folders:
         paths = [folder, *folder.rglob("*")] if folder.exists() else []
-        # skip broken links
-        here = (path for path in paths if os.access(path, os.F_OK) and path.name != "lost+found")
-        if closed := [
-            str(path)
-            for path in here
-            if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
-        ]:
+        closed = [str(path) for path in paths if _is_closed(path)]
+        if closed:
             yield (
                 f"the user of this process, {os.geteuid()}, may not read {listed(closed)}: chmod "
                 f"-R a+rX {folder}"
             )
+
+
+def _is_closed(path: Path) -> bool:
+    """Return whether this user may not read the file, or not enter the folder."""
+    if path.name == "lost+found" or not os.access(path, os.F_OK):  # a broken link
+        return False
+    needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+    return not os.access(path, needed)
 
 
 def _entered(folder: Path, warnings: list[str]) -> Path:
@@ -299,7 +302,6 @@ def _mistake_at_root(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    json.dump(
-        asdict(survey(Settings.from_env(os.environ), backend_directory(), "stage" in sys.argv[1:])),
-        sys.stdout,
-    )
+    stages = "stage" in sys.argv[1:]
+    result = survey(Settings.from_env(os.environ), backend_directory(), stages)
+    json.dump(asdict(result), sys.stdout)

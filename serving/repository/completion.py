@@ -122,4 +122,5 @@ if __name__ == "__main__":
     try:
         main(*map(Path, sys.argv[1:]))
     except Exception as err:
-        sys.exit(f"{type(err).__name__}: {' '.join(str(err).split())}")
+        reason = " ".join(str(err).split())
+        sys.exit(f"{type(err).__name__}: {reason}")

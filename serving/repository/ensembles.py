@@ -33,11 +33,13 @@ def check_parts(folder: Path, others: Sequence[Path]) -> None:
 def missing_part(folder: Path, part: str, names: Sequence[str]) -> str:
     """Return the error message for an ensemble in `folder` that calls `part`, which is not in
     `names`."""
-    remedy = f"; put it beside '{folder.name}': mv {folder / part} {folder.parent}/"
-    return (
+    text = (
         f"the model '{folder.name}' calls '{part}', which does not exist; the models are: "
-        f"{listed(names)}{remedy if part in _models_in(folder) else ''}"
+        f"{listed(names)}"
     )
+    if part not in _models_in(folder):
+        return text
+    return f"{text}; put it beside '{folder.name}': mv {folder / part} {folder.parent}/"
 
 
 def no_version(folder: Path, is_ensemble: bool) -> str:
@@ -66,10 +68,17 @@ def _models_in(folder: Path) -> set[str]:
 
 
 def contents(folder: Path) -> str:
-    return listed([path.name + ("/" if path.is_dir() else "") for path in sorted(folder.iterdir())])
+    return names_of(folder.iterdir())
+
+
+def names_of(paths: Iterable[Path]) -> str:
+    """List the names of files and folders, those of folders with a slash."""
+    return listed(f"{path.name}/" if path.is_dir() else path.name for path in paths)
 
 
 def listed(names: Iterable[str]) -> str:
+    """Return the first LISTED names in order, and how many more there are."""
     ordered = sorted(names)
-    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
-    return ", ".join(ordered[:LISTED]) + more or "nothing"
+    text = ", ".join(ordered[:LISTED]) or "nothing"
+    more = len(ordered) - LISTED
+    return f"{text} and {more} more" if more > 0 else text

@@ -98,10 +98,10 @@ def own_client(model: Path, named: str = "") -> Path | None:
     """Return the file of the client that the model repository contains for `model`, or None if
     there is none. `named` is the parameter `client` in config.pbtxt."""
     name = (named or model.name).replace("-", "_")
-    shared = (
-        [model.parent / CLIENTS / f"{name}.py"] if name.isidentifier() and name[0] != "_" else []
-    )
-    return next((file for file in [model / CLIENT, *shared] if file.is_file()), None)
+    files = [model / CLIENT]
+    if name.isidentifier() and not name.startswith("_"):
+        files.append(model.parent / CLIENTS / f"{name}.py")
+    return next(filter(Path.is_file, files), None)
 
 
 def config_file(model: Path, device: str) -> Path:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from serving.errors import ConfigError, InvalidRequest
-from serving.repository.ensembles import check_parts
+from serving.repository.ensembles import check_parts, contents, names_of
 from serving.repository.layout import CONFIG, folders_in, is_model, is_name
 from serving.repository.model_config import (
     ENSEMBLE,
@@ -105,16 +105,11 @@ def _of_folders(path: Path, root: Path) -> Archive:
     if len(outer) == 1:
         return Archive(outer[0], tuple(models), root)
     if outer:
-        contents = f"several ensembles ({_names(outer)}), of which one must be the outermost"
+        problem = f"several ensembles ({names_of(outer)}), of which one must be the outermost"
     elif models:
-        contents = f"several models ({_names(models)}) and no ensemble of them"
+        problem = f"several models ({names_of(models)}) and no ensemble of them"
     elif deeper := sorted(path.glob("*/*/config.pbtxt")):
-        contents = f"its models one folder too deep: {deeper[0].relative_to(path)}"
+        problem = f"its models one folder too deep: {deeper[0].relative_to(path)}"
     else:
-        contents = f"no config.pbtxt but {_names(sorted(path.iterdir())) or 'nothing'}"
-    raise ConfigError(path, f"holds {contents}", EXAMPLE)
-
-
-def _names(paths: list[Path]) -> str:
-    shown = [path.name + ("/" if path.is_dir() else "") for path in paths[:5]]
-    return ", ".join(shown) + (", …" if len(paths) > 5 else "")
+        problem = f"no config.pbtxt but {contents(path)}"
+    raise ConfigError(path, f"holds {problem}", EXAMPLE)

@@ -142,9 +142,9 @@ def signature(*folders: Path | None) -> str:
         for folder in filter(None, folders):
             for path in _entries(folder):
                 stat = path.stat()
-                name = path.relative_to(folder)
                 file = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-                rows.append(f"{name} {'' if path.is_dir() else file}")
+                state = "" if path.is_dir() else file
+                rows.append(f"{path.relative_to(folder)} {state}")
     return digest("\n".join(rows)) if rows else ""
 
 

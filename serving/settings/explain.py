@@ -59,7 +59,8 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
                 if variable
                 else f"derived from the default {before or 'none'}"
             )
-        lines.append(f"{row.variables[0]}={shlex.quote(text) if text else ''}  # {source}")
+        quoted = shlex.quote(text) if text else ""
+        lines.append(f"{row.variables[0]}={quoted}  # {source}")
     return "\n".join(lines)
 
 
