@@ -28,12 +28,8 @@ OUTPUT = "logits"
 CLOSE = 1e-3
 # dimensions that may be free, and their values during tracing
 FREE = {"batch": 2, "height": 96, "width": 160}
-TRIED = (
-    (311, 207),
-    (190, 333),
-    (640, 640),
-    (60, 47),
-)  # widths and heights of the images on which processor and client are compared
+# widths and heights of the images on which processor and client are compared
+TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))
 # the same if images keep their proportions
 ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
 FIXED = (

@@ -120,7 +120,7 @@ class Batch:
     room: Room
 
     def clear(self) -> None:
-        """Free what takes memory, because the next batch may have to wait for memory."""
+        """Free the instances and tensors: the next batch may have to wait for their memory."""
         self.instances = ()
         self.tensors = {}
         self.room.shrink()
