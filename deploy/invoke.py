@@ -54,13 +54,13 @@ def _body(options: Invoke) -> tuple[bytes, str]:
         return options.json.encode(), "application/json"
     if options.file is None:
         raise UsageError("give one of FILE, --text and --json")
-    suffix = options.file.suffix.lower()
     try:
-        return options.file.read_bytes(), TYPES.get(suffix) or mimetypes.types_map.get(
-            suffix, "application/octet-stream"
-        )
+        body = options.file.read_bytes()
     except OSError as err:
         raise UsageError(f"{options.file} cannot be read: {err.strerror}") from None
+    suffix = options.file.suffix.lower()
+    known = TYPES.get(suffix) or mimetypes.types_map.get(suffix)
+    return body, known or "application/octet-stream"
 
 
 def _attributes(options: Invoke) -> str:
