@@ -184,15 +184,12 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
 def sequencing_of(configs: Sequence[Any]) -> Sequencing | None:
     """Return how a model handles sequences, or None if it does not. `configs` are the ModelConfigs
     of the model and its parts, which all receive the sequence's id."""
-    types = {
-        number: id_type
-        for number, config in enumerate(configs)
-        if (id_type := correlation_type(config)) is not None
-    }
-    if not types:
+    sequences = [config for config in configs if config.HasField("sequence_batching")]
+    if not sequences:
         return None
-    idle_seconds = min(sequence_idle_seconds(configs[number]) for number in types)
-    return Sequencing(frozenset(types.values()) - {""}, idle_seconds)
+    types = map(correlation_type, sequences)
+    idle_seconds = min(map(sequence_idle_seconds, sequences))
+    return Sequencing(frozenset(filter(None, types)), idle_seconds)
 
 
 def describe_model(name: str, folder: Path, config: Any) -> Model:
