@@ -51,7 +51,8 @@ def _run(
     instead (`shown`). Raise LayoutError if the process takes too long."""
     words = [*dying_with_us("TERM"), sys.executable, "-m", f"serving.preparation.{module}", *words]
     environ = os.environ | settings.environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
-    output, seconds = (None, None) if shown else (subprocess.PIPE, settings.start_timeout)
+    output = None if shown else subprocess.PIPE
+    seconds = None if shown else settings.start_timeout
     with subprocess.Popen(
         words, env=environ, cwd=ROOT, stdout=output, stderr=output, text=True
     ) as process:

@@ -66,37 +66,37 @@ class Store:
             raise ConfigError(
                 f"'{triton_name}'", problem, "at most 255 ASCII letters, digits, '.', '_' and '-'"
             )
-        shown = self.root.with_name("unfinished") / triton_name
-        shutil.rmtree(shown, ignore_errors=True)
-        shown.mkdir(parents=True)
+        unfinished = self.root.with_name("unfinished") / triton_name
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
         choice = None
         try:
             if config is None:
                 config, choice = fitted(folder, self.settings, self._processor)
             check(folder, config, self.settings, root)
-            _fill(shown, folder, config, names or {})
+            _fill(unfinished, folder, config, names or {})
             is_ensemble = backend_of(config) == ENSEMBLE
-            if self.only_python and not is_ensemble and not is_complete(shown, config):
+            if self.only_python and not is_ensemble and not is_complete(unfinished, config):
                 source = f"the configuration of '{folder.name}'"
-                choice = self._complete(shown, config, source) or choice
+                choice = self._complete(unfinished, config, source) or choice
             self.root.mkdir(exist_ok=True)
             with self.lock:
                 shutil.rmtree(self.path(triton_name), ignore_errors=True)
-                shown.rename(self.path(triton_name))
+                unfinished.rename(self.path(triton_name))
         finally:
-            shutil.rmtree(shown, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         return choice
 
-    def _complete(self, shown: Path, config: Any, source: str) -> Choice | None:
+    def _complete(self, unfinished: Path, config: Any, source: str) -> Choice | None:
         """Complete the configuration of a staged model. If OpenVINO cannot read the model, leave
         it to ONNX Runtime and return that choice. Raise ConfigError."""
         seconds = self.settings.load_timeout
         try:
-            complete(shown, self.backends, source, seconds)
+            complete(unfinished, self.backends, source, seconds)
         except ConfigError as err:
             if choice := leave_openvino(config, str(err)):
-                (shown / CONFIG).write_text(written(config), encoding="utf-8")
-                complete(shown, self.backends, source, seconds)
+                (unfinished / CONFIG).write_text(written(config), encoding="utf-8")
+                complete(unfinished, self.backends, source, seconds)
                 return choice
             raise
         return None
@@ -120,18 +120,18 @@ class Store:
         return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
 
 
-def _fill(shown: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
-    """Fill the staged folder `shown` with links to the model's files and with its configuration, in
-    which `names` replace the names of the models that an ensemble calls."""
+def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
+    """Fill a staged folder with links to the model's files and with its configuration, in which
+    `names` replace the names of the models that an ensemble calls."""
     for entry in folder.iterdir():
         if entry.name not in (CONFIG, "configs"):
-            (shown / entry.name).symlink_to(entry.absolute())
+            (unfinished / entry.name).symlink_to(entry.absolute())
     config.name = ""  # Triton then uses the name of the folder
     for step in config.ensemble_scheduling.step:
         step.model_name = names.get(step.model_name, step.model_name)
     if backend_of(config) == ENSEMBLE:
         config.platform = ENSEMBLE  # Triton refuses an ensemble without a platform (quirks.py)
-    (shown / CONFIG).write_text(written(config), encoding="utf-8")
+    (unfinished / CONFIG).write_text(written(config), encoding="utf-8")
 
 
 def signature(*folders: Path | None) -> str:
