@@ -266,11 +266,10 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
     mistakes: list[str] = []
     for folder in folders:
         try:
-            if not folder.exists():
-                mistakes.append(f"there is no model repository {folder}")
-            elif is_model(folder):
-                mistakes.append(_mistake_at_root(folder))
-            children = [] if mistakes else folders_in(folder)
+            if mistake := _mistake_of_repository(folder):
+                mistakes.append(mistake)
+                continue
+            children = folders_in(folder)
             named = {path.name: path for path in children if is_model(path)}
         except OSError as err:
             mistakes.append(f"the model repository {folder} cannot be read: {err.strerror}")
@@ -281,9 +280,9 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
             if path.name not in {*named, CLIENTS}
         ]
         mistakes += [
-            f"two repositories have a model '{n}': {models[n]} and {named[n]}"
-            for n in named
-            if n in models
+            f"two repositories have a model '{name}': {models[name]} and {path}"
+            for name, path in named.items()
+            if name in models
         ]
         models = named | models
     if not models and not mistakes:
@@ -294,7 +293,12 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
     return models
 
 
-def _mistake_at_root(folder: Path) -> str:
+def _mistake_of_repository(folder: Path) -> str:
+    """Return the error message if the folder does not exist or is itself a model, else ""."""
+    if not folder.exists():
+        return f"there is no model repository {folder}"
+    if not is_model(folder):
+        return ""
     name = folder.resolve().name or "MODEL"
     with suppress(Unreadable):
         name = read_config(folder, "").name or name
