@@ -123,11 +123,9 @@ class Aws:
     def _connect(self, service: str, url: str | None) -> Any:
         """Create a client. If there are no credentials, calls to `url` are not signed. A call to
         the runtime API is never retried."""
-        unsigned = (
-            {"signature_version": UNSIGNED}
-            if url and self._session.get_credentials() is None
-            else {}
-        )
+        unsigned = {}
+        if url and self._session.get_credentials() is None:
+            unsigned["signature_version"] = UNSIGNED
         retries = {"total_max_attempts": 1} if service == RUNTIME else {"mode": "standard"}
         config = Config(read_timeout=READ_TIMEOUT, connect_timeout=10, retries=retries, **unsigned)  # type: ignore[arg-type]
         try:

@@ -124,8 +124,6 @@ def accepted(shape: Any, described: Any) -> Any:
             if key in shape.members and value not in ({}, [], None)
         }
         return {key: accepted(shape.members[key], value) for key, value in known.items()}
-    return (
-        [accepted(shape.member, each) for each in described]
-        if shape.type_name == "list"
-        else described
-    )
+    if shape.type_name == "list":
+        return [accepted(shape.member, each) for each in described]
+    return described

@@ -85,11 +85,8 @@ class Queue:
     def _invoke(self, name: str, members: Mapping[str, str], inline: bytes, queued: float) -> bytes:
         if time.monotonic() > queued + int(members.get("RequestTTLSeconds", QUEUE_SECONDS)):
             raise ValidationError("The request has waited longer than RequestTTLSeconds")
-        with (
-            self._open(members["InputLocation"])
-            if "InputLocation" in members
-            else BytesIO(inline) as body
-        ):
+        location = members.get("InputLocation")
+        with self._open(location) if location else BytesIO(inline) as body:
             headers = {**passed_on(members), "Content-Length": str(body.seek(0, 2))}
             body.seek(0)
             seconds = int(members.get("InvocationTimeoutSeconds", INVOCATION_SECONDS))

@@ -347,14 +347,12 @@ class Container:
             return "no reply in time"
         except (urllib3.exceptions.HTTPError, OSError) as err:
             return f"the connection broke off: {err}"
-        self.well = self.well or reply.status == HTTPStatus.OK
-        if reply.status == HTTPStatus.OK and body:
+        if reply.status != HTTPStatus.OK:
+            return f"{reply.status} {body[:300].decode(errors='replace')}".strip()
+        self.well = True
+        if body:
             self.journal.complain("ping-body", f"/ping has a body of {len(body)} bytes", once=True)
-        return (
-            ""
-            if reply.status == HTTPStatus.OK
-            else f"{reply.status} {body[:300].decode(errors='replace')}".strip()
-        )
+        return ""
 
     def check_ports(self) -> None:
         """Complain about open ports that the platform may use itself."""
@@ -396,11 +394,9 @@ class Container:
         """Stop the container with SIGTERM, then SIGKILL, and remove its files. The rule `stop` does
         not apply to a container that was never healthy: it may not have installed a SIGTERM handler
         yet, and process 1 ignores a signal that it does not handle."""
-        limit = (
-            self.rules["stop"].limit
-            if self.well
-            else min(NEVER_WELL_SECONDS, self.rules["stop"].limit)
-        )
+        limit = self.rules["stop"].limit
+        if not self.well:
+            limit = min(NEVER_WELL_SECONDS, limit)
         if self.exit_code() is None:
             self.process.terminate()
             deadline = time.monotonic() + limit

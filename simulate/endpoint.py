@@ -237,9 +237,11 @@ class Endpoint:
         memory = self.launch.memory
         while not self._stopping.wait(TICK) and failed_pings < most:
             if container.killed:
-                return self.journal.say("the container was killed; it is started again")
+                self.journal.say("the container was killed; it is started again")
+                return
             if (code := container.exit_code()) is not None:
-                return self.journal.complain("exit", f"the container ended with exit code {code}")
+                self.journal.complain("exit", f"the container ended with exit code {code}")
+                return
             if (used := container.memory()) > memory:
                 self.journal.complain(
                     "memory", f"the container uses {used / 2**20:.0f} of {memory / 2**20:.0f} MB"
@@ -248,11 +250,16 @@ class Endpoint:
             container.check_refusals()
             if time.monotonic() - asked >= interval:
                 asked = time.monotonic()
-                failed_pings = failed_pings + 1 if (wrong := container.ping()) else 0
-                self._stopping.wait(TICK if wrong else 0)
-                # if the container has ended, that is reported instead
-                if wrong and not container.killed and container.exit_code() is None:
-                    self.journal.complain("ping-status", f"/ping: {wrong}")
+                wrong = container.ping()
+                failed_pings = failed_pings + 1 if wrong else 0
+                if wrong:
+                    self._complain_of_ping(container, wrong)
         if failed_pings >= most:
             self.journal.say("the container is replaced")
-        return None
+
+    def _complain_of_ping(self, container: Container, wrong: str) -> None:
+        """Complain about a failed ping, unless the container is just ending, which is reported
+        instead."""
+        self._stopping.wait(TICK)
+        if not container.killed and container.exit_code() is None:
+            self.journal.complain("ping-status", f"/ping: {wrong}")

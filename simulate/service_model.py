@@ -99,11 +99,9 @@ def violation(shape: Shape, value: str) -> str:
         .replace(r"\p{Print}", r"\x20-\x7E")
         .replace(r"\z", r"\Z")
     )
-    return (
-        f"satisfy regular expression pattern: {java}"
-        if pattern and not re.fullmatch(pattern, value)
-        else ""
-    )
+    if pattern and not re.fullmatch(pattern, value):
+        return f"satisfy regular expression pattern: {java}"
+    return ""
 
 
 @cache

@@ -187,11 +187,9 @@ def _written(tensor: Tensor) -> int:
 def _json_length(tensor: Tensor) -> int:
     """Return the maximum number of bytes that a tensor's elements take in JSON. Strings may take
     more, because escapes are not counted."""
-    return (
-        WIDTHS[tensor.datatype] * math.prod(tensor.shape)
-        if tensor.datatype in WIDTHS
-        else len(tensor.data)
-    )
+    if tensor.datatype in WIDTHS:
+        return WIDTHS[tensor.datatype] * math.prod(tensor.shape)
+    return len(tensor.data)
 
 
 def json_values(tensor: Tensor) -> Any:

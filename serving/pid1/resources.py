@@ -30,11 +30,9 @@ def raise_file_limit(max_concurrency: int) -> int:
     requests."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
-    limit = (
-        max(needed, MOST_FILES)
-        if hard == resource.RLIM_INFINITY
-        else min(max(needed, MOST_FILES), hard)
-    )
+    limit = max(needed, MOST_FILES)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
     if limit < needed:
         problem = (
             f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only "

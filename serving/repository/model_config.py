@@ -128,12 +128,10 @@ def shared_clients(model: Path, config: Any) -> Path | None:
 def mistake_of_client(model: Path, config: Any, settings: Settings) -> str:
     """Return the error message if the model repository contains a client for the model although
     clients are not allowed, else ""."""
-    file = None if settings.model_clients else own_client_of(model, config)
-    return (
-        f"SERVE_MODEL_CLIENTS=false, and the model repository brings the client {file}"
-        if file
-        else ""
-    )
+    file = own_client_of(model, config)
+    if settings.model_clients or not file:
+        return ""
+    return f"SERVE_MODEL_CLIENTS=false, and the model repository brings the client {file}"
 
 
 def own_client_of(model: Path, config: Any) -> Path | None:

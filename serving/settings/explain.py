@@ -51,14 +51,13 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
         read = row.read(environ)
         text = MASK if row.secret and value else row.formatter(value)
         variable = next((name for name in row.variables if environ.get(name, "").strip()), "")
-        source = f"variable {variable}" if variable else "default"
-        if value != read:
-            before = row.formatter(read)
-            source = (
-                f"derived from {variable}={before}"
-                if variable
-                else f"derived from the default {before or 'none'}"
-            )
+        before = row.formatter(read)
+        if value == read:
+            source = f"variable {variable}" if variable else "default"
+        elif variable:
+            source = f"derived from {variable}={before}"
+        else:
+            source = f"derived from the default {before or 'none'}"
         quoted = shlex.quote(text) if text else ""
         lines.append(f"{row.variables[0]}={quoted}  # {source}")
     return "\n".join(lines)
