@@ -150,6 +150,27 @@ def test_leave_no_module_of_a_forgotten_client(tmp_path: Path) -> None:
     assert (answer(client), answer(make_client(model(tmp_path / "mine")))) == ("old", "new")
 
 
+class Importer(str):
+    """The name of a module. Another thread imports a module while it is compared."""
+
+    def startswith(self, *arguments: Any) -> bool:
+        sys.modules.setdefault("imported_meanwhile", sys)
+        return super().startswith(*arguments)
+
+
+@pytest.mark.unit
+def test_forget_a_client_while_another_thread_imports_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_client(tmp_path / "clients/mine.py", "mine")
+    client = make_client(model(tmp_path / "mine"))
+    assert client
+    monkeypatch.setitem(sys.modules, Importer("first"), sys)
+    forget(client)
+    assert sys.modules.pop("imported_meanwhile") is sys
+    assert type(client).__module__ not in sys.modules
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize("file", ["mine/client.py", "clients/mine.py"])
 def test_stage_no_model_with_its_own_client_if_clients_are_off(tmp_path: Path, file: str) -> None:
