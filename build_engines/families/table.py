@@ -42,6 +42,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
     batch_size = BATCH_SIZE
+    classes: Sequence[Class]
     if weights.kind == ONNX_FILE:
         if request.data:
             raise UsageError(
@@ -49,9 +50,11 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
                 "compare it with"
             )
         model = deepcopy(weights.graph)
-        classes: Sequence[Class] = mend(model)
+        classes = mend(model)
     else:
-        model, classes, settings, batch_size = _converted(request, weights, folder)
+        converted = _converted(request, weights, folder)
+        model, classes, batch_size = converted.model, converted.classes, converted.batch_size
+        settings |= {"missing": converted.missing} if converted.missing else {}
     check_tensors(model)
     onnx.save(model, folder / "1" / "model.onnx")
     settings |= _name_classes(request, classes, folder)
@@ -59,27 +62,22 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     return with_tensors(request, folder, spec)
 
 
-def _converted(
-    request: Request, weights: Weights, folder: Path
-) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str], int]:
-    """Return the graph, the classes, the settings and the largest batch. Write columns.txt,
-    categories.json and example.json."""
+def _converted(request: Request, weights: Weights, folder: Path) -> Any:
+    """Return the model as table_estimators converts it. Write columns.txt, categories.json and
+    example.json."""
     estimator = read(weights, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
-    converted = convert(
-        estimator, parse_inputs(request.inputs) if request.inputs else (), request.data
-    )
-    write_labels(folder / COLUMNS, converted.columns, None)
-    if any(values is not None for values in converted.categories):
-        (folder / CATEGORIES).write_text(json.dumps(converted.categories) + "\n", encoding="utf-8")
-    (folder / "example.json").write_text(json.dumps(converted.example) + "\n", encoding="utf-8")
-    return (
-        converted.model,
-        converted.classes,
-        {"missing": converted.missing} if converted.missing else {},
-        converted.batch_size,
-    )
+    inputs = parse_inputs(request.inputs) if request.inputs else ()
+    converted = convert(estimator, inputs, request.data)
+    names = [column.name for column in converted.columns if column.name]
+    write_labels(folder / COLUMNS, names, None)
+    categories = [column.categories for column in converted.columns]
+    if any(values is not None for values in categories):
+        (folder / CATEGORIES).write_text(json.dumps(categories) + "\n", encoding="utf-8")
+    example = [np.asarray(cells).tolist()[0] for cells in converted.cells]
+    (folder / "example.json").write_text(json.dumps(example) + "\n", encoding="utf-8")
+    return converted
 
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:

@@ -34,10 +34,6 @@ LEAF = -1
 LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
 
 
-class UnknownTrees(BuildError):
-    """Trees of a kind that is not converted."""
-
-
 @dataclass(frozen=True)
 class Tree:
     """The nodes of one tree. `left` is LEAF for a leaf, and `values` [nodes, n] are those of the
@@ -137,7 +133,7 @@ def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
     is_leaf = left == LEAF
     leaves = int(is_leaf.sum())
     if leaves >= MOST_LEAVES:
-        raise UnknownTrees(
+        raise BuildError(
             f"its trees have {leaves} leaves, and at most {MOST_LEAVES - 1} are built: limit their "
             "depth (max_depth, max_leaf_nodes)"
         )
@@ -176,29 +172,24 @@ class Kind:
     answer: Callable[[Graph, Any, str], Outputs]
 
 
-def kind_of(model: Any) -> Kind | None:
-    """Return the kind of a trained model, None if it is not one of trees that are converted
-    here."""
+def kind_of(model: Any) -> str:
+    """Return the name of a trained model's kind in KINDS, "" if it is not one of trees that are
+    converted here."""
     kind = type(model)
     library = kind.__module__.partition(".")[0]
     names = {f"{library}.{kind.__name__}", *(each.__name__ for each in kind.__mro__)}
-    return next((kind for name, kind in KINDS.items() if name in names), None)
+    return next((name for name in KINDS if name in names), "")
 
 
 def read(model: Any) -> Trees:
-    """Return the trees of a model that has a kind. Raise UnknownTrees."""
-    kind = kind_of(model)
-    if kind is None:
-        raise UnknownTrees(f"a {type(model).__name__} is not a model of trees")
-    return kind.read(model)
+    """Return the trees of a model that has a kind. Raise BuildError."""
+    return KINDS[kind_of(model)].read(model)
 
 
 def write(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
     """Add the model's `trees` for the matrix `cells`. Return its outputs, the prediction first.
-    Raise UnknownTrees."""
-    kind = kind_of(model)
-    sums = add_up(graph, cells, trees)
-    return kind.answer(graph, model, sums) if kind else {VARIABLE: sums}
+    Raise BuildError."""
+    return KINDS[kind_of(model)].answer(graph, model, add_up(graph, cells, trees))
 
 
 # --- scikit-learn
@@ -230,7 +221,7 @@ def _boosted(model: Any) -> Trees:
     """Read a GradientBoosting model. Its first sums are what `init` answers, the same for all
     rows."""
     if model.init is not None and model.init != "zero":
-        raise UnknownTrees(
+        raise BuildError(
             f"its init is a {type(model.init).__name__}, which is not converted: train it without "
             "init"
         )
@@ -356,7 +347,7 @@ def _xgboost(model: Any) -> Trees:
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
     if gradient_booster["name"] != "gbtree":
-        raise UnknownTrees(
+        raise BuildError(
             f"its booster is {gradient_booster['name']}, and only XGBoost's gbtree is converted: "
             "train it with booster='gbtree'"
         )
@@ -392,12 +383,12 @@ def _answer_without_leaves(document: Mapping[str, Any], features: int) -> Array:
 
 def _of_json(tree: Mapping[str, Any]) -> Tree:
     if any(tree["split_type"]):
-        raise UnknownTrees(
+        raise BuildError(
             "it has categorical columns, which are not converted: train it on codes or on columns "
             "of scikit-learn's OneHotEncoder, in a pipeline"
         )
     if int(tree["tree_param"]["size_leaf_vector"]) > 1:
-        raise UnknownTrees("multi_strategy='multi_output_tree': train 'one_output_per_tree'")
+        raise BuildError("multi_strategy='multi_output_tree': train 'one_output_per_tree'")
     values = np.array(tree["split_conditions"], np.float32)
     return Tree(
         np.array(tree["split_indices"]),
@@ -462,7 +453,7 @@ def _transformed(graph: Graph, objective: str, sums: str) -> str:
         return _exp(graph, sums)
     if objective.startswith(IDENTITY):
         return sums
-    raise UnknownTrees(f"XGBoost's objective {objective} is not converted")
+    raise BuildError(f"XGBoost's objective {objective} is not converted")
 
 
 def _exp(graph: Graph, values: str) -> str:
@@ -487,16 +478,16 @@ def _lightgbm(model: Any) -> Trees:
     booster = getattr(model, "booster_", model)
     document = booster.dump_model()
     if document["pandas_categorical"]:
-        raise UnknownTrees(
+        raise BuildError(
             "it has categorical columns of pandas, which are not converted: train it on codes or "
             "on columns of scikit-learn's OneHotEncoder, in a pipeline"
         )
     if "is_linear=1" in booster.model_to_string():
-        raise UnknownTrees("its trees are linear: train it without linear_tree")
+        raise BuildError("its trees are linear: train it without linear_tree")
     # of scikit-learn's interface; a Booster's predict takes it as an argument
     options = model.get_params() if hasattr(model, "get_params") else {}
     if options.get("pred_early_stop"):
-        raise UnknownTrees(
+        raise BuildError(
             "pred_early_stop leaves out trees of some rows, and all trees are built: "
             "model.set_params(pred_early_stop=False), and save it again"
         )
@@ -505,7 +496,7 @@ def _lightgbm(model: Any) -> Trees:
     trees = [_of_dump(each["tree_structure"], missing, most) for each in document["tree_info"]]
     for feature, kinds in sorted(missing.items()):
         if len(kinds) > 1:
-            raise UnknownTrees(f"its trees take missing cells of column {feature} in several ways")
+            raise BuildError(f"its trees take missing cells of column {feature} in several ways")
     zeros = np.zeros(len(most))
     zeros[[feature for feature, kinds in missing.items() if kinds == {"Zero"}]] = np.nan
     first = np.zeros(int(document["num_tree_per_iteration"]))
@@ -570,7 +561,7 @@ def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
         return {VARIABLE: graph.add("Mul", sums, graph.add("Abs", sums))}
     if objective in PLAIN:
         return {VARIABLE: sums}
-    raise UnknownTrees(f"LightGBM's objective {objective} is not converted")
+    raise BuildError(f"LightGBM's objective {objective} is not converted")
 
 
 PLAIN = (
