@@ -136,14 +136,14 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
 
 def _unpickled(path: Path) -> Any:
     """Return the pickled object. This also lets NumPy 1, which Triton's stub needs, read what NumPy
-    2 pickled: NumPy 2 has other names of modules, and stores a random generator's class, with the
-    seed beside the state."""
+    2 pickled: NumPy 2 has other names of modules, and another form of random generators, which no
+    prediction needs."""
     from joblib import numpy_pickle
 
     class Unpickler(numpy_pickle.NumpyUnpickler):  # type: ignore[misc]  # joblib has no types
         def find_class(self, module: str, name: str) -> Any:
-            if module == RANDOM and name in GENERATORS:
-                return GENERATORS[name]
+            if module == "numpy.random._pickle":
+                return Unused
             try:
                 return super().find_class(re.sub(r"^numpy\._core\b", "numpy.core", module), name)
             except (AttributeError, ModuleNotFoundError) as err:
@@ -168,30 +168,12 @@ def _absent(module: str, name: str) -> str:
     )
 
 
-def _bits(kind: Any = "MT19937") -> Any:
-    """Return a generator of random bits, from its name or its class."""
-    if isinstance(kind, str):
-        kind = getattr(np.random, kind)
-    return type(kind.__name__, (kind,), {"__setstate__": _set_state})()
+class Unused:
+    """Stands for a random generator."""
 
+    def __init__(self, *_: Any) -> None: ...
 
-def _set_state(self: Any, state: Any) -> None:
-    self.state = state[0] if isinstance(state, tuple) else state
-
-
-def _random(holder: Any) -> Any:
-    return lambda bits="MT19937", *_: holder(
-        bits if isinstance(bits, np.random.BitGenerator) else _bits(bits)
-    )
-
-
-# what pickles call to make random generators
-RANDOM = "numpy.random._pickle"
-GENERATORS = {
-    "__bit_generator_ctor": _bits,
-    "__generator_ctor": _random(np.random.Generator),
-    "__randomstate_ctor": _random(np.random.RandomState),
-}
+    def __setstate__(self, _: Any) -> None: ...
 
 
 def _xgboost(path: Path, _: bool) -> Any:

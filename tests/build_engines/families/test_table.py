@@ -880,14 +880,12 @@ def test_read_a_model_saved_under_numpy_2(tmp_path: Path) -> None:
     model = GradientBoostingClassifier(n_estimators=3, random_state=np.random.RandomState(0)).fit(
         NUMBERS, KIND
     )
-    model.watch, random = Watch(), model.random_state.get_state()[1].tolist()
+    model.watch = Watch()
     buffer = BytesIO()
     Numpy2(buffer, protocol=2).dump(model)
     file = tmp_path / "model.pkl"
     file.write_bytes(buffer.getvalue().replace(b"cnumpy.core.", b"cnumpy._core."))
     assert_answers(build_own(tmp_path, file), model, NUMBERS)
-    assert table.read(Weights(file), True).random_state.get_state()[1].tolist() == random
-    Watch.seen.pop()
     # nothing of NumPy is replaced while it is read
     assert Watch.seen == [getattr(NUMPY, BITS)]
 
