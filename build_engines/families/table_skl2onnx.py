@@ -28,7 +28,6 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 
-    _register_boosters()
     _register_scorers()
     name = type(model).__name__
     graph.parts.append(name)
@@ -40,7 +39,7 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
     try:
         part = to_onnx(_convertible(model), initial_types=types, target_opset=OPSETS)
     except Exception as err:  # the converters' errors have no common base class
-        unknown = re.search(r"shape calculator for type '<class '[\w.]*\.(\w+)'>", str(err))
+        unknown = re.search(r"(?:^|for type ')<class '[\w.]*\.(\w+)'>", str(err))
         reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)
         raise BuildError(f"a {name} cannot be converted to ONNX: {reason}; {INSTEAD}") from err
     cut_zip_map(part.graph)
@@ -58,32 +57,6 @@ def _convertible(model: Any) -> Any:
     if getattr(copied, "encode", "") == "onehot":  # of KBinsDiscretizer
         copied.encode = "onehot-dense"
     return copied
-
-
-def _register_boosters() -> None:
-    """Register onnxmltools' converters with skl2onnx, so that it can convert boosters within other
-    models."""
-    import lightgbm
-    import xgboost
-    from onnxmltools.convert.lightgbm.operator_converters.LightGbm import convert_lightgbm
-    from onnxmltools.convert.xgboost.operator_converters.XGBoost import convert_xgboost
-    from skl2onnx import update_registered_converter
-    from skl2onnx.common import shape_calculator as shapes
-
-    classifier, regressor = (
-        shapes.calculate_linear_classifier_output_shapes,
-        shapes.calculate_linear_regressor_output_shapes,
-    )
-    options = {"nocl": [True, False], "zipmap": [True, False, "columns"]}
-    for model, shape, converter, choices in (
-        (xgboost.XGBClassifier, classifier, convert_xgboost, options),
-        (xgboost.XGBRegressor, regressor, convert_xgboost, None),
-        (lightgbm.LGBMClassifier, classifier, convert_lightgbm, options),
-        (lightgbm.LGBMRegressor, regressor, convert_lightgbm, {"split": None}),
-    ):
-        library = model.__module__.partition(".")[0]
-        alias = f"{'XGBoost' if library == 'xgboost' else 'LightGbm'}{model.__name__}"
-        update_registered_converter(model, alias, shape, converter, options=choices, overwrite=True)
 
 
 def _register_scorers() -> None:

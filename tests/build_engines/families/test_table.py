@@ -250,6 +250,7 @@ WEIGHTED = ColumnTransformer(
 )
 WORDS = np.char.add("kind_", KIND)
 DART = xgboost.XGBClassifier(booster="dart", n_estimators=2)
+BOOSTED = xgboost.XGBClassifier(n_estimators=2)
 LINES = xgboost.XGBClassifier(booster="gblinear", n_estimators=2)
 ZEROS = lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1)
 FILLING = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
@@ -757,6 +758,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
             KIND,
             "VotingClassifier.* --data",
         ),
+        (VotingClassifier([("a", BOOSTED)]), NUMBERS, CODES, "know XGBClassifier.*Python"),
     ],
     ids=[
         "outputs",
@@ -774,6 +776,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "words",
         "step",
         "vote",
+        "boosters",
     ],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
