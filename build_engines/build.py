@@ -28,8 +28,8 @@ from build_engines.comparison import compare
 from build_engines.config_pbtxt import write_configs
 from build_engines.engines import onnx_runtime, tensorrt, trtexec
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import find_family
 from build_engines.families.family import Family
+from build_engines.families.find_family import find_family
 from build_engines.model_spec import ONNX, Engine, ModelSpec
 from build_engines.publish import (
     check,
