@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from build_engines import onnx_files
+from build_engines import onnx_reader
 from build_engines.build_record import cache_folder, digest, digest_of_files
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.recipes import Recipe
@@ -101,14 +101,14 @@ class Weights:
             return {}
         if self.kind == ONNX_FILE:
             folder = self._path.parent
-            files = [self._path, *onnx_files.external_files(self.graph, folder)]
+            files = [self._path, *onnx_reader.external_files(self.graph, folder)]
             return {"weights": digest_of_files(folder, files)}
         return {"weights": identity(self._path)}
 
     @cached_property
     def graph(self) -> Any:
         """Return an ONNX file's model, without weights from other files."""
-        return onnx_files.read(self.path)
+        return onnx_reader.read(self.path)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

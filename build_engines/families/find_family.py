@@ -6,7 +6,7 @@
 | a folder of transformers that takes texts | text.py | text_folder.py |
 | a model of scikit-learn, XGBoost or LightGBM | table.py | table_estimators.py |
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
-| any other ONNX file, a TorchScript file | tensors.py | onnx_file.py, torchscript.py |
+| any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
 
 No file says that it is a detector with a YOLO's output: --client object-detection does, and
 clients/_heads.py recognizes the form of the output.

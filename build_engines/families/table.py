@@ -14,7 +14,8 @@ import onnx
 
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.family import Family
-from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_tensors import with_tensors
+from build_engines.families.own_torchscript import parse_inputs
 from build_engines.families.table_repair import (
     BATCH_SIZE,
     INSTEAD,
@@ -24,7 +25,6 @@ from build_engines.families.table_repair import (
     has_operators,
     mend,
 )
-from build_engines.families.torchscript import parse_inputs
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from build_engines import onnx_files
+from build_engines import onnx_reader
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
 from build_engines.families.own_file import (
@@ -80,7 +80,7 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
 
 def _parse_input(text: str, number: int) -> TensorSpec:
     match = _INPUT.fullmatch(text)
-    if not match or match[2] not in onnx_files.DATATYPES.values():
+    if not match or match[2] not in onnx_reader.DATATYPES.values():
         raise UsageError(
             f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1"
         )
