@@ -152,12 +152,12 @@ def _made_from(request: Request, weights: Weights) -> dict[str, Any]:
     """Return everything that determines a build's result, without the paths of this machine."""
     asked = asdict(request)
     # not part of the result; the digests of the files are added below
-    for field in ("repository", "name", "load", "calibration", "labels", "tokenizer", "data"):
+    for field in ("repository", "name", "load", "calibration", "labels", "tokenizer"):
         asked.pop(field)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights
     asked["sha256"] = weights.identity
-    files = {"labels": request.labels, "tokenizer": request.tokenizer, "data": request.data}
+    files = {"labels": request.labels, "tokenizer": request.tokenizer}
     for name, file in files.items():
         if file and file.exists():
             asked["sha256"][name] = identity(file)

@@ -79,13 +79,6 @@ class Request:
         "read a .joblib or .pkl file, which runs the code in it: only if you trust its author",
         action="store_true",
     )
-    data: Path | None = option(
-        NETWORK,
-        None,
-        "for tables: rows (CSV) on which the model and its ONNX file are compared too",
-        type=Path,
-        metavar="FILE",
-    )
     target: str = option(
         ENGINE,
         "cpu",

@@ -44,11 +44,6 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     batch_size = BATCH_SIZE
     classes: Sequence[Class]
     if weights.kind == ONNX_FILE:
-        if request.data:
-            raise UsageError(
-                f"--data {request.data}: {weights.path} is an ONNX file, and there is no model to "
-                "compare it with"
-            )
         model = deepcopy(weights.graph)
         classes = mend(model)
     else:
@@ -69,7 +64,7 @@ def _converted(request: Request, weights: Weights, folder: Path) -> Any:
     from build_engines.families.table_estimators import convert
 
     inputs = parse_inputs(request.inputs) if request.inputs else ()
-    converted = convert(estimator, inputs, request.data)
+    converted = convert(estimator, inputs)
     names = [column.name for column in converted.columns if column.name]
     write_labels(folder / COLUMNS, names, None)
     categories = [column.categories for column in converted.columns]

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from build_engines.families.table_rows import (
     feed,
     is_missing,
     missing_columns,
-    of_file,
     sample,
     with_learned,
 )
@@ -44,10 +42,8 @@ MATRIX = "X"
 BOOLEANS = [False, True]
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
 MOST_VALUES = 1 << 22  # values of leaves in a run of trees, 8 bytes each
-OF_TREES = Limits(1.0, 1e-5)  # in FP32, with the user's rows
 FAR = (-np.inf, np.inf)
 MOST_ROWS = 50_000  # on which trees are compared alone; of more thresholds only some are tried
-OWN_ROWS = "with --data rows.csv it is built if the ONNX file answers all these rows alike"
 
 
 @dataclass(frozen=True)
@@ -65,28 +61,25 @@ class Converted:
     missing: str = ""
 
 
-def convert(
-    estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None = None
-) -> Converted:
+def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     """Convert with the columns `inputs`, by default those of the model. Raise BuildError if the
-    ONNX file answers differently from the model, for rows like those of training or for those of
-    the file `data`. skl2onnx computes in FP64 if that is supported and answers alike, otherwise in
-    FP32, and so it computes trees within other models."""
+    ONNX file answers rows like those of training differently from the model. skl2onnx computes in
+    FP64 if that is supported and answers alike, otherwise in FP32, and so it computes trees within
+    other models."""
     estimator = _best(_chosen(estimator))
     _check_kind(estimator)
     columns = columns_of(estimator)
     if inputs:
         columns = _named(inputs, columns)
-    own = of_file(data, columns) if data else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about arrays without column names
         graph = TableGraph("FP32" if _inner_trees(_last(estimator)) else "FP64")
         try:
-            converted = _converted(graph, estimator, columns, own)
+            converted = _converted(graph, estimator, columns)
         except BuildError:
             if graph.datatype == "FP32" or not graph.parts:
                 raise
-            converted = _converted(TableGraph("FP32"), estimator, columns, own)
+            converted = _converted(TableGraph("FP32"), estimator, columns)
         return _with_used_columns(estimator, converted)
 
 
@@ -122,9 +115,7 @@ def _check_share(estimator: Any, converted: Converted, share: float, rows: int, 
         )
 
 
-def _converted(
-    graph: TableGraph, estimator: Any, columns: Sequence[Column], own: list[Array] | None
-) -> Converted:
+def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> Converted:
     cells = _inputs(graph, columns, estimator)
     steps, last = _parts(estimator)
     made = Table(cells)
@@ -134,7 +125,7 @@ def _converted(
     is_of_trees = bool(table_trees.kind_of(last))
     inner = [last] if is_of_trees else _inner_trees(last)
     ensembles = [table_trees.read(each) for each in inner]
-    if inner and own is None:
+    if inner:
         _check_exact(graph, last, made)
     limits, batch_size = USUAL, table_repair.BATCH_SIZE
     if is_of_trees:
@@ -143,8 +134,6 @@ def _converted(
         values = _values_of_trees(graph, steps, last, ensembles[0], made)
         outputs = table_trees.write(graph, last, ensembles[0], values)
     else:
-        if inner and own:
-            limits = OF_TREES
         values = table_steps.matrix(graph, made.cells)
         outputs = table_skl2onnx.insert(graph, last, values, len(made.cells))
     classes = np.asarray(getattr(estimator, "classes_", ()))
@@ -159,7 +148,8 @@ def _converted(
     converted = Converted(model, tuple(classes.tolist()), known, rows, limits, batch_size)
     if is_of_trees:
         _compare_trees(estimator, converted, last, ensembles[0])
-    _compare(estimator, converted, own)
+    share = agreement(estimator, model, known, rows, limits)
+    _check_share(estimator, converted, share, len(rows[0]), "like those of training")
     return converted
 
 
@@ -172,7 +162,10 @@ def _check_exact(graph: TableGraph, last: Any, made: Table) -> None:
     elif not table_trees.kind_of(last) and (made.sparse or _has_steps(last)):
         where = f"steps before the trees within a {type(last).__name__} are"
     if where:
-        raise BuildError(f"{where} not converted exactly; {OWN_ROWS}")
+        raise BuildError(
+            f"{where} not converted exactly, and the last bit of a cell can decide at a threshold: "
+            "if that does not matter, convert the model with skl2onnx and build the ONNX file"
+        )
 
 
 def _has_steps(model: Any) -> bool:
@@ -230,14 +223,6 @@ def _are_whole_in_fp32(
     if library == "lightgbm":
         return bool(steps) or not _names(last)[0]
     return trees.in_fp32
-
-
-def _compare(estimator: Any, converted: Converted, own: list[Array] | None) -> None:
-    """Compare the whole model on rows like those of training, and on the user's."""
-    asked = {"like those of training": converted.cells} | ({"of --data": own} if own else {})
-    for which, rows in asked.items():
-        share = agreement(estimator, converted.model, converted.columns, rows, converted.limits)
-        _check_share(estimator, converted, share, len(rows[0]), which)
 
 
 def _inputs(graph: Graph, columns: Sequence[Column], estimator: Any) -> list[Cells]:

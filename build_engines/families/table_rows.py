@@ -3,7 +3,6 @@ answer them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from build_engines.errors import BuildError, UsageError, brief, first_line
+from build_engines.errors import BuildError, brief
 from build_engines.families.table_repair import run
 from build_engines.families.table_trees import objective_of
 
@@ -172,37 +171,6 @@ def with_missing(
         if columns[index].datatype != "BYTES":
             changed[index] = changed[index].astype(float)
     return changed
-
-
-def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
-    """Return the cells of a CSV file, by the names in its header or in the order of the columns.
-    Raise UsageError."""
-    import pandas as pd
-
-    how: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "dtype": object}
-    names = [column.name for column in columns]
-    numbers = [str(index) for index in range(len(names))]
-    try:
-        frame = pd.read_csv(file, **how)
-        if set(names) <= set(frame.columns):
-            frame = frame[names]
-        elif list(frame.columns) != numbers:
-            frame = pd.read_csv(file, header=None, **how)
-        if frame.shape[1] != len(columns) or not len(frame):
-            raise UsageError(
-                f"--data {file}: it has {frame.shape[1]} columns, and the model takes "
-                f"{len(columns)}"
-            )
-        return [_typed(column, frame.iloc[:, index]) for index, column in enumerate(columns)]
-    except (OSError, ValueError) as err:
-        raise UsageError(f"--data {file}: {first_line(err)}") from err
-
-
-def _typed(column: Column, series: Any) -> Array:
-    if column.datatype == "BYTES":
-        return np.array([column.missing if is_missing(cell) else cell for cell in series], object)
-    dtype = np.int64 if column.datatype == "INT64" else float
-    return np.asarray(series.replace({"True": 1, "False": 0}).astype(dtype))
 
 
 def agreement(

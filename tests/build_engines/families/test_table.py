@@ -751,12 +751,12 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         ),
         (make_pipeline(KNNImputer(), LogisticRegression()), GAPS, KIND, "KNNImputer .*opset 17"),
         (make_pipeline(TfidfVectorizer(), LogisticRegression()), WORDS, KIND, "Python"),
-        (make_pipeline(PCA(2), RandomForestClassifier(5)), NUMBERS, KIND, "PCA.* --data"),
+        (make_pipeline(PCA(2), RandomForestClassifier(5)), NUMBERS, KIND, "PCA.*build the ONNX"),
         (
             VotingClassifier([("a", make_pipeline(StandardScaler(), RandomForestClassifier(5)))]),
             NUMBERS,
             KIND,
-            "VotingClassifier.* --data",
+            "VotingClassifier.*build the ONNX",
         ),
         (VotingClassifier([("a", BOOSTED)]), NUMBERS, CODES, "know XGBClassifier.*Python"),
     ],
@@ -891,23 +891,6 @@ def test_read_a_model_saved_under_numpy_2(tmp_path: Path) -> None:
     assert_answers(build_own(tmp_path, file), model, NUMBERS)
     # nothing of NumPy is replaced while it is read
     assert Watch.seen == [getattr(NUMPY, BITS)]
-
-
-def test_compare_the_rows_of_a_file_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(FILLED[["c"]], LETTER)
-    (tmp_path / "rows.csv").write_text("c\np\nq\n")
-    build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
-    assert "2 rows of --data" in capsys.readouterr().out
-    (tmp_path / "rows.csv").write_text("p,1,2\nq,1,2\n")
-    with pytest.raises(UsageError, match=r"rows\.csv"):
-        build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
-
-
-def test_build_another_step_before_trees_if_all_rows_of_a_file_agree(tmp_path: Path) -> None:
-    model = make_pipeline(PCA(2), TREES).fit(NUMBERS, CODES)
-    pd.DataFrame(NUMBERS).to_csv(tmp_path / "rows.csv", index=False)
-    stored = build_own(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
-    assert_answers(stored, model, NUMBERS)
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
