@@ -19,7 +19,7 @@ import instance  # type: ignore[import-not-found]  # Triton's stub puts this fol
 import tensors as table  # type: ignore[import-not-found]
 import triton_python_backend_utils as pb_utils
 from batching import Arrays, Batcher, Call, Merge, decode, merge_of, run_at_once, run_merged  # type: ignore[import-not-found]
-from onnx_session import UNOPTIMIZED, SessionSettings, load, providers, run_options  # type: ignore[import-not-found]
+from onnx_session import UNOPTIMIZED, SessionSettings, load, run_options  # type: ignore[import-not-found]
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 Config = dict[str, Any]
@@ -61,9 +61,8 @@ class TritonPythonModel:
         path = instance.version_folder(args) / (
             config.get("default_model_filename") or "model.onnx"
         )
-        available = providers(args)
         merge = merge_of(config)
-        self.runs = Runs(lambda each: load(path, each, available), settings, merge)
+        self.runs = Runs(partial(load, path), settings, merge)
         self.session = self.runs.session
         check(config, self.session)
         self.scalars = {node.name for node in self.session.get_inputs() if not node.shape}
@@ -71,10 +70,7 @@ class TritonPythonModel:
             node.name for node in self.session.get_inputs() if node.type == "tensor(string)"
         }
         self.batcher = Batcher(self._read, self.runs.run, merge, (InvalidArgument,))
-        pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.session.get_providers()[0]}, "
-            f"{settings.describe()}"
-        )
+        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {settings.describe()}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer the requests that the dynamic batcher has merged. Return one response for each, in
