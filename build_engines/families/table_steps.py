@@ -156,10 +156,9 @@ def _weighted(
 
 
 def _function(_: TableGraph, step: Any, table: Table) -> Table:
-    function = getattr(step.func, "func", step.func)  # of a partial
-    if step.func is None or getattr(function, "__name__", "") == "check_array":
+    if step.func is None:
         return table
-    name = getattr(function, "__name__", function)
+    name = getattr(step.func, "__name__", step.func)
     raise BuildError(
         f"FunctionTransformer({name}) is not converted: train without it and compute {name} "
         f"yourself, or {INSTEAD}"
