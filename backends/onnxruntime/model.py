@@ -89,7 +89,8 @@ class TritonPythonModel:
             feed[name] = decode(name, feed[name])
         instance.reshape_scalars(feed, self.scalars)
         wanted = set(request.requested_output_names())
-        return feed, tuple(node.name for node in self.session.get_outputs() if node.name in wanted)
+        names = [node.name for node in self.session.get_outputs()]
+        return feed, tuple(name for name in names if name in wanted)
 
 
 class Runs:
@@ -136,7 +137,8 @@ class Runs:
         del self.session
 
     def _run(self, session: Any, feed: Arrays, names: Sequence[str]) -> Arrays:
-        return dict(zip(names, session.run(list(names), feed, self.options), strict=True))
+        arrays = session.run(list(names), feed, self.options)
+        return dict(zip(names, arrays, strict=True))
 
 
 def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
@@ -159,5 +161,5 @@ def complete(config: Config, folder: Path) -> Config:
 
 def check(config: Config, session: Any) -> None:
     """Raise ValueError if config.pbtxt and the ONNX file disagree."""
-    optional = tensors(session.get_overridable_initializers())
-    table.check(config, tensors(session.get_inputs()), tensors(session.get_outputs()), optional)
+    inputs, outputs = tensors(session.get_inputs()), tensors(session.get_outputs())
+    table.check(config, inputs, outputs, tensors(session.get_overridable_initializers()))

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -269,13 +270,10 @@ class Runs:
     def run(self, calls: Sequence[Call]) -> list[Arrays]:
         """Return the outputs of each call, in order."""
         size = math.ceil(len(calls) / self.streams)
-        parts = [calls[start : start + size] for start in range(0, len(calls), size)]
-        outputs = (
-            self.pool.map(self._part, parts)
-            if self.pool and len(parts) > 1
-            else map(self._part, parts)
-        )
-        return [arrays for part in outputs for arrays in part]
+        starts = range(0, len(calls), size)
+        parts = [calls[start : start + size] for start in starts]
+        run: Any = self.pool.map if self.pool and len(parts) > 1 else map
+        return list(chain.from_iterable(run(self._part, parts)))
 
     def close(self) -> None:
         """Free the model's memory."""
