@@ -614,12 +614,16 @@ def test_tell_a_stored_0_of_a_sparse_matrix_from_a_missing_cell(steps: Any, tmp_
 
 
 NAMES = ["label", "probabilities", "Sub_1", "label_number", "constant_0", "label_"]
+NAMES += ["output_label", "part_3_cells", "scores"]
 
 
 @pytest.mark.parametrize("classes", [KIND, KIND == "a"], ids=["texts", "booleans"])
-def test_build_columns_named_like_outputs_and_nodes(classes: Any, tmp_path: Path) -> None:
-    rows = pd.DataFrame(np.tile(NUMBERS, 2), columns=NAMES)
-    model = make_pipeline(ColumnTransformer([("s", StandardScaler(), NAMES)]), TREES)
+@pytest.mark.parametrize("last", [TREES, LogisticRegression()], ids=["trees", "skl2onnx"])
+def test_build_columns_named_like_outputs_and_nodes(
+    last: Any, classes: Any, tmp_path: Path
+) -> None:
+    rows = pd.DataFrame(np.tile(NUMBERS, 3), columns=NAMES)
+    model = make_pipeline(ColumnTransformer([("s", StandardScaler(), NAMES)]), last)
     model.fit(rows, classes)
     stored = build_own(tmp_path, dumped(tmp_path, model))
     assert list(columns(stored)) == NAMES
