@@ -184,8 +184,10 @@ def _hint(path: Path) -> str:
             (remedy for name, remedy in FOLDERS.items() if any(path.glob(name))),
             "a checkpoint's folder is what save_pretrained writes",
         )
-    hint = next((remedy for ends, remedy in FILES.items() if path.name.endswith(ends)), "")
-    return f"; {hint}" if hint else ""
+    for ends, remedy in FILES.items():
+        if path.name.endswith(ends):
+            return f"; {remedy}"
+    return ""
 
 
 def identity(path: Path) -> str:

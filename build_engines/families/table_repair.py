@@ -105,7 +105,8 @@ def set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
 def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[Any]:
     try:
         if rows is not None:
-            return run(model, {name: array[:count] for name, array in rows.items()})
+            first = {name: array[:count] for name, array in rows.items()}
+            return run(model, first)
         return run(model, {value.name: _blank(value, count) for value in model.graph.input})
     except Exception as err:  # ONNX Runtime's exceptions have no common base class
         if rows is not None:

@@ -199,8 +199,9 @@ def compared(
     answered = []
     try:
         for start in range(0, count, AT_ONCE):
-            part = slice(start, start + AT_ONCE)
-            answered.append(run(model, {name: cells[part] for name, cells in rows.items()}))
+            end = start + AT_ONCE
+            part = {name: cells[start:end] for name, cells in rows.items()}
+            answered.append(run(model, part))
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return 0.0
     names = [value.name for value in model.graph.output]

@@ -211,7 +211,8 @@ def _imputed(graph: Graph, step: Any, table: Table) -> Table:
     if any(cell.datatype == "BYTES" for cell in table.cells):
         if not is_missing(step.missing_values) or step.add_indicator:
             raise BuildError("a SimpleImputer of texts replaces missing cells only")
-        return replace(table, cells=[_filled(table.cells[i], step.statistics_[i]) for i in kept])
+        pairs = [(table.cells[index], step.statistics_[index]) for index in kept]
+        return replace(table, cells=[_filled(cell, value) for cell, value in pairs])
     values = matrix(graph, table.cells)
     missing = _is(graph, values, step.missing_values)
     filled = graph.add("Where", missing, step.statistics_.astype(np.float64), values)
@@ -238,15 +239,16 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
     """Return the columns into which the encoder turns each column. Their values are its own answers
     for each category."""
     cells: list[Cells] = []
-    widths = getattr(step, "_n_features_outs", None)
+    widths = getattr(step, "_n_features_outs", None)  # of a OneHotEncoder; others have equal ones
+    start = 0
     for index, cell in enumerate(table.cells):
         answers = _answers(step, index)
-        if widths is None:
-            widths = [answers.shape[1] // len(table.cells)] * len(table.cells)
-        start, width = sum(widths[:index]), widths[index]
-        chosen = np.ascontiguousarray(answers[:, start : start + width], np.float64)
-        encoded = graph.add("Gather", chosen, _codes(graph, cell, step.categories_[index]))
-        cells += columns_of(encoded, width)
+        width = widths[index] if widths else answers.shape[1] // len(table.cells)
+        end = start + width
+        chosen = np.ascontiguousarray(answers[:, start:end], np.float64)
+        codes = _codes(graph, cell, step.categories_[index])
+        cells += columns_of(graph.add("Gather", chosen, codes), width)
+        start = end
     return Table(cells, getattr(step, "sparse_output", False))
 
 
