@@ -62,7 +62,7 @@ class TritonPythonModel:
         file = instance.version_folder(args) / (
             config.get("default_model_filename") or openvino_engine.DEFAULT_FILE
         )
-        model, self.scalars = openvino_engine.fitted(file, config, settings)
+        model, self.scalars = openvino_engine.fitted(file, config)
         compiled = openvino_engine.Compiled(
             model, settings, args["model_name"], args["model_version"]
         )

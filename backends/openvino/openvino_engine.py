@@ -60,26 +60,20 @@ SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
 
 
-def read(file: Path, settings: OpenvinoSettings) -> Any:
+def read(file: Path) -> Any:
     """Read the model in the file. Raise ValueError or FileNotFoundError if the file is invalid or
     missing."""
     if not file.exists():
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
         raise FileNotFoundError(f"unable to find '{file}'{remedy}")
-    core = openvino.Core()
-    if settings.extension:
-        try:
-            core.add_extension(settings.extension)
-        except RuntimeError as err:
-            raise ValueError(f"parameter 'CPU_EXTENSION_PATH': {plain(err)}") from err
     for operator in UNLIKE:
         if _contains(file, operator):
             raise ValueError(
                 f"OpenVINO computes {operator.decode()} in '{file}' differently from ONNX Runtime"
             )
     try:
-        return core.read_model(str(file))
+        return openvino.Core().read_model(str(file))
     except RuntimeError as err:
         raise ValueError(f"OpenVINO cannot read '{file}': {plain(err)}") from err
 
@@ -184,10 +178,10 @@ def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[
     }
 
 
-def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any, set[str]]:
+def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
     """Return the model adapted to config.pbtxt, and the names of its scalar inputs. Raise
     ValueError if the two disagree."""
-    model = read(file, settings)
+    model = read(file)
     fit(model, config)
     model = convert(model, config)
     inputs, outputs = (
@@ -203,7 +197,7 @@ def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any,
 def complete(config: Config, file: Path) -> None:
     """Fill in inputs, outputs and max_batch_size in place. Raise ValueError if that is not
     possible."""
-    model = read(file, OpenvinoSettings.from_config(config))
+    model = read(file)
     fit(model, config)
     table.complete(
         config, tensors(model.inputs, config["input"]), tensors(model.outputs, config["output"])
@@ -217,8 +211,6 @@ class Compiled:
     def __init__(self, model: Any, settings: OpenvinoSettings, name: str, version: str) -> None:
         self.core = openvino.Core()
         self.warnings = [*settings.warnings]
-        if settings.extension:
-            self.core.add_extension(settings.extension)
         capabilities = list(self.core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
         if settings.lacks(capabilities):
             self.warnings.append(
