@@ -116,33 +116,34 @@ def _check_share(estimator: Any, converted: Converted, share: float, rows: int, 
 
 
 def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> Converted:
+    """Write the steps and the model after them into the graph, and compare it with them."""
     cells = _inputs(graph, columns, estimator)
     steps, last = _parts(estimator)
-    made = Table(cells)
+    table = Table(cells)
     for step in steps:
-        made = table_steps.apply(graph, step, made)
+        table = table_steps.apply(graph, step, table)
     _check_answers(estimator, columns)
     is_of_trees = bool(table_trees.kind_of(last))
     inner = [last] if is_of_trees else _inner_trees(last)
     ensembles = [table_trees.read(each) for each in inner]
     if inner:
-        _check_exact(graph, last, made)
+        _check_exact(graph, last, table)
     limits, batch_size = USUAL, table_repair.BATCH_SIZE
     if is_of_trees:
         limits = EXACT
         batch_size = max(min(batch_size, MOST_VALUES // ensembles[0].values), 1)
-        values = _values_of_trees(graph, steps, last, ensembles[0], made)
+        values = _values_of_trees(graph, steps, last, ensembles[0], table)
         outputs = table_trees.write(graph, last, ensembles[0], values)
     else:
-        values = table_steps.matrix(graph, made.cells)
-        outputs = table_skl2onnx.insert(graph, last, values, len(made.cells))
+        values = table_steps.matrix(graph, table.cells)
+        outputs = table_skl2onnx.insert(graph, last, values, len(table.cells))
     classes = np.asarray(getattr(estimator, "classes_", ()))
     if classes.tolist() == BOOLEANS and classes.dtype == bool:
         prediction = next(iter(outputs))
         outputs[prediction] = graph.cast(outputs[prediction], TensorProto.BOOL)
         classes = np.array(())
     model = _model(graph, outputs)
-    known = _with_thresholds(columns, cells, made.cells, ensembles)
+    known = _with_thresholds(columns, cells, table, ensembles)
     rows = sample(known)
     table_repair.set_shapes(model, feed(model, rows, known))
     converted = Converted(model, tuple(classes.tolist()), known, rows, limits, batch_size)
@@ -153,13 +154,13 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     return converted
 
 
-def _check_exact(graph: TableGraph, last: Any, made: Table) -> None:
+def _check_exact(graph: TableGraph, last: Any, table: Table) -> None:
     """Raise BuildError if the cells that trees compare may differ in their last bits from those of
     scikit-learn."""
     where = ""
     if graph.parts:
         where = f"a {graph.parts[0]} before trees is"
-    elif not table_trees.kind_of(last) and (made.sparse or _has_steps(last)):
+    elif not table_trees.kind_of(last) and (table.sparse or _has_steps(last)):
         where = f"steps before the trees within a {type(last).__name__} are"
     if where:
         raise BuildError(
@@ -176,29 +177,29 @@ def _has_steps(model: Any) -> bool:
 def _with_thresholds(
     columns: Sequence[Column],
     cells: Sequence[Cells],
-    made: Sequence[Cells],
+    table: Table,
     ensembles: Sequence[table_trees.Trees],
 ) -> list[Column]:
     """Return the columns, which enter the graph as `cells`, with the thresholds of trees that read
-    them as they come. The trees read the cells `made`."""
+    them as they come. The trees read `table`."""
     known = list(columns)
     for trees in ensembles:
         for feature, thresholds in trees.thresholds().items():
-            if made[feature] in cells:
-                index = cells.index(made[feature])
+            if table.cells[feature] in cells:
+                index = cells.index(table.cells[feature])
                 points = (*known[index].points, *thresholds.tolist())
                 known[index] = replace(known[index], points=points)
     return known
 
 
 def _values_of_trees(
-    graph: Graph, steps: Sequence[Any], last: Any, trees: table_trees.Trees, made: Table
+    graph: Graph, steps: Sequence[Any], last: Any, trees: table_trees.Trees, table: Table
 ) -> str:
     """Return the matrix of FP64 that trees compare."""
-    in_fp32 = _are_whole_in_fp32(steps, last, trees, made.cells)
-    values = table_steps.matrix(graph, made.cells, in_fp32)
-    if made.sparse and _library(last) == "xgboost":
-        values = table_steps.with_absent(graph, values, made.cells)
+    in_fp32 = _are_whole_in_fp32(steps, last, trees, table.cells)
+    values = table_steps.matrix(graph, table.cells, in_fp32)
+    if table.sparse and _library(last) == "xgboost":
+        values = table_steps.with_absent(graph, values, table.cells)
     return values
 
 
