@@ -8,7 +8,7 @@ others. `backends.install` copies this file into every backend's folder.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -301,8 +301,28 @@ def respond(arrays: Arrays) -> Any:
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
-def decode(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Decode Triton's BYTES to str. Raise InvalidInput if they are not UTF-8."""
+def read_request(
+    request: Any,
+    outputs: Iterable[str],
+    strings: Collection[str] = (),
+    scalars: Collection[str] = (),
+) -> tuple[Arrays, tuple[str, ...]]:
+    """Return a request's input arrays, and those of the `outputs` that it requests. Inputs in
+    `strings` become str. Inputs in `scalars` are scalars in the model's file, and callers send
+    them with the shape [1]. Raise InvalidInput for strings that are not UTF-8."""
+    feed: Arrays = {}
+    for tensor in request.inputs():
+        name, array = tensor.name(), tensor.as_numpy()
+        if name in strings:
+            array = _decoded(name, array)
+        if name in scalars and array.size == 1:
+            array = array.reshape(())
+        feed[name] = array
+    wanted = set(request.requested_output_names())
+    return feed, tuple(name for name in outputs if name in wanted)
+
+
+def _decoded(name: str, array: NDArray[Any]) -> NDArray[Any]:
     try:
         texts = [text.decode() for text in array.ravel()]
     except UnicodeDecodeError as err:

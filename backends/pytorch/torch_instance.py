@@ -12,7 +12,7 @@ import naming  # type: ignore[import-not-found]
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
-from batching import Batcher, decode, merge_of, run_merged  # type: ignore[import-not-found]
+from batching import Batcher, merge_of, read_request, run_merged  # type: ignore[import-not-found]
 from numpy.typing import NDArray
 from torch_settings import TorchSettings  # type: ignore[import-not-found]
 
@@ -27,11 +27,12 @@ class TorchInstance:
     def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
         self.settings = TorchSettings.from_config(config)
         self.settings.apply()
-        path = instance.version_folder(args) / (config.get("default_model_filename") or "model.pt")
-        self.module = load(path)
+        self.module = load(instance.model_file(args, config, "model.pt"))
         self._name_tensors(config)
         merge = merge_of(config)
-        self.batcher = Batcher(self._read, partial(run_merged, self._run, merge), merge)
+        strings = {name for name, kind in self.datatypes.items() if kind == "TYPE_STRING"}
+        read = partial(read_request, outputs=self.outputs, strings=strings)
+        self.batcher = Batcher(read, partial(run_merged, self._run, merge), merge)
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {self.settings.describe()}")
 
     def _name_tensors(self, config: Mapping[str, Any]) -> None:
@@ -45,14 +46,6 @@ class TorchInstance:
         self.datatypes = {
             entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])
         }
-
-    def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
-        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        for name in feed:
-            if self.datatypes.get(name) == "TYPE_STRING":
-                feed[name] = decode(name, feed[name])
-        wanted = set(request.requested_output_names())
-        return feed, tuple(name for name in self.outputs if name in wanted)
 
     def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
         values = {name: _value(array) for name, array in feed.items()}
