@@ -127,7 +127,7 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     inner = [last] if is_of_trees else _inner_trees(last)
     ensembles = [table_trees.read(each) for each in inner]
     if inner:
-        _check_exact(graph, last, table)
+        _check_exact(graph, last, table, ensembles)
     limits, batch_size = USUAL, table_repair.BATCH_SIZE
     if is_of_trees:
         limits = EXACT
@@ -154,14 +154,20 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     return converted
 
 
-def _check_exact(graph: TableGraph, last: Any, table: Table) -> None:
+def _check_exact(
+    graph: TableGraph, last: Any, table: Table, ensembles: Sequence[table_trees.Trees]
+) -> None:
     """Raise BuildError if the cells that trees compare may differ in their last bits from those of
-    scikit-learn."""
-    where = ""
+    the library. skl2onnx converts trees within another model, and compares in FP32."""
+    name, where = type(last).__name__, ""
     if graph.parts:
         where = f"a {graph.parts[0]} before trees is"
-    elif not table_trees.kind_of(last) and (table.sparse or _has_steps(last)):
-        where = f"steps before the trees within a {type(last).__name__} are"
+    elif table_trees.kind_of(last):
+        return
+    elif table.sparse or _has_steps(last):
+        where = f"steps before the trees within a {name} are"
+    elif not all(each.in_fp32 for each in ensembles):
+        where = f"trees within a {name} that compare in FP64 are"
     if where:
         raise BuildError(
             f"{where} not converted exactly, and the last bit of a cell can decide at a threshold: "

@@ -245,8 +245,7 @@ VOTE = VotingClassifier(
     [("a", LogisticRegression()), ("b", RandomForestClassifier(5))], voting="soft"
 )
 WEIGHTED = ColumnTransformer(
-    [("c", OneHotEncoder(), ["c"]), ("v", StandardScaler(), ["v"])],
-    transformer_weights={"c": 0.3},
+    [("c", OneHotEncoder(), ["c"]), ("v", StandardScaler(), ["v"])], transformer_weights={"c": 0.3}
 )
 WORDS = np.char.add("kind_", KIND)
 DART = xgboost.XGBClassifier(booster="dart", n_estimators=2)
@@ -766,6 +765,12 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
             "VotingClassifier.*build the ONNX",
         ),
         (VotingClassifier([("a", BOOSTED)]), NUMBERS, CODES, "know XGBClassifier.*Python"),
+        (
+            VotingClassifier([("a", HistGradientBoostingClassifier(max_iter=2))]),
+            NUMBERS,
+            CODES,
+            "VotingClassifier that compare in FP64",
+        ),
     ],
     ids=[
         "outputs",
@@ -787,6 +792,7 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "step",
         "vote",
         "boosters",
+        "trees in FP64",
     ],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
