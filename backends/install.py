@@ -87,7 +87,9 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _is_current(folder: Path, files: Mapping[str, Path]) -> bool:
-    if folder.is_symlink() or not folder.is_dir() or set(_files(folder)) != set(files):
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    if set(_files(folder)) != set(files):
         return False
     return all(_is_copy(folder / name, source) for name, source in files.items())
 

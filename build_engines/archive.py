@@ -103,7 +103,8 @@ def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False
         config.name = names[name]
     for step in config.ensemble_scheduling.step:
         step.model_name = names.get(step.model_name, step.model_name)
-    if "client" not in config.parameters and (shares or name in (*families(), *FACES)):
+    names_client = shares or name in (*families(), *FACES)
+    if names_client and "client" not in config.parameters:
         config.parameters["client"].string_value = name
     comments = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return comments + render(config).removeprefix(HEADER)

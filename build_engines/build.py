@@ -28,8 +28,8 @@ from build_engines.comparison import compare
 from build_engines.config_pbtxt import write_configs
 from build_engines.engines import onnx_runtime, tensorrt, trtexec
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import find_family
 from build_engines.families.family import Family
+from build_engines.families.find_family import find_family
 from build_engines.model_spec import ONNX, Engine, ModelSpec
 from build_engines.publish import (
     check,
@@ -152,12 +152,12 @@ def _made_from(request: Request, weights: Weights) -> dict[str, Any]:
     """Return everything that determines a build's result, without the paths of this machine."""
     asked = asdict(request)
     # not part of the result; the digests of the files are added below
-    for field in ("repository", "name", "load", "calibration", "labels", "tokenizer", "data"):
+    for field in ("repository", "name", "load", "calibration", "labels", "tokenizer"):
         asked.pop(field)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights
     asked["sha256"] = weights.identity
-    files = {"labels": request.labels, "tokenizer": request.tokenizer, "data": request.data}
+    files = {"labels": request.labels, "tokenizer": request.tokenizer}
     for name, file in files.items():
         if file and file.exists():
             asked["sha256"][name] = identity(file)

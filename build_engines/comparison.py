@@ -11,7 +11,7 @@ import numpy as np
 
 from build_engines.build_record import digest_of_version, reference_folder
 from build_engines.errors import BuildError, first_line
-from build_engines.families import family_of
+from build_engines.families.find_family import family_of
 from build_engines.measures import Measure, cosine
 from build_engines.runners import OnnxFile, Runner, example_feed, row_of, rows_of, runner_of
 from build_engines.stored_model import StoredModel

@@ -155,8 +155,10 @@ def _same_vector(ours: Any, theirs: Any) -> float:
 
 def _same_shares(ours: Any, theirs: Any) -> float:
     shares = {each["class_id"]: each["share"] for each in theirs["segments"]}
-    common = [min(each["share"], shares.get(each["class_id"], 0)) for each in ours["segments"]]
-    return float(sum(common))
+    common = 0.0
+    for each in ours["segments"]:
+        common += min(each["share"], shares.get(each["class_id"], 0))
+    return common
 
 
 def _same_boxes(ours: Any, theirs: Any) -> float | None:

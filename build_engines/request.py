@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from build_engines.recipes import RECIPES, Recipe
+from build_engines.recipes import RECIPES
 from serving.clients import families, family_name
 
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
@@ -78,13 +78,6 @@ class Request:
         False,
         "read a .joblib or .pkl file, which runs the code in it: only if you trust its author",
         action="store_true",
-    )
-    data: Path | None = option(
-        NETWORK,
-        None,
-        "for tables: rows (CSV) on which the model and its ONNX file are compared too",
-        type=Path,
-        metavar="FILE",
     )
     target: str = option(
         ENGINE,
@@ -156,14 +149,10 @@ class Request:
         object.__setattr__(self, "client", family_name(self.client))
 
     @property
-    def recipe(self) -> Recipe | None:
-        """Return the recipe, or None for a model of the user's own."""
-        return RECIPES.get(self.model)
-
-    @property
     def named_client(self) -> str:
-        """Return the client that the flag names, or else the recipe, or "" if neither names one."""
-        return self.client or (self.recipe.client if self.recipe else "")
+        """Return the client of the flag, else that of the recipe, "" if neither names one."""
+        recipe = RECIPES.get(self.model)
+        return self.client or (recipe.client if recipe else "")
 
     @property
     def model_folder(self) -> Path:

@@ -2,20 +2,16 @@
 and recognizes their kind."""
 
 import json
-import os
 import re
-import shutil
-import urllib.request
 import zipfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from build_engines import onnx_files
-from build_engines.build_record import cache_folder, digest, digest_of_files
+from build_engines import onnx_reader
+from build_engines.build_record import digest, digest_of_files
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.recipes import Recipe
 from build_engines.request import Request
 
 # Kinds of weights, each as error messages call it
@@ -101,14 +97,14 @@ class Weights:
             return {}
         if self.kind == ONNX_FILE:
             folder = self._path.parent
-            files = [self._path, *onnx_files.external_files(self.graph, folder)]
+            files = [self._path, *onnx_reader.external_files(self.graph, folder)]
             return {"weights": digest_of_files(folder, files)}
         return {"weights": identity(self._path)}
 
     @cached_property
     def graph(self) -> Any:
         """Return an ONNX file's model, without weights from other files."""
-        return onnx_files.read(self.path)
+        return onnx_reader.read(self.path)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -134,12 +130,9 @@ class Weights:
 
 
 def find(request: Request) -> Weights:
-    """Return the weights of the flag, fetched from the hub for a HUB-ID, else those of the recipe.
+    """Return the weights of the flag, fetched from the hub for a HUB-ID, else the recipe's own.
     Raise UsageError if they do not exist."""
-    recipe = request.recipe
-    if recipe and recipe.url and not request.weights:
-        return Weights(from_publisher(recipe))
-    source = request.weights or (recipe.hub if recipe else "")
+    source = request.weights
     if not source:
         return Weights(None)
     path = Path(source).expanduser()
@@ -191,8 +184,10 @@ def _hint(path: Path) -> str:
             (remedy for name, remedy in FOLDERS.items() if any(path.glob(name))),
             "a checkpoint's folder is what save_pretrained writes",
         )
-    hint = next((remedy for ends, remedy in FILES.items() if path.name.endswith(ends)), "")
-    return f"; {hint}" if hint else ""
+    for ends, remedy in FILES.items():
+        if path.name.endswith(ends):
+            return f"; {remedy}"
+    return ""
 
 
 def identity(path: Path) -> str:
@@ -216,28 +211,3 @@ def from_hub(model: str) -> Path:
             f"machine that can: `hf download {model} --local-dir FOLDER`; bring FOLDER here "
             "and name it: --weights FOLDER"
         ) from err
-
-
-def from_publisher(recipe: Recipe) -> Path:
-    """Return the publisher's file, from the cache or the network. Raise BuildError if its SHA-256
-    is not the recipe's."""
-    file = cache_folder() / recipe.url.rpartition("/")[2]
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}")
-        try:
-            with urllib.request.urlopen(recipe.url, timeout=30) as reply, part.open("wb") as output:
-                shutil.copyfileobj(reply, output)
-            part.replace(file)
-        except OSError as err:
-            part.unlink(missing_ok=True)
-            raise BuildError(
-                f"{recipe.url} cannot be fetched ({first_line(err)}). Fetch it elsewhere "
-                "and name the file here: --weights PATH"
-            ) from err
-    if (actual := digest(file)) != recipe.sha256:
-        file.unlink()
-        raise BuildError(
-            f"{recipe.url} has SHA-256 {actual}, expected {recipe.sha256}; the file was removed"
-        )
-    return file

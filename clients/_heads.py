@@ -133,7 +133,8 @@ def _head(table: Shape, layout: str, masks: int, keypoints: tuple[int, int], lab
         in_rows = table[1] - BOX[ROWS] - more
         if labels and in_columns != in_rows:
             layout = {in_columns: COLUMNS, in_rows: ROWS}.get(labels, layout)
-        few = 0 < table[0] <= MOST_FINAL or (table[0] == -1 and labels > 1)
+        may_be_few = table[0] == -1 and labels > 1
+        few = may_be_few or 0 < table[0] <= MOST_FINAL
         if few and table[1] == end_to_end:
             layout = FINAL
     values = table[0] if layout == COLUMNS else table[1]

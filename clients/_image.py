@@ -8,18 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._input import EXAMPLE, INTERPOLATIONS, SETTINGS, frame_of
-from clients._resize import whole
+from clients._input import EXAMPLE, SETTINGS, frame_of
+from clients._resize import rule_of
 from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed
 
 Pixels = NDArray[np.uint8]
-# how many times its target a side may be: resizing a longer image before cropping it would take
-# gigabytes
-RIBBON = 16
-# interpolations in which a rounding difference replaces a whole pixel
-STEPS = ("nearest", "box")
 # a JPEG may be decoded smaller, but to at least this multiple of its resized size: for 224 pixels,
 # 12 megapixels are decoded at an eighth
 AMPLE = 1.4
@@ -40,13 +35,9 @@ class ImageClient(ModelClient):
         self.example = EXAMPLE
         self.input = model.inputs[0]
         self.frame = frame_of(self.input, options, model.max_batch_size)
-        self.method = INTERPOLATIONS[options["interpolation"]]
-        exact = options["exact"]
-        if not (exact or self.answers_in_pixels):
+        if not (options["exact"] or self.answers_in_pixels):
             self.side = int(AMPLE * max(self.frame.resized))
-        self.resizes_first = exact or options["interpolation"] in STEPS
-        cuts = {"shortest": self._shortest, "stretch": self._stretch}
-        self.resize = cuts.get(options["resize"]) or whole(self.frame, options)
+        self.resize = rule_of(self.frame, options)
 
     def prepare(self, instances: Sequence[Image.Image], parameters: Mapping[str, Any]) -> Tensors:
         """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for
@@ -81,39 +72,6 @@ class ImageClient(ModelClient):
             values += frame.offset
             values = values.astype(frame.dtype, copy=False)
         return values[:, None] if frame.own_batch else values
-
-    def _shortest(self, image: Image.Image) -> Image.Image:
-        """Resize the image to cover `resized`, then crop the centre, as torchvision and
-        transformers do for ImageNet. Unless `resizes_first`, compute only the crop: Pillow then
-        takes two thirds of the time, and rounding differs less than between torchvision's own two
-        methods."""
-        width, height = image.size
-        least_height, least_width = self.frame.resized
-        covering = (least_height * width // height, least_height)
-        if least_width * height >= least_height * width:
-            covering = (least_width, least_width * height // width)
-        crop = self._centre(covering)
-        excess = max(covering[0] / least_width, covering[1] / least_height)
-        if self.resizes_first and excess <= RIBBON:
-            return image.resize(covering, self.method).crop(crop)
-        # the same crop in pixels of the image, clipped to it because of rounding
-        x = width / covering[0]
-        y = height / covering[1]
-        left, top, right, bottom = crop
-        source = (left * x, top * y, min(right * x, width), min(bottom * y, height))
-        return image.resize(self.frame.size[::-1], self.method, box=source)
-
-    def _stretch(self, image: Image.Image) -> Image.Image:
-        sides = self.frame.resized[::-1]
-        return image.resize(sides, self.method).crop(self._centre(sides))
-
-    def _centre(self, sides: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Return the box of the centre. Half a pixel is rounded down, as transformers does;
-        torchvision rounds it to even."""
-        height, width = self.frame.size
-        left = (sides[0] - width) // 2
-        top = (sides[1] - height) // 2
-        return (left, top, left + width, top + height)
 
     def finite(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
         """Return an output as FP32. Raise InferenceFailed when it is not finite."""

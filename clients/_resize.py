@@ -1,5 +1,4 @@
-"""Resizes a whole image, for detectors, segmenters and encoders: pads it to a size, or keeps its
-proportions."""
+"""The rules by which an image is resized to a network's input: the setting `resize`."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -7,29 +6,71 @@ from typing import Any
 
 from PIL import Image
 
-from clients._input import INTERPOLATIONS, Frame, keeps_ratio
+from clients._input import INTERPOLATIONS, Frame, Size, keeps_ratio
 from serving.errors import DecodingError
 
+# how many times its target a side may be: resizing a longer image before cropping it would take
+# gigabytes
+RIBBON = 16
+# interpolations in which a rounding difference replaces a whole pixel
+STEPS = ("nearest", "box")
 
-def whole(frame: Frame, options: Mapping[str, Any]) -> Callable[[Image.Image], Image.Image]:
-    """Return the function that resizes an image by the setting `resize`, which is pad or
-    keep_ratio."""
+
+def rule_of(frame: Frame, options: Mapping[str, Any]) -> Callable[[Image.Image], Image.Image]:
+    """Return the function that resizes an image by the setting `resize`."""
     method = INTERPOLATIONS[options["interpolation"]]
+    size, resized = frame.size, frame.resized
     if keeps_ratio(options):
-        shorter, longer = frame.resized
-        return partial(
-            keep_ratio,
-            shorter=shorter,
-            longer=longer,
-            divisor=options["size_divisor"],
-            method=method,
-        )
-    return partial(pad, size=frame.size, level=options["pad_value"], method=method)
+        divisor = options["size_divisor"]
+        shorter, longer = resized
+        return partial(keep_ratio, shorter=shorter, longer=longer, divisor=divisor, method=method)
+    if options["resize"] == "pad":
+        return partial(pad, size=size, level=options["pad_value"], method=method)
+    if options["resize"] == "stretch":
+        return partial(stretch, size=size, resized=resized, method=method)
+    resizes_first = options["exact"] or options["interpolation"] in STEPS
+    return partial(shortest, size=size, least=resized, method=method, resizes_first=resizes_first)
 
 
-def pad(
-    image: Image.Image, size: tuple[int, int], level: int, method: Image.Resampling
+def shortest(
+    image: Image.Image, size: Size, least: Size, method: Image.Resampling, resizes_first: bool
 ) -> Image.Image:
+    """Resize the image to cover `least`, then crop the centre, as torchvision and transformers do
+    for ImageNet. Unless `resizes_first`, compute only the crop: Pillow then takes two thirds of the
+    time, and rounding differs less than between torchvision's own two methods."""
+    width, height = image.size
+    least_height, least_width = least
+    covering = (least_height * width // height, least_height)
+    if least_width * height >= least_height * width:
+        covering = (least_width, least_width * height // width)
+    crop = _centre(covering, size)
+    excess = max(covering[0] / least_width, covering[1] / least_height)
+    if resizes_first and excess <= RIBBON:
+        return image.resize(covering, method).crop(crop)
+    # the same crop in pixels of the image, which rounding may not exceed
+    x = width / covering[0]
+    y = height / covering[1]
+    left, top, right, bottom = crop
+    source = (left * x, top * y, min(right * x, width), min(bottom * y, height))
+    return image.resize(size[::-1], method, box=source)
+
+
+def stretch(image: Image.Image, size: Size, resized: Size, method: Image.Resampling) -> Image.Image:
+    """Resize the image to `resized`, then crop the centre."""
+    sides = resized[::-1]
+    return image.resize(sides, method).crop(_centre(sides, size))
+
+
+def _centre(sides: tuple[int, int], size: Size) -> tuple[int, int, int, int]:
+    """Return the box of the centre of an image with these sides (width, height). Half a pixel is
+    rounded down, as transformers does; torchvision rounds it to even."""
+    height, width = size
+    left = (sides[0] - width) // 2
+    top = (sides[1] - height) // 2
+    return (left, top, left + width, top + height)
+
+
+def pad(image: Image.Image, size: Size, level: int, method: Image.Resampling) -> Image.Image:
     """Put the image, as large as fits, in the middle of a background of this grey `level`."""
     target_height, target_width = size
     factor = min(target_height / image.height, target_width / image.width)

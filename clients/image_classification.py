@@ -38,12 +38,11 @@ class Client(ImageClient):
         self.label_of = self.labels.__getitem__ if self.labels else str
         self.output = scores_output(model, len(self.labels))
         self.outputs = (self.output.name,)
-        own_batch = model.max_batch_size == 0 and len(self.output.shape) > 1
-        shape = self.output.shape[int(own_batch) :]
+        shape = self.shape_of_each(self.output)
         # -1 if the shape does not say
         is_fixed = min(shape, default=-1) >= 0
         self.classes = prod(shape) if is_fixed else -1
-        if mistake := self._mistake(self.output.shape, self.classes):
+        if mistake := self._mistake(shape, self.classes):
             raise InvalidRequest(mistake)
 
     def postprocess(
@@ -81,11 +80,9 @@ class Client(ImageClient):
         ]
 
     def _mistake(self, shape: Sequence[int], classes: int) -> str:
-        """Return why an output of this shape is not one score for each class; "" if it is. Apart
-        from a batch dimension of its own, only one dimension may differ from 1."""
-        own_batch = len(shape) > 1 and shape[0] == -1
-        sizes = shape[int(own_batch) :]
-        if sum(size != 1 for size in sizes) > 1:
+        """Return why an output of this shape is not one score for each class; "" if it is. Only
+        one dimension may differ from 1."""
+        if sum(size != 1 for size in shape) > 1:
             return (
                 f"output '{self.output.name}' {list(shape)} of model '{self.model.name}' is "
                 "not a list of scores, one for each class: a detector, a segmentation or an "

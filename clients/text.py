@@ -103,7 +103,9 @@ class Client(ModelClient):
         for name in self.left_out:
             if (tensors[name] == FILLED[name]).all():
                 del tensors[name]
-        return tensors | {name: tensors[name].astype(np.int32) for name in self.int32 & {*tensors}}
+        for name in self.int32 & tensors.keys():
+            tensors[name] = tensors[name].astype(np.int32)
+        return tensors
 
     def postprocess(
         self,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.families import FAMILIES
+from build_engines.families.find_family import FAMILIES
 from clients.base import ModelClient
 from serving.clients import families
 from serving.clients import family as client_class

@@ -8,7 +8,7 @@ others. `backends.install` copies this file into every backend's folder.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -134,8 +134,11 @@ class SameShapes(Merge):
     """Merges the calls whose inputs can be concatenated along the first dimension."""
 
     def key(self, call: Call) -> Hashable:
-        arrays = [(name, call.feed[name]) for name in sorted(call.feed)]
-        return tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays)
+        key = []
+        for name in sorted(call.feed):
+            array = call.feed[name]
+            key.append((name, array.dtype.str, array.shape[1:]))
+        return tuple(key)
 
     def join(self, calls: Sequence[Call]) -> Arrays:
         first = calls[0].feed
@@ -187,7 +190,8 @@ class Ragged(SameShapes):
                     "they must be the same"
                 )
         # an output as long as another input could not be told from one as long as the tokens
-        alone = call.index if max(self._other_sizes(call), default=0) >= shape[1] else -1
+        longest = max(self._other_sizes(call), default=0)
+        alone = call.index if longest >= shape[1] else -1
         return alone, super().key(self._others(call))
 
     def groups(self, calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
@@ -218,7 +222,8 @@ class Ragged(SameShapes):
                 begin = end
                 end += len(call.feed[IDS])
                 # without a mask all tokens count, and without types all are 0
-                feed[name][begin:end, : _length(call)] = call.feed.get(name, int(name == MASK))
+                usual = int(name == MASK)
+                feed[name][begin:end, : _length(call)] = call.feed.get(name, usual)
         return feed
 
     def split(self, outputs: Arrays, calls: Sequence[Call]) -> list[Arrays]:
@@ -265,7 +270,8 @@ def merge_of(config: Mapping[str, Any], multiple: int = 1) -> Merge:
         entry["name"]: np.dtype(pb_utils.triton_string_to_numpy(entry["data_type"]))
         for entry in ragged
     }
-    variable = [entry["name"] for entry in config["output"] if int(entry["dims"][0]) == -1]
+    first_sizes = {entry["name"]: int(entry["dims"][0]) for entry in config["output"]}
+    variable = [name for name, size in first_sizes.items() if size == -1]
     most = int(config.get("parameters", {}).get(RAGGED, NONE)["string_value"])
     return Ragged(dtypes, frozenset(variable), multiple, most)
 
@@ -273,8 +279,9 @@ def merge_of(config: Mapping[str, Any], multiple: int = 1) -> Merge:
 def run_merged(run: Run, merge: Merge, calls: Sequence[Call]) -> list[Arrays]:
     """Call `run(arrays, output names)` once for all calls. Raise ValueError if its outputs cannot
     be split by call."""
-    names = chain.from_iterable(call.outputs for call in calls)
-    outputs = dict(run(merge.join(calls), tuple(dict.fromkeys(names))))
+    every = chain.from_iterable(call.outputs for call in calls)
+    names = tuple(dict.fromkeys(every))
+    outputs = dict(run(merge.join(calls), names))
     return merge.split(outputs, calls)
 
 
@@ -294,8 +301,28 @@ def respond(arrays: Arrays) -> Any:
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
-def decode(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Decode Triton's BYTES to str. Raise InvalidInput if they are not UTF-8."""
+def read_request(
+    request: Any,
+    outputs: Iterable[str],
+    strings: Collection[str] = (),
+    scalars: Collection[str] = (),
+) -> tuple[Arrays, tuple[str, ...]]:
+    """Return a request's input arrays, and those of the `outputs` that it requests. Inputs in
+    `strings` become str. Inputs in `scalars` are scalars in the model's file, and callers send
+    them with the shape [1]. Raise InvalidInput for strings that are not UTF-8."""
+    feed: Arrays = {}
+    for tensor in request.inputs():
+        name, array = tensor.name(), tensor.as_numpy()
+        if name in strings:
+            array = _decoded(name, array)
+        if name in scalars and array.size == 1:
+            array = array.reshape(())
+        feed[name] = array
+    wanted = set(request.requested_output_names())
+    return feed, tuple(name for name in outputs if name in wanted)
+
+
+def _decoded(name: str, array: NDArray[Any]) -> NDArray[Any]:
     try:
         texts = [text.decode() for text in array.ravel()]
     except UnicodeDecodeError as err:

@@ -6,7 +6,7 @@
 import ctypes
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,11 @@ def parse_bool(text: str) -> bool:
     return BOOLEANS[text.lower()]
 
 
-def version_folder(args: Mapping[str, str]) -> Path:
-    """Return the folder with the version's files. `args` is what Triton passes to initialize."""
-    return Path(args["model_repository"]) / args["model_version"]
+def model_file(args: Mapping[str, str], config: Mapping[str, Any], usual: str) -> Path:
+    """Return the path of the version's file that config.pbtxt names, else of the `usual` one.
+    `args` is what Triton passes to initialize."""
+    name = config.get("default_model_filename") or usual
+    return Path(args["model_repository"], args["model_version"], name)
 
 
 def stub_version_folder(config: Mapping[str, Any]) -> Path:
@@ -81,14 +83,6 @@ def stub_version_folder(config: Mapping[str, Any]) -> Path:
     """
     path = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
     return Path(path.removesuffix(config["default_model_filename"]))
-
-
-def reshape_scalars(feed: dict[str, Any], scalars: Collection[str]) -> None:
-    """Reshape the arrays of inputs that are scalars in the model's file, because callers send shape
-    [1]."""
-    for name in scalars:
-        if name in feed and feed[name].size == 1:
-            feed[name] = feed[name].reshape(())
 
 
 def give_back_memory() -> None:

@@ -137,7 +137,8 @@ def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str,
     if side == "output" and len(shape) == len(wanted):
         start = 1 if config["max_batch_size"] else 0
         free = zip(shape[start:], wanted[start:], strict=True)
-        wanted = (*wanted[:start], *(-1 if own == -1 else size for own, size in free))
+        sizes = [-1 if own == -1 else size for own, size in free]
+        wanted = (*wanted[:start], *sizes)
     if tensor.shape and not fits(shape, wanted):
         note = (
             " (the first is the batch dimension of max_batch_size)"

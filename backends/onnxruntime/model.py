@@ -18,8 +18,8 @@ from typing import Any
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 import tensors as table  # type: ignore[import-not-found]
 import triton_python_backend_utils as pb_utils
-from batching import Arrays, Batcher, Call, Merge, decode, merge_of, run_at_once, run_merged  # type: ignore[import-not-found]
-from onnx_session import UNOPTIMIZED, SessionSettings, load, providers, run_options  # type: ignore[import-not-found]
+from batching import Arrays, Batcher, Call, Merge, merge_of, read_request, run_at_once, run_merged  # type: ignore[import-not-found]
+from onnx_session import UNOPTIMIZED, SessionSettings, load, run_options  # type: ignore[import-not-found]
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 Config = dict[str, Any]
@@ -58,23 +58,20 @@ class TritonPythonModel:
         fail."""
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
-        path = instance.version_folder(args) / (
-            config.get("default_model_filename") or "model.onnx"
-        )
-        available = providers(args)
+        path = instance.model_file(args, config, "model.onnx")
         merge = merge_of(config)
-        self.runs = Runs(lambda each: load(path, each, available), settings, merge)
+        self.runs = Runs(partial(load, path), settings, merge)
         self.session = self.runs.session
         check(config, self.session)
-        self.scalars = {node.name for node in self.session.get_inputs() if not node.shape}
-        self.strings = {
-            node.name for node in self.session.get_inputs() if node.type == "tensor(string)"
-        }
-        self.batcher = Batcher(self._read, self.runs.run, merge, (InvalidArgument,))
-        pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.session.get_providers()[0]}, "
-            f"{settings.describe()}"
+        inputs = self.session.get_inputs()
+        read = partial(
+            read_request,
+            outputs=[node.name for node in self.session.get_outputs()],
+            strings={node.name for node in inputs if node.type == "tensor(string)"},
+            scalars={node.name for node in inputs if not node.shape},
         )
+        self.batcher = Batcher(read, self.runs.run, merge, (InvalidArgument,))
+        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {settings.describe()}")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer the requests that the dynamic batcher has merged. Return one response for each, in
@@ -86,14 +83,6 @@ class TritonPythonModel:
         """Free the sessions' memory before the process ends."""
         self.runs.close()
         del self.session
-
-    def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
-        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        for name in self.strings & feed.keys():
-            feed[name] = decode(name, feed[name])
-        instance.reshape_scalars(feed, self.scalars)
-        wanted = set(request.requested_output_names())
-        return feed, tuple(node.name for node in self.session.get_outputs() if node.name in wanted)
 
 
 class Runs:
@@ -140,7 +129,8 @@ class Runs:
         del self.session
 
     def _run(self, session: Any, feed: Arrays, names: Sequence[str]) -> Arrays:
-        return dict(zip(names, session.run(list(names), feed, self.options), strict=True))
+        arrays = session.run(list(names), feed, self.options)
+        return dict(zip(names, arrays, strict=True))
 
 
 def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
@@ -163,5 +153,5 @@ def complete(config: Config, folder: Path) -> Config:
 
 def check(config: Config, session: Any) -> None:
     """Raise ValueError if config.pbtxt and the ONNX file disagree."""
-    optional = tensors(session.get_overridable_initializers())
-    table.check(config, tensors(session.get_inputs()), tensors(session.get_outputs()), optional)
+    inputs, outputs = tensors(session.get_inputs()), tensors(session.get_outputs())
+    table.check(config, inputs, outputs, tensors(session.get_overridable_initializers()))

@@ -14,7 +14,7 @@ from typing import Any
 
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 import triton_python_backend_utils as pb_utils
-from batching import Batcher, merge_of  # type: ignore[import-not-found]
+from batching import Batcher, merge_of, read_request  # type: ignore[import-not-found]
 from numpy.typing import NDArray
 from openvino_settings import OpenvinoSettings  # type: ignore[import-not-found]
 
@@ -59,10 +59,8 @@ class TritonPythonModel:
             import openvino_engine
         config = json.loads(args["model_config"])
         settings = OpenvinoSettings.from_config(config)
-        file = instance.version_folder(args) / (
-            config.get("default_model_filename") or openvino_engine.DEFAULT_FILE
-        )
-        model, self.scalars = openvino_engine.fitted(file, config, settings)
+        file = instance.model_file(args, config, openvino_engine.DEFAULT_FILE)
+        model, self.scalars = openvino_engine.fitted(file, config)
         compiled = openvino_engine.Compiled(
             model, settings, args["model_name"], args["model_version"]
         )
@@ -88,9 +86,7 @@ class TritonPythonModel:
         self.runs.close()
 
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
-        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        feed, names = read_request(request, self.outputs, scalars=self.scalars)
         for name, array in feed.items():
             self.check_range(name, array, self.rows.get(name))
-        instance.reshape_scalars(feed, self.scalars)
-        wanted = set(request.requested_output_names())
-        return feed, tuple(name for name in self.outputs if name in wanted)
+        return feed, names

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -59,26 +60,20 @@ SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
 
 
-def read(file: Path, settings: OpenvinoSettings) -> Any:
+def read(file: Path) -> Any:
     """Read the model in the file. Raise ValueError or FileNotFoundError if the file is invalid or
     missing."""
     if not file.exists():
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
         raise FileNotFoundError(f"unable to find '{file}'{remedy}")
-    core = openvino.Core()
-    if settings.extension:
-        try:
-            core.add_extension(settings.extension)
-        except RuntimeError as err:
-            raise ValueError(f"parameter 'CPU_EXTENSION_PATH': {plain(err)}") from err
     for operator in UNLIKE:
         if _contains(file, operator):
             raise ValueError(
                 f"OpenVINO computes {operator.decode()} in '{file}' differently from ONNX Runtime"
             )
     try:
-        return core.read_model(str(file))
+        return openvino.Core().read_model(str(file))
     except RuntimeError as err:
         raise ValueError(f"OpenVINO cannot read '{file}': {plain(err)}") from err
 
@@ -183,10 +178,10 @@ def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[
     }
 
 
-def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any, set[str]]:
+def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
     """Return the model adapted to config.pbtxt, and the names of its scalar inputs. Raise
     ValueError if the two disagree."""
-    model = read(file, settings)
+    model = read(file)
     fit(model, config)
     model = convert(model, config)
     inputs, outputs = (
@@ -202,7 +197,7 @@ def fitted(file: Path, config: Config, settings: OpenvinoSettings) -> tuple[Any,
 def complete(config: Config, file: Path) -> None:
     """Fill in inputs, outputs and max_batch_size in place. Raise ValueError if that is not
     possible."""
-    model = read(file, OpenvinoSettings.from_config(config))
+    model = read(file)
     fit(model, config)
     table.complete(
         config, tensors(model.inputs, config["input"]), tensors(model.outputs, config["output"])
@@ -216,8 +211,6 @@ class Compiled:
     def __init__(self, model: Any, settings: OpenvinoSettings, name: str, version: str) -> None:
         self.core = openvino.Core()
         self.warnings = [*settings.warnings]
-        if settings.extension:
-            self.core.add_extension(settings.extension)
         capabilities = list(self.core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
         if settings.lacks(capabilities):
             self.warnings.append(
@@ -269,13 +262,10 @@ class Runs:
     def run(self, calls: Sequence[Call]) -> list[Arrays]:
         """Return the outputs of each call, in order."""
         size = math.ceil(len(calls) / self.streams)
-        parts = [calls[start : start + size] for start in range(0, len(calls), size)]
-        outputs = (
-            self.pool.map(self._part, parts)
-            if self.pool and len(parts) > 1
-            else map(self._part, parts)
-        )
-        return [arrays for part in outputs for arrays in part]
+        starts = range(0, len(calls), size)
+        parts = [calls[start : start + size] for start in starts]
+        run: Any = self.pool.map if self.pool and len(parts) > 1 else map
+        return list(chain.from_iterable(run(self._part, parts)))
 
     def close(self) -> None:
         """Free the model's memory."""

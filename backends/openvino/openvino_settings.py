@@ -29,7 +29,6 @@ PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
 CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 IGNORED = {"COMPILATION_NUM_THREADS": "OpenVINO compiles for a CPU with the inference threads"}
 READ = (
-    "CPU_EXTENSION_PATH",
     "HINT_BF16",
     "INFERENCE_NUM_THREADS",
     "INFERENCE_PRECISION_HINT",
@@ -37,6 +36,7 @@ READ = (
     "PERFORMANCE_HINT",
 )
 REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
+    "CPU_EXTENSION_PATH": "export the model with OpenVINO's own operators",
     "TARGET_DEVICE": "this backend runs on the processor; other devices need NVIDIA's backend",
     "RESHAPE_IO_LAYERS": "export the model with these shapes, or with variable dimensions",
     "SKIP_OV_DYNAMIC_BATCHSIZE": "leave it out: a batch may have any number of rows",
@@ -58,7 +58,6 @@ class OpenvinoSettings:
     hint: str = "LATENCY"
     streams: str = ""
     precision: str = ""
-    extension: str = ""
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -77,7 +76,6 @@ class OpenvinoSettings:
                 parameters, "NUM_STREAMS", _streams, "", "a whole number from 1, AUTO or NUMA"
             ),
             precision=_precision(parameters),
-            extension=parameters.get("CPU_EXTENSION_PATH", ""),
             warnings=tuple(_warnings(parameters)),
         )
 

@@ -14,7 +14,8 @@ from typing import Any
 
 Config = dict[str, Any]
 
-PARAMETERS = (  # the parameters in config.pbtxt, which torch_settings.py reads
+# the parameters in config.pbtxt; DISABLE_CUDNN and ENABLE_CACHE_CLEANING do nothing on a processor
+PARAMETERS = (
     "DISABLE_CUDNN",
     "DISABLE_OPTIMIZED_EXECUTION",
     "ENABLE_CACHE_CLEANING",

@@ -12,7 +12,7 @@ import naming  # type: ignore[import-not-found]
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
-from batching import Batcher, decode, merge_of, run_merged  # type: ignore[import-not-found]
+from batching import Batcher, merge_of, read_request, run_merged  # type: ignore[import-not-found]
 from numpy.typing import NDArray
 from torch_settings import TorchSettings  # type: ignore[import-not-found]
 
@@ -27,15 +27,13 @@ class TorchInstance:
     def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
         self.settings = TorchSettings.from_config(config)
         self.settings.apply()
-        self.device = device_of(args)
-        path = instance.version_folder(args) / (config.get("default_model_filename") or "model.pt")
-        self.module = load(path, self.device)
+        self.module = load(instance.model_file(args, config, "model.pt"))
         self._name_tensors(config)
         merge = merge_of(config)
-        self.batcher = Batcher(self._read, partial(run_merged, self._run, merge), merge)
-        pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.device}, {self.settings.describe()}"
-        )
+        strings = {name for name, kind in self.datatypes.items() if kind == "TYPE_STRING"}
+        read = partial(read_request, outputs=self.outputs, strings=strings)
+        self.batcher = Batcher(read, partial(run_merged, self._run, merge), merge)
+        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {self.settings.describe()}")
 
     def _name_tensors(self, config: Mapping[str, Any]) -> None:
         naming.check(config)
@@ -49,22 +47,11 @@ class TorchInstance:
             entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])
         }
 
-    def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
-        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        for name in feed:
-            if self.datatypes.get(name) == "TYPE_STRING":
-                feed[name] = decode(name, feed[name])
-        wanted = set(request.requested_output_names())
-        return feed, tuple(name for name in self.outputs if name in wanted)
-
     def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
-        values = {name: self._value(array) for name, array in feed.items()}
+        values = {name: _value(array) for name, array in feed.items()}
         with self.settings.running():
             results = self._forward(values)
-        arrays = {name: self._array(name, results) for name in names}
-        if self.settings.cache_cleaning and self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return arrays
+        return {name: self._array(name, results) for name in names}
 
     def _forward(self, values: dict[str, Any]) -> Sequence[Any]:
         if self.takes_dictionary:
@@ -73,12 +60,6 @@ class TorchInstance:
             names = sorted(values, key=self.inputs.__getitem__)
             result = self.module(*[values[name] for name in names])
         return result if isinstance(result, tuple) else (result,)
-
-    def _value(self, array: NDArray[Any]) -> Any:
-        """Convert an array to a tensor on the instance's device, or to a list of strings."""
-        if array.dtype == np.object_:
-            return array.tolist()
-        return torch.from_numpy(array).to(self.device)
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
         """Return the output called `name`. Raise ValueError if forward() did not return what
@@ -102,7 +83,7 @@ class TorchInstance:
         # copy the result, because the module may reuse its memory in the next run, before this
         # response is sent
         copied = result.clone(memory_format=torch.contiguous_format)
-        return self._checked(name, copied.cpu().numpy())
+        return self._checked(name, copied.numpy())
 
     def _checked(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         expected = pb_utils.triton_string_to_numpy(self.datatypes[name])
@@ -114,14 +95,9 @@ class TorchInstance:
         return array
 
 
-def device_of(args: Mapping[str, str]) -> Any:
-    """Return the instance's device. Raise ValueError if the instance is on a GPU and PyTorch cannot
-    use it."""
-    if args["model_instance_kind"] != "GPU":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError(f"an instance is on a GPU, but PyTorch {torch.__version__} finds none")
-    return torch.device("cuda", int(args["model_instance_device_id"]))
+def _value(array: NDArray[Any]) -> Any:
+    """Convert an array to a tensor, or to a list of strings."""
+    return array.tolist() if array.dtype == np.object_ else torch.from_numpy(array)
 
 
 @dataclass(frozen=True)
@@ -148,12 +124,12 @@ class Forward:
         return cls(tuple(argument.name for argument in arguments), takes_dictionary=False)
 
 
-def load(path: Path, device: Any) -> Any:
+def load(path: Path) -> Any:
     """Load a module, in the mode in which it was saved. Raise ValueError or FileNotFoundError."""
     if not path.is_file():
         raise FileNotFoundError(f"unable to find '{path}'")
     try:
-        return torch.jit.load(str(path), map_location=device)
+        return torch.jit.load(str(path), map_location="cpu")
     except Exception as err:  # a RuntimeError, or any error of the zip reader
         raise ValueError(
             f"PyTorch cannot load '{path}' as TorchScript: {str(err).splitlines()[0]}; "

@@ -10,7 +10,7 @@ import onnxruntime
 from build_engines.engines import tensorrt
 from build_engines.engines.quantization import quantized
 from build_engines.errors import UsageError
-from build_engines.families import by_client
+from build_engines.families.find_family import by_client
 from build_engines.model_spec import ONNX, TORCHSCRIPT, Engine, ModelSpec
 from build_engines.request import Request
 from serving.repository.cpu_engine import OPENVINO, PARAMETER

@@ -30,7 +30,7 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import by_client
+from build_engines.families.find_family import by_client
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.runners import OnnxFile, row_of

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 
-from build_engines import onnx_files
+from build_engines import onnx_reader
 from build_engines.build_record import cache_folder
 from build_engines.engines.quantization import calibration_batches, client_of
 from build_engines.engines.trtexec import WHERE_TO_GET_IT, Trtexec, this_gpu
@@ -45,7 +45,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     if request.precision == "int8":
         calibration = _calibrated(model_spec, folder, request, program.code)
     shapes = model_spec.profile()
-    inputs, _ = onnx_files.specs(onnx_files.read(onnx))
+    inputs, _ = onnx_reader.specs(onnx_reader.read(onnx))
     profile = {spec.name: shapes[spec.name] for spec in inputs if -1 in spec.shape}
     # the times of kernels hold for one GPU and one TensorRT version
     timing = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}")

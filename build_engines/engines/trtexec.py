@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from build_engines import onnx_files
+from build_engines import onnx_reader
 from build_engines.errors import BuildError
 from clients.base import Tensors
 from serving.host.processes import dying_with_us
@@ -204,7 +204,7 @@ def run_plan(path: Path, feed: Tensors) -> Tensors:
 
     trtexec loads the plan again for each call, which takes seconds.
     """
-    specs, _ = onnx_files.specs(onnx_files.read(path.with_suffix(".onnx")))
+    specs, _ = onnx_reader.specs(onnx_reader.read(path.with_suffix(".onnx")))
     shapes = {each.name: feed[each.name].shape for each in specs if -1 in each.shape}
     words = [f"--loadEngine={path}", "--iterations=1", "--warmUp=0", "--duration=0"]
     if shapes:

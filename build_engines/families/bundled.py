@@ -7,7 +7,7 @@ from pathlib import Path
 from build_engines.build_record import digest
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
-from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_tensors import with_tensors
 from build_engines.model_spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights import Weights

@@ -17,8 +17,8 @@ import numpy as np
 
 from build_engines.errors import UsageError
 from build_engines.families.family import Family
-from build_engines.families.onnx_file import with_tensors
 from build_engines.families.onnx_graph import Array, ImageGraph, folded
+from build_engines.families.onnx_tensors import with_tensors
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.packages import file_of

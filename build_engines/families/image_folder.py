@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import onnx_file, torchscript
+from build_engines.families import own_onnx, own_torchscript
 from build_engines.families.family import Export, Family
-from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.own_file import copy_example
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
@@ -75,7 +75,7 @@ def activation_of(config: Mapping[str, Any]) -> str:
 
 
 EXPORTS: dict[str, Export] = {
-    ONNX_FILE: onnx_file.export,
-    TORCHSCRIPT_FILE: torchscript.export,
+    ONNX_FILE: own_onnx.export,
+    TORCHSCRIPT_FILE: own_torchscript.export,
     CHECKPOINT: export,
 }

@@ -4,7 +4,7 @@ Only --client chooses this family, and clients/_heads.py recognizes the layout."
 from pathlib import Path
 
 from build_engines.errors import BuildError
-from build_engines.families import bundled, onnx_file, torchscript, yolov4_tiny
+from build_engines.families import bundled, own_onnx, own_torchscript, yolov4_tiny
 from build_engines.families.family import Family
 from build_engines.measures import DETECTIONS, IMAGES
 from build_engines.model_spec import ModelSpec
@@ -27,8 +27,8 @@ def _refuse_folder(*_: object) -> ModelSpec:
 FAMILY = Family(
     client="object_detection",
     exports={
-        ONNX_FILE: onnx_file.export,
-        TORCHSCRIPT_FILE: torchscript.export,
+        ONNX_FILE: own_onnx.export,
+        TORCHSCRIPT_FILE: own_torchscript.export,
         TENSORS: _checkpoint,
         CHECKPOINT: _refuse_folder,
     },

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, compose, helper, numpy_helper
 
 Array = NDArray[Any]
 Shape = Sequence[int | str | None]
@@ -58,6 +58,20 @@ class Graph:
         self.nodes.append(helper.make_node(operator, names, [output], name=output, **attributes))
         return output
 
+    def insert(self, part: onnx.ModelProto, tensor: str) -> dict[str, str]:
+        """Add the nodes of a model with one input, which gets `tensor`. Return the tensors of its
+        outputs by their names."""
+        prefix = f"part_{len(self.nodes)}_"
+        while any(name.startswith(prefix) for name in self.inputs):
+            prefix += "_"
+        names = [value.name for value in part.graph.output]
+        graph = compose.add_prefix(part, prefix).graph
+        (entry,) = graph.input
+        self.add("Identity", tensor, output=entry.name)
+        self.nodes += graph.node
+        self.constants |= {each.name: each for each in graph.initializer}
+        return dict(zip(names, (value.name for value in graph.output), strict=True))
+
     def cast(self, tensor: str, kind: int) -> str:
         return self.add("Cast", tensor, to=kind)
 
@@ -86,7 +100,8 @@ class Graph:
             list(self.constants.values()),
         )
         domains = sorted({"", *(node.domain for node in self.nodes)})
-        opsets = [helper.make_opsetid(domain, OPSETS[domain]) for domain in domains]
+        # ONNX Runtime's own domain has version 1
+        opsets = [helper.make_opsetid(domain, OPSETS.get(domain, 1)) for domain in domains]
         return helper.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="build_engines"
         )

@@ -99,10 +99,11 @@ def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
     """Return whether the rows have other answers alone than `together`."""
     alone = []
     for index in range(ROWS):
-        row = slice(index, index + 1)
-        alone.append(run({name: array[row] for name, array in feed.items()}))
+        row = {name: array[index : index + 1] for name, array in feed.items()}
+        alone.append(run(row))
     for name, array in together.items():
-        if not _alike(array, np.concatenate([outputs[name] for outputs in alone])):
+        joined = np.concatenate([outputs[name] for outputs in alone])
+        if not _alike(array, joined):
             return True
     return False
 

@@ -14,7 +14,8 @@ import onnx
 
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.family import Family
-from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_tensors import with_tensors
+from build_engines.families.own_torchscript import parse_inputs
 from build_engines.families.table_repair import (
     BATCH_SIZE,
     INSTEAD,
@@ -24,7 +25,6 @@ from build_engines.families.table_repair import (
     has_operators,
     mend,
 )
-from build_engines.families.torchscript import parse_inputs
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
@@ -42,16 +42,14 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
     batch_size = BATCH_SIZE
+    classes: Sequence[Class]
     if weights.kind == ONNX_FILE:
-        if request.data:
-            raise UsageError(
-                f"--data {request.data}: {weights.path} is an ONNX file, and there is no model to "
-                "compare it with"
-            )
         model = deepcopy(weights.graph)
-        classes: Sequence[Class] = mend(model)
+        classes = mend(model)
     else:
-        model, classes, settings, batch_size = _converted(request, weights, folder)
+        converted = _converted(request, weights, folder)
+        model, classes, batch_size = converted.model, converted.classes, converted.batch_size
+        settings |= {"missing": converted.missing} if converted.missing else {}
     check_tensors(model)
     onnx.save(model, folder / "1" / "model.onnx")
     settings |= _name_classes(request, classes, folder)
@@ -59,27 +57,22 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     return with_tensors(request, folder, spec)
 
 
-def _converted(
-    request: Request, weights: Weights, folder: Path
-) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str], int]:
-    """Return the graph, the classes, the settings and the largest batch. Write columns.txt,
-    categories.json and example.json."""
+def _converted(request: Request, weights: Weights, folder: Path) -> Any:
+    """Return the model as table_estimators converts it. Write columns.txt, categories.json and
+    example.json."""
     estimator = read(weights, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
-    converted = convert(
-        estimator, parse_inputs(request.inputs) if request.inputs else (), request.data
-    )
-    write_labels(folder / COLUMNS, converted.columns, None)
-    if any(values is not None for values in converted.categories):
-        (folder / CATEGORIES).write_text(json.dumps(converted.categories) + "\n", encoding="utf-8")
-    (folder / "example.json").write_text(json.dumps(converted.example) + "\n", encoding="utf-8")
-    return (
-        converted.model,
-        converted.classes,
-        {"missing": converted.missing} if converted.missing else {},
-        converted.batch_size,
-    )
+    inputs = parse_inputs(request.inputs) if request.inputs else ()
+    converted = convert(estimator, inputs)
+    names = [column.name for column in converted.columns if column.name]
+    write_labels(folder / COLUMNS, names, None)
+    categories = [column.categories for column in converted.columns]
+    if any(values is not None for values in categories):
+        (folder / CATEGORIES).write_text(json.dumps(categories) + "\n", encoding="utf-8")
+    example = [np.asarray(cells).tolist()[0] for cells in converted.cells]
+    (folder / "example.json").write_text(json.dumps(example) + "\n", encoding="utf-8")
+    return converted
 
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
@@ -138,14 +131,14 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
 
 def _unpickled(path: Path) -> Any:
     """Return the pickled object. This also lets NumPy 1, which Triton's stub needs, read what NumPy
-    2 pickled: NumPy 2 has other names of modules, and stores a random generator's class, with the
-    seed beside the state."""
+    2 pickled: NumPy 2 has other names of modules, and another form of random generators, which no
+    prediction needs."""
     from joblib import numpy_pickle
 
     class Unpickler(numpy_pickle.NumpyUnpickler):  # type: ignore[misc]  # joblib has no types
         def find_class(self, module: str, name: str) -> Any:
-            if module == RANDOM and name in GENERATORS:
-                return GENERATORS[name]
+            if module == "numpy.random._pickle":
+                return Unused
             try:
                 return super().find_class(re.sub(r"^numpy\._core\b", "numpy.core", module), name)
             except (AttributeError, ModuleNotFoundError) as err:
@@ -170,30 +163,12 @@ def _absent(module: str, name: str) -> str:
     )
 
 
-def _bits(kind: Any = "MT19937") -> Any:
-    """Return a generator of random bits, from its name or its class."""
-    if isinstance(kind, str):
-        kind = getattr(np.random, kind)
-    return type(kind.__name__, (kind,), {"__setstate__": _set_state})()
+class Unused:
+    """Stands for a random generator."""
 
+    def __init__(self, *_: Any) -> None: ...
 
-def _set_state(self: Any, state: Any) -> None:
-    self.state = state[0] if isinstance(state, tuple) else state
-
-
-def _random(holder: Any) -> Any:
-    return lambda bits="MT19937", *_: holder(
-        bits if isinstance(bits, np.random.BitGenerator) else _bits(bits)
-    )
-
-
-# what pickles call to make random generators
-RANDOM = "numpy.random._pickle"
-GENERATORS = {
-    "__bit_generator_ctor": _bits,
-    "__generator_ctor": _random(np.random.Generator),
-    "__randomstate_ctor": _random(np.random.RandomState),
-}
+    def __setstate__(self, _: Any) -> None: ...
 
 
 def _xgboost(path: Path, _: bool) -> Any:

@@ -10,7 +10,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError, UsageError, brief
-from build_engines.families.onnx_graph import ML, free_name
+from build_engines.families.onnx_graph import ML
 
 BATCH_SIZE = 1024  # rows: one takes microseconds
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
@@ -28,29 +28,17 @@ def has_operators(model: onnx.ModelProto) -> bool:
     return any(node.domain == ML for node in model.graph.node)
 
 
-def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
+def mend(model: onnx.ModelProto) -> list[Class]:
     """Remove ZipMap, and make the first dimension of every tensor the batch. Return the classes
-    that ZipMap named, in the order of the probabilities. `rows` are at least three rows like those
-    of training. Raise UsageError if the model does not run on several rows."""
-    classes = _cut_zip_map(model.graph)
+    that ZipMap named, in the order of the probabilities. Raise UsageError if the model does not run
+    on several rows."""
+    classes = cut_zip_map(model.graph)
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
         if len(dims) and dims[0].dim_value == 1:
             dims[0].Clear()
-    _set_shapes(model, rows)
+    set_shapes(model, None)
     return classes
-
-
-def answer_booleans(model: onnx.ModelProto) -> None:
-    """Turn the first output, the numbers 0 and 1 of two classes, into the booleans that the classes
-    are."""
-    output = model.graph.output[0]
-    columns = [value.name for value in model.graph.input]
-    number = free_name(f"{output.name}_number", columns)
-    _rename(model.graph, output.name, number)
-    cast = helper.make_node("Cast", [number], [output.name], to=TensorProto.BOOL)
-    model.graph.node.append(cast)
-    output.type.tensor_type.elem_type = TensorProto.BOOL
 
 
 def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
@@ -63,7 +51,7 @@ def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
     return kept
 
 
-def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
+def cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
     """Remove ZipMap, which turns probabilities into dictionaries. Its input gets its output's name.
     Return the classes that it named."""
     zip_map = next(
@@ -84,23 +72,16 @@ def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
     return texts or [int(number) for number in values.get("classlabels_int64s", ())]
 
 
-def rename_output(model: onnx.ModelProto, part: str, name: str) -> None:
-    """Rename the output whose name contains this part."""
-    for value in model.graph.output:
-        if part in value.name:
-            _rename(model.graph, value.name, name)
-            value.name = name
-
-
 def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
     for node in graph.node:
         for names in (node.input, node.output):
             names[:] = [new if name == old else name for name in names]
 
 
-def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
+def set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
     """Set the types and shapes of the outputs from runs, because converters leave them out or write
-    those of one row."""
+    those of one row. `rows` are at least three rows like those of training; None: blank ones. Raise
+    UsageError if the model does not run on them."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")
@@ -124,7 +105,8 @@ def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
 def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[Any]:
     try:
         if rows is not None:
-            return run(model, {name: array[:count] for name, array in rows.items()})
+            first = {name: array[:count] for name, array in rows.items()}
+            return run(model, first)
         return run(model, {value.name: _blank(value, count) for value in model.graph.input})
     except Exception as err:  # ONNX Runtime's exceptions have no common base class
         if rows is not None:

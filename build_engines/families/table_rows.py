@@ -1,10 +1,8 @@
 """Makes rows like those of training, and measures how alike a trained model and its ONNX file
 answer them."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +10,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from build_engines.errors import BuildError, UsageError, brief, first_line
+from build_engines.errors import BuildError, brief
 from build_engines.families.table_repair import run
+from build_engines.families.table_trees import objective_of
 
 Array = NDArray[Any]
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
@@ -34,6 +33,8 @@ LEARNED = (  # attributes with a value, or a row of values, for each column
     "_fit_X",
     "X_train_",
 )
+# objectives of Boosters whose answers are probabilities
+_PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
 # the one threshold of a column that is false or true, in scikit-learn, XGBoost and LightGBM
 OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
@@ -62,6 +63,7 @@ class Column:
     numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
     encoder. `missing` is a missing text as the model takes it. `dtype` is the type of categories
     that are whole numbers, because libraries compare two different types of 64 bits in FP64.
+    `points` are values like those of training, or thresholds of trees.
     """
 
     name: str
@@ -71,28 +73,36 @@ class Column:
     filled: bool = False
     missing: Any = np.nan
     dtype: Any = None
+    points: tuple[float, ...] = ()
+
+    @property
+    def categories(self) -> list[Any] | None:
+        """Return the only categories that the column may have, None if it may have others too."""
+        if not self.closed:
+            return None
+        values = [None if is_missing(value) else value for value in self.values]
+        return [*values, None] if self.filled and self.datatype == "BYTES" else values
 
 
 def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
-def sample(columns: Sequence[Column], points: Sequence[Sequence[float]]) -> list[Array]:
+def sample(columns: Sequence[Column]) -> list[Array]:
     """Return ROWS cells for each column, as the model takes them, none of them missing: categories
     in equal shares, or numbers in the range of the column's `points`."""
     rng = np.random.default_rng(0)
-    pairs = zip(columns, points, strict=True)
-    return [_cells(column, own, rng) for column, own in pairs]
+    return [_cells(column, rng) for column in columns]
 
 
-def _cells(column: Column, points: Sequence[float], rng: np.random.Generator) -> Array:
+def _cells(column: Column, rng: np.random.Generator) -> Array:
     texts = column.datatype == "BYTES"
     if values := [value for value in column.values if not is_missing(value)]:
         dtype = object if texts else column.dtype
         return np.asarray(rng.choice(np.array(values, dtype), ROWS))
     if texts:
         return np.asarray(rng.choice(np.array(["", "a"]), ROWS))
-    known = np.unique(np.array(points, float))
+    known = np.unique(np.array(column.points, float))
     has_boolean_threshold = len(known) == 1 and known[0] in OF_BOOLEANS
     if column.datatype == "BOOL" or has_boolean_threshold:
         return rng.random(ROWS) < 0.5
@@ -122,30 +132,13 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
     return np.where(is_whole, numbers.round(), numbers)
 
 
-def points_of(model: Any, count: int) -> list[list[float]]:
-    """Return values like those of the training data for each of `count` columns, if a scaler, an
-    imputer or stored rows reveal them."""
-    collected: list[list[float]] = [[] for _ in range(count)]
-    if hasattr(model, "steps"):
-        for _, step in model.steps:
-            _add(collected, range(count), points_of(step, count))
-            if step not in (None, "passthrough") and not hasattr(step, "statistics_"):
-                break
-    elif hasattr(model, "transformers_"):
-        for name, transformer, _ in model.transformers_:
-            indices = model._transformer_to_input_indices[name]
-            _add(collected, indices, points_of(transformer, len(indices)))
-    else:
-        for row in _learned(model, count):
-            _add(collected, range(count), row[:, None].tolist())
-    return collected
-
-
-def _add(
-    collected: list[list[float]], indices: Sequence[int], more: Sequence[Sequence[float]]
-) -> None:
-    for index, values in zip(indices, more, strict=False):
-        collected[index] += values
+def with_learned(columns: list[Column], step: Any) -> list[Column]:
+    """Return the columns with values like those of training, as far as a scaler, an imputer or
+    stored rows know them."""
+    for row in _learned(step, len(columns)):
+        pairs = zip(columns, row.tolist(), strict=True)
+        columns = [replace(column, points=(*column.points, value)) for column, value in pairs]
+    return columns
 
 
 def _learned(model: Any, count: int) -> Iterator[Array]:
@@ -180,37 +173,6 @@ def with_missing(
     return changed
 
 
-def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
-    """Return the cells of a CSV file, by the names in its header or in the order of the columns.
-    Raise UsageError."""
-    import pandas as pd
-
-    how: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "dtype": object}
-    names = [column.name for column in columns]
-    numbers = [str(index) for index in range(len(names))]
-    try:
-        frame = pd.read_csv(file, **how)
-        if set(names) <= set(frame.columns):
-            frame = frame[names]
-        elif list(frame.columns) != numbers:
-            frame = pd.read_csv(file, header=None, **how)
-        if frame.shape[1] != len(columns) or not len(frame):
-            raise UsageError(
-                f"--data {file}: it has {frame.shape[1]} columns, and the model takes "
-                f"{len(columns)}"
-            )
-        return [_typed(column, frame.iloc[:, index]) for index, column in enumerate(columns)]
-    except (OSError, ValueError) as err:
-        raise UsageError(f"--data {file}: {first_line(err)}") from err
-
-
-def _typed(column: Column, series: Any) -> Array:
-    if column.datatype == "BYTES":
-        return np.array([column.missing if is_missing(cell) else cell for cell in series], object)
-    dtype = np.int64 if column.datatype == "INT64" else float
-    return np.asarray(series.replace({"True": 1, "False": 0}).astype(dtype))
-
-
 def agreement(
     estimator: Any,
     model: onnx.ModelProto,
@@ -237,8 +199,9 @@ def compared(
     answered = []
     try:
         for start in range(0, count, AT_ONCE):
-            part = slice(start, start + AT_ONCE)
-            answered.append(run(model, {name: cells[part] for name, cells in rows.items()}))
+            end = start + AT_ONCE
+            part = {name: cells[start:end] for name, cells in rows.items()}
+            answered.append(run(model, part))
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return 0.0
     names = [value.name for value in model.graph.output]
@@ -309,12 +272,10 @@ def feed(
 def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> Mapping[str, Any]:
     """Return the answers of the model itself."""
     matrix = np.stack(cells, axis=1)
-    if hasattr(estimator, "inplace_predict"):
-        objective = json.loads(estimator.save_config())["learner"]["objective"]["name"]
-        return _of_booster(estimator.inplace_predict(matrix), objective)
-    if hasattr(estimator, "num_feature"):
-        objective = str(estimator.dump_model(num_iteration=1)["objective"])
-        return _of_booster(estimator.predict(matrix), objective)
+    if type(estimator).__name__ == "Booster":
+        predict = getattr(estimator, "inplace_predict", estimator.predict)
+        is_probable = objective_of(estimator).partition(" ")[0] in _PROBABLE
+        return {PROBABILITIES if is_probable else PREDICTIONS: predict(matrix)}
     rows: Any = matrix
     names = [column.name for column in columns]
     if hasattr(estimator, "feature_names_in_") and all(names):
@@ -326,15 +287,6 @@ def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -
     if hasattr(estimator, "predict_proba"):
         outputs[PROBABILITIES] = estimator.predict_proba(rows)
     return outputs
-
-
-def _of_booster(values: Array, objective: str) -> Mapping[str, Any]:
-    """Return a Booster's only answer, under the name that its objective gives it."""
-    word = objective.partition(" ")[0]
-    return {PROBABILITIES if word in _PROBABLE else PREDICTIONS: values}
-
-
-_PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
 
 
 def _alike(wanted: Array, got: Array, close: float) -> Array:

@@ -1,5 +1,5 @@
-"""Converts the steps before a model's trees to ONNX nodes that compute in FP64 what scikit-learn's
-transform computes, to the last bit.
+"""Converts the steps before a model to ONNX nodes that compute in FP64 what scikit-learn's
+transform computes, to the last bit. skl2onnx converts the steps that are not in STEPS.
 
 A step takes columns and returns columns. Steps that only choose columns write no node.
 """
@@ -13,14 +13,13 @@ import numpy as np
 from onnx import TensorProto
 
 from build_engines.errors import BuildError
+from build_engines.families import table_skl2onnx
 from build_engines.families.onnx_graph import ML, Graph
+from build_engines.families.table_repair import INSTEAD
 from build_engines.families.table_rows import Array, is_missing
+from build_engines.families.table_skl2onnx import TableGraph
 
 MOST = np.iinfo(np.int64).max
-
-
-class UnknownStep(BuildError):
-    """A step that is not converted."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) ->
     ):
         indices = [each.index for each in group]
         if datatype == "BYTES":
-            raise UnknownStep("a column of texts reaches the trees without an encoder")
+            raise BuildError("a column of texts reaches the model without an encoder")
         if datatype == "INT64" and whole_in_fp32:
             tensor = graph.cast(tensor, TensorProto.FLOAT)
         if datatype != "FP64":
@@ -95,54 +94,75 @@ def _joined(parts: Sequence[Table], sparse: bool) -> Table:
     return Table(cells, sparse)
 
 
-def apply(graph: Graph, step: Any, table: Table) -> Table:
-    """Return the columns that the fitted step makes of those in `table`. Raise UnknownStep."""
+def apply(graph: TableGraph, step: Any, table: Table) -> Table:
+    """Return the columns that the fitted step makes of those in `table`. Raise BuildError."""
     if step in (None, "passthrough"):
         return table
     if hasattr(step, "get_support"):
         return replace(table, cells=[table.cells[each] for each in step.get_support(indices=True)])
-    convert = STEPS.get(type(step).__name__)
-    if convert is None:
-        raise UnknownStep(
-            f"a {type(step).__name__} before trees is not converted exactly (docs/models.md lists "
-            "the steps that are)"
-        )
+    convert = STEPS.get(type(step).__name__, _by_skl2onnx)
     return convert(graph, step, table)
 
 
-def _pipeline(graph: Graph, step: Any, table: Table) -> Table:
+def _by_skl2onnx(graph: TableGraph, step: Any, table: Table) -> Table:
+    """Let skl2onnx convert a step. Its answers may differ in the last bits."""
+    values = matrix(graph, table.cells)
+    outputs = table_skl2onnx.insert(graph, step, values, len(table.cells))
+    if len(outputs) > 1:
+        raise BuildError(
+            f"skl2onnx does not convert what a {type(step).__name__} gives to the next step"
+        )
+    (tensor,) = outputs.values()
+    answer = step.transform(np.ones((1, len(table.cells))))
+    cells = columns_of(graph.cast(tensor, TensorProto.DOUBLE), answer.shape[1])
+    return Table(cells, hasattr(answer, "toarray"))
+
+
+def _pipeline(graph: TableGraph, step: Any, table: Table) -> Table:
     for _, each in step.steps:
         table = apply(graph, each, table)
     return table
 
 
-def _transformers(graph: Graph, step: Any, table: Table) -> Table:
+def _transformers(graph: TableGraph, step: Any, table: Table) -> Table:
     parts: list[Table] = []
-    if step.transformer_weights:
-        raise UnknownStep("transformer_weights before trees are not converted")
     for name, transformer, _ in step.transformers_:
         if isinstance(transformer, str) and transformer == "drop":
             continue
         chosen = [table.cells[index] for index in step._transformer_to_input_indices[name]]
         if chosen:
-            parts.append(apply(graph, transformer, Table(chosen, table.sparse)))
+            made = apply(graph, transformer, Table(chosen, table.sparse))
+            parts.append(_weighted(graph, made, step.transformer_weights, name))
     return _joined(parts, step.sparse_output_)
 
 
-def _union(graph: Graph, step: Any, table: Table) -> Table:
-    if step.transformer_weights:
-        raise UnknownStep("transformer_weights before trees are not converted")
-    transformers = [each for _, each in step.transformer_list if each != "drop"]
-    parts = [apply(graph, each, table) for each in transformers]
+def _union(graph: TableGraph, step: Any, table: Table) -> Table:
+    parts: list[Table] = []
+    for name, transformer in step.transformer_list:
+        if transformer != "drop":
+            made = apply(graph, transformer, table)
+            parts.append(_weighted(graph, made, step.transformer_weights, name))
     return _joined(parts, any(part.sparse for part in parts))
 
 
-def _function(_: Graph, step: Any, table: Table) -> Table:
-    function = getattr(step.func, "func", step.func)  # the one inside a functools.partial
-    if step.func is None or getattr(function, "__name__", "") == "check_array":
+def _weighted(
+    graph: TableGraph, table: Table, weights: Mapping[str, float] | None, name: str
+) -> Table:
+    """Return the columns multiplied by the weight of the transformer `name`, if it has one."""
+    if not weights or name not in weights:
         return table
-    name = getattr(function, "__name__", function)
-    raise UnknownStep(f"FunctionTransformer({name}) before trees is not converted")
+    values = graph.add("Mul", matrix(graph, table.cells), np.float64(weights[name]))
+    return replace(table, cells=changed(table, values))
+
+
+def _function(_: TableGraph, step: Any, table: Table) -> Table:
+    if step.func is None:
+        return table
+    name = getattr(step.func, "__name__", step.func)
+    raise BuildError(
+        f"FunctionTransformer({name}) is not converted: train without it and compute {name} "
+        f"yourself, or {INSTEAD}"
+    )
 
 
 def _scaled(graph: Graph, table: Table, center: Any, scale: Any, clip: Any = None) -> Table:
@@ -190,8 +210,9 @@ def _imputed(graph: Graph, step: Any, table: Table) -> Table:
         kept = [index for index, value in enumerate(step.statistics_) if not is_missing(value)]
     if any(cell.datatype == "BYTES" for cell in table.cells):
         if not is_missing(step.missing_values) or step.add_indicator:
-            raise UnknownStep("a SimpleImputer of texts replaces missing cells only")
-        return replace(table, cells=[_filled(table.cells[i], step.statistics_[i]) for i in kept])
+            raise BuildError("a SimpleImputer of texts replaces missing cells only")
+        pairs = [(table.cells[index], step.statistics_[index]) for index in kept]
+        return replace(table, cells=[_filled(cell, value) for cell, value in pairs])
     values = matrix(graph, table.cells)
     missing = _is(graph, values, step.missing_values)
     filled = graph.add("Where", missing, step.statistics_.astype(np.float64), values)
@@ -218,15 +239,16 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
     """Return the columns into which the encoder turns each column. Their values are its own answers
     for each category."""
     cells: list[Cells] = []
-    widths = getattr(step, "_n_features_outs", None)
+    widths = getattr(step, "_n_features_outs", None)  # of a OneHotEncoder; others have equal ones
+    start = 0
     for index, cell in enumerate(table.cells):
         answers = _answers(step, index)
-        if widths is None:
-            widths = [answers.shape[1] // len(table.cells)] * len(table.cells)
-        start, width = sum(widths[:index]), widths[index]
-        chosen = np.ascontiguousarray(answers[:, start : start + width], np.float64)
-        encoded = graph.add("Gather", chosen, _codes(graph, cell, step.categories_[index]))
-        cells += columns_of(encoded, width)
+        width = widths[index] if widths else answers.shape[1] // len(table.cells)
+        end = start + width
+        chosen = np.ascontiguousarray(answers[:, start:end], np.float64)
+        codes = _codes(graph, cell, step.categories_[index])
+        cells += columns_of(graph.add("Gather", chosen, codes), width)
+        start = end
     return Table(cells, getattr(step, "sparse_output", False))
 
 
@@ -269,7 +291,7 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
     column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
     if cell.datatype == "INT64" and categories.dtype.kind in "iu":
         if max(values) > MOST:
-            raise UnknownStep(f"a column has the category {max(values)}, and INT64 ends at {MOST}")
+            raise BuildError(f"a column has the category {max(values)}, and INT64 ends at {MOST}")
         categories = categories.astype(np.int64)
     else:
         if cell.datatype != "FP64":
@@ -289,7 +311,7 @@ def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str
     """Return what `_codes` returns, for a column of texts. A missing text is ""."""
     texts = ["" if is_missing(value) else value for value in categories]
     if not all(isinstance(text, str) for text in texts):
-        raise UnknownStep("a column has categories that are neither texts nor numbers alone")
+        raise BuildError("a column has categories that are neither texts nor numbers alone")
     if len(set(texts)) < len(texts):
         raise BuildError("a column has the categories missing and '', which are the same in CSV")
     codes = {text: index for index, text in enumerate(texts)}
@@ -307,7 +329,7 @@ def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str
     return graph.add("Squeeze", found, np.array([1]))
 
 
-STEPS: Mapping[str, Callable[[Graph, Any, Table], Table]] = {
+STEPS: Mapping[str, Callable[[TableGraph, Any, Table], Table]] = {
     "StandardScaler": _standard,
     "MinMaxScaler": _min_max,
     "MaxAbsScaler": _max_abs,

@@ -32,10 +32,10 @@ ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: smaller numbers co
 INFINITE = 1e300  # an infinite threshold in LightGBM's dump
 LEAF = -1
 LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
-
-
-class UnknownTrees(BuildError):
-    """Trees of a kind that is not converted."""
+CATEGORICAL = (
+    "it has categorical columns, which are not converted: train it on columns of scikit-learn's "
+    "OneHotEncoder or OrdinalEncoder, in a pipeline"
+)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class Trees:
     mode: str = LESS_OR_EQUAL
     in_fp32: bool = False  # cells are rounded to FP32 before they are compared
     missing: float = np.nan  # a number that is a missing cell
-    zeros: Array | None = None  # for each column, what replaces a number that counts as 0
-    most: Array | None = None  # the greatest category of each column, NaN for a column of numbers
+    has_zero: bool = False  # numbers up to ZERO are 0
 
     @classmethod
     def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
@@ -103,13 +102,9 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     if not np.isnan(ensemble.missing):
         is_missing = graph.add("Equal", cells, np.float64(np.float32(ensemble.missing)))
         cells = graph.add("Where", is_missing, np.nan, cells)
-    if ensemble.zeros is not None:
+    if ensemble.has_zero:
         is_zero = graph.add("LessOrEqual", graph.add("Abs", cells), ZERO)
-        cells = graph.add("Where", is_zero, ensemble.zeros, cells)
-    if ensemble.most is not None and not np.isnan(ensemble.most).all():
-        sizes = graph.add("Floor", graph.add("Abs", cells))
-        whole = graph.add("Mul", graph.add("Sign", cells), sizes)
-        cells = graph.add("Where", ~np.isnan(ensemble.most), whole, cells)
+        cells = graph.add("Where", is_zero, 0.0, cells)
     leaves = graph.cast(_leaves(graph, cells, ensemble), TensorProto.INT64)
     values = np.concatenate([tree.values[tree.left == LEAF] for tree in ensemble.trees])
     count = len(ensemble.trees)
@@ -137,7 +132,7 @@ def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
     is_leaf = left == LEAF
     leaves = int(is_leaf.sum())
     if leaves >= MOST_LEAVES:
-        raise UnknownTrees(
+        raise BuildError(
             f"its trees have {leaves} leaves, and at most {MOST_LEAVES - 1} are built: limit their "
             "depth (max_depth, max_leaf_nodes)"
         )
@@ -176,29 +171,24 @@ class Kind:
     answer: Callable[[Graph, Any, str], Outputs]
 
 
-def kind_of(model: Any) -> Kind | None:
-    """Return the kind of a trained model, or None if it is not one whose trees are converted
-    here."""
+def kind_of(model: Any) -> str:
+    """Return the name of a trained model's kind in KINDS, "" if it is not one of trees that are
+    converted here."""
     kind = type(model)
     library = kind.__module__.partition(".")[0]
     names = {f"{library}.{kind.__name__}", *(each.__name__ for each in kind.__mro__)}
-    return next((kind for name, kind in KINDS.items() if name in names), None)
+    return next((name for name in KINDS if name in names), "")
 
 
 def read(model: Any) -> Trees:
-    """Return the trees of a model that has a kind. Raise UnknownTrees."""
-    kind = kind_of(model)
-    if kind is None:
-        raise UnknownTrees(f"a {type(model).__name__} is not a model of trees")
-    return kind.read(model)
+    """Return the trees of a model that has a kind. Raise BuildError."""
+    return KINDS[kind_of(model)].read(model)
 
 
 def write(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
     """Add the model's `trees` for the matrix `cells`. Return its outputs, the prediction first.
-    Raise UnknownTrees."""
-    kind = kind_of(model)
-    sums = add_up(graph, cells, trees)
-    return kind.answer(graph, model, sums) if kind else {VARIABLE: sums}
+    Raise BuildError."""
+    return KINDS[kind_of(model)].answer(graph, model, add_up(graph, cells, trees))
 
 
 # --- scikit-learn
@@ -230,7 +220,7 @@ def _boosted(model: Any) -> Trees:
     """Read a GradientBoosting model. Its first sums are what `init` answers, the same for all
     rows."""
     if model.init is not None and model.init != "zero":
-        raise UnknownTrees(
+        raise BuildError(
             f"its init is a {type(model.init).__name__}, which is not converted: train it without "
             "init"
         )
@@ -240,18 +230,16 @@ def _boosted(model: Any) -> Trees:
 
 
 def _histogram(model: Any) -> Trees:
-    first = np.ravel(model._baseline_prediction)
+    if model.is_categorical_ is not None:
+        raise BuildError(CATEGORICAL)
     trees = [_of_predictor(each) for each in chain.from_iterable(model._predictors)]
-    bins = model._bin_mapper
-    pairs = zip(bins.bin_thresholds_, bins.is_categorical_, strict=True)
-    most = [max(values) if is_category else np.nan for values, is_category in pairs]
-    return Trees.boosted(first, trees, most=np.array(most, float))
+    return Trees.boosted(np.ravel(model._baseline_prediction), trees)
 
 
 def _of_predictor(predictor: Any) -> Tree:
     nodes = predictor.nodes
     is_leaf = nodes["is_leaf"] != 0
-    tree = Tree(
+    return Tree(
         nodes["feature_idx"],
         nodes["num_threshold"],
         np.where(is_leaf, LEAF, nodes["left"].astype(np.int64)),
@@ -259,38 +247,6 @@ def _of_predictor(predictor: Any) -> Tree:
         nodes["missing_go_to_left"],
         nodes["value"][:, None],
     )
-    bits = np.unpackbits(predictor.raw_left_cat_bitsets.view(np.uint8), axis=1, bitorder="little")
-    splits = np.flatnonzero((nodes["is_categorical"] != 0) & ~is_leaf).tolist()
-    rows = nodes["bitset_idx"]
-    return _with_sets(tree, {node: np.flatnonzero(bits[rows[node]]) for node in splits})
-
-
-def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
-    """Return the tree with comparisons instead of the nodes in `sets`. Each of these nodes sends
-    the whole numbers of its set to the left, a missing cell where `missing_left` says, and others
-    to the right.
-
-    The first comparison is true for a missing cell only. Each of the others finds whether a number
-    is below the next border between the set and the numbers that are not in it.
-    """
-    if not sets:
-        return tree
-    columns = (tree.feature, tree.threshold, tree.left, tree.right, tree.missing_left)
-    rows: list[Any] = list(zip(*columns, strict=True))
-    for node, numbers in sets.items():
-        feature, _, left, right, missing_left = rows[node]
-        every = np.arange(-1, max(numbers, default=0) + 2)
-        borders = np.flatnonzero(np.diff(np.isin(every, numbers))) - 0.5
-        missing = left if missing_left else right
-        following = len(rows) if len(borders) else right
-        rows[node] = [feature, -np.inf, missing, following, 1]
-        for place, border in enumerate(borders):
-            is_last = place == len(borders) - 1
-            beyond = right if is_last else len(rows) + 1
-            rows.append([feature, border, left if place % 2 else right, beyond, 0])
-    count, width = tree.values.shape
-    added = np.zeros((len(rows) - count, width))
-    return Tree.of(rows, np.concatenate([tree.values, added]))
 
 
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
@@ -356,7 +312,7 @@ def _xgboost(model: Any) -> Trees:
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
     if gradient_booster["name"] != "gbtree":
-        raise UnknownTrees(
+        raise BuildError(
             f"its booster is {gradient_booster['name']}, and only XGBoost's gbtree is converted: "
             "train it with booster='gbtree'"
         )
@@ -392,12 +348,9 @@ def _answer_without_leaves(document: Mapping[str, Any], features: int) -> Array:
 
 def _of_json(tree: Mapping[str, Any]) -> Tree:
     if any(tree["split_type"]):
-        raise UnknownTrees(
-            "it has categorical columns, which are not converted: train it on codes or on columns "
-            "of scikit-learn's OneHotEncoder, in a pipeline"
-        )
+        raise BuildError(CATEGORICAL)
     if int(tree["tree_param"]["size_leaf_vector"]) > 1:
-        raise UnknownTrees("multi_strategy='multi_output_tree': train 'one_output_per_tree'")
+        raise BuildError("multi_strategy='multi_output_tree': train 'one_output_per_tree'")
     values = np.array(tree["split_conditions"], np.float32)
     return Tree(
         np.array(tree["split_indices"]),
@@ -462,7 +415,7 @@ def _transformed(graph: Graph, objective: str, sums: str) -> str:
         return _exp(graph, sums)
     if objective.startswith(IDENTITY):
         return sums
-    raise UnknownTrees(f"XGBoost's objective {objective} is not converted")
+    raise BuildError(f"XGBoost's objective {objective} is not converted")
 
 
 def _exp(graph: Graph, values: str) -> str:
@@ -486,38 +439,24 @@ def _softmax(graph: Graph, sums: str) -> str:
 def _lightgbm(model: Any) -> Trees:
     booster = getattr(model, "booster_", model)
     document = booster.dump_model()
-    if document["pandas_categorical"]:
-        raise UnknownTrees(
-            "it has categorical columns of pandas, which are not converted: train it on codes or "
-            "on columns of scikit-learn's OneHotEncoder, in a pipeline"
-        )
     if "is_linear=1" in booster.model_to_string():
-        raise UnknownTrees("its trees are linear: train it without linear_tree")
-    # part of scikit-learn's interface; a Booster's predict takes it as an argument
+        raise BuildError("its trees are linear: train it without linear_tree")
+    # of scikit-learn's interface; a Booster's predict takes it as an argument
     options = model.get_params() if hasattr(model, "get_params") else {}
     if options.get("pred_early_stop"):
-        raise UnknownTrees(
+        raise BuildError(
             "pred_early_stop leaves out trees of some rows, and all trees are built: "
             "model.set_params(pred_early_stop=False), and save it again"
         )
-    missing: dict[int, set[str]] = {}
-    most = np.full(booster.num_feature(), np.nan)
-    trees = [_of_dump(each["tree_structure"], missing, most) for each in document["tree_info"]]
-    for feature, kinds in sorted(missing.items()):
-        if len(kinds) > 1:
-            raise UnknownTrees(f"its trees take missing cells of column {feature} in several ways")
-    zeros = np.zeros(len(most))
-    zeros[[feature for feature, kinds in missing.items() if kinds == {"Zero"}]] = np.nan
+    trees = [_of_dump(each["tree_structure"]) for each in document["tree_info"]]
     first = np.zeros(int(document["num_tree_per_iteration"]))
-    return Trees.boosted(first, trees, zeros=zeros, most=most)
+    return Trees.boosted(first, trees, has_zero=True)
 
 
-def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
-    """Read a tree of dump_model(). Record in `missing` how each column takes missing cells, and in
-    `most` which columns are categorical."""
+def _of_dump(root: Mapping[str, Any]) -> Tree:
+    """Read a tree of dump_model()."""
     rows: list[list[Any]] = []
     values: list[list[float]] = []
-    sets: dict[int, Array] = {}
     pending: list[tuple[Mapping[str, Any], int, int]] = [(root, LEAF, 0)]
     while pending:
         node, parent, side = pending.pop()
@@ -527,21 +466,22 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
         if "split_feature" not in node:
             rows.append([0, 0.0, LEAF, LEAF, 0])
             continue
-        feature, kind = node["split_feature"], node["missing_type"]
+        if node["decision_type"] == "==":
+            raise BuildError(CATEGORICAL)
+        if node["missing_type"] == "Zero":
+            raise BuildError(
+                "it takes 0 for a missing cell, which is not converted: train it without "
+                "zero_as_missing"
+            )
         threshold = node["threshold"]
         pending.append((node["left_child"], len(rows), 2))
         pending.append((node["right_child"], len(rows), 3))
-        if node["decision_type"] == "==":
-            most[feature] = np.inf
-            sets[len(rows)] = np.array([int(number) for number in threshold.split("||")])
-            rows.append([feature, 0.0, 0, 0, 0])
-            continue
-        missing.setdefault(feature, set()).add(kind)
         if abs(threshold) >= INFINITE:
             threshold = np.copysign(np.inf, threshold)
-        goes_left = threshold >= 0 if kind == "None" else node["default_left"]
-        rows.append([feature, threshold, 0, 0, int(goes_left)])
-    return _with_sets(Tree.of(rows, values), sets)
+        # a missing cell is 0 if there was none in training
+        goes_left = threshold >= 0 if node["missing_type"] == "None" else node["default_left"]
+        rows.append([node["split_feature"], threshold, 0, 0, int(goes_left)])
+    return Tree.of(rows, values)
 
 
 def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
@@ -570,7 +510,7 @@ def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
         return {VARIABLE: graph.add("Mul", sums, graph.add("Abs", sums))}
     if objective in PLAIN:
         return {VARIABLE: sums}
-    raise UnknownTrees(f"LightGBM's objective {objective} is not converted")
+    raise BuildError(f"LightGBM's objective {objective} is not converted")
 
 
 PLAIN = (

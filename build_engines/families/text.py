@@ -7,9 +7,9 @@ from pathlib import Path
 import onnx
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import bert, onnx_file, torchscript
+from build_engines.families import bert, own_onnx, own_torchscript
 from build_engines.families.family import Family
-from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.text_folder import (
     EXAMPLES,
     check_tokenizer,
@@ -112,8 +112,8 @@ def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
 FAMILY = Family(
     client="text",
     exports={
-        ONNX_FILE: onnx_file.export,
-        TORCHSCRIPT_FILE: torchscript.export,
+        ONNX_FILE: own_onnx.export,
+        TORCHSCRIPT_FILE: own_torchscript.export,
         CHECKPOINT: export_folder,
     },
     own_weights={"bert": export_minilm},

@@ -91,7 +91,10 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
             f"{', '.join(TASKS)}"
         )
     has_head = name.endswith(tuple(HEADS))
-    fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
+    fitting: tuple[str, ...] = ("embedding",)
+    for end, tasks in HEADS.items():
+        if name.endswith(end):
+            fitting = tasks
     is_ranker = _is_cross_encoder(checkpoint, config)
     if (checkpoint / MODULES).is_file() and not is_ranker:
         fitting = ("embedding",)
@@ -175,7 +178,8 @@ def pooling_of(checkpoint: Path) -> str:
         raise BuildError(
             f"its pooling is {' and '.join(chosen)}; supported is one of {', '.join(NEW_POOLING)}"
         )
-    if config.get("include_prompt") is False and read_json(checkpoint / PROMPTS).get("prompts"):
+    has_prompts = bool(read_json(checkpoint / PROMPTS).get("prompts"))
+    if has_prompts and config.get("include_prompt") is False:
         raise BuildError(
             "its pooling leaves the prompt out (include_prompt), which is not supported"
         )

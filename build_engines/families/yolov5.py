@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate, max_pool2d
 
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.family import Family
-from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.torch_export import export_onnx
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec

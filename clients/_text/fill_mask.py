@@ -109,7 +109,8 @@ class FillMask(Task):
         check_time()
         single = int((ids == self.tokenizer.mask_id).sum()) == 1
         token_ids = np.arange(len(scores)) if targets is None else targets
-        likeliest = [(int(token_ids[at]), score) for at, score in best(scores[token_ids], top_k)]
+        ranked = best(scores[token_ids], top_k)
+        likeliest = [(int(token_ids[at]), score) for at, score in ranked]
         return [
             {
                 "token": self.tokenizer.decode([token], skip_special_tokens=False),

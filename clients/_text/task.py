@@ -103,7 +103,8 @@ class Fields(TextCodec):
         self.lists = lists
         self.keys: tuple[str, ...] = (*required, *optional)
         self.plain = required == ("text",)
-        shown = [f'"{key}": ["…"]' if key in lists else f'"{key}": "…"' for key in self.keys]
+        forms = {key: '["…"]' if key in lists else '"…"' for key in self.keys}
+        shown = [f'"{key}": {form}' for key, form in forms.items()]
         self.expected = f"{{{', '.join(shown)}}}"
         if self.plain:
             self.expected = f"a string, or {self.expected}"

@@ -214,11 +214,12 @@ class TextTokenizer:
         which takes 10 s for two texts of 20,000 hash signs."""
         if isinstance(text, str):
             return text
-        short = SHORT * self.max_length
-        first, second = (
-            half if len(half) <= short else self._measure(half, measured)[1] for half in text
-        )
+        first, second = (self._short(half, measured) for half in text)
         return first, second
+
+    def _short(self, half: str, measured: Measured) -> str:
+        is_short = len(half) <= SHORT * self.max_length
+        return half if is_short else self._measure(half, measured)[1]
 
     def _measure(self, text: str, measured: Measured) -> tuple[int, str]:
         """Return the number of tokens of a text of a pair, and the part of the text with twice as

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from build_engines.build import build, export
-from build_engines.families import find_family
+from build_engines.families.find_family import find_family
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.stored_model import StoredModel, open_model

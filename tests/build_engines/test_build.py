@@ -16,7 +16,7 @@ from build_engines.__main__ import FIELDS, main
 from build_engines.build import build
 from build_engines.build_record import read_record
 from build_engines.errors import BuildError
-from build_engines.families import FAMILIES
+from build_engines.families.find_family import FAMILIES
 from build_engines.publish import SCRATCH, scratch_folder
 from build_engines.recipes import RECIPES
 from build_engines.request import Request

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 
 from build_engines.__main__ import main
 from build_engines.errors import BuildError
-from build_engines.recipes import Recipe
-from build_engines.weights import from_publisher, kind_of
+from build_engines.weights import kind_of
 from tests.support.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.full
@@ -107,18 +105,3 @@ def test_say_how_to_bring_a_model_without_the_hub(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "hf download someone/model --local-dir FOLDER" in done.stderr
-
-
-def test_download_a_file_once_and_check_its_hash(tmp_path: Path) -> None:
-    published = tmp_path / "yolov5s.pt"
-    published.write_bytes(b"weights")
-    recipe = Recipe("", "yolov5", url=published.as_uri(), sha256=sha256(b"weights").hexdigest())
-    assert from_publisher(recipe).read_bytes() == b"weights"
-    published.unlink()
-    file = from_publisher(recipe)
-    file.write_bytes(b"damaged")
-    with pytest.raises(BuildError, match=recipe.sha256):
-        from_publisher(recipe)
-    assert not file.exists()
-    with pytest.raises(BuildError, match="--weights"):
-        from_publisher(recipe)

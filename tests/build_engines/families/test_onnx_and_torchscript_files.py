@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.torchscript import parse_inputs
-from build_engines.onnx_files import DATATYPES
+from build_engines.families.own_torchscript import parse_inputs
+from build_engines.onnx_reader import DATATYPES
 from build_engines.runners import runner_of
 from build_engines.stored_model import StoredModel
 from clients.base import TensorSpec

@@ -1,5 +1,5 @@
 """Turns a user's own TorchScript file into a model folder. The inputs come from flags, the outputs
-from a run on zeros. Modules that need torch are imported late."""
+from runs on random tensors. Modules that need torch are imported late."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from build_engines import onnx_files
+from build_engines import onnx_reader
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
 from build_engines.families.own_file import (
@@ -20,11 +20,12 @@ from build_engines.families.own_file import (
     observe,
     with_size,
 )
-from build_engines.model_spec import TORCHSCRIPT, ModelSpec, full_shape
+from build_engines.model_spec import TORCHSCRIPT, ModelSpec
 from build_engines.request import Request
+from build_engines.runners import example_feed
 from build_engines.weights import Weights
-from clients.base import Tensors, TensorSpec
-from serving.triton.tensors import numpy_dtype
+from clients.base import Model, Tensors, TensorSpec
+from serving.triton.tensors import Tensor
 
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 
@@ -59,6 +60,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def _outputs(module: Any, feed: Tensors) -> Tensors:
+    """Return the module's outputs as OUTPUT__0 …."""
     import torch
 
     with torch.inference_mode():
@@ -80,7 +82,7 @@ def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
 
 def _parse_input(text: str, number: int) -> TensorSpec:
     match = _INPUT.fullmatch(text)
-    if not match or match[2] not in onnx_files.DATATYPES.values():
+    if not match or match[2] not in onnx_reader.DATATYPES.values():
         raise UsageError(
             f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1"
         )
@@ -112,58 +114,32 @@ def _read(path: Path) -> Any:
 
 
 def _run(
-    path: Path, module: Any, inputs: Sequence[TensorSpec], batching: bool
+    path: Path, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
 ) -> tuple[TensorSpec, ...]:
-    """Return the outputs as OUTPUT__0 …. A dimension is variable if it differs between two runs
-    with different sizes."""
-    import torch
-
-    shapes = []
+    """Return the outputs. A dimension is variable if it differs between two runs with different
+    sizes."""
+    model = Model("", Path(), inputs, (), int(batching), {})
     try:
-        for batch, length in ((2, 16), (3, 24)):
-            feeds = [_zeros(spec, batch if batching else 0, length) for spec in inputs]
-            with torch.inference_mode():
-                outputs = module(*feeds)
-            tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-            shapes.append([(tuple(tensor.shape), _datatype(tensor)) for tensor in tensors])
+        one, other = (
+            _outputs(module, example_feed(model, batch, length))
+            for batch, length in ((2, 16), (3, 24))
+        )
     except (RuntimeError, ValueError, TypeError, AttributeError) as err:
         reason = str(err).strip().splitlines()[-1]
         raise BuildError(
-            f"{path} does not run on zeros of the inputs {_written(inputs)}: {reason}"
+            f"{path} does not run on random inputs {_written(inputs)}: {reason}"
         ) from err
-    pairs = enumerate(zip(*shapes, strict=True))
-    return tuple(_output(number, one, other, batching) for number, (one, other) in pairs)
+    return tuple(_output(name, one[name], other[name], batching) for name in one)
 
 
-def _zeros(spec: TensorSpec, batch: int, length: int) -> object:
-    import torch
-
-    return torch.zeros(
-        full_shape(spec, batch, length), dtype=getattr(torch, numpy_dtype(spec.datatype).name)
-    )
-
-
-def _datatype(tensor: object) -> str:
-    names = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bfloat16": "BF16"}
-    name = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
-    return names.get(name, name.upper())
-
-
-def _output(
-    number: int,
-    one: tuple[tuple[int, ...], str],
-    other: tuple[tuple[int, ...], str],
-    batching: bool,
-) -> TensorSpec:
-    pairs = zip(one[0], other[0], strict=True)
+def _output(name: str, one: Any, other: Any, batching: bool) -> TensorSpec:
+    pairs = zip(one.shape, other.shape, strict=True)
     shape = tuple(a if a == b else -1 for a, b in pairs)
     if batching and shape[:1] != (-1,):
         raise BuildError(
-            f"output {number} has no batch dimension; build it with --max-batch-size 0"
+            f"output '{name}' has no batch dimension; build it with --max-batch-size 0"
         )
-    if batching:
-        shape = shape[1:]
-    return TensorSpec(f"OUTPUT__{number}", one[1], shape)
+    return TensorSpec(name, Tensor.of(name, one).datatype, shape[int(batching) :])
 
 
 def _written(inputs: Sequence[TensorSpec]) -> str:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from build_engines import onnx_files
+from build_engines import onnx_reader
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
+from build_engines.families.onnx_tensors import open_file, with_tensors_of
 from build_engines.families.own_file import (
     Seen,
     check_boxes,
@@ -20,7 +21,6 @@ from build_engines.families.own_file import (
 )
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.runners import OnnxFile
 from build_engines.weights import Weights
 from clients.base import Model
 from serving.clients import make_client
@@ -31,12 +31,12 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
     """Copy the file as 1/model.onnx, with the files that hold its weights."""
     graph = weights.graph
     file = _copied(weights, folder)
-    without_tensors = described(family, request, folder, onnx_files.names_of(graph))
-    points = onnx_files.keypoints_of(graph)
+    without_tensors = described(family, request, folder, onnx_reader.names_of(graph))
+    points = onnx_reader.keypoints_of(graph)
     if points and "keypoints" in settings_of(family.client):
         settings = {**without_tensors.settings, "keypoints": points}
         without_tensors = replace(without_tensors, settings=settings)
-    opened = _opened(file)
+    opened = open_file(file)
     spec = with_tensors_of(request, graph, opened, without_tensors)
     is_run = spec.max_batch_size or family.boxes_in_pixels
     seen = observe(family, opened, spec) if opened and is_run else Seen()
@@ -49,7 +49,7 @@ def export(family: Family, weights: Weights, request: Request, folder: Path) -> 
             )
         one_by_one = replace(request, max_batch_size=0)
         spec = with_tensors_of(one_by_one, graph, opened, without_tensors)
-    spec = with_size(request, spec, onnx_files.size_of(graph))
+    spec = with_size(request, spec, onnx_reader.size_of(graph))
     copy_example(family, folder, spec)
     return _with_scores(family, request, folder, graph, spec)
 
@@ -58,20 +58,11 @@ def _copied(weights: Weights, folder: Path) -> Path:
     """Copy the file and those that hold its weights. Return the copy."""
     file = folder / "1" / "model.onnx"
     shutil.copyfile(weights.path, file)
-    for source in onnx_files.external_files(weights.graph, weights.path.parent):
+    for source in onnx_reader.external_files(weights.graph, weights.path.parent):
         target = folder / "1" / source.relative_to(weights.path.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     return file
-
-
-def _opened(file: Path) -> OnnxFile | None:
-    """Return the file, opened in ONNX Runtime. Return None if it cannot be opened: the load at the
-    end says why."""
-    try:
-        return OnnxFile(file)
-    except BuildError:
-        return None
 
 
 def _with_scores(
@@ -89,7 +80,7 @@ def _with_scores(
         return spec
     outputs = sorted(spec.outputs, key=lambda output: output.name != name)
     spec = replace(spec, outputs=tuple(outputs))
-    if "activation" in settings or not onnx_files.makes_scores(graph, name):
+    if "activation" in settings or not onnx_reader.makes_scores(graph, name):
         return spec
     if from_logits:
         raise BuildError(
@@ -109,36 +100,3 @@ def _scores_output(spec: ModelSpec, settings: Mapping[str, str], folder: Path) -
     except (ConfigError, InvalidRequest, OSError):
         return None
     return client.outputs[0] if client else None
-
-
-def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> ModelSpec:
-    """Return the ModelSpec with the tensors of the 1/model.onnx that was written, and its
-    batching."""
-    file = folder / "1" / "model.onnx"
-    return with_tensors_of(request, onnx_files.read(file), _opened(file), model_spec)
-
-
-def with_tensors_of(
-    request: Request, graph: Any, opened: OnnxFile | None, model_spec: ModelSpec
-) -> ModelSpec:
-    """Return the ModelSpec with the tensors of the graph, and its batching.
-
-    A model takes batches when the first dimension of all its tensors is variable; `max_batch_size`
-    is the request's, else the ModelSpec's. Other models take no batches.
-    """
-    inputs, outputs = onnx_files.specs(graph)
-    if opened:
-        outputs = onnx_files.computed(opened.outputs, outputs)
-    tensors = [*inputs, *outputs]
-    fixed = [spec for spec in tensors if spec.shape[:1] != (-1,)]
-    if request.max_batch_size > 0 and fixed:
-        raise UsageError(
-            f"--max-batch-size {request.max_batch_size}: tensor '{fixed[0].name}' "
-            f"{list(fixed[0].shape)} has a fixed first dimension; export the model with a "
-            "dynamic batch dimension, or leave the flag out"
-        )
-    batch = model_spec.max_batch_size if request.max_batch_size < 0 else request.max_batch_size
-    if fixed or not batch:
-        return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=0)
-    inputs, outputs = onnx_files.without_batch(inputs), onnx_files.without_batch(outputs)
-    return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch)

@@ -1,0 +1,115 @@
+"""Lists the families of models that can be built, and finds the one that builds a request.
+
+| Weights | The family without --client | Export |
+|---|---|---|
+| a folder of transformers that takes images | the one whose `head` fits | image_folder.py |
+| a folder of transformers that takes texts | text.py | text_folder.py |
+| a model of scikit-learn, XGBoost or LightGBM | table.py | table_estimators.py |
+| an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
+| any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
+
+No file says that it is a detector with a YOLO's output: --client object-detection does, and
+clients/_heads.py recognizes the form of the output.
+"""
+
+from collections.abc import Sequence
+
+from build_engines.errors import BuildError, UsageError
+from build_engines.families import (
+    detr,
+    image_classification,
+    image_embedding,
+    object_detection,
+    semantic_segmentation,
+    table,
+    tensors,
+    text,
+)
+from build_engines.families.family import Family, Head
+from build_engines.families.text_folder import TO_TENSORS
+from build_engines.request import Request
+from build_engines.weights import CHECKPOINT, TENSORS, Weights
+from clients import FACES
+from serving.clients import families as client_names
+
+# the first family that takes the weights builds them
+FAMILIES = (
+    table.FAMILY,
+    image_classification.FAMILY,
+    semantic_segmentation.FAMILY,
+    detr.FAMILY,
+    image_embedding.FAMILY,
+    object_detection.FAMILY,
+    text.FAMILY,
+    tensors.FAMILY,
+)
+
+
+def family_of(client: str) -> Family | None:
+    """Return the family of a client, "" for no client; None for a client of the user's own."""
+    name = FACES.get(client, client)
+    return next((family for family in FAMILIES if family.client == name), None)
+
+
+def by_client(client: str) -> Family:
+    """Return the family of a client of this project, "" for none. Raise UsageError."""
+    if family := family_of(client):
+        return family
+    raise UsageError(
+        f"--client {client}: the clients are {', '.join(client_names())}; without one the model "
+        "takes tensors"
+    )
+
+
+def find_family(request: Request, weights: Weights) -> Family:
+    """Return the family of the flag or the recipe, else the first that recognizes the weights.
+    Raise BuildError if none does."""
+    named = by_client(request.named_client) if request.named_client else None
+    if weights.kind == TENSORS and not (named and TENSORS in named.exports):
+        raise UsageError(
+            f"{weights.path} is a file of torch.save, and only those of YOLOv5 can be built "
+            "(--client object-detection): where its code is, call torch.onnx.export(network, "
+            "example, 'model.onnx'), and build the ONNX file"
+        )
+    if named and named.head and weights.kind == CHECKPOINT and not named.head.fits(weights):
+        raise _other_network(weights, [named.head])
+    if named:
+        return named
+    for family in FAMILIES:
+        if family.takes(weights):
+            return family
+    raise _unknown(weights)
+
+
+def _unknown(weights: Weights) -> BuildError:
+    """Return the error for a folder that no family takes."""
+    if weights.is_image:
+        return _other_network(weights, [family.head for family in FAMILIES if family.head])
+    kind = weights.config.get("model_type") or "no model_type in config.json"
+    return UsageError(
+        f"{weights.path} ({kind}) has neither a tokenizer's files nor preprocessor_config.json, so "
+        "nothing says what it takes: save its tokenizer or image processor there too "
+        "(save_pretrained), or export it to ONNX and build the ONNX file"
+    )
+
+
+def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
+    """Return the error for a folder whose network has none of these heads, with what to do."""
+    if not weights.is_image:
+        return BuildError(
+            f"{weights.path} has no preprocessor_config.json, which says how images are prepared"
+        )
+    name = weights.architecture or str(weights.config.get("model_type", "network of no name"))
+    other = next((family for family in FAMILIES if family.takes(weights)), None)
+    remedy = TO_TENSORS
+    if not weights.architecture:
+        remedy = 'add "architectures" to it: ["ViTForImageClassification"]'
+    elif other:
+        remedy = f"without --client it becomes a model of the client {other.client}"
+    elif "ForMaskedImageModeling" in name:
+        remedy = "its encoder can be exported to ONNX and built without --client"
+    ends = [f"…{end}" for head in heads for end in head.architectures]
+    return BuildError(
+        f"{weights.path} holds a {name} according to its config.json, and the networks that can be "
+        f"built are named {', '.join(ends)}; {remedy}"
+    )

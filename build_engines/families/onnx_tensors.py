@@ -1,0 +1,53 @@
+"""Completes a ModelSpec with the tensors of an ONNX file."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from build_engines import onnx_reader
+from build_engines.errors import BuildError, UsageError
+from build_engines.model_spec import ModelSpec
+from build_engines.request import Request
+from build_engines.runners import OnnxFile
+
+
+def open_file(file: Path) -> OnnxFile | None:
+    """Return the file, opened in ONNX Runtime. Return None if it cannot be opened: the load at the
+    end says why."""
+    try:
+        return OnnxFile(file)
+    except BuildError:
+        return None
+
+
+def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> ModelSpec:
+    """Return the ModelSpec with the tensors of the 1/model.onnx that was written, and its
+    batching."""
+    file = folder / "1" / "model.onnx"
+    return with_tensors_of(request, onnx_reader.read(file), open_file(file), model_spec)
+
+
+def with_tensors_of(
+    request: Request, graph: Any, opened: OnnxFile | None, model_spec: ModelSpec
+) -> ModelSpec:
+    """Return the ModelSpec with the tensors of the graph, and its batching.
+
+    A model takes batches when the first dimension of all its tensors is variable; `max_batch_size`
+    is the request's, else the ModelSpec's. Other models take no batches.
+    """
+    inputs, outputs = onnx_reader.specs(graph)
+    if opened:
+        outputs = onnx_reader.computed(opened.outputs, outputs)
+    tensors = [*inputs, *outputs]
+    fixed = [spec for spec in tensors if spec.shape[:1] != (-1,)]
+    if request.max_batch_size > 0 and fixed:
+        raise UsageError(
+            f"--max-batch-size {request.max_batch_size}: tensor '{fixed[0].name}' "
+            f"{list(fixed[0].shape)} has a fixed first dimension; export the model with a "
+            "dynamic batch dimension, or leave the flag out"
+        )
+    batch = model_spec.max_batch_size if request.max_batch_size < 0 else request.max_batch_size
+    if fixed or not batch:
+        return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=0)
+    inputs, outputs = onnx_reader.without_batch(inputs), onnx_reader.without_batch(outputs)
+    return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch)

@@ -1,0 +1,67 @@
+"""Lets skl2onnx convert one step or model, and adds its nodes to the graph of a table."""
+
+import re
+from copy import copy
+from typing import Any
+
+from onnx import TensorProto
+
+from build_engines.errors import BuildError, brief
+from build_engines.families.onnx_graph import OPSETS, Graph
+from build_engines.families.table_repair import INSTEAD, cut_zip_map
+
+
+class TableGraph(Graph):
+    """The graph of a table's model. skl2onnx computes its `parts`, named by their classes, in
+    `datatype`, FP64 or FP32."""
+
+    def __init__(self, datatype: str) -> None:
+        super().__init__()
+        self.datatype = datatype
+        self.parts: list[str] = []
+
+
+def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, str]:
+    """Add the nodes that compute the model's answers for the matrix `cells` of FP64, which has
+    `width` columns. Return the tensors of its outputs by skl2onnx's names, but scores that are not
+    probabilities are called scores. Raise BuildError."""
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
+
+    _register_scorers()
+    name = type(model).__name__
+    graph.parts.append(name)
+    kind = DoubleTensorType
+    if graph.datatype == "FP32":
+        kind = FloatTensorType
+        cells = graph.cast(cells, TensorProto.FLOAT)
+    types = [("cells", kind([None, width]))]
+    try:
+        part = to_onnx(_convertible(model), initial_types=types, target_opset=OPSETS)
+    except Exception as err:  # the converters' errors have no common base class
+        unknown = re.search(r"(?:^|for type ')<class '[\w.]*\.(\w+)'>", str(err))
+        reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)
+        raise BuildError(f"a {name} cannot be converted to ONNX: {reason}; {INSTEAD}") from err
+    cut_zip_map(part.graph)
+    outputs = graph.insert(part, cells)
+    if hasattr(model, "predict_proba"):
+        return outputs
+    return {"scores" if "prob" in key else key: tensor for key, tensor in outputs.items()}
+
+
+def _convertible(model: Any) -> Any:
+    """Return a copy that skl2onnx converts with the same answers."""
+    copied = copy(model)
+    if hasattr(copied, "flatten_transform"):  # of VotingClassifier.transform, which is not served
+        copied.flatten_transform = False
+    if getattr(copied, "encode", "") == "onehot":  # of KBinsDiscretizer
+        copied.encode = "onehot-dense"
+    return copied
+
+
+def _register_scorers() -> None:
+    """Add the option zipmap, which skl2onnx sets in every pipeline, to the one converter that lacks
+    it."""
+    from skl2onnx.common._registration import get_converter
+
+    get_converter("SklearnLinearSVC")._options["zipmap"] = [True, False, "columns"]
