@@ -19,7 +19,7 @@ import instance  # type: ignore[import-not-found]  # Triton's stub puts this fol
 import tensors as table  # type: ignore[import-not-found]
 import triton_python_backend_utils as pb_utils
 from batching import Arrays, Batcher, Call, Merge, merge_of, read_request, run_at_once, run_merged  # type: ignore[import-not-found]
-from onnx_session import UNOPTIMIZED, SessionSettings, load, run_options  # type: ignore[import-not-found]
+from onnx_session import UNOPTIMIZED, SessionSettings, load, providers, run_options  # type: ignore[import-not-found]
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 Config = dict[str, Any]
@@ -59,8 +59,9 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
         path = instance.model_file(args, config, "model.onnx")
+        available = providers(args)
         merge = merge_of(config)
-        self.runs = Runs(partial(load, path), settings, merge)
+        self.runs = Runs(lambda each: load(path, each, available), settings, merge)
         self.session = self.runs.session
         check(config, self.session)
         inputs = self.session.get_inputs()
@@ -71,7 +72,10 @@ class TritonPythonModel:
             scalars={node.name for node in inputs if not node.shape},
         )
         self.batcher = Batcher(read, self.runs.run, merge, (InvalidArgument,))
-        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {settings.describe()}")
+        pb_utils.Logger.log_info(
+            f"{args['model_instance_name']}: {self.session.get_providers()[0]}, "
+            f"{settings.describe()}"
+        )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer the requests that the dynamic batcher has merged. Return one response for each, in

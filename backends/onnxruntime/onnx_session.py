@@ -1,4 +1,4 @@
-"""Creates ONNX Runtime's session for an instance: its options and its threads.
+"""Creates ONNX Runtime's session for an instance: its options, its threads, its execution provider.
 
 The parameters and their defaults are the same as in NVIDIA's backend
 (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), except the number of threads,
@@ -6,7 +6,7 @@ which depends on the container's limit rather than on the machine.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ except ModuleNotFoundError:  # outside Triton's stub, for build_engines
 
 CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's servers (lscpu)
 VALUE_BYTES = 4  # runs compute in FP32, even if the pixels are UINT8
+CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
 # the parameters in config.pbtxt, including NVIDIA's parameters that only apply to a GPU
 PARAMETERS = (
@@ -123,12 +124,13 @@ def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], thre
     """Return whether merged requests are run separately at the same time. The parameter decides; by
     default they are if a row exceeds the cache.
 
-    Return False if the batcher merges no requests, or fewer than there are threads.
+    Return False on a GPU, and if the batcher merges no requests, or fewer than there are threads.
     """
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
+    kinds = [group["kind"] for group in config.get("instance_group", ())]
     large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
     is_wanted = bool(read(parameters, "separate_runs", parse_bool, large))
-    return is_wanted and 1 < threads <= merged
+    return is_wanted and 1 < threads <= merged and "KIND_GPU" not in kinds
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:
@@ -147,7 +149,19 @@ def run_options() -> ort.RunOptions:
     return options
 
 
-def load(path: Path, settings: SessionSettings) -> Any:
+def providers(args: Mapping[str, str]) -> list[Any]:
+    """Return CUDA followed by the CPU if the instance is on a GPU and this onnxruntime supports
+    CUDA, otherwise only the CPU."""
+    if (
+        args["model_instance_kind"] == "GPU"
+        and "CUDAExecutionProvider" in ort.get_available_providers()
+    ):
+        cuda = ("CUDAExecutionProvider", {"device_id": args["model_instance_device_id"]})
+        return [cuda, *CPU]
+    return list(CPU)
+
+
+def load(path: Path, settings: SessionSettings, execution_providers: Sequence[Any] = CPU) -> Any:
     """Create the session. Raise ValueError or FileNotFoundError if the file is invalid or
     missing."""
     file = path / "model.onnx" if path.is_dir() else path
@@ -155,7 +169,7 @@ def load(path: Path, settings: SessionSettings) -> Any:
         raise FileNotFoundError(f"unable to find '{file}'")
     try:
         session = ort.InferenceSession(
-            str(file), settings.options(), providers=["CPUExecutionProvider"]
+            str(file), settings.options(), providers=list(execution_providers)
         )
     except Exception as err:  # ONNX Runtime's exceptions have no common base class
         raise ValueError(f"ONNX Runtime cannot load '{file}': {err}") from err

@@ -14,8 +14,7 @@ from typing import Any
 
 Config = dict[str, Any]
 
-# the parameters in config.pbtxt; DISABLE_CUDNN and ENABLE_CACHE_CLEANING do nothing on a processor
-PARAMETERS = (
+PARAMETERS = (  # the parameters in config.pbtxt, which torch_settings.py reads
     "DISABLE_CUDNN",
     "DISABLE_OPTIMIZED_EXECUTION",
     "ENABLE_CACHE_CLEANING",

@@ -27,13 +27,16 @@ class TorchInstance:
     def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
         self.settings = TorchSettings.from_config(config)
         self.settings.apply()
-        self.module = load(instance.model_file(args, config, "model.pt"))
+        self.device = device_of(args)
+        self.module = load(instance.model_file(args, config, "model.pt"), self.device)
         self._name_tensors(config)
         merge = merge_of(config)
         strings = {name for name, kind in self.datatypes.items() if kind == "TYPE_STRING"}
         read = partial(read_request, outputs=self.outputs, strings=strings)
         self.batcher = Batcher(read, partial(run_merged, self._run, merge), merge)
-        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {self.settings.describe()}")
+        pb_utils.Logger.log_info(
+            f"{args['model_instance_name']}: {self.device}, {self.settings.describe()}"
+        )
 
     def _name_tensors(self, config: Mapping[str, Any]) -> None:
         naming.check(config)
@@ -48,10 +51,13 @@ class TorchInstance:
         }
 
     def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
-        values = {name: _value(array) for name, array in feed.items()}
+        values = {name: self._value(array) for name, array in feed.items()}
         with self.settings.running():
             results = self._forward(values)
-        return {name: self._array(name, results) for name in names}
+        arrays = {name: self._array(name, results) for name in names}
+        if self.settings.cache_cleaning and self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return arrays
 
     def _forward(self, values: dict[str, Any]) -> Sequence[Any]:
         if self.takes_dictionary:
@@ -60,6 +66,12 @@ class TorchInstance:
             names = sorted(values, key=self.inputs.__getitem__)
             result = self.module(*[values[name] for name in names])
         return result if isinstance(result, tuple) else (result,)
+
+    def _value(self, array: NDArray[Any]) -> Any:
+        """Convert an array to a tensor on the instance's device, or to a list of strings."""
+        if array.dtype == np.object_:
+            return array.tolist()
+        return torch.from_numpy(array).to(self.device)
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
         """Return the output called `name`. Raise ValueError if forward() did not return what
@@ -83,7 +95,7 @@ class TorchInstance:
         # copy the result, because the module may reuse its memory in the next run, before this
         # response is sent
         copied = result.clone(memory_format=torch.contiguous_format)
-        return self._checked(name, copied.numpy())
+        return self._checked(name, copied.cpu().numpy())
 
     def _checked(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         expected = pb_utils.triton_string_to_numpy(self.datatypes[name])
@@ -95,9 +107,14 @@ class TorchInstance:
         return array
 
 
-def _value(array: NDArray[Any]) -> Any:
-    """Convert an array to a tensor, or to a list of strings."""
-    return array.tolist() if array.dtype == np.object_ else torch.from_numpy(array)
+def device_of(args: Mapping[str, str]) -> Any:
+    """Return the instance's device. Raise ValueError if the instance is on a GPU and PyTorch cannot
+    use it."""
+    if args["model_instance_kind"] != "GPU":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError(f"an instance is on a GPU, but PyTorch {torch.__version__} finds none")
+    return torch.device("cuda", int(args["model_instance_device_id"]))
 
 
 @dataclass(frozen=True)
@@ -124,12 +141,12 @@ class Forward:
         return cls(tuple(argument.name for argument in arguments), takes_dictionary=False)
 
 
-def load(path: Path) -> Any:
+def load(path: Path, device: Any) -> Any:
     """Load a module, in the mode in which it was saved. Raise ValueError or FileNotFoundError."""
     if not path.is_file():
         raise FileNotFoundError(f"unable to find '{path}'")
     try:
-        return torch.jit.load(str(path), map_location="cpu")
+        return torch.jit.load(str(path), map_location=device)
     except Exception as err:  # a RuntimeError, or any error of the zip reader
         raise ValueError(
             f"PyTorch cannot load '{path}' as TorchScript: {str(err).splitlines()[0]}; "

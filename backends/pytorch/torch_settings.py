@@ -26,6 +26,8 @@ class TorchSettings:
 
     inference_mode: bool = True
     optimized_execution: bool = True
+    cache_cleaning: bool = False
+    cudnn: bool = True
     intra_op_threads: int = 1
     inter_op_threads: int = 0
     switches: tuple[tuple[str, bool], ...] = ()
@@ -40,6 +42,8 @@ class TorchSettings:
         return cls(
             inference_mode=_boolean(parameters, "INFERENCE_MODE", True),
             optimized_execution=not _boolean(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
+            cache_cleaning=_boolean(parameters, "ENABLE_CACHE_CLEANING", False),
+            cudnn=not _boolean(parameters, "DISABLE_CUDNN", False),
             intra_op_threads=threads if threads > 0 else default_threads(),
             inter_op_threads=max(0, _threads(parameters, "INTER_OP_THREAD_COUNT")),
             switches=tuple(
@@ -53,6 +57,7 @@ class TorchSettings:
         torch.set_num_threads(self.intra_op_threads)
         if self.inter_op_threads:
             torch.set_num_interop_threads(self.inter_op_threads)
+        torch.backends.cudnn.enabled = self.cudnn
         for name, value in self.switches:
             getattr(torch._C, SWITCHES[name])(value)
 

@@ -102,6 +102,7 @@ LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]
         (LARGE, "2", {"parameters": {"separate_runs": {"string_value": "0"}}}, False),
         (LARGE, "1", {}, False),
         (LARGE, "16", {}, False),
+        (LARGE, "2", {"instance_group": [{"kind": "KIND_GPU"}]}, False),
         (LARGE, "2", {"max_batch_size": 0}, False),
     ],
 )

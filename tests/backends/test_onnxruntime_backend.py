@@ -114,7 +114,10 @@ def test_return_their_own_rows_to_merged_parallel_requests(client: Client, serve
         feeds, answered_together(client, "at_once", feeds, most=4), strict=True
     ):
         assert_equal(answer, reference(SERVED["at_once"][0], feed))
-    line = "at_once_0_0: 2 intra-op threads, sequential execution, graph level 0, merged"
+    line = (
+        "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph "
+        "level 0, merged"
+    )
     assert line in server.text()
 
 
@@ -220,7 +223,7 @@ def test_run_each_instance_as_a_process_with_its_threads(server: Server) -> None
         " ".join(child.cmdline()) for child in psutil.Process(server.process.pid).children()
     ]
     assert sum("two_instances" in command for command in commands) == 2
-    settings = "3 intra-op threads, parallel execution, graph level -1"
+    settings = "CPUExecutionProvider, 3 intra-op threads, parallel execution, graph level -1"
     for instance in ("two_instances_0_0", "two_instances_0_1"):
         assert f"{instance}: {settings}" in server.text()
 

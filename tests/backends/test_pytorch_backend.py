@@ -107,11 +107,14 @@ def test_serve_and_merge_lists_of_strings(client: Client) -> None:
 
 def test_apply_the_parameters_of_executor_and_threads(server: Server) -> None:
     expected = (
-        "weighted_twice_0_1: 3 intra-op threads, inference mode, execution not optimized, "
+        "weighted_twice_0_1: cpu, 3 intra-op threads, inference mode, execution not optimized, "
         "ENABLE_JIT_EXECUTOR=false, ENABLE_JIT_PROFILING=false, ENABLE_TENSOR_FUSER=false"
     )
     assert expected in server.text()
-    assert "weighted_0_0: 1 intra-op threads, inference mode, execution optimized" in server.text()
+    assert (
+        "weighted_0_0: cpu, 1 intra-op threads, inference mode, execution optimized"
+        in server.text()
+    )
 
 
 @pytest.mark.parametrize("model", REFUSED)
