@@ -255,7 +255,10 @@ def _compare_trees(
     """Compare the trees alone, at every threshold and one step of FP32 and of FP64 to each side."""
     rng = np.random.default_rng(0)
     columns = [Column(name) for name in _names(last)]
-    asked = {feature: _near(values) for feature, values in trees.thresholds().items()}
+    asked = {
+        feature: _near(values, np.nan if trees.most is None else trees.most[feature])
+        for feature, values in trees.thresholds().items()
+    }
     count = min(max(map(len, asked.values()), default=1), MOST_ROWS)
     matrix = np.zeros((count, len(columns)))
     for feature, values in asked.items():
@@ -268,9 +271,13 @@ def _compare_trees(
     _check_share(estimator, converted, share, count, "at the thresholds of its trees")
 
 
-def _near(thresholds: Array) -> Array:
-    """Return the thresholds and their neighbors."""
+def _near(thresholds: Array, most: float) -> Array:
+    """Return the thresholds and their neighbors or, for categories, the whole numbers next to them
+    from 0 to `most`."""
     values = thresholds[np.isfinite(thresholds)]
+    if not np.isnan(most):
+        sides = np.concatenate([np.floor(values), np.ceil(values)])
+        return np.asarray(np.unique(np.clip(sides, 0, most)))
     parts = [values, values.astype(np.float32)]
     parts += [np.nextafter(each, limit) for each in parts for limit in FAR]
     return np.asarray(np.unique(np.concatenate(parts).astype(float)))
@@ -353,11 +360,17 @@ def _last(estimator: Any) -> Any:
 
 
 def _parts(estimator: Any) -> tuple[list[Any], Any]:
-    """Return the steps, and the model after them."""
+    """Return the steps, and the model after them. HistGradientBoosting has a step of its own for
+    categorical columns."""
     steps: list[Any] = []
     while hasattr(estimator, "steps"):
         steps += [step for _, step in estimator.steps[:-1]]
         estimator = estimator.steps[-1][1]
+    if getattr(estimator, "_preprocessor", None) is not None:
+        steps.append(estimator._preprocessor)
+        estimator = copy(estimator)
+        estimator._preprocessor = None
+        vars(estimator).pop("feature_names_in_", None)
     return steps, estimator
 
 
@@ -422,6 +435,8 @@ def _known(step: Any, columns: list[Column]) -> list[Column]:
         for _, each in step.transformer_list:
             merged = list(map(_merged, merged, _known(each, columns)))
         return merged
+    if getattr(step, "_preprocessor", None) is not None:
+        return _known(step._preprocessor, columns)
     columns = with_learned(columns, step)
     if hasattr(step, "statistics_") and is_missing(step.missing_values):
         return [replace(each, filled=True, missing=step.missing_values) for each in columns]

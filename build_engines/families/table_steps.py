@@ -156,9 +156,10 @@ def _weighted(
 
 
 def _function(_: TableGraph, step: Any, table: Table) -> Table:
-    if step.func is None:
+    function = getattr(step.func, "func", step.func)  # of a partial
+    if step.func is None or getattr(function, "__name__", "") == "check_array":
         return table
-    name = getattr(step.func, "__name__", step.func)
+    name = getattr(function, "__name__", function)
     raise BuildError(
         f"FunctionTransformer({name}) is not converted: train without it and compute {name} "
         f"yourself, or {INSTEAD}"

@@ -32,10 +32,6 @@ ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: smaller numbers co
 INFINITE = 1e300  # an infinite threshold in LightGBM's dump
 LEAF = -1
 LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
-CATEGORICAL = (
-    "it has categorical columns, which are not converted: train it on columns of scikit-learn's "
-    "OneHotEncoder or OrdinalEncoder, in a pipeline"
-)
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,8 @@ class Trees:
     mode: str = LESS_OR_EQUAL
     in_fp32: bool = False  # cells are rounded to FP32 before they are compared
     missing: float = np.nan  # a number that is a missing cell
-    has_zero: bool = False  # numbers up to ZERO are 0
+    zeros: Array | None = None  # for each column, what replaces a number that counts as 0
+    most: Array | None = None  # the greatest category of each column, NaN for a column of numbers
 
     @classmethod
     def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
@@ -102,9 +99,13 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     if not np.isnan(ensemble.missing):
         is_missing = graph.add("Equal", cells, np.float64(np.float32(ensemble.missing)))
         cells = graph.add("Where", is_missing, np.nan, cells)
-    if ensemble.has_zero:
+    if ensemble.zeros is not None:
         is_zero = graph.add("LessOrEqual", graph.add("Abs", cells), ZERO)
-        cells = graph.add("Where", is_zero, 0.0, cells)
+        cells = graph.add("Where", is_zero, ensemble.zeros, cells)
+    if ensemble.most is not None and not np.isnan(ensemble.most).all():
+        sizes = graph.add("Floor", graph.add("Abs", cells))
+        whole = graph.add("Mul", graph.add("Sign", cells), sizes)
+        cells = graph.add("Where", ~np.isnan(ensemble.most), whole, cells)
     leaves = graph.cast(_leaves(graph, cells, ensemble), TensorProto.INT64)
     values = np.concatenate([tree.values[tree.left == LEAF] for tree in ensemble.trees])
     count = len(ensemble.trees)
@@ -230,16 +231,18 @@ def _boosted(model: Any) -> Trees:
 
 
 def _histogram(model: Any) -> Trees:
-    if model.is_categorical_ is not None:
-        raise BuildError(CATEGORICAL)
+    first = np.ravel(model._baseline_prediction)
     trees = [_of_predictor(each) for each in chain.from_iterable(model._predictors)]
-    return Trees.boosted(np.ravel(model._baseline_prediction), trees)
+    bins = model._bin_mapper
+    pairs = zip(bins.bin_thresholds_, bins.is_categorical_, strict=True)
+    most = [max(values) if is_category else np.nan for values, is_category in pairs]
+    return Trees.boosted(first, trees, most=np.array(most, float))
 
 
 def _of_predictor(predictor: Any) -> Tree:
     nodes = predictor.nodes
     is_leaf = nodes["is_leaf"] != 0
-    return Tree(
+    tree = Tree(
         nodes["feature_idx"],
         nodes["num_threshold"],
         np.where(is_leaf, LEAF, nodes["left"].astype(np.int64)),
@@ -247,6 +250,38 @@ def _of_predictor(predictor: Any) -> Tree:
         nodes["missing_go_to_left"],
         nodes["value"][:, None],
     )
+    bits = np.unpackbits(predictor.raw_left_cat_bitsets.view(np.uint8), axis=1, bitorder="little")
+    splits = np.flatnonzero((nodes["is_categorical"] != 0) & ~is_leaf).tolist()
+    rows = nodes["bitset_idx"]
+    return _with_sets(tree, {node: np.flatnonzero(bits[rows[node]]) for node in splits})
+
+
+def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
+    """Return the tree with comparisons instead of the nodes in `sets`. Each of these nodes sends
+    the whole numbers of its set to the left, a missing cell where `missing_left` says, and others
+    to the right.
+
+    The first comparison is true for a missing cell only. Each of the others finds whether a number
+    is below the next border between the set and the numbers that are not in it.
+    """
+    if not sets:
+        return tree
+    columns = (tree.feature, tree.threshold, tree.left, tree.right, tree.missing_left)
+    rows: list[Any] = list(zip(*columns, strict=True))
+    for node, numbers in sets.items():
+        feature, _, left, right, missing_left = rows[node]
+        every = np.arange(-1, max(numbers, default=0) + 2)
+        borders = np.flatnonzero(np.diff(np.isin(every, numbers))) - 0.5
+        missing = left if missing_left else right
+        following = len(rows) if len(borders) else right
+        rows[node] = [feature, -np.inf, missing, following, 1]
+        for place, border in enumerate(borders):
+            is_last = place == len(borders) - 1
+            beyond = right if is_last else len(rows) + 1
+            rows.append([feature, border, left if place % 2 else right, beyond, 0])
+    count, width = tree.values.shape
+    added = np.zeros((len(rows) - count, width))
+    return Tree.of(rows, np.concatenate([tree.values, added]))
 
 
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
@@ -348,7 +383,10 @@ def _answer_without_leaves(document: Mapping[str, Any], features: int) -> Array:
 
 def _of_json(tree: Mapping[str, Any]) -> Tree:
     if any(tree["split_type"]):
-        raise BuildError(CATEGORICAL)
+        raise BuildError(
+            "it has categorical columns, which are not converted: train it on codes or on columns "
+            "of scikit-learn's OneHotEncoder, in a pipeline"
+        )
     if int(tree["tree_param"]["size_leaf_vector"]) > 1:
         raise BuildError("multi_strategy='multi_output_tree': train 'one_output_per_tree'")
     values = np.array(tree["split_conditions"], np.float32)
@@ -439,6 +477,11 @@ def _softmax(graph: Graph, sums: str) -> str:
 def _lightgbm(model: Any) -> Trees:
     booster = getattr(model, "booster_", model)
     document = booster.dump_model()
+    if document["pandas_categorical"]:
+        raise BuildError(
+            "it has categorical columns of pandas, which are not converted: train it on codes or "
+            "on columns of scikit-learn's OneHotEncoder, in a pipeline"
+        )
     if "is_linear=1" in booster.model_to_string():
         raise BuildError("its trees are linear: train it without linear_tree")
     # of scikit-learn's interface; a Booster's predict takes it as an argument
@@ -448,15 +491,24 @@ def _lightgbm(model: Any) -> Trees:
             "pred_early_stop leaves out trees of some rows, and all trees are built: "
             "model.set_params(pred_early_stop=False), and save it again"
         )
-    trees = [_of_dump(each["tree_structure"]) for each in document["tree_info"]]
+    missing: dict[int, set[str]] = {}
+    most = np.full(booster.num_feature(), np.nan)
+    trees = [_of_dump(each["tree_structure"], missing, most) for each in document["tree_info"]]
+    for feature, kinds in sorted(missing.items()):
+        if len(kinds) > 1:
+            raise BuildError(f"its trees take missing cells of column {feature} in several ways")
+    zeros = np.zeros(len(most))
+    zeros[[feature for feature, kinds in missing.items() if kinds == {"Zero"}]] = np.nan
     first = np.zeros(int(document["num_tree_per_iteration"]))
-    return Trees.boosted(first, trees, has_zero=True)
+    return Trees.boosted(first, trees, zeros=zeros, most=most)
 
 
-def _of_dump(root: Mapping[str, Any]) -> Tree:
-    """Read a tree of dump_model()."""
+def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
+    """Read a tree of dump_model(). Record in `missing` how each column takes missing cells, and in
+    `most` which columns are categorical."""
     rows: list[list[Any]] = []
     values: list[list[float]] = []
+    sets: dict[int, Array] = {}
     pending: list[tuple[Mapping[str, Any], int, int]] = [(root, LEAF, 0)]
     while pending:
         node, parent, side = pending.pop()
@@ -466,22 +518,21 @@ def _of_dump(root: Mapping[str, Any]) -> Tree:
         if "split_feature" not in node:
             rows.append([0, 0.0, LEAF, LEAF, 0])
             continue
-        if node["decision_type"] == "==":
-            raise BuildError(CATEGORICAL)
-        if node["missing_type"] == "Zero":
-            raise BuildError(
-                "it takes 0 for a missing cell, which is not converted: train it without "
-                "zero_as_missing"
-            )
+        feature, kind = node["split_feature"], node["missing_type"]
         threshold = node["threshold"]
         pending.append((node["left_child"], len(rows), 2))
         pending.append((node["right_child"], len(rows), 3))
+        if node["decision_type"] == "==":
+            most[feature] = np.inf
+            sets[len(rows)] = np.array([int(number) for number in threshold.split("||")])
+            rows.append([feature, 0.0, 0, 0, 0])
+            continue
+        missing.setdefault(feature, set()).add(kind)
         if abs(threshold) >= INFINITE:
             threshold = np.copysign(np.inf, threshold)
-        # a missing cell is 0 if there was none in training
-        goes_left = threshold >= 0 if node["missing_type"] == "None" else node["default_left"]
-        rows.append([node["split_feature"], threshold, 0, 0, int(goes_left)])
-    return Tree.of(rows, values)
+        goes_left = threshold >= 0 if kind == "None" else node["default_left"]
+        rows.append([feature, threshold, 0, 0, int(goes_left)])
+    return _with_sets(Tree.of(rows, values), sets)
 
 
 def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:

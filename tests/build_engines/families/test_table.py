@@ -373,6 +373,13 @@ GAPPY = PLACES.mask(RNG.random(PLACES.shape) < 0.2)
 @pytest.mark.parametrize(
     ("model", "rows", "classes"),
     [
+        (ZEROS, NUMBERS.round(), CODES),
+        (
+            lightgbm.LGBMClassifier(n_estimators=5, verbose=-1, categorical_feature=[0]),
+            GAPPY,
+            PLACE,
+        ),
+        (HistGradientBoostingClassifier(max_iter=5, categorical_features=[0]), GAPPY, PLACE),
         (xgboost.XGBClassifier(n_estimators=5, missing=0), NUMBERS.round(), CODES),
         (xgboost.XGBClassifier(n_estimators=5, objective="multi:softmax"), NUMBERS, CODES),
         (xgboost.XGBClassifier(n_estimators=5, objective="binary:hinge"), NUMBERS, CODES // 2),
@@ -390,6 +397,9 @@ GAPPY = PLACES.mask(RNG.random(PLACES.shape) < 0.2)
         (encoded(TargetEncoder(), TREES), FILLED, CODES // 2),
     ],
     ids=[
+        "zeros",
+        "codes of LightGBM",
+        "codes of HistGradientBoosting",
         "missing is 0",
         "softmax",
         "hinge",
@@ -736,19 +746,6 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (DART, NUMBERS, CODES, "booster is dart"),
         (LINES, NUMBERS, CODES, "booster is gblinear"),
-        (ZEROS, NUMBERS.round(), CODES, "zero_as_missing"),
-        (
-            lightgbm.LGBMClassifier(n_estimators=5, verbose=-1, categorical_feature=[0]),
-            PLACES,
-            PLACE,
-            "categorical",
-        ),
-        (
-            HistGradientBoostingClassifier(max_iter=5, categorical_features=[0]),
-            PLACES,
-            PLACE,
-            "categorical",
-        ),
         (
             lightgbm.LGBMClassifier(n_estimators=2, pred_early_stop=True, verbose=-1),
             NUMBERS,
@@ -783,9 +780,6 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "operator",
         "dart",
         "lines",
-        "zeros",
-        "codes of LightGBM",
-        "codes of HistGradientBoosting",
         "stopped early",
         "neighbours",
         "words",
