@@ -357,7 +357,7 @@ def test_unload_all_parts_of_an_ensemble_if_one_fails(running: Container) -> Non
 
 
 def test_complete_an_archive_from_its_onnx_file(running: Container) -> None:
-    write_model(running.path("bare") / "net", arithmetic(["batch", 3]), None)
+    write_model(running.path("bare") / "net", arithmetic("float[batch, 3]"), None)
     assert running.load("bare", "bare").status_code == 200
     inputs = [
         {"name": name, "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]} for name in "xy"
