@@ -404,8 +404,9 @@ def make_identity(repository: Path, datatypes: Iterable[str] = IDENTITY_VALUES) 
 ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
 
 
-def make_scale(repository: Path) -> None:
-    """Make `scale`: FP32 x [batch, n] -> y. Version 1 doubles x, version 2 triples it."""
+def make_scale(repository: Path, loaded: str = "latest { num_versions: 1 }") -> None:
+    """Make `scale`: FP32 x [batch, n] -> y. Version 1 doubles x, version 2, which alone is loaded,
+    triples it."""
     for version, factor in (("1", 2.0), ("2", 3.0)):
         graph = f"""scale (float[batch, n] x) => (float[batch, n] y)
             <float k = {{{factor}}}> {{ y = Mul (x, k) }}"""
@@ -415,8 +416,13 @@ def make_scale(repository: Path) -> None:
         'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
         'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "y" data_type: '
         "TYPE_FP32 dims: [-1] }\n"
-        f"version_policy {{ all {{}} }}\n{ONE_INSTANCE}",
+        f"version_policy {{ {loaded} }}\n{ONE_INSTANCE}",
     )
+
+
+def make_both_scales(repository: Path) -> None:
+    """Make `scale`, with both versions loaded."""
+    make_scale(repository, "all { }")
 
 
 SLEEPER = '''
