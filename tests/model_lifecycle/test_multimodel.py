@@ -502,7 +502,7 @@ def test_answer_for_loaded_models_without_the_manager(
 ) -> None:
     make_model(running.path("meanwhile") / "net", 3, label="three")
     killed = running.server.pid("manager")
-    with Load(lambda _: running.invoke("first", 1), callers=2) as load:
+    with Load(lambda _: running.invoke("first", 1), callers=2, pause=0.05) as load:
         os.kill(killed, stopped)
         wait_until(lambda: load.answers["200"] > 50, "calls")
         wait_until(lambda: running.server.pid("manager") not in (None, killed), "another manager")
