@@ -40,11 +40,11 @@ OF_TOKENS = ("token-classification", "question-answering", "fill-mask")
 LABELS = {"0": "contradiction", "1": "neutral", "2": "entailment"}
 
 
-def make_models(repository: Path, texts: Iterable[str] = TEXTS) -> None:
+def make_models(repository: Path) -> None:
     link_model(ROOT / "model_repository/resnet", repository)
     make_echo(repository, "numbers", "FP32")
     make_echo(repository, "texts", "STRING")
-    make_text_models(repository, texts)
+    make_text_models(repository, TEXTS)
     make_detector(repository / "boxes")
     make_sleeper(repository, "json")  # a client that takes any JSON value
     make_table(repository / "table")

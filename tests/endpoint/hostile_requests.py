@@ -24,11 +24,10 @@ from tests.bodies.echo import LARGEST, ONE, many, npy_file, tensor
 from tests.support.harness import encoded, npy
 from tests.support.hostile_images import REFUSED, png
 
-# of the front for a row that is sent with DEADLINE seconds, of which the front may use an eighth,
-# the model's own run apart
+# Rows that may get 504 are sent with this time limit, of which the front may use an eighth.
 DEADLINE = 10
-PROCESSOR_SECONDS = 4.0
-PATIENT_SECONDS = 10.0  # the same for a row that is sent with the default time limit
+PROCESSOR_SECONDS = 4.0  # of the front for a row, the model's own run apart
+PATIENT_SECONDS = 10.0  # the same for most rows of ROOM, which have the default time limit
 MEGABYTES = 1_500  # of the front for a row, above what it takes when it is idle
 # of a body of 25 MB: the numbers of a JSON text take 13 times its length
 MEGABYTES_OF_A_BODY = 450
