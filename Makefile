@@ -11,7 +11,7 @@ MODELS := $(BUNDLED:%=model_repository/%/1/model.onnx)
 # Keep bytecode whatever the shell says: torch and the tests take 10 s of each process that may not.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run setup models dev test packages check unit fuzz bench soak image release lint format lock clean
+.PHONY: run setup models dev test compiled packages check unit fuzz bench soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(or $(SERVE_PAGE),auto) SERVE_RELOAD=$(or $(SERVE_RELOAD),auto) \
@@ -29,8 +29,12 @@ dev: .venv/.dev
 # wait for each other and take twice the processor time.
 test unit: export OMP_NUM_THREADS = 1
 test: setup models
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),dev,lint)
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),dev,compiled lint)
 	$(BIN)/python -m pytest $(or $(FILE:%=-n 0 %),-n 4 --dist loadfile --no-loadscope-reorder) $(PYTEST_ARGS)
+
+# Compile what the tests import once, while mypy runs, and not in each of the four processes.
+compiled: dev
+	@$(BIN)/python -m pytest --collect-only >/dev/null
 
 packages:
 	@$(DEBIAN) podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus

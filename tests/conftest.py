@@ -11,8 +11,8 @@ from tests.support.harness import (
     ROOT,
     Server,
     link_model,
+    make_both_scales,
     make_identity,
-    make_scale,
     make_sleeper,
 )
 
@@ -37,7 +37,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SERVED:
         link_model(ROOT / "model_repository" / name, folder)
     make_identity(folder)
-    make_scale(folder)
+    make_both_scales(folder)
     make_sleeper(folder)
     return folder
 

@@ -1,7 +1,6 @@
-"""Tiny ONNX models, made with onnx.helper, and the repository that the tests' tritonserver
+"""Tiny ONNX models, and the repository that the tests' tritonserver
 serves."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,80 +8,48 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
 from build_engines.families.bert import bert_model
 from tests.backends.triton_process import Arrays
+from tests.support.harness import parsed
 
-OPSET, IR_VERSION = 17, 8
 TABLE = np.array([10.0, 11.0, 12.0, 13.0, 14.0], dtype=np.float32)
 
-Shape = Sequence[int | str]
-Signature = Mapping[str, tuple[int, Shape]]
 
-
-def model(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Signature,
-    outputs: Signature,
-    constants: Sequence[onnx.TensorProto] = (),
-) -> bytes:
-    graph = helper.make_graph(
-        list(nodes),
-        "graph",
-        [helper.make_tensor_value_info(name, *spec) for name, spec in inputs.items()],
-        [helper.make_tensor_value_info(name, *spec) for name, spec in outputs.items()],
-        list(constants),
-    )
-    proto = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
-    )
+def model(graph: str) -> bytes:
+    """Return the file of a graph in the syntax of ONNX's parser."""
+    proto = parsed(graph)
     onnx.checker.check_model(proto)
     return bytes(proto.SerializeToString())
 
 
-def arithmetic(shape: Shape) -> bytes:
-    """Make a model of sum = x + y and product = x * y."""
-    nodes = [
-        helper.make_node("Add", ["x", "y"], ["sum"]),
-        helper.make_node("Mul", ["x", "y"], ["product"]),
-    ]
-    tensor = (TensorProto.FLOAT, shape)
-    return model(nodes, {"x": tensor, "y": tensor}, {"sum": tensor, "product": tensor})
+def arithmetic(tensor: str) -> bytes:
+    """Make a model of sum = x + y and product = x * y, all of this type, such as "float[N, 3]"."""
+    return model(f"""arithmetic ({tensor} x, {tensor} y) => ({tensor} sum, {tensor} product) {{
+        sum = Add (x, y)
+        product = Mul (x, y)
+    }}""")
 
 
 def lookup() -> bytes:
     """Make a model of value = TABLE[index], which fails past the table, and double = index +
     index."""
-    make = helper.make_node
-    nodes = [
-        make("Gather", ["table", "index"], ["value"]),
-        make("Add", ["index", "index"], ["double"]),
-    ]
-    return model(
-        nodes,
-        {"index": (TensorProto.INT64, ["N", 1])},
-        {"value": (TensorProto.FLOAT, ["N", 1]), "double": (TensorProto.INT64, ["N", 1])},
-        [numpy_helper.from_array(TABLE, "table")],
-    )
+    table = ", ".join(map(str, TABLE))
+    return model(f"""lookup (int64[N, 1] index) => (float[N, 1] value, int64[N, 1] double)
+        <float[{len(TABLE)}] table = {{{table}}}> {{
+        value = Gather (table, index)
+        double = Add (index, index)
+    }}""")
 
 
-def identity(datatype: int, shape: Shape) -> bytes:
-    return model(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        {"x": (datatype, shape)},
-        {"y": (datatype, shape)},
-    )
+def identity(tensor: str) -> bytes:
+    return model(f"identity ({tensor} x) => ({tensor} y) {{ y = Identity (x) }}")
 
 
 def optional_bias() -> bytes:
     """Make a model of y = x + bias, where bias is 100 if the caller sends none."""
-    return model(
-        [helper.make_node("Add", ["x", "bias"], ["y"])],
-        {"x": (TensorProto.FLOAT, ["N", 1]), "bias": (TensorProto.FLOAT, ["M", 1])},
-        {"y": (TensorProto.FLOAT, ["N", 1])},
-        [numpy_helper.from_array(np.array([[100.0]], dtype=np.float32), "bias")],
-    )
+    return model("""optional_bias (float[N, 1] x, float[M, 1] bias) => (float[N, 1] y)
+        <float[1, 1] bias = {100.0}> { y = Add (x, bias) }""")
 
 
 LONGEST = 509  # tokens
@@ -124,20 +91,18 @@ def encoder() -> bytes:
         ends = [end for end in SHAPES if name.endswith(end)]
         weights[name] = rng.normal(0, 0.5, SHAPES[max(ends, key=len)]).astype(np.float32)
     proto = bert_model(NETWORK, weights, "mean")
-    make = helper.make_node
-    proto.graph.initializer.append(numpy_helper.from_array(np.array(0), "first"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
-    proto.graph.node.extend(
-        [
-            make("Gather", ["last_hidden_state", "first"], ["starts"], axis=2),
-            make("Unsqueeze", ["masked_lm_positions", "last"], ["indices"]),
-            make("GatherND", ["last_hidden_state", "indices"], ["masks"], batch_dims=1),
-        ]
-    )
-    info = helper.make_tensor_value_info
-    proto.graph.input.append(info("masked_lm_positions", TensorProto.INT64, ["batch", "m"]))
-    proto.graph.output.append(info("starts", TensorProto.FLOAT, ["batch", "sequence"]))
-    proto.graph.output.append(info("masks", TensorProto.FLOAT, ["batch", "m", HIDDEN]))
+    more = parsed(f"""more (float[batch, sequence, {HIDDEN}] last_hidden_state,
+        int64[batch, m] masked_lm_positions) =>
+        (float[batch, sequence] starts, float[batch, m, {HIDDEN}] masks)
+        <int64 first = {{0}}, int64[1] last = {{-1}}> {{
+        starts = Gather <axis = 2> (last_hidden_state, first)
+        indices = Unsqueeze (masked_lm_positions, last)
+        masks = GatherND <batch_dims = 1> (last_hidden_state, indices)
+    }}""").graph
+    proto.graph.initializer.extend(more.initializer)
+    proto.graph.node.extend(more.node)
+    proto.graph.input.append(more.input[1])
+    proto.graph.output.extend(more.output)
     onnx.checker.check_model(proto)
     return bytes(proto.SerializeToString())
 
@@ -223,23 +188,23 @@ ENCODER += parameters(ragged_batches=str(LONGEST))
 
 # Name -> (ONNX file, config.pbtxt, None for none at all).
 SERVED: dict[str, tuple[bytes, str | None]] = {
-    "arithmetic": (arithmetic(["N", "K"]), EIGHT + MERGED + arithmetic_config("FP32 -1")),
+    "arithmetic": (arithmetic("float[N, K]"), EIGHT + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), EIGHT + MERGED + LOOKUP + WARM_UP),
     "encoder": (encoder(), EIGHT + MERGED + ENCODER),
-    "texts": (identity(TensorProto.STRING, ["N", "K"]), EIGHT + MERGED + xy("STRING -1")),
+    "texts": (identity("string[N, K]"), EIGHT + MERGED + xy("STRING -1")),
     "at_once": (lookup(), EIGHT + MERGED + LOOKUP + AT_ONCE),
     "unbatched": (
-        arithmetic([2, 3]),
+        arithmetic("float[2, 3]"),
         PLATFORM + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3"),
     ),
     "two_instances": (
-        arithmetic(["N", 3]),
+        arithmetic("float[N, 3]"),
         EIGHT.replace("count: 1", "count: 2") + THREADS + arithmetic_config("FP32 3"),
     ),
-    "without_config": (arithmetic(["batch", 3, "width"]), None),
-    "minimal_config": (arithmetic(["batch", 3]), PLATFORM + ONE + "max_batch_size: 16\n"),
+    "without_config": (arithmetic("float[batch, 3, width]"), None),
+    "minimal_config": (arithmetic("float[batch, 3]"), PLATFORM + ONE + "max_batch_size: 16\n"),
     "fixed_shape": (
-        arithmetic([2, 3]),
+        arithmetic("float[2, 3]"),
         PLATFORM + ONE + f'default_model_filename: "{OTHER_FILENAME}"\n',
     ),
     "optional_input": (
@@ -249,16 +214,16 @@ SERVED: dict[str, tuple[bytes, str | None]] = {
         + tensors("input", x="FP32 1", bias="FP32 1").replace("}]", ", optional: true }]")
         + tensors("output", y="FP32 1"),
     ),
-    "vector": (arithmetic(["batch"]), PLATFORM + ONE),
-    "scalar": (arithmetic([]), PLATFORM + ONE),
+    "vector": (arithmetic("float[batch]"), PLATFORM + ONE),
+    "scalar": (arithmetic("float"), PLATFORM + ONE),
 }
 
-ROWS = identity(TensorProto.FLOAT, ["N", 3])
+ROWS = identity("float[N, 3]")
 BATCH = "max_batch_size: 8\n"
 # Name -> (ONNX file, config.pbtxt, a word of the reason) of models that must not load.
 REFUSED: dict[str, tuple[bytes, str, str]] = {
-    "bad_shape": (arithmetic(["N", 3]), BATCH + arithmetic_config("FP32 4"), "'x'"),
-    "bad_rank": (arithmetic(["N", 3]), arithmetic_config("FP32 3"), "'x'"),
+    "bad_shape": (arithmetic("float[N, 3]"), BATCH + arithmetic_config("FP32 4"), "'x'"),
+    "bad_rank": (arithmetic("float[N, 3]"), arithmetic_config("FP32 3"), "'x'"),
     "bad_datatype": (ROWS, BATCH + xy("INT32 3"), "INT32"),
     "bad_output": (
         ROWS,
@@ -266,12 +231,12 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
         "'z'",
     ),
     "bad_missing": (
-        arithmetic(["N", 3]),
+        arithmetic("float[N, 3]"),
         BATCH + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3"),
         "'y'",
     ),
-    "bad_batch": (identity(TensorProto.FLOAT, [1, 3]), BATCH, "max_batch_size"),
-    "bad_bfloat16": (identity(TensorProto.BFLOAT16, ["N", 3]), "", "'x'"),
+    "bad_batch": (identity("float[1, 3]"), BATCH, "max_batch_size"),
+    "bad_bfloat16": (identity("bfloat16[N, 3]"), "", "'x'"),
     "bad_parameter": (
         ROWS,
         BATCH + THREADS.replace('"3"', '"many"') + xy("FP32 3"),

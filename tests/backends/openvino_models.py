@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
-from onnx import TensorProto, helper
 
 from tests.backends.onnx_models import (
     ENCODER,
@@ -30,12 +28,12 @@ from tests.backends.onnx_models import (
     write_model,
     xy,
 )
-from tests.support.harness import DATATYPES, PATIENCE, ROOT, config_for_cpu
+from tests.support.harness import IDENTITY_VALUES, PATIENCE, ROOT, config_for_cpu, identity_graph
 
 BACKEND = 'backend: "openvino"\n'
 ONNX = BACKEND + 'default_model_filename: "model.onnx"\n'
 EIGHT = "max_batch_size: 8\n"
-NUMBERS = {name: datatype for name, datatype in DATATYPES.items() if name != "BYTES"}
+NUMBERS = [name for name in IDENTITY_VALUES if name != "BYTES"]
 BUNDLED = ("resnet", "yolov5", "bert")
 
 # Reads an ONNX file, names its outputs also NAME_too, and writes OpenVINO's two files.
@@ -51,34 +49,20 @@ openvino.save_model(model, sys.argv[2], compress_to_fp16=False)
 def fixed_inside() -> bytes:
     """Make a model of y = x that reshapes to [1, 3], so that no other number of rows is
     possible."""
-    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1, 3])
-    tensor = (TensorProto.FLOAT, [1, 3])
-    return model(
-        [helper.make_node("Reshape", ["x", "shape"], ["y"])], {"x": tensor}, {"y": tensor}, [shape]
-    )
+    return model("""fixed_inside (float[1, 3] x) => (float[1, 3] y)
+        <int64[2] shape = {1, 3}> { y = Reshape (x, shape) }""")
 
 
 def half() -> bytes:
     """y is the first half of the columns of x, cut at a computed place: ONNX Runtime leaves the
     number of its columns free, OpenVINO computes 4."""
-    parsed = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-        half (float[n, 8] x) => (float[n, half] y)
+    return model("""half (float[n, 8] x) => (float[n, half] y)
         <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}> {
             sizes = Shape(x)
             width = Gather(sizes, one)
             end = Div(width, two)
             y = Slice(x, zero, end, one)
         }""")
-    return bytes(parsed.SerializeToString())
-
-
-def every_number() -> bytes:
-    """Make a model with OUT_T = IN_T of shape [N, K] for each datatype T except strings."""
-    inputs, outputs = (
-        {f"{way}_{name}": (NUMBERS[name], ["N", "K"]) for name in NUMBERS} for way in ("IN", "OUT")
-    )
-    nodes = [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in NUMBERS]
-    return model(nodes, inputs, outputs)
 
 
 BATCHES = ONNX + ONE + EIGHT
@@ -100,42 +84,42 @@ CONVERTED = tensors("input", x="UINT8 3", y="FP32 3") + tensors(
 
 # Name -> (ONNX file, config.pbtxt).
 SERVED: dict[str, tuple[bytes, str]] = {
-    "arithmetic": (arithmetic(["N", "K"]), BATCHES + MERGED + arithmetic_config("FP32 -1")),
+    "arithmetic": (arithmetic("float[N, K]"), BATCHES + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), BATCHES + MERGED + LOOKUP + WARM_UP),
     "encoder": (encoder(), BATCHES + MERGED + ENCODER + parameters(INFERENCE_PRECISION_HINT="f32")),
     "encoder_bf16": (encoder(), BATCHES + MERGED + ENCODER),
     "numbers": (
-        every_number(),
+        model(identity_graph(NUMBERS)),
         BATCHES
         + MERGED
-        + tensors("input", **{f"IN_{name}": f"{name} -1" for name in NUMBERS})
-        + tensors("output", **{f"OUT_{name}": f"{name} -1" for name in NUMBERS}),
+        + tensors("input", **{f"in_{name}": f"{name} -1" for name in NUMBERS})
+        + tensors("output", **{f"out_{name}": f"{name} -1" for name in NUMBERS}),
     ),
-    "scalar": (arithmetic([]), ONNX + ONE),
-    "minimal": (arithmetic(["batch", 3]), ONNX + ONE + "max_batch_size: 16\n"),
-    "batch_of_one": (arithmetic([1, 3]), BATCHES + MERGED + arithmetic_config("FP32 3")),
+    "scalar": (arithmetic("float"), ONNX + ONE),
+    "minimal": (arithmetic("float[batch, 3]"), ONNX + ONE + "max_batch_size: 16\n"),
+    "batch_of_one": (arithmetic("float[1, 3]"), BATCHES + MERGED + arithmetic_config("FP32 3")),
     "half": (half(), BATCHES + tensors("input", x="FP32 8") + tensors("output", y="FP32 -1")),
-    "converted": (arithmetic(["N", 3]), BATCHES + CONVERTED),
+    "converted": (arithmetic("float[N, 3]"), BATCHES + CONVERTED),
     "two_instances": (
-        arithmetic(["N", 3]),
+        arithmetic("float[N, 3]"),
         BATCHES.replace("count: 1", "count: 2")
         + arithmetic_config("FP32 3")
         + parameters(**TWO_THREADS),
     ),
     "streams": (
-        arithmetic(["N", 3]),
+        arithmetic("float[N, 3]"),
         BATCHES + MERGED + arithmetic_config("FP32 3") + parameters(**STREAMS),
     ),
     "hints": (
-        arithmetic(["N", 3]),
+        arithmetic("float[N, 3]"),
         BATCHES + arithmetic_config("FP32 3") + parameters(client="resnet", **HINTS),
     ),
 }
 
-ROWS, XY = identity(TensorProto.FLOAT, ["N", 3]), ONNX + EIGHT + xy("FP32 3")
+ROWS, XY = identity("float[N, 3]"), ONNX + EIGHT + xy("FP32 3")
 # Name -> (ONNX file, config.pbtxt, a pattern of the reason) of models that must not load.
 REFUSED: dict[str, tuple[bytes, str, str]] = {
-    "bad_string": (identity(TensorProto.STRING, ["N", 3]), ONNX + EIGHT, "'x'"),
+    "bad_string": (identity("string[N, 3]"), ONNX + EIGHT, "'x'"),
     "bad_output": (
         ROWS,
         ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"),

@@ -159,10 +159,10 @@ def numbers(name: str) -> Any:
 
 
 def test_pass_every_datatype_but_strings_unchanged(client: Client) -> None:
-    answer = infer(client, "numbers", {f"IN_{name}": numbers(name) for name in NUMBERS})
+    answer = infer(client, "numbers", {f"in_{name}": numbers(name) for name in NUMBERS})
     for name in NUMBERS:
-        assert answer[f"OUT_{name}"].dtype == numbers(name).dtype
-        np.testing.assert_array_equal(answer[f"OUT_{name}"], numbers(name))
+        assert answer[f"out_{name}"].dtype == numbers(name).dtype
+        np.testing.assert_array_equal(answer[f"out_{name}"], numbers(name))
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_pass_every_datatype_but_strings_unchanged(client: Client) -> None:
     [("INT64", 2**31), ("INT64", -(2**31) - 1), ("UINT64", 2**63), ("UINT32", 2**31)],
 )
 def test_refuse_integers_that_openvino_would_change(client: Client, name: str, number: int) -> None:
-    feed = {f"IN_{each}": numbers(each) for each in NUMBERS}
-    feed[f"IN_{name}"] = np.full((2, 3), number, dtype=name.lower())
-    with pytest.raises(InferenceServerException, match=f"'IN_{name}'") as caught:
+    feed = {f"in_{each}": numbers(each) for each in NUMBERS}
+    feed[f"in_{name}"] = np.full((2, 3), number, dtype=name.lower())
+    with pytest.raises(InferenceServerException, match=f"'in_{name}'") as caught:
         infer(client, "numbers", feed)
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 

@@ -1,6 +1,7 @@
 """The benchmark runs, compares answers before it measures, and shows a server that fails instead of
 its figures."""
 
+import os
 import re
 import subprocess
 import sys
@@ -25,11 +26,12 @@ from tests.support.started import ends_with
 pytestmark = pytest.mark.stack
 
 
-def run(module: str, *options: str, timeout: float) -> str:
-    """Run a program of the benchmark, and return what it prints."""
+def run(words: str, *options: str, timeout: float, **variables: str) -> str:
+    """Run a program of the benchmark with these variables, and return what it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *options],
+        [sys.executable, "-m", *words.split(), *options],
         cwd=ROOT,
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -40,20 +42,10 @@ def run(module: str, *options: str, timeout: float) -> str:
 
 def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    scenarios, servers = ["photo, 1", "4 floats as JSON, version"], ["ours", "bare", "triton"]
-    options = [
-        "--scenarios",
-        *scenarios,
-        "--servers",
-        *servers,
-        "--rounds",
-        "1",
-        "--seconds",
-        "1",
-        "--out",
-        str(page),
-    ]
-    run("bench", *options, timeout=2 * PATIENCE)
+    options = f"--servers ours bare triton --rounds 1 --seconds 1 --out {page} --scenarios"
+    scenarios = ["photo, 1", "4 floats as JSON, version"]
+    models = {"SERVE_LOAD_MODELS": "efficientnet,mean"}
+    run(f"bench {options}", *scenarios, timeout=2 * PATIENCE, **models)
     photo, floats, _memory = page.read_text().split("### ")[1:]
     assert [line.split()[1] for line in photo.splitlines()[4:] if line] == ["ours", "bare", "limit"]
     assert [line.split()[1] for line in floats.splitlines()[4:] if line] == [
@@ -65,8 +57,8 @@ def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) ->
 
 
 def test_measure_on_demand_mode() -> None:
-    options = ["--archives", "6", "--room", "3", "--callers", "2", "--seconds", "4"]
-    output = run("bench.on_demand", *options, timeout=4 * PATIENCE)
+    options = "--archives 6 --room 3 --callers 2 --seconds 4"
+    output = run(f"bench.on_demand {options}", timeout=4 * PATIENCE)
     alone, beside, churn, counts = output.splitlines()
     assert " right" in alone and " right" in beside and " right" in churn
     assert "wrong" not in output

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from build_engines.__main__ import main
 from build_engines.build import build, export
 from build_engines.families.find_family import find_family
 from build_engines.model_spec import ModelSpec
@@ -19,6 +19,7 @@ from build_engines.request import Request
 from build_engines.stored_model import StoredModel, open_model
 from build_engines.weights import Weights
 from tests.support.digits import held_out, held_out_pages
+from tests.support.harness import parsed
 
 Dims = Sequence[str | int]
 
@@ -29,15 +30,15 @@ def build_own(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
     return open_model("own", tmp_path / "models")
 
 
+def run(words: str) -> int:
+    """Run `python -m build_engines` with these words in this process; return its exit code."""
+    return main(words.split())
+
+
 def exported(request: Request, path: Path, folder: Path) -> ModelSpec:
     """Write the fp32 model of these weights into the folder."""
     weights = Weights(path)
     return export(find_family(request, weights), weights, request, folder)
-
-
-def parsed(text: str) -> onnx.ModelProto:
-    """Return a model of opset 17 with this graph, in the syntax of ONNX's parser."""
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
 
 
 def save_scale(

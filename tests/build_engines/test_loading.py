@@ -2,54 +2,35 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from build_engines.__main__ import main
 from build_engines.publish import load
 from serving.repository.model_config import read_config
 from tests.backends.openvino_models import half
-from tests.build_engines.models import save, save_classifier
+from tests.build_engines.models import run, save_classifier
+from tests.support.harness import save_graph
 
 pytestmark = pytest.mark.stack
 
 
 def build(tmp_path: Path, file: Path, *words: str) -> int:
-    return main(
-        [
-            "build",
-            "own",
-            "--weights",
-            str(file),
-            "--for",
-            "cpu",
-            "--out",
-            str(tmp_path / "models"),
-            *words,
-        ]
-    )
+    own = f"build own --weights {file} --for cpu --out {tmp_path}/models"
+    return run(f"{own} {' '.join(words)}")
 
 
-def save_matrix(file: Path, rows: int | str, columns: int, shape: list[int | str]) -> Path:
+def save_matrix(file: Path, x: str, columns: int) -> Path:
     """x -> rows of `columns` values, flattened -> MatMul -> y, whose first dimension is called
     n."""
-    matrix = numpy_helper.from_array(np.ones((columns, 3), np.float32), "w")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Flatten", ["x"], ["flat"]),
-            helper.make_node("MatMul", ["flat", "w"], ["y"]),
-        ],
-        "matrix",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, *shape])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-        [matrix],
-    )
-    return save(graph, file)
+    ones = ", ".join(["1.0"] * 3 * columns)
+    graph = f"""matrix ({x} x) => (float[n, 3] y) <float[{columns}, 3] w = {{{ones}}}> {{
+        flat = Flatten (x)
+        y = MatMul (flat, w)
+    }}"""
+    return save_graph(graph, file)
 
 
 def test_configure_an_output_called_variable_as_computed(tmp_path: Path) -> None:
-    assert build(tmp_path, save_matrix(tmp_path / "own.onnx", 1, 4, [4])) == 0
+    assert build(tmp_path, save_matrix(tmp_path / "own.onnx", "float[1, 4]", 4)) == 0
     config = read_config(tmp_path / "models/own", "gpu")
     assert (config.max_batch_size, list(config.output[0].dims)) == (0, [1, 3])
 
@@ -61,22 +42,12 @@ def test_configure_an_output_called_variable_as_computed(tmp_path: Path) -> None
 def test_configure_a_state_beside_an_input_of_any_length(
     length: str, first: int | str, batch: int, dims: list[list[int]], tmp_path: Path
 ) -> None:
-    graph = helper.make_graph(
-        [
-            helper.make_node("ReduceMax", ["x"], ["y"], axes=[1]),
-            helper.make_node("Mul", ["h", "h"], ["hn"]),
-        ],
-        "state",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [length, 4]),
-            helper.make_tensor_value_info("h", TensorProto.FLOAT, [first, 1, 2]),
-        ],
-        [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, [length, 1]),
-            helper.make_tensor_value_info("hn", TensorProto.FLOAT, [first, "state", "size"]),
-        ],
-    )
-    assert build(tmp_path, save(graph, tmp_path / "own.onnx")) == 0
+    graph = f"""state (float[{length}, 4] x, float[{first}, 1, 2] h) =>
+        (float[{length}, 1] y, float[{first}, state, size] hn) {{
+        y = ReduceMax <axes = [1]> (x)
+        hn = Mul (h, h)
+    }}"""
+    assert build(tmp_path, save_graph(graph, tmp_path / "own.onnx")) == 0
     config = read_config(tmp_path / "models/own", "gpu")
     assert (config.max_batch_size, [list(each.dims) for each in config.output]) == (batch, dims)
 
@@ -92,7 +63,7 @@ def test_build_for_openvino_a_file_that_leaves_a_computed_size_free(tmp_path: Pa
 def test_refuse_to_build_a_model_that_fails_on_its_example(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = save_matrix(tmp_path / "own.onnx", "n", 48, [3, "h", "w"])
+    file = save_matrix(tmp_path / "own.onnx", "float[n, 3, h, w]", 48)
     words = ("--client", "image-classification", "--set", "size=8")
     assert build(tmp_path, file, *words) == 1
     errors = capsys.readouterr().err

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from build_engines.__main__ import main
 from build_engines.errors import BuildError
 from build_engines.weights import kind_of
+from tests.build_engines.models import run
 from tests.support.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.full
@@ -47,9 +47,7 @@ def test_refuse_a_checkpoint_that_does_not_declare_its_inputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    assert (
-        main(["build", "own", "--weights", str(tmp_path), "--out", str(tmp_path / "models")]) == 2
-    )
+    assert run(f"build own --weights {tmp_path} --out {tmp_path}/models") == 2
     assert "gpt2" in capsys.readouterr().err
 
 
@@ -60,43 +58,27 @@ def test_ask_for_an_onnx_file_instead_of_an_exported_program(tmp_path: Path) -> 
         kind_of(tmp_path / "net.pt2")
 
 
-@pytest.mark.parametrize("client", [(), ("--client", "image-classification"), ("--client", "bert")])
+@pytest.mark.parametrize("client", ["", "--client image-classification", "--client bert"])
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_ask_to_export_a_network_that_torch_saved_whole(
-    client: tuple[str, ...], is_zip: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    client: str, is_zip: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = torch.nn.Linear(2, 2)
     torch.save(network, tmp_path / "net.pt", _use_new_zipfile_serialization=is_zip)
-    command = [
-        "build",
-        "own",
-        "--weights",
-        str(tmp_path / "net.pt"),
-        "--out",
-        str(tmp_path / "models"),
-        *client,
-    ]
-    assert main(command) == 2
+    words = f"build own --weights {tmp_path}/net.pt --out {tmp_path}/models"
+    assert run(f"{words} {client}") == 2
     assert "torch.onnx.export" in capsys.readouterr().err
 
 
 def test_say_how_to_bring_a_model_without_the_hub(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "build_engines",
-        "build",
-        "words",
-        "--weights",
-        "someone/model",
-    ]
+    command = f"{sys.executable} -m build_engines build words --weights someone/model"
     environ = {
         "PATH": "/usr/bin:/bin",
         "HF_HOME": str(tmp_path),
         "HF_ENDPOINT": "http://127.0.0.1:9",
     }
     done = subprocess.run(
-        [*command, "--out", str(tmp_path)],
+        f"{command} --out {tmp_path}".split(),
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.harness import make_identity, make_python_model, make_scale
+from tests.support.harness import make_both_scales, make_identity, make_python_model
 from tests.support.streaming_models import TALKER, make_echo, make_teller
 
 BROKEN = """
@@ -18,7 +18,7 @@ def make_single_repository(repository: Path) -> None:
     """Make `scale`, `identity`, `echo`, `teller` and the ensemble `chain` of `first` and
     `second`."""
     make_identity(repository)
-    make_scale(repository)
+    make_both_scales(repository)
     make_echo(repository)
     make_teller(repository)
     make_ensemble(repository)

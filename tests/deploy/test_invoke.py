@@ -119,17 +119,8 @@ def test_add_fields_from_the_configuration(
 ) -> None:
     file = tmp_path / "component.yaml"
     file.write_text("InvokeEndpoint: {InferenceComponentName: bert}")
-    words = (
-        "invoke",
-        "--text",
-        "hello",
-        "--target-model",
-        "bert.tar.gz",
-        "--config",
-        str(file),
-        "--dry-run",
-    )
-    assert aws.deploy(*words) == 0
+    words = f"invoke --text hello --target-model bert.tar.gz --config {file} --dry-run"
+    assert aws.deploy(*words.split()) == 0
     ((_, operation, parameters),) = printed(capsys.readouterr().out)
     assert operation == "InvokeEndpoint"
     assert (parameters["InferenceComponentName"], parameters["TargetModel"]) == (

@@ -34,7 +34,7 @@ def guide(request: pytest.FixtureRequest) -> list[Block]:
 
 @pytest.fixture(scope="module")
 def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    one = Reader(fresh_checkout(tmp_path_factory.mktemp("guide")), guide, files=".")
+    one = Reader(fresh_checkout(tmp_path_factory.mktemp("guide"), guide), guide, files=".")
     if any(block.marker == FILES for block in guide):
         make_text_models(one.checkout / "model_repository", ["ranking"])
     yield one
@@ -89,7 +89,7 @@ TO_FOLLOW = [
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Reader]]:
     pages = {page for page, _ in TO_FOLLOW}
     by_page = {
-        page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader")), blocks(page))
+        page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader"), blocks(page)), blocks(page))
         for page in sorted(pages)
     }
     yield by_page

@@ -19,8 +19,8 @@ from tests.support.harness import (
     encoded,
     expect_error,
     link_model,
+    make_both_scales,
     make_python_model,
-    make_scale,
     module_server,
     png_that_claims,
 )
@@ -91,7 +91,7 @@ def make_models(repository: Path) -> None:
         'output { name: "sums" data_type: TYPE_FP32 dims: [2] }\n'
     )
     make_python_model(repository / "summer", config, SUMMER, SUMMER_CLIENT)
-    make_scale(repository)
+    make_both_scales(repository)
     link_model(ROOT / "model_repository/resnet", repository)
 
 

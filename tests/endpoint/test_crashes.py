@@ -103,7 +103,7 @@ def is_unloaded(server: Server, name: str) -> bool:
 
 
 def test_reload_a_model_that_ended_its_process_and_no_other(running: Server) -> None:
-    with Load(lambda _: ask(running, "scale"), callers=2) as load:
+    with Load(lambda _: ask(running, "scale"), callers=2, pause=0.05) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
         reply = ask(running, "ends", 13)
         assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting"), reply.text
@@ -149,7 +149,7 @@ def test_reload_a_nested_part_of_an_ensemble(running: Server) -> None:
 
 
 def test_refuse_only_a_model_that_keeps_dying_and_retry_later(running: Server) -> None:
-    with Load(lambda _: ask(running, "scale"), callers=2) as load:
+    with Load(lambda _: ask(running, "scale"), callers=2, pause=0.05) as load:
         wait_until(
             lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused"
         )

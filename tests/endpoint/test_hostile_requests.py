@@ -1,5 +1,9 @@
 """Each row of the table of hostile requests costs no more than it says, and other callers are
-answered meanwhile. All rows at once end no process and take bounded memory."""
+answered meanwhile. All rows at once end no process and take bounded memory.
+
+Rows that are bounded by time go to a server with a short time limit. The front may use a share of
+it, so such a row shows within seconds that it is bounded.
+"""
 
 import json
 import socket
@@ -10,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,15 +26,23 @@ from serving.bodies.kserve import BINARY_TYPE, HEADER_LENGTH
 from serving.headers import JSON_TYPE
 from serving.host.machine import memory_limit
 from tests.endpoint.hostile_models import make_models
-from tests.endpoint.hostile_requests import MEGABYTES, ROWS, Hostile, noise, repeated
+from tests.endpoint.hostile_requests import (
+    DEADLINE,
+    MEGABYTES,
+    ROOM,
+    ROWS,
+    Hostile,
+    noise,
+    repeated,
+)
 from tests.support.harness import PATIENCE, Server, encoded, module_server, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
-REQUEST_SECONDS = 60 + 2  # the deadline by default, and two seconds more
+REPLY_SECONDS = 60 + 2  # the deadline by default, and two seconds more
+HURRIED_REPLY_SECONDS = DEADLINE + 20  # a busy machine may notice the deadline late
 RAW = f"{BINARY_TYPE};json-header-size=0"
 CROWD = 32  # callers that send all rows
-CROWD_SECONDS = 10  # in which a request of theirs must be answered
 CROWD_MEGABYTES = 3_000  # of all processes, above what they take when they are idle
 SMALL = encoded(Image.new("RGB", (32, 32)))
 
@@ -39,6 +50,9 @@ SMALL = encoded(Image.new("RGB", (32, 32)))
 SHARE = 2**30 / memory_limit()
 
 server = module_server(make_models, SERVE_REQUEST_MEMORY_SHARE=str(SHARE))
+hurried = module_server(
+    make_models, SERVE_REQUEST_MEMORY_SHARE=str(SHARE), SERVE_REQUEST_TIMEOUT=str(DEADLINE)
+)
 
 
 def memory_of(processes: Iterable[psutil.Process]) -> int:
@@ -61,7 +75,8 @@ class Front:
         for name in self.names:
             first = psutil.Process(self.server.pid(name))
             found += [first, *first.children(recursive=True)]
-        return found
+        # nginx's cache loader ends a minute after the start
+        return [process for process in found if "cache loader" not in " ".join(process.cmdline())]
 
     def pids(self) -> list[int]:
         return [process.pid for process in self.processes()]
@@ -109,35 +124,19 @@ class Front:
 
 @pytest.fixture(scope="module")
 def idle(server: Server) -> int:
+    return idle_memory(server)
+
+
+@pytest.fixture(scope="module")
+def hurried_idle(hurried: Server) -> int:
+    return idle_memory(hurried)
+
+
+def idle_memory(server: Server) -> int:
     """Return the memory of the front after its first requests."""
     front = Front(server)
     assert [front.call() for _ in range(20)] == [200] * 20
     return front.memory()
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_bound_what_a_hostile_request_costs(server: Server, idle: int, name: str) -> None:
-    row, front = ROWS[name], Front(server)
-    send = row.sent(server.url, PATIENCE)
-    pids = [server.pid("tritonserver"), *front.pids()]
-    before, kept = front.processor(), front.memory()
-    with front.watched(), ThreadPoolExecutor(row.callers) as pool:
-        replies = list(pool.map(lambda _: send(), range(row.callers)))
-    wait_until(lambda: server.in_work() == 0, "the front has nothing more to do")
-    statuses = sorted(reply.status_code for reply in replies)
-    print(f"{(front.peak - kept) / 2**20:.0f} MB, {front.processor() - before:.1f} s, {statuses}")
-    for reply in replies:
-        check(row, reply)
-    assert set(front.statuses) == {200}
-    # nginx gives /ping 2 s, which a busy machine may exceed now and then
-    assert set(front.pings) <= {200, 504}
-    assert front.pings.count(200) >= len(front.pings) // 2
-    assert front.processor() - before <= row.seconds
-    # a worker keeps parts of what it freed, and the clients of the models that it was called for
-    assert front.peak - kept <= row.megabytes * 2**20
-    assert front.peak - idle <= MEGABYTES * 2**20
-    assert pids == [server.pid("tritonserver"), *front.pids()]
-    assert front.call() == 200
 
 
 def right_answers(server: Server) -> list[Any]:
@@ -150,29 +149,67 @@ def right_answers(server: Server) -> list[Any]:
     return [reply.json() for reply in (picture, text, number) if reply.ok]
 
 
-def test_survive_all_hostile_requests_at_once(tmp_path: Path) -> None:
+def test_survive_all_hostile_requests_at_once(hurried: Server, hurried_idle: int) -> None:
     """Each caller sends the next row as soon as it has a reply. The time limit is short, so that
     the requests that wait for their turn end soon."""
-    make_models(tmp_path / "models")
-    own = {"SERVE_REQUEST_MEMORY_SHARE": str(SHARE), "SERVE_REQUEST_TIMEOUT": str(CROWD_SECONDS)}
-    server = Server(tmp_path, tmp_path / "models", **own).wait_ready()
-    container = Front(server, ("nginx", "gunicorn", "tritonserver"))
-    expected = right_answers(server)
-    sends = [row.sent(server.url, PATIENCE) for row in ROWS.values()]
+    container = Front(hurried, ("nginx", "gunicorn", "tritonserver"))
+    expected = right_answers(hurried)
+    sends = [row.sent(hurried.url, PATIENCE) for row in ROWS.values()]
     pids, idle, before = container.pids(), container.memory(), container.processor()
     with container.watched(), ThreadPoolExecutor(CROWD) as callers:
         replies = list(callers.map(lambda send: send(), sends))
-    wait_until(lambda: server.in_work() == 0, "the front has nothing more to do")
+    wait_until(lambda: hurried.in_work() == 0, "the front has nothing more to do")
     statuses = Counter(reply.status_code for reply in replies)
     print(f"{(container.peak - idle) / 2**20:.0f} MB, {container.processor() - before:.1f} s")
     print(statuses)
     for row, reply in zip(ROWS.values(), replies, strict=True):
         check(row, reply, 503, 504)
+        assert reply.elapsed.total_seconds() <= REPLY_SECONDS
     assert container.pids() == pids
     assert container.peak - idle <= CROWD_MEGABYTES * 2**20
     assert len(expected) == 3
-    assert right_answers(server) == expected
-    assert server.stop() == 0
+    assert right_answers(hurried) == expected
+
+
+# the rows that a time limit may end, and that take little memory
+HURRIED = [name for name, row in ROWS.items() if 504 in row.statuses and name not in ROOM]
+
+
+@pytest.mark.parametrize("name", HURRIED)
+def test_bound_the_time_of_a_hostile_request(hurried: Server, hurried_idle: int, name: str) -> None:
+    assert_bounded(hurried, hurried_idle, ROWS[name], HURRIED_REPLY_SECONDS)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in HURRIED])
+def test_bound_the_memory_of_a_hostile_request(server: Server, idle: int, name: str) -> None:
+    assert_bounded(server, idle, ROWS[name], REPLY_SECONDS)
+
+
+def assert_bounded(server: Server, idle: int, row: Hostile, seconds: float) -> None:
+    """Send the row. Assert that it is answered within these seconds, costs no more than it says,
+    and delays no other caller."""
+    front = Front(server)
+    send = row.sent(server.url, PATIENCE)
+    pids = [server.pid("tritonserver"), *front.pids()]
+    before, kept = front.processor(), front.memory()
+    with front.watched(), ThreadPoolExecutor(row.callers) as pool:
+        replies = list(pool.map(lambda _: send(), range(row.callers)))
+    wait_until(lambda: server.in_work() == 0, "the front has nothing more to do")
+    statuses = sorted(reply.status_code for reply in replies)
+    print(f"{(front.peak - kept) / 2**20:.0f} MB, {front.processor() - before:.1f} s, {statuses}")
+    for reply in replies:
+        check(row, reply)
+        assert reply.elapsed.total_seconds() <= seconds
+    assert set(front.statuses) == {200}
+    # nginx gives /ping 2 s, which a busy machine may exceed now and then
+    assert set(front.pings) <= {200, 504}
+    assert front.pings.count(200) >= len(front.pings) // 2
+    assert front.processor() - before <= row.seconds
+    # a worker keeps parts of what it freed, and the clients of the models that it was called for
+    assert front.peak - kept <= row.megabytes * 2**20
+    assert front.peak - idle <= MEGABYTES * 2**20
+    assert pids == [server.pid("tritonserver"), *front.pids()]
+    assert front.call() == 200
 
 
 READERS = 6
@@ -270,7 +307,7 @@ def test_return_the_memory_of_refused_images(server: Server, idle: int) -> None:
         return server.post(params=query, data=body, headers=kind).status_code
 
     with ThreadPoolExecutor(8) as callers:
-        assert set(callers.map(send, range(64))) <= {400, 503}
+        assert set(callers.map(send, range(24))) <= {400, 503}
     wait_until(lambda: front.memory() < before + 96 * 2**20, "the bodies are freed")
 
 
@@ -278,7 +315,6 @@ def check(row: Hostile, reply: requests.Response, *others: int) -> None:
     """Check that the reply has one of the row's statuses or of the `others`, and that an error says
     what was wrong."""
     assert reply.status_code in (*row.statuses, *others), reply.text[:500]
-    assert reply.elapsed.total_seconds() <= REQUEST_SECONDS
     if not reply.ok:
         document = reply.json()
         error = document["error"]

@@ -20,8 +20,8 @@ from tests.conformance import wire
 from tests.support.harness import (
     Server,
     expect_error,
+    make_both_scales,
     make_python_model,
-    make_scale,
     module_server,
     npy,
     tensor,
@@ -58,7 +58,7 @@ def make_seven(repository: Path) -> None:
     make_python_model(repository / "sevens", f"max_batch_size: 4\n{config}", SEVEN)
 
 
-server = module_server(make_scale, make_teller, make_seven)
+server = module_server(make_both_scales, make_teller, make_seven)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/seven/infer", "/invocations?model_name=seven"])

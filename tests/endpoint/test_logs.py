@@ -19,9 +19,9 @@ from serving.front.logs import JsonFormatter
 from tests.endpoint.test_metrics import path_with_agent
 from tests.support.harness import (
     Server,
+    make_both_scales,
     make_identity,
     make_python_model,
-    make_scale,
     make_sleeper,
     module_server,
     tensor,
@@ -69,7 +69,7 @@ def make_printer(repository: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start a server whose CloudWatch agent dies."""
     folder = tmp_path_factory.mktemp("info")
-    for make in (make_scale, make_sleeper, make_identity, make_printer):
+    for make in (make_both_scales, make_sleeper, make_identity, make_printer):
         make(folder / "models")
     agent = PUBLISH | {"PATH": path_with_agent(folder, DYING_AGENT)}
     running = Server(folder, folder / "models", SERVE_MAX_BODY_MB="1", **agent).wait_ready()
@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 PUBLISH = {"SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH": "true"}
-quiet = module_server(make_scale, make_sleeper, SERVE_LOG_LEVEL="error", **PUBLISH)
+quiet = module_server(make_both_scales, make_sleeper, SERVE_LOG_LEVEL="error", **PUBLISH)
 
 
 def send(

@@ -20,7 +20,14 @@ from serving.front.incoming import Incoming
 from serving.front.metrics import MOST_MODELS, OTHER, Metrics
 from serving.request import STAGES
 from serving.settings.table import Settings
-from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, tensor, wait_until
+from tests.support.harness import (
+    PATIENCE,
+    Server,
+    make_both_scales,
+    make_sleeper,
+    tensor,
+    wait_until,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -74,7 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start a server with the agent and two repositories. One has a folder around the models, the
     other a folder that is not a model."""
     folder = tmp_path_factory.mktemp("serve")
-    make_scale(folder / "first")
+    make_both_scales(folder / "first")
     (folder / "first/code").mkdir()
     make_sleeper(folder / "second/top")
     agent = {

@@ -22,7 +22,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     `sums` in OpenVINO's own format without a config.pbtxt."""
     folder, source = tmp_path_factory.mktemp("openvino"), tmp_path_factory.mktemp("source")
     link_model(ROOT / "model_repository/resnet", folder)
-    write_model(source / "sums", arithmetic(["N", 3]), "")
+    write_model(source / "sums", arithmetic("float[N, 3]"), "")
     write_own_format(folder / "sums", source / "sums/1/model.onnx")
     return folder
 

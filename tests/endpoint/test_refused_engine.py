@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from serving.preparation.check import failures
 from serving.settings.table import Settings
-from tests.backends.onnx_models import IR_VERSION, ONE, OPSET, PLATFORM, identity, write_model, xy
+from tests.backends.onnx_models import ONE, PLATFORM, identity, write_model, xy
 from tests.support.harness import Server, wait_until
 
 pytestmark = pytest.mark.stack
 
-STRINGS = identity(TensorProto.STRING, ["N", 3])
+STRINGS = identity("string[N, 3]")
 CONFIG = PLATFORM + ONE + "max_batch_size: 8\n" + xy("STRING 3")
 ENSEMBLE = (
     'platform: "ensemble"\nmax_batch_size: 8\n'
@@ -52,23 +52,14 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def quantized_lstm() -> bytes:
     """Make a network of one node that ONNX Runtime's quantizer writes."""
-    names = ["x", "w", "r", "", "", "", "", "", "scale", "zero", "scale", "zero"]
-    node = helper.make_node(
-        "DynamicQuantizeLSTM", names, ["y"], domain="com.microsoft", hidden_size=1
-    )
-    weights = np.ones((1, 1, 4), np.uint8)
-    constants = {"w": weights, "r": weights}
-    constants |= {"scale": np.ones(1, np.float32), "zero": np.zeros(1, np.uint8)}
-    graph = helper.make_graph(
-        [node],
-        "lstm",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 1, 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 1, 1, 1])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    domains = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-    proto = helper.make_model(graph, opset_imports=domains, ir_version=IR_VERSION)
-    return bytes(proto.SerializeToString())
+    file = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        lstm (float[2, 1, 1] x) => (float[2, 1, 1, 1] y)
+        <uint8[1, 1, 4] w = {1, 1, 1, 1}, float[1] scale = {1.0}, uint8[1] zero = {0}> {
+        y = com.microsoft.DynamicQuantizeLSTM <hidden_size = 1>
+            (x, w, w, , , , , , scale, zero, scale, zero)
+    }""")
+    return bytes(file.SerializeToString())
 
 
 def engine(server: Server, name: str) -> tuple[str, bool]:

@@ -18,8 +18,8 @@ from tests.support.harness import (
     ROOT,
     Server,
     link_model,
+    make_both_scales,
     make_python_model,
-    make_scale,
     make_sleeper,
     npy,
 )
@@ -50,7 +50,7 @@ class Call:
 def make_models(repository: Path) -> None:
     for name in ("resnet", "bert"):
         link_model(ROOT / "model_repository" / name, repository)
-    make_scale(repository)
+    make_both_scales(repository)
     make_sleeper(repository)
     make_teller(repository)
     make_exiter(repository)

@@ -127,6 +127,12 @@ class Container(Server):
         self.url = f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> "Container":
+        # asking podman takes a tenth of a second of processor time
+        wait_until(
+            lambda: self.log.stat().st_size or self.process.poll() is not None,
+            f"{self.name} writes into its log",
+            BUILD_SECONDS,
+        )
         state = wait_until(
             self.begun,
             lambda: f"{self.name} runs; its log is\n{self.log.read_text()}",

@@ -96,6 +96,12 @@ print(json.dumps({
 """
 
 
+def run_python(image: str, code: str, *arguments: str) -> str:
+    """Run the image's Python without a network. Return what it prints."""
+    python = "--entrypoint=/opt/program/.venv/bin/python"
+    return podman("run", "--rm", "--network=none", python, image, "-c", code, *arguments)
+
+
 @pytest.fixture(scope="module")
 def config(image: str) -> Any:
     return json.loads(podman("image", "inspect", image))[0]
@@ -103,21 +109,9 @@ def config(image: str) -> Any:
 
 @pytest.fixture(scope="module")
 def contents(image: str) -> Any:
-    options = (
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        "--entrypoint",
-        "/opt/program/.venv/bin/python",
-        image,
-        "-c",
-        LOOK,
-    )
     modules = "torch transformers onnx safetensors pip setuptools uv flask cv2 onnxruntime openvino"
-    return json.loads(
-        podman(*options, modules, "gcc cc tcc ld pip uv curl wget git apt nginx serve")
-    )
+    programs = "gcc cc tcc ld pip uv curl wget git apt nginx serve"
+    return json.loads(run_python(image, LOOK, modules, programs))
 
 
 def test_lint_the_dockerfile() -> None:
@@ -152,18 +146,7 @@ def test_read_a_vocabulary_without_tokenizer_json_in_the_image(image: str) -> No
         "'/tmp/tokenizer')\nprint(TextTokenizer(pathlib.Path('/tmp/tokenizer'), "
         "0).encode(['hello world'], 1)['input_ids'].tolist())"
     )
-    options = (
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        "--entrypoint",
-        "/opt/program/.venv/bin/python",
-        image,
-        "-c",
-        code,
-    )
-    assert podman(*options).strip() == "[[101, 7592, 2088, 102]]"
+    assert run_python(image, code).strip() == "[[101, 7592, 2088, 102]]"
 
 
 def test_let_the_user_write_nothing_in_the_image(contents: Any) -> None:
@@ -235,6 +218,7 @@ def test_list_every_package_as_locked_in_the_bill_of_materials(image: str) -> No
 
 README = [command for command in commands("Try it") if command.startswith("docker")]
 EXAMPLE = (ROOT / "model_repository/yolov5/example.jpg").read_bytes()
+ONE_MODEL = {"SERVE_LOAD_MODELS": "yolov5"}
 HOG = '''
 import pathlib
 
@@ -373,7 +357,7 @@ def built_as_the_readme_says(folder: Path) -> str:
 
 
 def test_take_sagemaker_s_argument_and_restart_a_killed_tritonserver(start: Start) -> None:
-    container = start(arguments=("serve",)).wait_ready()
+    container = start(arguments=("serve",), **ONE_MODEL).wait_ready()
     before = container.pid("tritonserver")
     container.kill(before)
     wait_until(lambda: container.ping() == 503, "/ping says 503")
@@ -385,7 +369,7 @@ def test_take_sagemaker_s_argument_and_restart_a_killed_tritonserver(start: Star
 
 def test_run_as_any_user(start: Start) -> None:
     """OpenShift chooses a user for each project."""
-    container = start("--user", "12345:0").wait_ready()
+    container = start("--user", "12345:0", **ONE_MODEL).wait_ready()
     assert find(container).status_code == 200
     code, output = ended(start("--user", "12345:0", arguments=("--check",)))
     assert code == 0, output
@@ -442,7 +426,7 @@ def test_answer_503_beyond_the_memory_limit_and_serve_the_next_call(
 
 
 def test_warn_of_a_small_dev_shm_and_answer_507_beyond_it(start: Start) -> None:
-    container = start("--shm-size", "10m", memory="3g").wait_ready()
+    container = start("--shm-size", "10m", memory="3g", **ONE_MODEL).wait_ready()
     assert "/dev/shm has 10 MB" in container.output()
     assert "--shm-size=1g" in container.output()
     assert find(container).status_code == 200

@@ -357,7 +357,7 @@ def test_unload_all_parts_of_an_ensemble_if_one_fails(running: Container) -> Non
 
 
 def test_complete_an_archive_from_its_onnx_file(running: Container) -> None:
-    write_model(running.path("bare") / "net", arithmetic(["batch", 3]), None)
+    write_model(running.path("bare") / "net", arithmetic("float[batch, 3]"), None)
     assert running.load("bare", "bare").status_code == 200
     inputs = [
         {"name": name, "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]} for name in "xy"
@@ -502,7 +502,7 @@ def test_answer_for_loaded_models_without_the_manager(
 ) -> None:
     make_model(running.path("meanwhile") / "net", 3, label="three")
     killed = running.server.pid("manager")
-    with Load(lambda _: running.invoke("first", 1), callers=2) as load:
+    with Load(lambda _: running.invoke("first", 1), callers=2, pause=0.05) as load:
         os.kill(killed, stopped)
         wait_until(lambda: load.answers["200"] > 50, "calls")
         wait_until(lambda: running.server.pid("manager") not in (None, killed), "another manager")

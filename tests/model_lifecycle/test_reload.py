@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnx.parser
 import pytest
 import requests
 
 from tests.support import harness
-from tests.support.harness import ONE_INSTANCE, Server, expect_error, tensor
+from tests.support.harness import ONE_INSTANCE, Server, expect_error, save_graph, tensor
 
 pytestmark = pytest.mark.stack
 
@@ -60,11 +59,9 @@ ENSEMBLE = (
 
 
 def write_weights(folder: Path, factor: float) -> None:
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        product (float[batch, 1] x) => (float[batch, 1] y)
-        <float k = {{{float(factor)}}}> {{ y = Mul (x, k) }}""")
-    onnx.save(model, folder / "1/model.onnx")
+    graph = f"""product (float[batch, 1] x) => (float[batch, 1] y)
+        <float k = {{{float(factor)}}}> {{ y = Mul (x, k) }}"""
+    save_graph(graph, folder / "1/model.onnx")
 
 
 def write_model(repository: Path, name: str, factor: float, word: str) -> Path:

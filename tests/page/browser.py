@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnx
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from tests.build_engines.models import parsed, save_constants
-from tests.support.harness import PATIENCE, ROOT, link_model
+from tests.build_engines.models import save_constants
+from tests.support.harness import PATIENCE, ROOT, link_model, save_graph
 
 CHROMIUM = "/usr/bin/chromium"
 # The first two are the address bar's menus, pages of Chromium that it loads for each window: a
@@ -178,13 +177,12 @@ def make_streets(repository: Path) -> None:
 
 def make_looks(repository: Path) -> None:
     """Save `looks`, which returns the mean colour of each row of a picture, less a grey."""
-    model = parsed("""looks (uint8[n, 3, 64, 64] pixels) => (float[n, 192] colours)
+    graph = """looks (uint8[n, 3, 64, 64] pixels) => (float[n, 192] colours)
         <float grey = {150.0}> {
         floats = Cast <to = 1> (pixels)
         lit = Sub (floats, grey)
         rows = ReduceMean <axes = [3], keepdims = 0> (lit)
         colours = Flatten (rows)
-    }""")
-    (repository / "looks/1").mkdir(parents=True)
-    onnx.save(model, repository / "looks/1/model.onnx")
+    }"""
+    save_graph(graph, repository / "looks/1/model.onnx")
     (repository / "looks/config.pbtxt").write_text(LOOKS)

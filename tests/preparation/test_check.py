@@ -18,7 +18,7 @@ from tests.support.harness import (
     ROOT,
     Server,
     link_model,
-    make_scale,
+    make_both_scales,
     make_sleeper,
     wait_until,
 )
@@ -33,7 +33,7 @@ def repository(tmp_path: Path) -> Path:
     """Make a repository without mistakes: `resnet` and models of the tests."""
     folder = tmp_path / "models"
     link_model(ROOT / "model_repository/resnet", folder)
-    make_scale(folder)
+    make_both_scales(folder)
     make_ensemble(folder)
     make_sleeper(folder)
     return folder
@@ -209,7 +209,7 @@ def test_check_no_archives_in_multi_model_mode() -> None:
 def test_name_a_model_that_cannot_be_loaded_at_the_start(
     tmp_path: Path, file: str, old: str, new: str
 ) -> None:
-    make_scale(tmp_path / "models")
+    make_both_scales(tmp_path / "models")
     make_ensemble(tmp_path / "models")
     make_sleeper(tmp_path / "models")
     change(tmp_path / "models" / file, old, new)

@@ -20,17 +20,14 @@ from typing import Any
 
 import httpx
 import numpy as np
-import onnx
+import onnx.parser
 import psutil
 import pytest
 import requests
 from google.protobuf.text_format import MessageToString
-from onnx import TensorProto as Type
-from onnx import helper
 from PIL import Image
 
 from serving.repository.model_config import read_config
-from serving.triton.tensors import numpy_dtype
 from simulate.ports import PortPicker
 from tests.support.started import ends_with
 
@@ -51,9 +48,8 @@ IDENTITY_VALUES: dict[str, list[Any]] = {
     "BOOL": [True, False],
     "BYTES": ["digit", "Ziffer ✓"],
 }
-DATATYPES = {
-    name: helper.np_dtype_to_tensor_dtype(np.dtype(numpy_dtype(name))) for name in IDENTITY_VALUES
-}
+# what ONNX's text calls those that it does not call by their names
+_ONNX = {"FP32": "float", "FP64": "double", "FP16": "float16", "BYTES": "string"}
 BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
 # If the processor has BF16, `auto` chooses OpenVINO, whose answers differ from ONNX Runtime's by
 # some thousandths.
@@ -365,11 +361,15 @@ def link_model(source: Path, repository: Path) -> None:
             os.link(file, target) if same and is_large else shutil.copy2(file, target)
 
 
-def _save(graph: onnx.GraphProto, path: Path) -> None:
+def parsed(text: str) -> onnx.ModelProto:
+    """Return a model of opset 17 with this graph, in the syntax of ONNX's parser."""
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+
+
+def save_graph(text: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
-    )
+    onnx.save(parsed(text), path)
+    return path
 
 
 def _config(folder: Path, text: str) -> None:
@@ -377,23 +377,22 @@ def _config(folder: Path, text: str) -> None:
     (folder / "config.pbtxt").write_text(text)
 
 
-def make_identity(repository: Path, datatypes: Iterable[str] = DATATYPES) -> None:
+def identity_graph(datatypes: Iterable[str]) -> str:
+    """Return a graph with `in_NAME` -> `out_NAME` of each datatype, [batch, n]."""
+    kinds = {name: _ONNX.get(name, name.lower()) for name in datatypes}
+    inputs = ", ".join(f"{kind}[batch, n] in_{name}" for name, kind in kinds.items())
+    outputs = ", ".join(f"{kind}[batch, n] out_{name}" for name, kind in kinds.items())
+    nodes = " ".join(f"out_{name} = Identity (in_{name})" for name in kinds)
+    return f"identity ({inputs}) => ({outputs}) {{ {nodes} }}"
+
+
+def make_identity(repository: Path, datatypes: Iterable[str] = IDENTITY_VALUES) -> None:
     """Make `identity`, which has one input and one output of each datatype, [batch, n]."""
-    ports = [(name, DATATYPES[name]) for name in datatypes]
-    graph = helper.make_graph(
-        [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name, _ in ports],
-        "identity",
-        [helper.make_tensor_value_info(f"in_{name}", kind, ["batch", "n"]) for name, kind in ports],
-        [
-            helper.make_tensor_value_info(f"out_{name}", kind, ["batch", "n"])
-            for name, kind in ports
-        ],
-    )
-    _save(graph, repository / "identity/1/model.onnx")
+    save_graph(identity_graph(datatypes), repository / "identity/1/model.onnx")
     tensors = "".join(
         f'{way}put {{ name: "{way}_{name}" data_type: '
         f"TYPE_{name.replace('BYTES', 'STRING')} dims: [-1] }}\n"
-        for name, _ in ports
+        for name in datatypes
         for way in ("in", "out")
     )
     _config(
@@ -405,24 +404,25 @@ def make_identity(repository: Path, datatypes: Iterable[str] = DATATYPES) -> Non
 ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
 
 
-def make_scale(repository: Path) -> None:
-    """Make `scale`: FP32 x [batch, n] -> y. Version 1 doubles x, version 2 triples it."""
+def make_scale(repository: Path, loaded: str = "latest { num_versions: 1 }") -> None:
+    """Make `scale`: FP32 x [batch, n] -> y. Version 1 doubles x, version 2, which alone is loaded,
+    triples it."""
     for version, factor in (("1", 2.0), ("2", 3.0)):
-        graph = helper.make_graph(
-            [helper.make_node("Mul", ["x", "k"], ["y"])],
-            "scale",
-            [helper.make_tensor_value_info("x", Type.FLOAT, ["batch", "n"])],
-            [helper.make_tensor_value_info("y", Type.FLOAT, ["batch", "n"])],
-            [helper.make_tensor("k", Type.FLOAT, [], [factor])],
-        )
-        _save(graph, repository / "scale" / version / "model.onnx")
+        graph = f"""scale (float[batch, n] x) => (float[batch, n] y)
+            <float k = {{{factor}}}> {{ y = Mul (x, k) }}"""
+        save_graph(graph, repository / "scale" / version / "model.onnx")
     _config(
         repository / "scale",
         'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
         'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "y" data_type: '
         "TYPE_FP32 dims: [-1] }\n"
-        f"version_policy {{ all {{}} }}\n{ONE_INSTANCE}",
+        f"version_policy {{ {loaded} }}\n{ONE_INSTANCE}",
     )
+
+
+def make_both_scales(repository: Path) -> None:
+    """Make `scale`, with both versions loaded."""
+    make_scale(repository, "all { }")
 
 
 SLEEPER = '''

@@ -36,7 +36,8 @@ class Threads:
 
 @dataclass
 class Load(Threads):
-    """Call `request` from several threads, each time on a new connection.
+    """Call `request` from several threads, each time on a new connection, with `pause` seconds
+    between two calls of a thread.
 
     `answers` counts "STATUS code" of every reply; `refused` counts connections that were refused or
     closed before the first byte of a reply; `cut` counts replies that ended too early.
@@ -44,13 +45,14 @@ class Load(Threads):
 
     request: Callable[[int], requests.Response]
     callers: int
+    pause: float = 0.0
     answers: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     cut: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def _call(self, number: int) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(self.pause):
             try:
                 reply = self.request(number)
             except requests.ConnectionError:

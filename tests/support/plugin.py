@@ -77,3 +77,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(
             f"each test has one of the marks {sorted(MARKS)}, but not {', '.join(wrong)}"
         )
+    # their files are short, so they fill the processors while the last long ones end
+    items.sort(key=lambda item: item.get_closest_marker("unit") is not None)

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -198,13 +198,16 @@ class Reader:
             self._stop(name)
 
 
-def fresh_checkout(folder: Path) -> Path:
-    """Make what a clone has after `make setup models`: the files, and this checkout's environment
-    and weights."""
+def fresh_checkout(folder: Path, page: Iterable[Block]) -> Path:
+    """Make what a clone has after `make setup models`: the files, and this checkout's environment,
+    weights and compiled modules, which `serve` would otherwise compile again in each process. Of
+    the bundled models only those that the page names are there, because each start loads them."""
     checkout = folder / "checkout"
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "tests", "dist", "model_repository")
+    # a file like serve.cpython-311.pyc.140 is being written
+    ignored = shutil.ignore_patterns(".*", "*.pyc.*", "tests", "dist", "model_repository")
     shutil.copytree(ROOT, checkout, ignore=ignored)
-    for name in BUNDLED:
+    text = " ".join(block.text for block in page)
+    for name in filter(text.__contains__, BUNDLED):
         link_model(ROOT / "model_repository" / name, checkout / "model_repository")
     (checkout / ".venv").symlink_to(ROOT / ".venv")
     return checkout

@@ -1,4 +1,4 @@
-"""Keep torch out of the unit tests, and a developer's models out of all."""
+"""Keep torch out of the unit tests, a developer's models out of all, and long files in front."""
 
 import re
 import subprocess
@@ -29,3 +29,8 @@ def test_serve_only_named_models_of_the_checkout() -> None:
     files = [file for file in (ROOT / "tests").rglob("*.py") if file.name != "__main__.py"]
     assert len(files) > 100
     assert [str(file) for file in files if whole.search(file.read_text())] == []
+
+
+def test_run_the_unit_tests_last(request: pytest.FixtureRequest) -> None:
+    is_unit = [item.get_closest_marker("unit") is not None for item in request.session.items]
+    assert is_unit == sorted(is_unit)

@@ -14,7 +14,6 @@ import transformers
 from onnx import numpy_helper
 from PIL import Image
 
-from build_engines.__main__ import main
 from build_engines.build import build
 from build_engines.build_record import reference_folder
 from build_engines.comparison import verify
@@ -24,7 +23,7 @@ from build_engines.request import Request
 from build_engines.runners import OnnxFile, example_feed, runner_of
 from build_engines.stored_model import StoredModel, open_model
 from clients.base import TensorSpec
-from tests.build_engines.models import save_classifier, save_digits, save_pages
+from tests.build_engines.models import run, save_classifier, save_digits, save_pages
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.full
@@ -129,10 +128,9 @@ def test_exit_with_1_if_an_engine_no_longer_agrees(
                 numpy_helper.from_array(numpy_helper.to_array(tensor)[::-1].copy(), tensor.name)
             )
     onnx.save(model, file)
-    arguments = ["verify", "resnet_int8", "--repository"]
-    assert main([*arguments, str(tmp_path)]) == 1
+    assert run(f"verify resnet_int8 --repository {tmp_path}") == 1
     assert "FAILED" in capsys.readouterr().out
-    assert main([*arguments, str(repository)]) == 0
+    assert run(f"verify resnet_int8 --repository {repository}") == 0
     assert "FAILED" not in capsys.readouterr().out
 
 
@@ -170,22 +168,11 @@ def test_calibrate_a_user_s_classifier_on_the_user_s_images(tmp_path: Path) -> N
     images.mkdir()
     shutil.copy(ROOT / "model_repository/resnet/example.png", images / "one.png")
     file = save_classifier(tmp_path / "c.onnx")
-    words = [
-        "build",
-        "own",
-        "--weights",
-        str(file),
-        "--client",
-        "resnet",
-        "--precision",
-        "int8",
-        "--for",
-        "cpu",
-    ]
-    words += ["--calibration", str(images), "--out", str(tmp_path / "models"), "--no-load"]
-    assert main(words) == 2  # one image is too few to calibrate on and to compare
+    words = f"build own --weights {file} --client resnet --precision int8 --for cpu --no-load"
+    words += f" --calibration {images} --out {tmp_path}/models"
+    assert run(words) == 2  # one image is too few to calibrate on and to compare
     assert not (tmp_path / "models").exists()
-    assert main([*words, "--no-compare"]) == 0
+    assert run(f"{words} --no-compare") == 0
     folder = tmp_path / "models/own_int8"
     stored = open_model(folder.name, tmp_path / "models")
     assert stored.model.inputs == (TensorSpec("images", "FP32", (3, 16, 16)),)
@@ -201,32 +188,11 @@ def test_refuse_int8_that_differs_on_other_samples(tmp_path: Path) -> None:
         shade = color if number % 4 == 3 else color // 64
         Image.new("RGB", (16, 16), tuple(shade.tolist())).save(images / f"{number:02}.png")
     file = save_classifier(tmp_path / "c.onnx", classes=20)
-    words = [
-        "build",
-        "own",
-        "--weights",
-        str(file),
-        "--client",
-        "resnet",
-        "--set",
-        "mean=0",
-        "--set",
-        "std=1",
-    ]
-    words += [
-        "--precision",
-        "int8",
-        "--for",
-        "cpu",
-        "--calibration",
-        str(images),
-        "--out",
-        str(models),
-        "--no-load",
-    ]
-    assert main(words) == 1
+    words = f"build own --weights {file} --client resnet --set mean=0 --set std=1 --no-load"
+    words += f" --precision int8 --for cpu --calibration {images} --out {models}"
+    assert run(words) == 1
     assert not models.exists()
-    assert main([*words, "--no-compare"]) == 0  # calibrated on all of them
+    assert run(f"{words} --no-compare") == 0  # calibrated on all of them
     for dark in sorted(images.iterdir()):
         if int(dark.stem) % 4 != 3:
             dark.unlink()
@@ -241,8 +207,8 @@ def test_suggest_no_compare_if_a_detector_finds_nothing(
     images.mkdir()
     for number in range(8):
         Image.new("RGB", (64, 64)).save(images / f"{number}.png")
-    words = ["build", "yolov5", "--precision", "int8", "--for", "cpu", "--calibration", str(images)]
-    assert main([*words, "--out", str(tmp_path / "models"), "--no-load"]) == 1
+    words = f"build yolov5 --precision int8 --for cpu --calibration {images} --no-load"
+    assert run(f"{words} --out {tmp_path}/models") == 1
     assert "--no-compare" in capsys.readouterr().err
 
 

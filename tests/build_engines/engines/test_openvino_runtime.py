@@ -6,13 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
-from build_engines.__main__ import main
 from build_engines.comparison import verify
 from build_engines.errors import BuildError
 from build_engines.runners import openvino_runner
 from build_engines.stored_model import open_model
 from serving.repository.model_config import read_config
-from tests.build_engines.models import save_digits, save_scale, save_texts
+from tests.build_engines.models import run, save_digits, save_scale, save_texts
 
 pytestmark = pytest.mark.full
 
@@ -26,17 +25,8 @@ def test_round_the_inputs_of_products_and_keep_the_answers(
     name: str, kind: str, count: int, tmp_path: Path
 ) -> None:
     samples = CALIBRATION[name](tmp_path)
-    words = [
-        "--for",
-        "openvino",
-        "--precision",
-        "int8",
-        "--calibration",
-        str(samples),
-        "--out",
-        str(tmp_path),
-    ]
-    assert main(["build", name, *words]) == 0
+    words = f"--for openvino --precision int8 --calibration {samples} --out {tmp_path}"
+    assert run(f"build {name} {words}") == 0
     folder = tmp_path / f"{name}_int8"
     assert read_config(folder, "cpu").parameters["cpu_engine"].string_value == "openvino"
     graph = onnx.load(folder / "1/model.onnx").graph
@@ -62,18 +52,16 @@ def test_round_the_inputs_of_products_and_keep_the_answers(
 )
 def test_refuse_what_openvino_cannot_build(target: str, precision: str, tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
-    out = ["--for", target, "--out", str(tmp_path / "models")]
-    assert main(["build", "scale", "--weights", str(file), *out, "--precision", precision]) != 0
-    assert not (tmp_path / "models").exists()
+    models = tmp_path / "models"
+    words = f"--weights {file} --for {target} --precision {precision} --out {models}"
+    assert run(f"build scale {words}") != 0
+    assert not models.exists()
 
 
 def test_verify_a_model_for_openvino_with_openvino(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     models = tmp_path / "models"
-    assert (
-        main(["build", "scale", "--weights", str(file), "--out", str(models), "--for", "openvino"])
-        == 0
-    )
+    assert run(f"build scale --weights {file} --out {models} --for openvino") == 0
     parameters = read_config(models / "scale", "cpu").parameters
     assert parameters["cpu_engine"].string_value == "openvino"
     # nothing says that BF16 answers as well

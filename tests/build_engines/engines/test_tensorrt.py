@@ -20,15 +20,14 @@ import onnxruntime
 import psutil
 import pytest
 
-from build_engines.__main__ import main
 from build_engines.comparison import verify
 from build_engines.engines.quantization import Batches
 from build_engines.engines.tensorrt import activation_ranges, calibration_cache
 from build_engines.engines.trtexec import Trtexec, find_trtexec, this_gpu
 from build_engines.stored_model import open_model
 from serving.repository.model_config import read_config
-from tests.build_engines.models import parsed, save_digits
-from tests.support.harness import PATIENCE, ROOT, make_scale, wait_until
+from tests.build_engines.models import run, save_digits
+from tests.support.harness import PATIENCE, ROOT, make_scale, parsed, wait_until
 from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
 pytestmark = pytest.mark.unit
@@ -50,7 +49,7 @@ def build(out: Path, environ: Mapping[str, str], *arguments: str) -> Done:
     ):
         for name, value in environ.items():
             patch.setenv(name, value)
-        code = main(["build", *arguments, "--for", "tensorrt", "--out", str(out)])
+        code = run(f"build {' '.join(arguments)} --for tensorrt --out {out}")
     return Done(code, printed.getvalue(), failed.getvalue())
 
 
@@ -85,21 +84,7 @@ def test_write_the_plan_the_onnx_file_and_both_configurations(
 
 
 def test_serve_the_onnx_file_with_the_tensorrt_provider_for_gpu(tmp_path: Path) -> None:
-    assert (
-        main(
-            [
-                "build",
-                "resnet",
-                "--for",
-                "gpu",
-                "--precision",
-                "fp16",
-                "--out",
-                str(tmp_path / "models"),
-            ]
-        )
-        == 0
-    )
+    assert run(f"build resnet --for gpu --precision fp16 --out {tmp_path}/models") == 0
     folder = tmp_path / "models/resnet"
     assert [path.name for path in (folder / "1").iterdir()] == ["model.onnx"]
     gpu, cpu = read_config(folder, "gpu"), read_config(folder, "cpu")

@@ -20,7 +20,6 @@ from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
 from tests.build_engines.models import (
     build_own,
-    parsed,
     save,
     save_classifier,
     save_constants,
@@ -28,7 +27,7 @@ from tests.build_engines.models import (
     save_scale,
     session,
 )
-from tests.support.harness import ROOT
+from tests.support.harness import ROOT, parsed
 
 pytestmark = pytest.mark.full
 

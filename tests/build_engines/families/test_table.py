@@ -55,7 +55,6 @@ from sklearn.preprocessing import (
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeRegressor
 
-from build_engines.__main__ import main
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import table, table_estimators, table_trees
 from build_engines.request import Request
@@ -64,7 +63,8 @@ from build_engines.weights import Weights
 from clients.base import TensorSpec
 from serving.errors import DecodingError
 from tests.build_engines import models, trained
-from tests.build_engines.models import parsed, save_scale
+from tests.build_engines.models import save_scale
+from tests.support.harness import parsed
 
 pytestmark = pytest.mark.unit
 
@@ -936,5 +936,5 @@ def test_exit_with_1_and_build_nothing_if_a_comparison_fails(
 
     monkeypatch.setitem(table_trees.KINDS, "ForestClassifier", replace(kind, read=forgetful))
     file, out = trained.forest(tmp_path).file, tmp_path / "models"
-    assert main(["build", "own", "--weights", str(file), "--allow-pickle", "--out", str(out)]) == 1
+    assert models.run(f"build own --weights {file} --allow-pickle --out {out}") == 1
     assert not out.exists()
