@@ -47,7 +47,7 @@ class Samples:
         self, client: ModelClient, source: Path | None, held_out: bool | None = None
     ) -> Iterator[Any]:
         """Yield the instances of `source`: those held out of calibration (True), the others
-        (False), or all (None). Raise UsageError."""
+        (False), or all (None). Without a source, yield the built-in ones. Raise UsageError."""
         if source is None and self.built_in:
             return self.built_in(client)
         return self.instances(client, _part(source, self.find(source), held_out))

@@ -172,7 +172,7 @@ class ModelClient(ABC):
         belongs to."""
 
     def rows(self, instance: Any) -> int:
-        """Return roughly how many rows `prepare` makes of the instance. This bounds the instances
+        """Return roughly how many rows `prepare` makes from the instance. This bounds the instances
         in a batch."""
         return 1
 

@@ -123,8 +123,8 @@ TURN = threading.RLock()
 
 
 def turn(length: int) -> AbstractContextManager[Any]:
-    """Return the lock to hold while parsing a text of this length, or writing as many numbers. If
-    they are few, return one that is always free."""
+    """Return the lock to hold while parsing `length` bytes of text, or writing `length` numbers.
+    For a small `length`, return one that never blocks."""
     return TURN if length > LONG_JSON else nullcontext()
 
 

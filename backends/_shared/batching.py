@@ -195,8 +195,8 @@ class Ragged(SameShapes):
         return alone, super().key(self._others(call))
 
     def groups(self, calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
-        """Yield groups of about the same length. A group ends before a text whose padding would
-        take longer than another run."""
+        """Yield groups of calls whose texts have about the same length. A group ends before a text
+        whose padding would take longer than another run."""
         group: list[Call] = []
         rows = tokens = 0
         for call in sorted(calls, key=_length):

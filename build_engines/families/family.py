@@ -85,7 +85,7 @@ class Family:
     head: Head | None = None
     # writes the other files that a user's own file needs, and returns settings
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
-    # the model of the repository whose example a user's own file gets
+    # the model in the repository whose example is copied for a user's own file
     example: str = ""
     # whether the scores are Triton's classes
     classifies: bool = False

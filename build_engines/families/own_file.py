@@ -1,5 +1,5 @@
-"""Shared by the builds of a user's own ONNX and TorchScript files: reads the flags, observes a run,
-and copies an example."""
+"""What the builds of a user's own ONNX and TorchScript files share: reading the flags, observing a
+run, and copying an example."""
 
 import shutil
 from collections.abc import Iterable

@@ -124,8 +124,8 @@ class TextTokenizer:
         self._windows = threading.Lock()
 
     def _limit(self) -> int:
-        """Return the smaller limit of the tokenizer and of the position table. Some tables begin
-        after the padding's id."""
+        """Return the most tokens of a text: the lower of the tokenizer's limit and the size of the
+        position table. In some models, positions begin after the padding's id."""
         positions = int(self.config.get("max_position_embeddings", UNLIMITED))
         # ESM-2 has no position table
         is_rotary = self.config.get("position_embedding_type") == "rotary"
@@ -395,8 +395,8 @@ def load_with_transformers(folder: Path) -> Any:
 
 
 def _why_not(folder: Path, error: Exception) -> str:
-    """Return why transformers cannot read a folder. Its own error names tiktoken if sentencepiece
-    is missing."""
+    """Return why transformers cannot read a folder. Its own error names tiktoken even
+    if sentencepiece is what is missing."""
     for files, package in PACKAGES.items():
         if any(folder.glob(files)) and importlib.util.find_spec(package) is None:
             return f"needs the package '{package}' for its tokenizer, which is not installed"

@@ -43,7 +43,7 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
-BATCHES = 4  # batches of the model in one group: one is prepared while Triton works on another
+BATCHES = 4  # the model's batches in a group: one is prepared while Triton runs another
 # Bytes that the values of a group may take, unless it is one line. So the bodies of many callers
 # find room at the same time.
 MOST_GROUP = 2**24

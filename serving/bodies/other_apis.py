@@ -38,8 +38,8 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
         return Target("the body", self.model)
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        """Return the job, whose reply does not depend on the header Accept. Raise InvalidRequest if
-        the model has another task."""
+        """Return the job. Its reply ignores the header Accept. Raise InvalidRequest if the model
+        has another task."""
         task = served.require_client().task
         if task not in self.tasks:
             raise InvalidRequest(

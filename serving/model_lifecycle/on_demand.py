@@ -63,7 +63,7 @@ IDLE_SECONDS = 1.0  # a model that was used later than this is not evicted
 # A model that is loaded again within this time was evicted too early. While loads had to evict
 # within this time, memory for the next load is kept free.
 THRASH_SECONDS = 60.0
-KEPT_FREE = 4  # at most 1 / KEPT_FREE of the memory
+KEPT_FREE = 4  # never more than 1 / KEPT_FREE of the memory is kept free
 
 
 class LookUps:

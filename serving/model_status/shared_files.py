@@ -26,8 +26,8 @@ TOTAL = MODELS + 1  # the column that counts all requests
 WAITING = MODELS + 2  # the column that counts requests that wait for their model to be loaded
 WIDTH = MODELS + 3
 SIZE = 8  # bytes per number
-# Make msgspec describe the table before any thread reads one. Two threads that did so at once would
-# end the process (bodies/schemas.py).
+# Let msgspec prepare to read tables before any thread reads one. If two threads did so at the same
+# time, the process would crash (bodies/schemas.py).
 msgspec.convert({}, Models)
 
 

@@ -82,7 +82,7 @@ class FolderSource(Source):
         except OSError as err:
             if err.errno != errno.ENAMETOOLONG:
                 raise
-        self.root.stat()  # raises FileNotFoundError if the whole repository is away
+        self.root.stat()  # raises FileNotFoundError if the repository itself is missing
         return None
 
     @contextmanager

@@ -278,7 +278,7 @@ class Settings:
         "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",
         0,
         within=(0, 256),
-        help="gunicorn's worker processes; as many more answer requests with bodies of 1 MB or "
+        help="gunicorn's worker processes; as many more answer requests with bodies of 500 kB or "
         "more, or in gzip. 0: one per processor, at most 16 and one per 500 MB of memory",
     )
     inference_threads: int = _setting(

@@ -449,12 +449,12 @@ def test_refuse_large_uploads_beyond_the_limit(upstream: Path, tmp_path: Path, l
 @pytest.mark.parametrize(
     ("size", "headers", "workers"),
     [
-        (999_999, {}, "gunicorn.sock"),
-        (999_999, {"Content-Encoding": "identity"}, "gunicorn.sock"),
+        (499_999, {}, "gunicorn.sock"),
+        (499_999, {"Content-Encoding": "identity"}, "gunicorn.sock"),
         (1, {"Content-Encoding": "gzip"}, "gunicorn-large.sock"),
         (1, {"Transfer-Encoding": "chunked"}, "gunicorn-large.sock"),
-        (1_000_000, {}, "gunicorn-large.sock"),
-        (1_000_000, {"Accept": "text/event-stream"}, "gunicorn-large.sock"),
+        (500_000, {}, "gunicorn-large.sock"),
+        (500_000, {"Accept": "text/event-stream"}, "gunicorn-large.sock"),
     ],
 )
 def test_give_large_bodies_to_workers_of_their_own(
