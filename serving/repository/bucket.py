@@ -84,6 +84,7 @@ class BucketSource(Source):
                 archive = obstore.head(self._store, name + ARCHIVE)
             except FileNotFoundError:
                 return None
+        self._check_tags(archive)
         return Found(name, f"{self._url}/{name}{ARCHIVE}", archive["e_tag"])
 
     @contextmanager
@@ -115,7 +116,16 @@ class BucketSource(Source):
             objects += page
             if len(objects) >= most:
                 break
+        self._check_tags(*objects)
         return objects
+
+    def _check_tags(self, *objects: Any) -> None:
+        """Raise Unreachable unless each of the objects has an ETag."""
+        if any(each["e_tag"] is None for each in objects):
+            raise Unreachable(
+                f"{self._url} sends no ETags, by which changes are recognized: use a server or "
+                "proxy that does"
+            )
 
     def _fetch_archive(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         file = folder.with_name(found.name.rpartition("/")[2] + ARCHIVE)

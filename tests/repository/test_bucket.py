@@ -228,6 +228,15 @@ def test_say_that_access_is_forbidden(store: ObjectStore, opened: Open) -> None:
     assert "allow the container's role to list the bucket" in message(opened())
 
 
+def test_refuse_a_server_that_sends_no_e_tags(
+    store: ObjectStore, opened: Open, tmp_path: Path
+) -> None:
+    put_archive(store, tmp_path, "a")
+    store.fault = store.send_no_e_tag
+    with pytest.raises(Unreachable, match="sends no ETags"):
+        opened().find("a")
+
+
 def test_say_that_a_bucket_does_not_exist(store: ObjectStore, tmp_path: Path, opened: Open) -> None:
     bucket = BucketSource("s3://absent", Cache(tmp_path / "cache", 1, list))
     assert "there is no such bucket" in message(bucket)
