@@ -262,7 +262,12 @@ def test_answer_503_for_other_models_while_the_repository_is_away(
     wait_until(partial(_is_answered, server, "m11", 200), "it is looked up again")
 
 
-def test_serve_all_loaded_models_after_tritonserver_was_killed(server: Server) -> None:
+def test_serve_all_loaded_models_after_tritonserver_was_killed(
+    server: Server, repository: Path
+) -> None:
+    for number in (1, *range(20, 30)):
+        pack(repository, number)
+        assert answer(call(server, f"m{number}")) == [2.0 * number]
     before = loaded(server)
     assert len(before) > 10
     server.replace("tritonserver")
