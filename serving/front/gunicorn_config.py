@@ -21,8 +21,8 @@ logger_class = JsonLogger
 # them
 secure_scheme_headers: dict[str, str] = {}
 RESERVED = 64 * 1024  # bytes of each file of metrics: enough for about ten models
-# A thread that waits for the GIL gets it after this long, instead of Python's 5 ms. A small request
-# waits about 20 times.
+# How long a thread waits for the GIL before it asks the other thread to release it. Python's
+# default is 5 ms. A small request waits about 20 times.
 SWITCH_SECONDS = 0.0005
 # The garbage collector's thresholds. Only the last one is not Python's, which is 10: with it all
 # lists are visited again and again while a large JSON text is parsed, and all threads wait. 1.9
