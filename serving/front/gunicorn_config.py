@@ -28,7 +28,7 @@ SWITCH_SECONDS = 0.0005
 # lists are visited again and again while a large JSON text is parsed, and all threads wait. 1.9
 # million lists took 0.7 s instead of 0.1 s.
 GARBAGE = (700, 10, 1000)
-LARGE_NICE = 3  # a worker for large bodies yields half of its processor time to one for small ones
+LARGE_NICE = 10  # if a worker for small bodies wants the same processor, it gets ten times as much
 
 
 def on_starting(server: Any) -> None:
@@ -70,6 +70,7 @@ def _choose_socket(worker: Any, services: Services) -> None:
     own = settings.gunicorn_socket
     if services.admission.row < settings.workers:
         own = settings.large_socket
+        worker.worker_connections = settings.large_connections
         os.nice(LARGE_NICE)
     sockets = {sock.getsockname(): sock for sock in worker.sockets}
     worker.sockets = [sockets.pop(str(own))]

@@ -35,6 +35,7 @@ ARCHIVES = Path("/opt/ml/models")  # where SageMaker unpacks the archives of mul
 LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
+LARGE_PERCENT = 75  # of SERVE_MAX_CONCURRENCY, which requests with large bodies may hold
 DEFAULT_PAYLOAD = 6  # MB, batch transform's default
 LARGEST_BODY = 1024.0  # MB
 # The minimum memory for requests, as a multiple of the maximum body: enough to parse one body, or
@@ -550,6 +551,14 @@ class Settings:
         bodies (nginx.conf): while one parses a body of 25 MB, all its threads wait for up to 0.2 s.
         An idle worker takes 3 MB of memory."""
         return 2 * self.workers
+
+    @property
+    def large_connections(self) -> int:
+        """Return the number of requests with large bodies that one worker accepts. Together, the
+        workers leave a quarter of SERVE_MAX_CONCURRENCY to small bodies. More requests with large
+        bodies wait for a connection.
+        """
+        return max(1, LARGE_PERCENT * self.max_concurrency // (100 * self.workers))
 
     @property
     def several_models(self) -> bool:

@@ -18,6 +18,7 @@ import requests
 from tritonclient.grpc.service_pb2 import ServerLiveRequest
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from serving.settings.table import Settings
 from tests.support.harness import (
     PATIENCE,
     SLEEPER,
@@ -118,6 +119,18 @@ def test_refuse_count_and_log_requests_beyond_the_limit(running: Server) -> None
         assert {
             reply.status_code for reply in pool.map(lambda n: ask(running, n), range(SLOTS))
         } == {200}
+
+
+def test_leave_slots_for_small_bodies_beside_large_ones(running: Server) -> None:
+    """Bodies of unknown length count as large ones."""
+    body = json.dumps({"instances": [0.5]}).encode()
+    held = 2 * Settings(workers=2, max_concurrency=SLOTS).large_connections
+    with ThreadPoolExecutor(CALLERS // 4) as pool:
+        large = [pool.submit(running.post, data=iter([body])) for _ in range(CALLERS // 4)]
+        wait_until(lambda: running.in_work() == held, "no more large bodies are accepted")
+        small = [running.post(data=b"{").status_code for _ in range(20)]
+    assert small == [400] * 20
+    assert {caller.result().status_code for caller in large} == {200}
 
 
 def test_hold_the_slot_of_a_caller_who_left_until_the_work_ends(running: Server) -> None:
