@@ -5,6 +5,7 @@ A folder is made in a scratch folder, which is renamed when it is complete.
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -79,10 +80,10 @@ def load(
         return
     folders = {target.name: folder} | {name: others / name for name in parts}
     for _, reason in failures(settings, folders, [target.name]):
-        words = reason.replace(str(folder), str(target)).split()
-        raise BuildError(
-            f"the model would not be served: {' '.join(words)} (--no-load skips this test)"
-        )
+        words = " ".join(reason.replace(str(folder), str(target)).split())
+        if most := re.search(r"max supported IR version: (\d+)", words):
+            words += f"; set the ONNX model's ir_version to {most[1]} and save it again"
+        raise BuildError(f"the model would not be served: {words} (--no-load skips this test)")
 
 
 def keep_users_files(folder: Path, target: Path) -> None:

@@ -116,7 +116,11 @@ class Request:
         metavar="NAME=VALUE",
     )
     max_batch_size: int = option(
-        SERVING, -1, "0: no batches, one instance at a time", type=count, metavar="N"
+        SERVING,
+        -1,
+        "the largest batch, by default 32 for images and texts and 8 for tensors; 0: no batches",
+        type=count,
+        metavar="N",
     )
     instances: int = option(SERVING, 0, "how many run side by side", type=positive, metavar="N")
     repository: Path = option(

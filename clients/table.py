@@ -213,7 +213,7 @@ class Client(ModelClient):
         instance = self._by_column(instance, number)
         if unknown := instance.keys() - self.known_names:
             reason = (
-                f"there is no column {_listed(sorted(unknown))}; the columns are "
+                f"the model has no column {_listed(sorted(unknown))}; its columns are "
                 f"{_listed(self.columns)}"
             )
             if unknown <= INDEX_NAMES:

@@ -88,6 +88,8 @@ def main(
     """Run a command. Return the exit code: 0, 1 if it failed, 2 if the options are invalid."""
     parsed = build_parser().parse_args(words)
     options = options_of(parsed.kind, parsed)
+    if options.dry_run:
+        say("dry run: calls that would write are only printed")
     try:
         parsed.run(options, _aws(options, session(profile_name=options.profile), poll))
     except KeyboardInterrupt:

@@ -121,11 +121,11 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
         try:
             return _unpickled(path)
         except InconsistentVersionWarning as err:
+            own = err.original_sklearn_version
             raise BuildError(
-                f"{path} was saved by scikit-learn {err.original_sklearn_version}; "
-                f"{err.current_sklearn_version}, which is installed, may answer differently: "
-                f"pip install scikit-learn=={err.original_sklearn_version}, or convert it "
-                "with skl2onnx where it was trained and bring the ONNX file"
+                f"{path} was saved by scikit-learn {own}; {err.current_sklearn_version}, which is "
+                f"installed, may answer differently: .venv/bin/pip install scikit-learn=={own}, "
+                "or convert it with skl2onnx where it was trained and bring the ONNX file"
             ) from err
 
 

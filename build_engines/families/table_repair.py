@@ -113,8 +113,9 @@ def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[
             raise UsageError(f"its ONNX file does not run: {brief(err)}; {INSTEAD}") from err
         raise UsageError(
             f"the ONNX file does not run on {count} rows of zeros and empty strings "
-            f"({brief(err)}); export it for any number of rows: FloatTensorType([None, "
-            "columns]), and encoders with handle_unknown='ignore'"
+            f"({brief(err)}); export it for any number of rows: FloatTensorType([None, 1]) "
+            "for each number, StringTensorType([None, 1]) for each text, and encoders with "
+            "handle_unknown='ignore'"
         ) from err
 
 

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -124,11 +125,18 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
         failure = f"the client fails on {example}"
         tensors = client.prepare([instance], client.defaults)
     except (Exception, SystemExit) as err:  # a client's code may raise anything
-        yield f"{failure}: {type(err).__name__}: {err}"
+        yield f"{failure}: {type(err).__name__}: {err}{_line_of_client(err, model.path)}"
         return
     for spec in model.inputs:
         if mistake := _mistake_of_tensor(spec, tensors.get(spec.name)):
             yield f"from {example} the client makes {mistake}"
+
+
+def _line_of_client(err: BaseException, folder: Path) -> str:
+    """Return where in the model's own client.py the error comes from, or ""."""
+    frames = traceback.extract_tb(err.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename) == folder / "client.py"]
+    return f" (client.py, line {own[-1].lineno})" if own else ""
 
 
 def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:

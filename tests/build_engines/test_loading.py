@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from build_engines.publish import load
@@ -70,6 +71,18 @@ def test_refuse_to_build_a_model_that_fails_on_its_example(
     assert errors.count("\n") == 1 and ".build-" not in errors
     assert not (tmp_path / "models").exists()
     assert build(tmp_path, file, *words, "--no-load") == 0
+
+
+def test_say_which_ir_version_onnx_runtime_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = save_matrix(tmp_path / "own.onnx", "float[n, 4]", 4)
+    model = onnx.load(file)
+    model.ir_version = onnx.IR_VERSION
+    assert onnx.IR_VERSION > 13
+    onnx.save(model, file)
+    assert build(tmp_path, file) == 1
+    assert "set the ONNX model's ir_version to 13" in capsys.readouterr().err
 
 
 def test_build_without_tritonserver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,8 +227,10 @@ def test_print_the_calls_in_a_dry_run(
     assert aws.deploy(*words, "--dry-run") == 0
     assert aws.writes() == []
     assert aws.calls  # it reads
-    promised = printed(out := capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    promised = printed(out)
     assert "hush" not in out
+    assert err.startswith("dry run")
     assert aws.deploy(*words) == 0
     assert [call[:2] for call in promised] == [call[:2] for call in aws.writes()]
     if "hush" not in str(aws.writes()):

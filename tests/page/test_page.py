@@ -65,6 +65,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def test_log_the_address_of_the_page(server: Server) -> None:
+    assert server.says(f"the page: http://localhost:{server.port}/")
+
+
 def upload(page: Page, file: Path) -> None:
     page.locator("#file").set_input_files(file)
 

@@ -127,7 +127,11 @@ def test_read_the_configuration_of_the_other_device_too(repository: Path) -> Non
         ('"seconds": np', '"second": np', "'seconds'"),
         ("[instances]", "instances * 2", "'seconds'"),
         ("np.float32", "np.float64", "float64"),
-        ("return {", "return instances[7] or {", "IndexError"),
+        (
+            "return {",
+            "return instances[7] or {",
+            "IndexError: list index out of range (client.py, line",
+        ),
     ],
 )
 def test_report_a_client_that_does_not_work(
