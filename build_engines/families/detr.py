@@ -7,7 +7,7 @@ import numpy as np
 
 from build_engines.errors import BuildError, first_line
 from build_engines.families.family import CLOSE, Arrays, Family, Head
-from build_engines.families.image_folder import EXPORTS
+from build_engines.families.image_checkpoint import EXPORTS
 from build_engines.measures import DETECTIONS, IMAGES
 from clients.detr import BOXES, LOGITS
 

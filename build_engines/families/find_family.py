@@ -2,14 +2,14 @@
 
 | Weights | The family without --client | Export |
 |---|---|---|
-| a folder of transformers that takes images | the one whose `head` fits | image_folder.py |
-| a folder of transformers that takes texts | text.py | text_folder.py |
+| a folder of transformers that takes images | the one whose `head` fits | image_checkpoint.py |
+| a folder of transformers that takes texts | text.py | text_checkpoint.py |
 | a model of scikit-learn, XGBoost or LightGBM | table.py | table_estimators.py |
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
 
 No file says that it is a detector with a YOLO's output: --client object-detection does, and
-clients/_heads.py recognizes the form of the output.
+clients/_box_decoding.py recognizes the form of the output.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from build_engines.families import (
     text,
 )
 from build_engines.families.family import Family, Head
-from build_engines.families.text_folder import TO_TENSORS
+from build_engines.families.text_checkpoint import TO_TENSORS
 from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, TENSORS, Weights
 from clients import FACES

@@ -3,7 +3,7 @@ others."""
 
 from build_engines.families import bundled, efficientnet
 from build_engines.families.family import Family, Head
-from build_engines.families.image_folder import EXPORTS
+from build_engines.families.image_checkpoint import EXPORTS
 from build_engines.measures import CLASSES, IMAGES
 
 FAMILY = Family(

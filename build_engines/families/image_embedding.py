@@ -5,7 +5,7 @@ from typing import Any
 
 from build_engines.errors import BuildError
 from build_engines.families.family import Family, Head
-from build_engines.families.image_folder import EXPORTS
+from build_engines.families.image_checkpoint import EXPORTS
 from build_engines.measures import IMAGES, VECTORS
 
 

@@ -1,5 +1,5 @@
 """Builds detectors with a YOLO's output: YOLOv5, v8 to 26, and networks exported in their layout.
-Only --client chooses this family, and clients/_heads.py recognizes the layout."""
+Only --client chooses this family, and clients/_box_decoding.py recognizes the layout."""
 
 from pathlib import Path
 

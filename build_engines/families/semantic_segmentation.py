@@ -1,7 +1,7 @@
 """Builds networks that return a class for each pixel of an image: SegFormer and others."""
 
 from build_engines.families.family import Family, Head
-from build_engines.families.image_folder import EXPORTS
+from build_engines.families.image_checkpoint import EXPORTS
 from build_engines.measures import IMAGES, PIXELS
 
 FAMILY = Family(

@@ -10,7 +10,7 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families import bert, own_onnx, own_torchscript
 from build_engines.families.family import Family
 from build_engines.families.onnx_tensors import with_tensors
-from build_engines.families.text_folder import (
+from build_engines.families.text_checkpoint import (
     EXAMPLES,
     check_tokenizer,
     copy_tokenizer,
