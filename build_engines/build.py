@@ -3,7 +3,8 @@
     weights -> family -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt
         -> build.json -> the user's files added -> checked -> compared -> loaded -> published
 
-A build that is interrupted or fails leaves the repository as it was (but see publish.publish).
+A build that is interrupted or fails leaves the repository as it was (but see publish.publish). The
+command cannot be interrupted any more once it publishes (__main__.ignore_signals).
 """
 
 import json
@@ -60,8 +61,11 @@ COMPARED = 64  # samples, at most
 SESSION = "session."  # how ONNX Runtime's own settings begin
 
 
-def build(request: Request, force: bool = False) -> tuple[Path, bool]:
-    """Return the model's folder, and whether it had to be built. Raise BuildError."""
+def build(
+    request: Request, force: bool = False, before_publishing: Callable[[], None] = lambda: None
+) -> tuple[Path, bool]:
+    """Return the model's folder, and whether it had to be built. Call `before_publishing` when only
+    that is left to do. Raise BuildError."""
     weights = find(request)
     family = find_family(request, weights)
     if family.cpu_only:
@@ -84,6 +88,7 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
             _compare_with_fp32(folder, engine, source_sha256, request)
         if request.load:
             _load(folder, request)
+        before_publishing()
         publish(folder, model_folder)
     return model_folder, True
 
