@@ -85,7 +85,7 @@ def load(
         )
 
 
-def keep_users_files(folder: Path, target: Path) -> None:
+def add_users_files(folder: Path, target: Path) -> None:
     """Link the files that a user added to `target` into the new folder: another version, a
     client.py."""
     built = {RECORD, *read_record(target).get("files", ())}

@@ -44,7 +44,7 @@ MAX_BATCH_SIZE = 32
 STORAGES = {"FloatStorage": "f4", "LongStorage": "i8"}  # torch's -> NumPy's
 
 
-def export(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: EfficientNet-Lite0 takes {SIDE}")

@@ -1,6 +1,6 @@
 """Lists the families of models that can be built, and finds the one that builds a request.
 
-| Weights | The family without --client | Export |
+| Weights | The family without --client | Written by |
 |---|---|---|
 | a folder of transformers that takes images | the one whose `head` fits | image_checkpoint.py |
 | a folder of transformers that takes texts | text.py | text_checkpoint.py |
@@ -65,7 +65,7 @@ def find_family(request: Request, weights: Weights) -> Family:
     """Return the family of the flag or the recipe, else the first that recognizes the weights.
     Raise BuildError if none does."""
     named = by_client(request.named_client) if request.named_client else None
-    if weights.kind == TENSORS and not (named and TENSORS in named.exports):
+    if weights.kind == TENSORS and not (named and TENSORS in named.writers):
         raise UsageError(
             f"{weights.path} is a file of torch.save, and only those of YOLOv5 can be built "
             "(--client object-detection): where its code is, call torch.onnx.export(network, "

@@ -32,7 +32,7 @@ SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}
 Section = Mapping[str, str]
 
 
-def export(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: YOLOv4-tiny takes {SIDE}")
