@@ -124,6 +124,6 @@ DEVELOPMENT := dev.lock torch.txt openapi.lock callers.lock sdks.lock sdk3.lock
 	@touch $@
 	@echo "installed"
 
-$(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | $(SERVING)
+$(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/onnx_writer.py | $(SERVING)
 	@echo "building $* …"
 	@$(BIN)/python -m build_engines build $* --for cpu --force

@@ -28,7 +28,7 @@ from serving.front.services import Services, services
 from serving.front.streams import response_of, stream_reply
 from serving.job import Job
 from serving.request import PATH, Target
-from serving.room import open_account, reserve
+from serving.request_memory import open_account, reserve
 from serving.settings.table import ON_POST, Settings
 
 

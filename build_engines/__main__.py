@@ -15,6 +15,7 @@ from build_engines.request import REPOSITORY, Request, positive
 INTERRUPTED = 130  # a shell's status for a command that SIGINT ended
 # seconds until a command that is still running is interrupted again; cleaning up takes at most 6
 SWALLOWED = 8.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 FIELDS = dataclasses.fields(Request)[1:]
 
 
@@ -33,14 +34,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(err), 1)
     except KeyboardInterrupt:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        return _failed("interrupted; nothing was changed", INTERRUPTED)
+        return _failed("interrupted; no model was changed", INTERRUPTED)
 
 
 def clean_up_at_signals() -> None:
     """Let SIGTERM end the command as Ctrl-C does. A library may swallow the KeyboardInterrupt (seen
     in one of 300 builds), so a timer raises it again."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+    for number in SIGNALS:
         signal.signal(number, _interrupt)
+
+
+def ignore_signals() -> None:
+    """Ignore these signals from now on. A build does so before it publishes the model, the last
+    thing that it does, so that an interrupted command has never changed a model."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is _interrupt:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(*_: object) -> None:
@@ -156,7 +165,7 @@ def _build(parsed: argparse.Namespace) -> int:
     from build_engines.build import build
 
     started = time.monotonic()
-    folder, built = build(request_of(parsed), parsed.force)
+    folder, built = build(request_of(parsed), parsed.force, before_publishing=ignore_signals)
     print(
         f"built {folder} in {time.monotonic() - started:.1f} s"
         if built

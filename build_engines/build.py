@@ -3,7 +3,8 @@
     weights -> family -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt
         -> build.json -> the user's files added -> checked -> compared -> loaded -> published
 
-A build that is interrupted or fails leaves the repository as it was (but see publish.publish).
+A build that is interrupted or fails leaves the repository as it was (but see publish.publish). The
+command cannot be interrupted any more once it publishes (__main__.ignore_signals).
 """
 
 import json
@@ -28,13 +29,12 @@ from build_engines.comparison import compare
 from build_engines.config_pbtxt import write_configs
 from build_engines.engines import onnx_runtime, tensorrt, trtexec
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.family import Family
 from build_engines.families.find_family import find_family
 from build_engines.model_spec import ONNX, Engine, ModelSpec
 from build_engines.publish import (
+    add_users_files,
     check,
     keep_reference,
-    keep_users_files,
     load,
     publish,
     scratch_folder,
@@ -60,39 +60,38 @@ COMPARED = 64  # samples, at most
 SESSION = "session."  # how ONNX Runtime's own settings begin
 
 
-def build(request: Request, force: bool = False) -> tuple[Path, bool]:
-    """Return the model's folder, and whether it had to be built. Raise BuildError."""
+def build(
+    request: Request, force: bool = False, before_publishing: Callable[[], None] = lambda: None
+) -> tuple[Path, bool]:
+    """Return the model's folder, and whether it had to be built. Call `before_publishing` when only
+    that is left to do. Raise BuildError."""
     weights = find(request)
     family = find_family(request, weights)
     if family.cpu_only:
         request = replace(request, target="cpu")
-    made_from = _made_from(request, weights)
+    made_from = _sources(request, weights)
     model_folder = request.model_folder
     if not force and _is_up_to_date(model_folder, made_from):
         return model_folder, False
+    check_settings(family.client, request.settings)
     with scratch_folder(request.repository) as folder:
-        model_spec = export(family, weights, request, folder)
+        model_spec = family.write_model(weights, request, folder)
         source_sha256 = digest_of_version(folder / "1")
         if model_spec.platform == ONNX and request.precision != "fp32":
             keep_reference(folder, source_sha256)
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request, family.any_cpu_engine)
         write_record(folder, made_from, source_sha256, engine)
-        keep_users_files(folder, model_folder)
+        # after the record, because it lists every file in the folder as the build's own
+        add_users_files(folder, model_folder)
         check(folder, model_folder.name)
         if engine.precision == "int8":
             _compare_with_fp32(folder, engine, source_sha256, request)
         if request.load:
             _load(folder, request)
+        before_publishing()
         publish(folder, model_folder)
     return model_folder, True
-
-
-def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Fill the folder with the fp32 model and its other files."""
-    check_settings(family.client, request.settings)
-    model_spec = family.export(weights, request, folder)
-    return replace(model_spec, settings={**model_spec.settings, **request.settings})
 
 
 def check_settings(client: str, names: Iterable[str]) -> None:
@@ -148,23 +147,25 @@ def _load(folder: Path, request: Request) -> None:
         print("loaded with its CPU configuration, because this machine has no GPU", flush=True)
 
 
-def _made_from(request: Request, weights: Weights) -> dict[str, Any]:
-    """Return everything that determines a build's result, without the paths of this machine."""
-    asked = asdict(request)
-    # not part of the result; the digests of the files are added below
-    for field in ("repository", "name", "load", "calibration", "labels", "tokenizer"):
-        asked.pop(field)
-    path = Path(request.weights).expanduser()
-    asked["weights"] = path.name if request.weights and path.exists() else request.weights
-    asked["sha256"] = weights.identity
-    files = {"labels": request.labels, "tokenizer": request.tokenizer}
-    for name, file in files.items():
+def _sources(request: Request, weights: Weights) -> dict[str, Any]:
+    """Return all that determines the build's result, which build.json has as `made_from`: the
+    request, with names and digests of files instead of the paths of this machine."""
+    sources = asdict(request)
+    for no_part_of_result in ("repository", "name", "load"):
+        del sources[no_part_of_result]
+    if request.weights and Path(request.weights).expanduser().exists():
+        sources["weights"] = Path(request.weights).name
+    sources["calibration"] = request.calibration.name if request.calibration else ""
+    digests = weights.identity
+    for flag in ("labels", "tokenizer"):
+        file = sources.pop(flag)
         if file and file.exists():
-            asked["sha256"][name] = identity(file)
-    asked["calibration"] = request.calibration.name if request.calibration else ""
+            digests[flag] = identity(file)
+    sources["sha256"] = digests
     if request.target == "tensorrt" and (bound := trtexec.bound_to()):
-        asked["bound_to"] = bound
-    return json.loads(json.dumps(asked))  # type: ignore[no-any-return]  # tuples become lists, as in build.json
+        sources["bound_to"] = bound
+    as_read_back: dict[str, Any] = json.loads(json.dumps(sources))  # tuples become lists
+    return as_read_back
 
 
 def _is_up_to_date(model_folder: Path, made_from: Mapping[str, Any]) -> bool:

@@ -86,7 +86,7 @@ def load(
         raise BuildError(f"the model would not be served: {words} (--no-load skips this test)")
 
 
-def keep_users_files(folder: Path, target: Path) -> None:
+def add_users_files(folder: Path, target: Path) -> None:
     """Link the files that a user added to `target` into the new folder: another version, a
     client.py."""
     built = {RECORD, *read_record(target).get("files", ())}

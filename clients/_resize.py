@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from clients._input import INTERPOLATIONS, Frame, Size, keeps_ratio
+from clients._image_preprocessing import INTERPOLATIONS, Frame, Size, keeps_ratio
 from serving.errors import DecodingError
 
 # how many times its target a side may be: resizing a longer image before cropping it would take

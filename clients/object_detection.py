@@ -1,5 +1,5 @@
-"""Object detection with a head that clients/_heads.py reads, such as those of YOLOv5 and v8 to 26,
-with masks or keypoints if the head has them."""
+"""Object detection with a head that clients/_box_decoding.py reads, such as those of YOLOv5 and v8
+to 26, with masks or keypoints if the head has them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._boxes import Letterbox, confidence, detections_of, max_detections, nms
-from clients._drawing import draw
-from clients._heads import (
+from clients._box_decoding import (
     AUTO,
     COLUMNS,
     DETECTION,
@@ -25,7 +23,9 @@ from clients._heads import (
     refused,
     without_batch,
 )
-from clients._input import EXAMPLE
+from clients._boxes import Letterbox, confidence, detections_of, max_detections, nms
+from clients._drawing import draw
+from clients._image_preprocessing import EXAMPLE
 from clients._labels import LABELS, labels_mismatch, labels_of
 from clients._masks import outlines
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec

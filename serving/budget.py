@@ -20,7 +20,16 @@ import msgspec
 
 from serving.errors import PayloadTooLarge, TooLate
 from serving.named_value import MOST_NAMES as MOST_NAMES
-from serving.room import SHORT, SMALL_JSON, WRITTEN, Parts, Room, json_objects, json_parts, reserve
+from serving.request_memory import (
+    SHORT,
+    SMALL_JSON,
+    WRITTEN,
+    Parts,
+    Room,
+    json_objects,
+    json_parts,
+    reserve,
+)
 
 Item = TypeVar("Item")
 

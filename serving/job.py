@@ -17,7 +17,7 @@ from serving.errors import InvalidRequest, Overloaded, PayloadTooLarge, SessionN
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import Request
-from serving.room import INPUT, OUTPUT, Room, reserve
+from serving.request_memory import INPUT, OUTPUT, Room, reserve
 from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE

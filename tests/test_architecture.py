@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parents[1]
 # each quirk, what works around it and the tests that need it
 QUIRKS = ROOT / "serving/triton/quirks.py"
-SHARED = ("errors", "headers", "sessions", "budget", "named_value", "room")
+SHARED = ("errors", "headers", "sessions", "budget", "named_value", "request_memory")
 # The packages, the lowest first; a file belongs to the package in which it lies, so a new file is
 # covered.
 PACKAGES: dict[str, tuple[str, ...]] = {

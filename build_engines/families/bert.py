@@ -13,7 +13,7 @@ from onnx import TensorProto
 from safetensors.numpy import load_file
 
 from build_engines.errors import BuildError, shortened
-from build_engines.families.onnx_graph import Array, Graph
+from build_engines.onnx_writer import Array, Graph
 
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

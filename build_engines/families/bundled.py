@@ -29,7 +29,7 @@ SPECS = {
 }
 
 
-def export(
+def write_model(
     _: Family, __: Weights, request: Request, folder: Path, repository: Path = REPOSITORY
 ) -> ModelSpec:
     """Copy the committed files. Raise BuildError if the network is not the committed one."""

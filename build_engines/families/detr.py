@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from build_engines.errors import BuildError, first_line
+from build_engines.families import image_checkpoint, own_onnx, own_torchscript
 from build_engines.families.family import CLOSE, Arrays, Family, Head
-from build_engines.families.image_folder import EXPORTS
 from build_engines.measures import DETECTIONS, IMAGES
+from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE
 from clients.detr import BOXES, LOGITS
 
 STRANGE_BOXES = 0.05  # the share of boxes that may differ
@@ -64,7 +65,11 @@ HEAD = Head(
 )
 FAMILY = Family(
     client="detr",
-    exports=EXPORTS,
+    writers={
+        ONNX_FILE: own_onnx.write_model,
+        TORCHSCRIPT_FILE: own_torchscript.write_model,
+        CHECKPOINT: image_checkpoint.write_model,
+    },
     head=HEAD,
     example="efficientnet",
     from_logits=lambda _: True,

@@ -17,10 +17,10 @@ import numpy as np
 
 from build_engines.errors import UsageError
 from build_engines.families.family import Family
-from build_engines.families.onnx_graph import Array, ImageGraph, folded
 from build_engines.families.onnx_tensors import with_tensors
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
+from build_engines.onnx_writer import Array, ImageGraph, folded
 from build_engines.packages import file_of
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights import Weights
@@ -44,7 +44,7 @@ MAX_BATCH_SIZE = 32
 STORAGES = {"FloatStorage": "f4", "LongStorage": "i8"}  # torch's -> NumPy's
 
 
-def export(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: EfficientNet-Lite0 takes {SIDE}")

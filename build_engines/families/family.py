@@ -1,7 +1,7 @@
 """Defines a family: all that the build knows about one family of models, in one object."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,9 @@ class Family:
     # the module in clients/; "": the models take tensors
     client: str
     # keyed by kind of weights: writes 1/model.onnx (or 1/model.pt), its labels and its example
-    exports: Mapping[str, "Export"]
+    writers: Mapping[str, "Writer"]
     # the same, keyed by recipe, for weights that come with the project or a package
-    own_weights: Mapping[str, "Export"] = field(default_factory=dict)
+    own_weights: Mapping[str, "Writer"] = field(default_factory=dict)
     # whether it builds these weights, if `head` does not say so
     recognizes: Callable[[Weights], bool] = lambda _: False
     # which networks of transformers it builds, and how they are exported
@@ -111,20 +111,21 @@ class Family:
         has_head = self.head is not None and self.head.fits(weights)
         return has_head or self.recognizes(weights)
 
-    def export(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-        """Fill the folder with the fp32 model and its other files. Raise UsageError if the family
-        does not take this kind of weights."""
-        write = self.exports.get(weights.kind)
+    def write_model(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+        """Fill the folder with the fp32 model and its other files. Settings of the request replace
+        the writer's. Raise UsageError if the family does not take this kind of weights."""
+        writer = self.writers.get(weights.kind)
         if weights.kind == OWN:
-            write = self.own_weights.get(request.model)
-        if write is None:
+            writer = self.own_weights.get(request.model)
+        if writer is None:
             whose = f"the client {self.client}" if self.client else "a model without a client"
             what = f"--weights '{request.weights}' is {weights.kind}"
             if not request.weights:
                 what = f"{request.model} has no weights of its own for it: add --weights"
-            raise UsageError(f"{what}; {whose} is built from {', '.join(self.exports)}")
+            raise UsageError(f"{what}; {whose} is built from {', '.join(self.writers)}")
         (folder / "1").mkdir(parents=True, exist_ok=True)
-        return write(self, weights, request, folder)
+        spec = writer(self, weights, request, folder)
+        return replace(spec, settings={**spec.settings, **request.settings})
 
 
-Export = Callable[[Family, Weights, Request, Path], ModelSpec]
+Writer = Callable[[Family, Weights, Request, Path], ModelSpec]

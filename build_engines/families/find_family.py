@@ -1,15 +1,15 @@
 """Lists the families of models that can be built, and finds the one that builds a request.
 
-| Weights | The family without --client | Export |
+| Weights | The family without --client | Written by |
 |---|---|---|
-| a folder of transformers that takes images | the one whose `head` fits | image_folder.py |
-| a folder of transformers that takes texts | text.py | text_folder.py |
+| a folder of transformers that takes images | the one whose `head` fits | image_checkpoint.py |
+| a folder of transformers that takes texts | text.py | text_checkpoint.py |
 | a model of scikit-learn, XGBoost or LightGBM | table.py | table_estimators.py |
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
 
 No file says that it is a detector with a YOLO's output: --client object-detection does, and
-clients/_heads.py recognizes the form of the output.
+clients/_box_decoding.py recognizes the form of the output.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from build_engines.families import (
     text,
 )
 from build_engines.families.family import Family, Head
-from build_engines.families.text_folder import TO_TENSORS
+from build_engines.families.text_checkpoint import TO_TENSORS
 from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, TENSORS, Weights
 from clients import FACES
@@ -65,7 +65,7 @@ def find_family(request: Request, weights: Weights) -> Family:
     """Return the family of the flag or the recipe, else the first that recognizes the weights.
     Raise BuildError if none does."""
     named = by_client(request.named_client) if request.named_client else None
-    if weights.kind == TENSORS and not (named and TENSORS in named.exports):
+    if weights.kind == TENSORS and not (named and TENSORS in named.writers):
         raise UsageError(
             f"{weights.path} is a file of torch.save, and only those of YOLOv5 can be built "
             "(--client object-detection): where its code is, call torch.onnx.export(network, "

@@ -4,9 +4,10 @@ and others."""
 from typing import Any
 
 from build_engines.errors import BuildError
+from build_engines.families import image_checkpoint, own_onnx, own_torchscript
 from build_engines.families.family import Family, Head
-from build_engines.families.image_folder import EXPORTS
 from build_engines.measures import IMAGES, VECTORS
+from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE
 
 
 def _vector(network: Any, images: Any) -> tuple[Any, ...]:
@@ -32,7 +33,11 @@ HEAD = Head(
 )
 FAMILY = Family(
     client="image_embedding",
-    exports=EXPORTS,
+    writers={
+        ONNX_FILE: own_onnx.write_model,
+        TORCHSCRIPT_FILE: own_torchscript.write_model,
+        CHECKPOINT: image_checkpoint.write_model,
+    },
     head=HEAD,
     example="efficientnet",
     samples=IMAGES,

@@ -1,5 +1,5 @@
 """Builds detectors with a YOLO's output: YOLOv5, v8 to 26, and networks exported in their layout.
-Only --client chooses this family, and clients/_heads.py recognizes the layout."""
+Only --client chooses this family, and clients/_box_decoding.py recognizes the layout."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, ONNX_FILE, TENSORS, TORCHSCRIPT_FILE, Weights
 
 
-def _checkpoint(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def _write_yolov5(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     from build_engines.families import yolov5  # needs torch
 
-    return yolov5.export(family, weights, request, folder)
+    return yolov5.write_model(family, weights, request, folder)
 
 
 def _refuse_folder(*_: object) -> ModelSpec:
@@ -26,13 +26,13 @@ def _refuse_folder(*_: object) -> ModelSpec:
 
 FAMILY = Family(
     client="object_detection",
-    exports={
-        ONNX_FILE: own_onnx.export,
-        TORCHSCRIPT_FILE: own_torchscript.export,
-        TENSORS: _checkpoint,
+    writers={
+        ONNX_FILE: own_onnx.write_model,
+        TORCHSCRIPT_FILE: own_torchscript.write_model,
+        TENSORS: _write_yolov5,
         CHECKPOINT: _refuse_folder,
     },
-    own_weights={"yolov5": bundled.export, "yolov4_tiny": yolov4_tiny.export},
+    own_weights={"yolov5": bundled.write_model, "yolov4_tiny": yolov4_tiny.write_model},
     example="yolov4_tiny",
     boxes_in_pixels=True,
     samples=IMAGES,

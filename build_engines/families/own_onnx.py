@@ -27,7 +27,7 @@ from serving.clients import make_client
 from serving.errors import ConfigError, InvalidRequest
 
 
-def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Copy the file as 1/model.onnx, with the files that hold its weights."""
     graph = weights.graph
     file = _copied(weights, folder)

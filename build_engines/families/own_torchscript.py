@@ -30,7 +30,7 @@ from serving.triton.tensors import Tensor
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 
 
-def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Copy the file as 1/model.pt."""
     batch = MAX_BATCH_SIZE if request.max_batch_size < 0 else request.max_batch_size
     path = weights.path

@@ -36,7 +36,7 @@ COLUMNS, LABELS = "columns.txt", "labels.txt"
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")
 
 
-def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write 1/model.onnx, columns.txt and labels.txt."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
@@ -207,7 +207,7 @@ READERS: dict[str, Callable[[Path, bool], Any]] = {
 }
 FAMILY = Family(
     client="table",
-    exports=dict.fromkeys((*READERS, ONNX_FILE), export),
+    writers=dict.fromkeys((*READERS, ONNX_FILE), write_model),
     recognizes=_recognizes,
     cpu_only=True,
 )

@@ -17,7 +17,6 @@ from onnx import TensorProto
 
 from build_engines.errors import BuildError, UsageError, brief
 from build_engines.families import table_repair, table_skl2onnx, table_steps, table_trees
-from build_engines.families.onnx_graph import Graph
 from build_engines.families.table_rows import (
     EXACT,
     PREDICTIONS,
@@ -36,6 +35,7 @@ from build_engines.families.table_rows import (
 )
 from build_engines.families.table_skl2onnx import TableGraph
 from build_engines.families.table_steps import Cells, Table
+from build_engines.onnx_writer import Graph
 from clients.base import TensorSpec
 
 MATRIX = "X"

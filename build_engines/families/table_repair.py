@@ -10,7 +10,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError, UsageError, brief
-from build_engines.families.onnx_graph import ML
+from build_engines.onnx_writer import ML
 
 BATCH_SIZE = 1024  # rows: one takes microseconds
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"

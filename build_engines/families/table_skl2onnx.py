@@ -7,8 +7,8 @@ from typing import Any
 from onnx import TensorProto
 
 from build_engines.errors import BuildError, brief
-from build_engines.families.onnx_graph import OPSETS, Graph
 from build_engines.families.table_repair import INSTEAD, cut_zip_map
+from build_engines.onnx_writer import OPSETS, Graph
 
 
 class TableGraph(Graph):

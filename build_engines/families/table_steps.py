@@ -14,10 +14,10 @@ from onnx import TensorProto
 
 from build_engines.errors import BuildError
 from build_engines.families import table_skl2onnx
-from build_engines.families.onnx_graph import ML, Graph
 from build_engines.families.table_repair import INSTEAD
 from build_engines.families.table_rows import Array, is_missing
 from build_engines.families.table_skl2onnx import TableGraph
+from build_engines.onnx_writer import ML, Graph
 
 MOST = np.iinfo(np.int64).max
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from build_engines.errors import BuildError
-from build_engines.families.onnx_graph import ML, Graph
+from build_engines.onnx_writer import ML, Graph
 
 Array = NDArray[Any]
 Outputs = dict[str, str]  # the tensor of each output's name

@@ -5,5 +5,8 @@ from build_engines.families import own_onnx, own_torchscript
 from build_engines.families.family import Family
 from build_engines.weights import ONNX_FILE, TORCHSCRIPT_FILE
 
-EXPORTS = {ONNX_FILE: own_onnx.export, TORCHSCRIPT_FILE: own_torchscript.export}
-FAMILY = Family(client="", exports=EXPORTS, recognizes=lambda weights: weights.kind in EXPORTS)
+FAMILY = Family(
+    client="",
+    writers={ONNX_FILE: own_onnx.write_model, TORCHSCRIPT_FILE: own_torchscript.write_model},
+    recognizes=lambda weights: weights.kind in (ONNX_FILE, TORCHSCRIPT_FILE),
+)

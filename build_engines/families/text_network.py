@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from build_engines.errors import BuildError
-from build_engines.families.text_folder import MODULES, read_json
+from build_engines.families.text_checkpoint import MODULES, read_json
 from build_engines.families.torch_export import (
     NEVER,
     Arrays,

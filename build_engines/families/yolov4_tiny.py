@@ -13,10 +13,10 @@ import numpy as np
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
-from build_engines.families.onnx_graph import Array, ImageGraph, folded
 from build_engines.families.onnx_tensors import with_tensors
 from build_engines.labels import read_lines, write_labels
 from build_engines.model_spec import ModelSpec
+from build_engines.onnx_writer import Array, ImageGraph, folded
 from build_engines.packages import file_of
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights import Weights
@@ -32,7 +32,7 @@ SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}
 Section = Mapping[str, str]
 
 
-def export(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: YOLOv4-tiny takes {SIDE}")

@@ -32,7 +32,7 @@ BOXES = 1000  # boxes that the network returns; hardly any of the others would b
 EXAMPLE = REPOSITORY / "yolov5/example.jpg"
 
 
-def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     side = request.size or SIDE
     if side < STRIDES[-1] or side % STRIDES[-1]:

@@ -17,7 +17,7 @@ from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import UNNAMED, Request, Target
-from serving.room import KEY, OBJECT, reserve
+from serving.request_memory import KEY, OBJECT, reserve
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import RESERVED, Request, Target
-from serving.room import json_numbers
+from serving.request_memory import json_numbers
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor, to_raw
 

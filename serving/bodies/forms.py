@@ -22,7 +22,7 @@ from serving.headers import JSON_TYPE
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, UNNAMED, Request, Target
-from serving.room import FILES, form, reserve
+from serving.request_memory import FILES, form, reserve
 
 TEXT = "text/plain"
 URL_ENCODED = "application/x-www-form-urlencoded"  # a form; also curl's default for any body

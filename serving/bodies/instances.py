@@ -34,7 +34,7 @@ from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, TRUNCATED, prefe
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
-from serving.room import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Room, collected, reserve
+from serving.request_memory import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Room, collected, reserve
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 

@@ -37,7 +37,7 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
 from serving.request import UNNAMED, Request, Target
-from serving.room import SORTED, reserve, tensor_strings
+from serving.request_memory import SORTED, reserve, tensor_strings
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, to_raw
 

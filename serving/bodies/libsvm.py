@@ -17,7 +17,7 @@ from serving.budget import MOST_CELLS, check_count, in_time
 from serving.codecs import Limits
 from serving.errors import DecodingError
 from serving.headers import LIBSVM
-from serving.room import CELLS, reserve
+from serving.request_memory import CELLS, reserve
 
 TOKEN = re.compile(rb"\S+")
 LONGEST_INDEX = 10  # digits

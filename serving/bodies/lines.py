@@ -38,7 +38,7 @@ from serving.headers import JSON_LINES, JSON_TYPE
 from serving.job import Job, Reply, Run
 from serving.model_status.served_model import ServedModel
 from serving.request import PATH, UNNAMED, Request, Target
-from serving.room import Room, collected, reserve
+from serving.request_memory import Room, collected, reserve
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)

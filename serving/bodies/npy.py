@@ -19,7 +19,7 @@ from serving.job import Job, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import INT64
 from serving.request import UNNAMED, Request, Target
-from serving.room import INPUT, reserve, tensor_strings
+from serving.request_memory import INPUT, reserve, tensor_strings
 from serving.triton.tensors import Array, Tensor, numpy_dtype
 
 NPY_MAGIC = b"\x93NUMPY"

@@ -22,7 +22,7 @@ from serving.headers import CSV
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
-from serving.room import ITEM, reserve
+from serving.request_memory import ITEM, reserve
 
 HEADER = {"present": True, "absent": False}  # the media type's parameter `header` (RFC 4180)
 

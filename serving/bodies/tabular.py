@@ -15,7 +15,7 @@ from serving.errors import NotAcceptable
 from serving.headers import CSV, NPY_TYPE
 from serving.job import Reply
 from serving.model_status.served_model import ServedModel
-from serving.room import WRITTEN, reserve, tensor_strings
+from serving.request_memory import WRITTEN, reserve, tensor_strings
 from serving.triton.tensors import Array, InferReply, Tensor
 
 # kinds of dtypes that an npy file can hold without pickle: booleans, numbers, strings

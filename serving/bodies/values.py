@@ -27,7 +27,7 @@ from serving.budget import (
 from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.named_value import INT64, quoted
-from serving.room import ESCAPED, WRITTEN, Room, reserve, tensor_strings
+from serving.request_memory import ESCAPED, WRITTEN, Room, reserve, tensor_strings
 from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 

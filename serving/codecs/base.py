@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
 from serving.headers import LIBSVM
-from serving.room import BASE64, CELLS, reserve, text
+from serving.request_memory import BASE64, CELLS, reserve, text
 
 FORM = "multipart/form-data"
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\v\f")

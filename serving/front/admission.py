@@ -86,7 +86,7 @@ class Admission:
 
 class Slot:
     """A request's slot in the total and in one model at a time, and its account: the bytes that its
-    body and its steps take (serving/room.py). Not safe to share between threads."""
+    body and its steps take (serving/request_memory.py). Not safe to share between threads."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission

@@ -16,7 +16,7 @@ from serving.errors import InvalidRequest
 from serving.front.admission import Slot
 from serving.headers import ATTRIBUTES, TARGET_MODEL
 from serving.request import Target, Timings
-from serving.room import DEFLATED, UNPACKED, reserve
+from serving.request_memory import DEFLATED, UNPACKED, reserve
 
 # a traceparent (W3C Trace Context) with the sampled flag set
 SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")

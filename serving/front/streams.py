@@ -16,7 +16,7 @@ from serving.front.replies import error_reply
 from serving.front.services import services
 from serving.headers import EVENT_STREAM, JSON_LINES
 from serving.job import Job, Reply, Run
-from serving.room import reserve
+from serving.request_memory import reserve
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 

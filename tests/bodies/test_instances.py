@@ -26,7 +26,7 @@ from serving.errors import DecodingError, InvalidRequest, Overloaded, TooLate
 from serving.job import Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
-from serving.room import INPUT, OUTPUT, TOKEN, open_account
+from serving.request_memory import INPUT, OUTPUT, TOKEN, open_account
 from serving.triton.tensors import InferRequest
 from tests.bodies.echo import Echo
 from tests.support.deadlines import within

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from build_engines.__main__ import main
-from build_engines.build import build, export
+from build_engines.build import build
 from build_engines.families.find_family import find_family
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
@@ -38,7 +38,7 @@ def run(words: str) -> int:
 def exported(request: Request, path: Path, folder: Path) -> ModelSpec:
     """Write the fp32 model of these weights into the folder."""
     weights = Weights(path)
-    return export(find_family(request, weights), weights, request, folder)
+    return find_family(request, weights).write_model(weights, request, folder)
 
 
 def save_scale(

@@ -152,8 +152,38 @@ raise SystemExit(command.main(["verify", "own"]))
     )
     assert (done.returncode, done.stderr) == (
         130,
-        "build_engines: interrupted; nothing was changed\n",
+        "build_engines: interrupted; no model was changed\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "message"),
+    [("check", 130, "build_engines: interrupted; no model was changed\n"), ("publish", 0, "")],
+)
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_say_whether_an_interrupted_build_changed_the_model(
+    number: str, step: str, code: int, message: str, tmp_path: Path
+) -> None:
+    """The signal comes right after a step of the build."""
+    arguments = ["build", "own", "--weights", str(save_scale(tmp_path / "scale.onnx"))]
+    arguments += ["--no-load", "--out", str(tmp_path / "models")]
+    program = f"""
+import signal
+from build_engines import __main__ as command, build
+step = build.{step}
+def interrupted(*arguments):
+    step(*arguments)
+    signal.raise_signal(signal.{number})
+build.{step} = interrupted
+command.clean_up_at_signals()
+raise SystemExit(command.main({arguments}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (code, message)
+    is_published = (tmp_path / "models/own").exists()
+    assert is_published == ("built " in done.stdout) == (code == 0)
 
 
 def test_accept_a_client_s_name_with_hyphens_in_a_request() -> None:

@@ -12,7 +12,7 @@ from predictor import create_app
 from serving.errors import Overloaded, PayloadTooLarge
 from serving.front.admission import Admission, Slot
 from serving.model_status.shared_files import TOTAL
-from serving.room import open_account, reserve
+from serving.request_memory import open_account, reserve
 from serving.settings.table import Settings
 
 pytestmark = pytest.mark.unit

@@ -185,4 +185,4 @@ def test_tell_another_network_from_the_committed_one(tmp_path: Path) -> None:
     (tmp_path / "resnet/1").mkdir(parents=True)
     (tmp_path / "resnet/1/model.onnx").write_bytes(b"another")
     with pytest.raises(BuildError, match="not the committed network"):
-        bundled.export(FAMILY, Weights(None), Request("resnet"), tmp_path / "models", tmp_path)
+        bundled.write_model(FAMILY, Weights(None), Request("resnet"), tmp_path / "models", tmp_path)

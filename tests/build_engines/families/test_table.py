@@ -128,7 +128,7 @@ def test_leave_the_graph_of_the_weights_unchanged(tmp_path: Path) -> None:
         to_onnx(model.model, initial_types=types, target_opset={"": 17, "ai.onnx.ml": 3}), file
     )
     request, weights = Request("own"), Weights(file)
-    table.FAMILY.export(weights, request, tmp_path / "folder")
+    table.FAMILY.write_model(weights, request, tmp_path / "folder")
     assert weights.graph == Weights(file).graph
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.object_detection import FAMILY
-from build_engines.families.yolov5 import export, read
+from build_engines.families.yolov5 import read, write_model
 from build_engines.request import Request
 from build_engines.weights import Weights
 from tests.build_engines.yolov5_release import C3, random_release, save
@@ -116,4 +116,4 @@ def test_refuse_another_structure_with_the_export_command(tmp_path: Path) -> Non
 def test_refuse_a_size_that_the_stride_does_not_divide(size: int, tmp_path: Path) -> None:
     (tmp_path / "best.pt").touch()
     with pytest.raises(UsageError):
-        export(FAMILY, Weights(tmp_path / "best.pt"), Request("pets", size=size), tmp_path)
+        write_model(FAMILY, Weights(tmp_path / "best.pt"), Request("pets", size=size), tmp_path)

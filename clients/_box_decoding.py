@@ -1,5 +1,5 @@
-"""Recognizes a detector's head by the shapes of the network's outputs (`head_of`), and reads its
-boxes (`candidates`).
+"""Decodes the boxes in a detector's output (`candidates`). The shapes of the network's outputs say
+which head it has (`head_of`).
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
     columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11

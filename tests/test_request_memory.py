@@ -22,7 +22,7 @@ from serving.budget import LONG_JSON, MOST_INSTANCES, TURN
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
-from serving.room import PIECE, form, json_objects, json_parts, open_account, reserve
+from serving.request_memory import PIECE, form, json_objects, json_parts, open_account, reserve
 from serving.triton.tensors import SIZES, numpy_dtype
 from tests.bodies.echo import BINARY, CLIENT, LINES, NUMBERS, Sent, many, served
 from tests.bodies.echo import tensor as numbers

@@ -1,5 +1,4 @@
-"""Turns folders of transformers whose network takes one image into model folders. EXPORTS has the
-kinds of weights that image families are built from.
+"""Turns folders of transformers whose network takes one image into model folders.
 
 config.json and the image processor determine the client's settings. The build checks on some images
 that the client prepares them like the processor. Modules that need torch or transformers are
@@ -12,22 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import own_onnx, own_torchscript
-from build_engines.families.family import Export, Family
+from build_engines.families.family import Family
 from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.own_file import copy_example
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weights
-from clients._input import keeps_ratio
+from build_engines.weights import Weights
+from clients._image_preprocessing import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32
 IN_NETWORK = ("scale", "mean", "std")  # the client's settings that are part of the network
 
 
-def export(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files. Raise BuildError if the checkpoint is not complete."""
     if request.size:
         raise BuildError("--size is not for a folder of transformers: its files say the size")
@@ -72,10 +70,3 @@ def activation_of(config: Mapping[str, Any]) -> str:
         return "none"
     count = len(config.get("id2label") or (0, 1))
     return "sigmoid" if kind == "multi_label_classification" or count == 1 else "softmax"
-
-
-EXPORTS: dict[str, Export] = {
-    ONNX_FILE: own_onnx.export,
-    TORCHSCRIPT_FILE: own_torchscript.export,
-    CHECKPOINT: export,
-}
