@@ -36,8 +36,7 @@ CLIENT = {
 }
 RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
-MOST_FILES = PAGE  # a model folder has fewer
-MOST_OBJECTS = 10 * PAGE  # that are searched for the names of models
+MOST_OBJECTS = 10 * PAGE  # that are listed: a model folder has fewer
 LIST_SECONDS = 30.0  # the names are listed again after this time
 PIECE = 2**20  # bytes that are in memory at once
 # What is wrong, by words in obstore's errors; the first that match count. The errors themselves are
@@ -65,6 +64,7 @@ class BucketSource(Source):
     def __init__(self, url: str, cache: Cache, silent_seconds: float = SILENT_SECONDS) -> None:
         self._url, self._cache = url.rstrip("/"), cache
         self._silent = timedelta(seconds=silent_seconds)
+        self._exists = False
         self._names: list[str] = []
         self._listed = -LIST_SECONDS
 
@@ -77,15 +77,12 @@ class BucketSource(Source):
         if not may_be_found(name):
             return None
         with self._errors():
-            objects = self._objects(name, MOST_FILES)
-            if any(each["path"] == f"{name}/{CONFIG}" for each in objects):
-                return Found(name, f"{self._url}/{name}", _signature(objects))
-            try:
-                archive = obstore.head(self._store, name + ARCHIVE)
-            except FileNotFoundError:
-                return None
-        self._check_tags(archive)
-        return Found(name, f"{self._url}/{name}{ARCHIVE}", archive["e_tag"])
+            self._check_bucket()
+            if self._head(f"{name}/{CONFIG}"):
+                return Found(name, f"{self._url}/{name}", _signature(self._objects(name)))
+            if archive := self._head(name + ARCHIVE):
+                return Found(name, f"{self._url}/{name}{ARCHIVE}", archive["e_tag"])
+        return None
 
     @contextmanager
     def archive(self, found: Found) -> Iterator[Archive]:
@@ -104,17 +101,33 @@ class BucketSource(Source):
     def _list_names(self) -> list[str]:
         names: set[str] = set()
         with self._errors():
-            paths = [each["path"] for each in self._objects(None, MOST_OBJECTS)]
+            paths = [each["path"] for each in self._objects()]
         for ending in (ARCHIVE, f"/{CONFIG}"):
             names |= {path.removesuffix(ending) for path in paths if path.endswith(ending)}
         return sorted(filter(may_be_found, names))[:MOST_LISTED]
 
-    def _objects(self, folder: str | None, most: int) -> list[Any]:
-        """Return the first `most` objects in a folder."""
+    def _check_bucket(self) -> None:
+        """Raise obstore's error if there is no bucket. A HEAD does not say which of bucket and
+        object is missing."""
+        if not self._exists:
+            next(iter(obstore.list(self._store, CONFIG)), None)
+            self._exists = True
+
+    def _head(self, path: str) -> Any:
+        """Return what is known of an object, or None if there is none."""
+        try:
+            found = obstore.head(self._store, path)
+        except FileNotFoundError:
+            return None
+        self._check_tags(found)
+        return found
+
+    def _objects(self, folder: str | None = None) -> list[Any]:
+        """Return the first MOST_OBJECTS objects in a folder."""
         objects: list[Any] = []
         for page in obstore.list(self._store, folder, chunk_size=PAGE):
             objects += page
-            if len(objects) >= most:
+            if len(objects) >= MOST_OBJECTS:
                 break
         self._check_tags(*objects)
         return objects
@@ -136,12 +149,13 @@ class BucketSource(Source):
 
     def _fetch_folder(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         with self._errors():
-            objects = self._objects(found.name, MOST_FILES)
+            objects = self._objects(found.name)
         if _signature(objects) != found.signature:
             raise BadArchive(f"{found.url} was changed while it was fetched")
-        if len(objects) >= MOST_FILES:
+        if len(objects) >= MOST_OBJECTS:
             raise BadArchive(
-                f"{found.url} has {MOST_FILES} files or more: make an archive {found.url}{ARCHIVE}"
+                f"{found.url} has {MOST_OBJECTS} files or more: make an archive "
+                f"{found.url}{ARCHIVE}"
             )
         folders: set[PurePosixPath] = set()
         for each in objects:
