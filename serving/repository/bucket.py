@@ -39,20 +39,23 @@ PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # that are listed: a model folder has fewer
 LIST_SECONDS = 30.0  # the names are listed again after this time
 PIECE = 2**20  # bytes that are in memory at once
-# What is wrong, by words in obstore's errors; the first that match count. The errors themselves are
-# not shown, because they quote URLs and replies, which may contain credentials.
+# What is wrong, by beginnings of lines in obstore's errors; the first that match count. No line
+# begins with a name that a caller has chosen. The errors themselves are not shown, because they
+# quote URLs and replies, which may contain credentials.
 REASONS = {
-    r"169\.254\.|computeMetadata": "no credentials were found: set them, or give it a role",
-    "status code: 40[13]|ExpiredToken|InvalidToken": "access is forbidden: allow the container's "
-    "role to list the bucket and read its objects, or correct the credentials",
-    "status code: 404": "there is no such bucket",
-    "configured region|AuthorizationHeaderMalformed": "it is in another region: set AWS_REGION",
-    "InvalidPath": "a key in it has an empty part, '.', '..' or a control character: rename it",
-    "MissingAccount": "AZURE_STORAGE_ACCOUNT_NAME is not set",
+    r"https?://(169\.254\.|[^/]+/computeMetadata/)": "no credentials were found: set them, or give "
+    "it a role",
+    'status: 40[13],|"<.*<Code>(Expired|Invalid)Token<': "access is forbidden: allow the "
+    "container's role to list the bucket and read its objects, or correct the credentials",
+    "status: 404,": "there is no such bucket",
+    'inner: BareRedirect|"<.*<Code>AuthorizationHeaderMalformed<': "it is in another region: set "
+    "AWS_REGION",
+    "InvalidPath {": "a key in it has an empty part, '.', '..' or a control character: rename it",
+    "source: MissingAccount": "AZURE_STORAGE_ACCOUNT_NAME is not set",
     "kind: Timeout": "it answers too slowly",
     "kind: Connect": "it cannot be reached",
     "kind: Body": "the connection was cut off",
-    "status code: (429|5..)": "it is overloaded, or has an internal error",
+    "status: (429|5..),": "it is overloaded, or has an internal error",
 }
 OTHER_REASON = "check the settings and credentials (docs/on-demand.md)"
 
@@ -196,5 +199,7 @@ def _signature(objects: Sequence[Any]) -> str:
 
 
 def _reason(error: BaseError) -> str:
-    matching = (reason for words, reason in REASONS.items() if re.search(words, str(error)))
-    return next(matching, OTHER_REASON)
+    for words, reason in REASONS.items():
+        if re.search(rf"^ *({words})", str(error), re.MULTILINE):
+            return reason
+    return OTHER_REASON

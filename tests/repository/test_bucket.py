@@ -242,6 +242,44 @@ def test_say_that_access_is_forbidden(store: ObjectStore, opened: Open) -> None:
     assert "allow the container's role to list the bucket" in message(opened())
 
 
+REPLIES = {
+    403: ("", "access is forbidden"),
+    301: ("", "it is in another region"),
+    429: ("", "it is overloaded"),
+    418: ("", "check the settings"),
+    400: ("<Error><Code>ExpiredToken</Code></Error>", "access is forbidden"),
+    499: ("<Error><Code>AuthorizationHeaderMalformed</Code></Error>", "it is in another region"),
+}
+WORDS = [
+    "net",
+    "http:/169.254.1.1/computeMetadata/x",
+    "status code: 401 status: 403,",
+    '"<Code>AuthorizationHeaderMalformed<',
+    "kind: Timeout, InvalidPath {",
+]
+
+
+@pytest.mark.parametrize("status", REPLIES)
+@pytest.mark.parametrize("word", WORDS, ids=ascii)
+def test_give_the_same_reason_whatever_the_name_is(
+    store: ObjectStore, opened: Open, status: int, word: str
+) -> None:
+    bucket = opened()
+    body, reason = REPLIES[status]
+
+    def refuse(exchange: Exchange) -> bool:
+        exchange.reply(status, body.encode())
+        return True
+
+    store.fault = refuse
+    assert reason in message(bucket, word)  # of a LIST
+    store.fault = lambda _: False
+    assert bucket.find(word) is None
+    store.fault = refuse
+    reason_of_head = "check the settings" if body else reason
+    assert reason_of_head in message(bucket, word)
+
+
 def test_refuse_a_server_that_sends_no_e_tags(
     store: ObjectStore, opened: Open, tmp_path: Path
 ) -> None:
