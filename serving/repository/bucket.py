@@ -160,16 +160,18 @@ class BucketSource(Source):
                 f"{found.url} has {MOST_OBJECTS} files or more: make an archive "
                 f"{found.url}{ARCHIVE}"
             )
-        folders: set[PurePosixPath] = set()
+        take(sum([each["size"] for each in objects]))
         for each in objects:
-            folders.update(PurePosixPath(each["path"]).parents)
-        for each in objects:
-            path = PurePosixPath(each["path"])
-            if path not in folders:  # otherwise it is the mark of a folder, which consoles make
-                file = folder / path.relative_to(found.name)
-                self._fetch(each["path"], each["e_tag"], file, take)
+            path = each["path"]
+            file = folder / PurePosixPath(path).relative_to(found.name)
+            with self._errors():
+                is_mark = each["size"] == 0 and not self._head(path)
+            if is_mark:  # of a folder: the object's key ends with "/", which obstore removes
+                file.mkdir(parents=True, exist_ok=True)
+            else:
+                self._fetch(path, each["e_tag"], file)
 
-    def _fetch(self, path: str, e_tag: str, file: Path, take: Callable[[int], None]) -> int:
+    def _fetch(self, path: str, e_tag: str, file: Path, take: Callable[[int], object] = int) -> int:
         """Write an object to a file. Return its size."""
         file.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -79,6 +79,15 @@ def test_fetch_a_model_folder(store: ObjectStore, opened: Open) -> None:
     assert (folder / "1/model.py").read_bytes() == WEIGHTS
 
 
+def test_make_a_folder_of_the_mark_of_an_empty_one(store: ObjectStore, opened: Open) -> None:
+    store.put("net/config.pbtxt", CONFIG)
+    store.put("net/1/")
+    store.put("net/empty")
+    folder = fetch(opened(), "net")
+    assert (folder / "1").is_dir()
+    assert (folder / "empty").read_bytes() == b""
+
+
 def test_fetch_an_archive_and_keep_only_its_files(
     store: ObjectStore, opened: Open, tmp_path: Path
 ) -> None:
@@ -192,6 +201,19 @@ def test_fetch_no_more_bytes_than_the_cache_may_have(
     with pytest.raises(OSError, match="SERVE_UNPACKED_MB"):
         fetch(opened(most=len(WEIGHTS)), "net")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_remove_nothing_for_a_folder_that_is_larger_than_the_cache(
+    store: ObjectStore, opened: Open
+) -> None:
+    for name in ("small", "net"):
+        put_folder(store, name)
+    store.put("net/2/model.py", WEIGHTS)
+    bucket = opened(most=3 * len(WEIGHTS) // 2)
+    small = fetch(bucket, "small")
+    with pytest.raises(OSError, match="SERVE_UNPACKED_MB"):
+        fetch(bucket, "net")
+    assert small.is_dir()
 
 
 def test_count_an_archive_itself_only_until_it_is_unpacked(
