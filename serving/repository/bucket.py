@@ -36,24 +36,26 @@ CLIENT = {
 }
 RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
-MOST_FILES = PAGE  # a model folder has fewer
-MOST_OBJECTS = 10 * PAGE  # that are searched for the names of models
+MOST_OBJECTS = 10 * PAGE  # that are listed: a model folder has fewer
 LIST_SECONDS = 30.0  # the names are listed again after this time
 PIECE = 2**20  # bytes that are in memory at once
-# What is wrong, by words in obstore's errors; the first that match count. The errors themselves are
-# not shown, because they quote URLs and replies, which may contain credentials.
+# What is wrong, by beginnings of lines in obstore's errors; the first that match count. No line
+# begins with a name that a caller has chosen. The errors themselves are not shown, because they
+# quote URLs and replies, which may contain credentials.
 REASONS = {
-    r"169\.254\.|computeMetadata": "no credentials were found: set them, or give it a role",
-    "status code: 40[13]|ExpiredToken|InvalidToken": "access is forbidden: allow the container's "
-    "role to list the bucket and read its objects, or correct the credentials",
-    "status code: 404": "there is no such bucket",
-    "configured region|AuthorizationHeaderMalformed": "it is in another region: set AWS_REGION",
-    "InvalidPath": "a key in it has an empty part, '.', '..' or a control character: rename it",
-    "MissingAccount": "AZURE_STORAGE_ACCOUNT_NAME is not set",
+    r"https?://(169\.254\.|[^/]+/computeMetadata/)": "no credentials were found: set them, or give "
+    "it a role",
+    'status: 40[13],|"<.*<Code>(Expired|Invalid)Token<': "access is forbidden: allow the "
+    "container's role to list the bucket and read its objects, or correct the credentials",
+    "status: 404,": "there is no such bucket",
+    'inner: BareRedirect|"<.*<Code>AuthorizationHeaderMalformed<': "it is in another region: set "
+    "AWS_REGION",
+    "InvalidPath {": "a key in it has an empty part, '.', '..' or a control character: rename it",
+    "source: MissingAccount": "AZURE_STORAGE_ACCOUNT_NAME is not set",
     "kind: Timeout": "it answers too slowly",
     "kind: Connect": "it cannot be reached",
     "kind: Body": "the connection was cut off",
-    "status code: (429|5..)": "it is overloaded, or has an internal error",
+    "status: (429|5..),": "it is overloaded, or has an internal error",
 }
 OTHER_REASON = "check the settings and credentials (docs/on-demand.md)"
 
@@ -65,6 +67,7 @@ class BucketSource(Source):
     def __init__(self, url: str, cache: Cache, silent_seconds: float = SILENT_SECONDS) -> None:
         self._url, self._cache = url.rstrip("/"), cache
         self._silent = timedelta(seconds=silent_seconds)
+        self._exists = False
         self._names: list[str] = []
         self._listed = -LIST_SECONDS
 
@@ -77,15 +80,12 @@ class BucketSource(Source):
         if not may_be_found(name):
             return None
         with self._errors():
-            objects = self._objects(name, MOST_FILES)
-            if any(each["path"] == f"{name}/{CONFIG}" for each in objects):
-                return Found(name, f"{self._url}/{name}", _signature(objects))
-            try:
-                archive = obstore.head(self._store, name + ARCHIVE)
-            except FileNotFoundError:
-                return None
-        self._check_tags(archive)
-        return Found(name, f"{self._url}/{name}{ARCHIVE}", archive["e_tag"])
+            self._check_bucket()
+            if self._head(f"{name}/{CONFIG}"):
+                return Found(name, f"{self._url}/{name}", _signature(self._objects(name)))
+            if archive := self._head(name + ARCHIVE):
+                return Found(name, f"{self._url}/{name}{ARCHIVE}", archive["e_tag"])
+        return None
 
     @contextmanager
     def archive(self, found: Found) -> Iterator[Archive]:
@@ -104,17 +104,33 @@ class BucketSource(Source):
     def _list_names(self) -> list[str]:
         names: set[str] = set()
         with self._errors():
-            paths = [each["path"] for each in self._objects(None, MOST_OBJECTS)]
+            paths = [each["path"] for each in self._objects()]
         for ending in (ARCHIVE, f"/{CONFIG}"):
             names |= {path.removesuffix(ending) for path in paths if path.endswith(ending)}
         return sorted(filter(may_be_found, names))[:MOST_LISTED]
 
-    def _objects(self, folder: str | None, most: int) -> list[Any]:
-        """Return the first `most` objects in a folder."""
+    def _check_bucket(self) -> None:
+        """Raise obstore's error if there is no bucket. A HEAD does not say which of bucket and
+        object is missing."""
+        if not self._exists:
+            next(iter(obstore.list(self._store, CONFIG)), None)
+            self._exists = True
+
+    def _head(self, path: str) -> Any:
+        """Return what is known of an object, or None if there is none."""
+        try:
+            found = obstore.head(self._store, path)
+        except FileNotFoundError:
+            return None
+        self._check_tags(found)
+        return found
+
+    def _objects(self, folder: str | None = None) -> list[Any]:
+        """Return the first MOST_OBJECTS objects in a folder."""
         objects: list[Any] = []
         for page in obstore.list(self._store, folder, chunk_size=PAGE):
             objects += page
-            if len(objects) >= most:
+            if len(objects) >= MOST_OBJECTS:
                 break
         self._check_tags(*objects)
         return objects
@@ -136,23 +152,26 @@ class BucketSource(Source):
 
     def _fetch_folder(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         with self._errors():
-            objects = self._objects(found.name, MOST_FILES)
+            objects = self._objects(found.name)
         if _signature(objects) != found.signature:
             raise BadArchive(f"{found.url} was changed while it was fetched")
-        if len(objects) >= MOST_FILES:
+        if len(objects) >= MOST_OBJECTS:
             raise BadArchive(
-                f"{found.url} has {MOST_FILES} files or more: make an archive {found.url}{ARCHIVE}"
+                f"{found.url} has {MOST_OBJECTS} files or more: make an archive "
+                f"{found.url}{ARCHIVE}"
             )
-        folders: set[PurePosixPath] = set()
+        take(sum([each["size"] for each in objects]))
         for each in objects:
-            folders.update(PurePosixPath(each["path"]).parents)
-        for each in objects:
-            path = PurePosixPath(each["path"])
-            if path not in folders:  # otherwise it is the mark of a folder, which consoles make
-                file = folder / path.relative_to(found.name)
-                self._fetch(each["path"], each["e_tag"], file, take)
+            path = each["path"]
+            file = folder / PurePosixPath(path).relative_to(found.name)
+            with self._errors():
+                is_mark = each["size"] == 0 and not self._head(path)
+            if is_mark:  # of a folder: the object's key ends with "/", which obstore removes
+                file.mkdir(parents=True, exist_ok=True)
+            else:
+                self._fetch(path, each["e_tag"], file)
 
-    def _fetch(self, path: str, e_tag: str, file: Path, take: Callable[[int], None]) -> int:
+    def _fetch(self, path: str, e_tag: str, file: Path, take: Callable[[int], object] = int) -> int:
         """Write an object to a file. Return its size."""
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -182,5 +201,7 @@ def _signature(objects: Sequence[Any]) -> str:
 
 
 def _reason(error: BaseError) -> str:
-    matching = (reason for words, reason in REASONS.items() if re.search(words, str(error)))
-    return next(matching, OTHER_REASON)
+    for words, reason in REASONS.items():
+        if re.search(rf"^ *({words})", str(error), re.MULTILINE):
+            return reason
+    return OTHER_REASON

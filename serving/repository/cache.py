@@ -13,7 +13,7 @@ from serving.host.files import digest
 from serving.repository.unpacking import size_of
 
 # Writes a model into a new folder, whose parent it may use for temporary files. It calls its second
-# argument with the size in bytes of each file before it is written (negative: was removed).
+# argument with the size in bytes of files before they are written (negative: were removed).
 Write = Callable[[Path, Callable[[int], None]], None]
 
 
@@ -69,23 +69,26 @@ class Cache:
 
     def _take(self, folder: Path, size: int) -> None:
         """Count `size` more bytes for the folder. If there is no space for them, remove other
-        folders. Raise OSError if that is not enough."""
+        folders. Raise OSError, and remove none, if that would not be enough."""
         with self._lock:
             self._sizes[folder] += size
             if self._fits(size):
                 return
             roots = {*self._in_use, *self._served()}
-            for old in [old for old in self._sizes if not _is_used(old, roots)]:
-                shutil.rmtree(old, ignore_errors=True)
-                del self._sizes[old]
-                if self._fits(size):
-                    return
+            unused = [old for old in self._sizes if not _is_used(old, roots)]
+            if self._fits(size, sum([self._sizes[old] for old in unused])):
+                for old in unused:
+                    shutil.rmtree(old, ignore_errors=True)
+                    del self._sizes[old]
+                    if self._fits(size):
+                        return
         reason = f"the model needs {size} more bytes than SERVE_UNPACKED_MB allows or the disk has"
         raise OSError(errno.ENOSPC, reason)
 
-    def _fits(self, size: int) -> bool:
-        is_free = size <= shutil.disk_usage(self._root).free
-        return is_free and sum(self._sizes.values()) <= self._most
+    def _fits(self, size: int, removed: int = 0) -> bool:
+        """Return whether there is space for the last `size` bytes once `removed` bytes are gone."""
+        is_free = size <= shutil.disk_usage(self._root).free + removed
+        return is_free and sum(self._sizes.values()) - removed <= self._most
 
 
 def _is_used(folder: Path, used: Collection[Path]) -> bool:

@@ -26,6 +26,7 @@ from serving.model_status.states import EVICTING, READY
 from serving.model_status.table import Entry, Models
 from serving.repository.cache import Cache
 from serving.repository.source import FolderSource
+from serving.repository.unpacking import BadArchive
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 from tests.model_lifecycle.test_on_demand import pack
@@ -295,3 +296,18 @@ def test_keep_no_more_unpacked_bytes_than_allowed(tmp_path: Path) -> None:
         with source.archive(found) as archive:
             folders[number] = archive.root
     assert [number for number, folder in folders.items() if folder.is_dir()] == [1, 3]
+
+
+def test_remove_nothing_for_a_model_that_is_larger_than_all_unpacked_ones_may_be(
+    tmp_path: Path,
+) -> None:
+    for number, size in ((1, 10_000), (2, 30_000)):
+        pack(tmp_path / "models", number, **{"multiply/weights": "x" * size})
+    source = FolderSource(tmp_path / "models", Cache(tmp_path / "unpacked", 25_000, list))
+    first, large = source.find("m1"), source.find("m2")
+    assert first and large
+    with source.archive(first) as archive:
+        pass
+    with pytest.raises(BadArchive, match="SERVE_UNPACKED_MB"), source.archive(large):
+        pass
+    assert archive.root.is_dir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.repository.bucket import MOST_FILES, MOST_OBJECTS, PAGE, BucketSource
+from serving.repository.bucket import MOST_OBJECTS, PAGE, BucketSource
 from serving.repository.cache import Cache
 from serving.repository.source import Found, Unreachable
 from serving.repository.unpacking import BadArchive
@@ -79,6 +79,15 @@ def test_fetch_a_model_folder(store: ObjectStore, opened: Open) -> None:
     assert (folder / "1/model.py").read_bytes() == WEIGHTS
 
 
+def test_make_a_folder_of_the_mark_of_an_empty_one(store: ObjectStore, opened: Open) -> None:
+    store.put("net/config.pbtxt", CONFIG)
+    store.put("net/1/")
+    store.put("net/empty")
+    folder = fetch(opened(), "net")
+    assert (folder / "1").is_dir()
+    assert (folder / "empty").read_bytes() == b""
+
+
 def test_fetch_an_archive_and_keep_only_its_files(
     store: ObjectStore, opened: Open, tmp_path: Path
 ) -> None:
@@ -124,8 +133,12 @@ NAMES = ["absent", "net/1", "ne", "..", "net/..", ".net", "é", "a%2Fb", "m?x#y"
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_find_no_model_of_another_name(store: ObjectStore, opened: Open, name: str) -> None:
     put_folder(store, "net")
-    assert opened().find(name) is None
+    bucket = opened()
+    find(bucket, "net")
+    store.requests.clear()
+    assert bucket.find(name) is None
     assert len(store.requests) <= 2
+    assert not any(request.startswith("GET") for request in store.requests)
 
 
 @pytest.mark.parametrize("name", ["é", "a%2Fb", "m?x#y", "*", "+ &"], ids=ascii)
@@ -156,16 +169,26 @@ def test_bound_the_requests_for_a_bucket_of_many_objects(store: ObjectStore, ope
     for number in range(MOST_OBJECTS + 2 * PAGE):
         store.put_quickly(f"team/m{number}.tar.gz")
     bucket = opened()
-    assert bucket.find("team") is None
-    assert len(store.requests) == 2
     assert len(bucket.names()) == 1_000
-    assert len(store.requests) == 2 + MOST_OBJECTS / PAGE
+    assert len(store.requests) == MOST_OBJECTS / PAGE
+
+
+def test_fetch_a_folder_whose_list_has_several_pages(
+    store: ObjectStore, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_folder(store, "net")
+    for number in range(10):
+        store.put(f"net/a/{number}")
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "4")
+    folder = fetch(opened(), "net")
+    assert len(list((folder / "a").iterdir())) == 10
+    assert (folder / "1/model.py").read_bytes() == WEIGHTS
 
 
 def test_refuse_a_folder_of_too_many_files(store: ObjectStore, opened: Open) -> None:
     put_folder(store, "net")
-    for number in range(MOST_FILES):
-        store.put_quickly(f"net/data/{number}")
+    for number in range(MOST_OBJECTS):
+        store.put_quickly(f"net/a/{number}")  # is listed before config.pbtxt
     with pytest.raises(BadArchive, match=r"make an archive s3://models/net\.tar\.gz"):
         fetch(opened(), "net")
     assert store.gets() == []
@@ -178,6 +201,19 @@ def test_fetch_no_more_bytes_than_the_cache_may_have(
     with pytest.raises(OSError, match="SERVE_UNPACKED_MB"):
         fetch(opened(most=len(WEIGHTS)), "net")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_remove_nothing_for_a_folder_that_is_larger_than_the_cache(
+    store: ObjectStore, opened: Open
+) -> None:
+    for name in ("small", "net"):
+        put_folder(store, name)
+    store.put("net/2/model.py", WEIGHTS)
+    bucket = opened(most=3 * len(WEIGHTS) // 2)
+    small = fetch(bucket, "small")
+    with pytest.raises(OSError, match="SERVE_UNPACKED_MB"):
+        fetch(bucket, "net")
+    assert small.is_dir()
 
 
 def test_count_an_archive_itself_only_until_it_is_unpacked(
@@ -226,6 +262,44 @@ def test_say_that_access_is_forbidden(store: ObjectStore, opened: Open) -> None:
     put_folder(store, "net")
     store.fault = lambda exchange: exchange.is_object() and store.forbid(exchange)
     assert "allow the container's role to list the bucket" in message(opened())
+
+
+REPLIES = {
+    403: ("", "access is forbidden"),
+    301: ("", "it is in another region"),
+    429: ("", "it is overloaded"),
+    418: ("", "check the settings"),
+    400: ("<Error><Code>ExpiredToken</Code></Error>", "access is forbidden"),
+    499: ("<Error><Code>AuthorizationHeaderMalformed</Code></Error>", "it is in another region"),
+}
+WORDS = [
+    "net",
+    "http:/169.254.1.1/computeMetadata/x",
+    "status code: 401 status: 403,",
+    '"<Code>AuthorizationHeaderMalformed<',
+    "kind: Timeout, InvalidPath {",
+]
+
+
+@pytest.mark.parametrize("status", REPLIES)
+@pytest.mark.parametrize("word", WORDS, ids=ascii)
+def test_give_the_same_reason_whatever_the_name_is(
+    store: ObjectStore, opened: Open, status: int, word: str
+) -> None:
+    bucket = opened()
+    body, reason = REPLIES[status]
+
+    def refuse(exchange: Exchange) -> bool:
+        exchange.reply(status, body.encode())
+        return True
+
+    store.fault = refuse
+    assert reason in message(bucket, word)  # of a LIST
+    store.fault = lambda _: False
+    assert bucket.find(word) is None
+    store.fault = refuse
+    reason_of_head = "check the settings" if body else reason
+    assert reason_of_head in message(bucket, word)
 
 
 def test_refuse_a_server_that_sends_no_e_tags(
