@@ -33,8 +33,8 @@ from serving.settings.table import ON_POST, Settings
 
 
 def create_app(settings: Settings, shared_memory: str = "") -> Flask:
-    """Return the WSGI application. The names of its files in /dev/shm begin with `shared_memory`.
-    It opens no connection before its first request."""
+    """Return the WSGI application. It opens no connection before its first request. The names of
+    its files in /dev/shm begin with `shared_memory`."""
     app = Flask(__name__, static_folder=None)
     app.request_class = Incoming
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
@@ -105,9 +105,9 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
     response.headers.update(source.reply_headers())
 
     def finish() -> None:
-        """Leave the slot and count the request. For a streamed reply this is called after the last
-        piece. Remove the thread's account and time limits, because the thread's next request may
-        have none, such as a request for an example."""
+        """Leave the slot, and count the request. Remove the thread's account and time limits,
+        because its next request may not set any (a request for an example does not). A streamed
+        reply calls this after its last piece."""
         open_account(None)
         allow_any_time()
         if source.slot:
@@ -131,7 +131,7 @@ def _answer(
     source.slot = app.admission.enter(sent)
     open_account(source.slot)
     allow_time(Deadline(source.forwarded + seconds), seconds, sent)
-    check_time()  # raises TooLate if the caller has stopped waiting in gunicorn's queue
+    check_time()  # raises TooLate if the deadline passed in gunicorn's queue
     source.check_attributes()
     body = read(source)
     request = read_request(source, stream, body, route)

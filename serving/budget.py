@@ -42,7 +42,7 @@ MOST_STRINGS = 1_000_000
 MOST_CELLS = 100_000  # cells in a row of CSV: each becomes a Python string of about 50 bytes
 # keys, inputs, outputs or parameters in a tensor request: models have at most a few hundred
 MOST_NAMED = 2_048
-MOST_DETECTIONS = 1_000  # detections in an image: end-to-end networks return 300, COCO counts 100
+MOST_DETECTIONS = 1_000  # detections in an image: end-to-end networks return 300, COCO scores 100
 MOST_DIMENSIONS = 32  # dimensions of a tensor: NumPy 1 and Triton's Python backend support no more
 # rows that a client makes from one instance: BERT-base needs a minute for that many
 MOST_ROWS = 1_000
@@ -60,9 +60,9 @@ MOST_HEADERS = 16 * 1024
 OUTPUT_FACTOR = 10
 LOOK_EACH = 1_000  # items between checks of the deadline
 AT_ONCE = 2**15  # numbers that one call reads or writes, in about a millisecond
-# A request may use this fraction of its timeout as processor time of the front (8 s by default),
-# plus one second for each PROCESSOR_BYTES of its body as sent: 200,000 short JSON lines (5 MB) take
-# 8 s.
+# A request may use 1 / PROCESSOR_PART of the time limit for Triton (6.75 s by default) as processor
+# time in the front, plus one second for each PROCESSOR_BYTES of its body as sent. 200,000 short
+# JSON lines (5 MB) take 8 s.
 PROCESSOR_PART = 8
 PROCESSOR_BYTES = 1_000_000
 
@@ -125,9 +125,9 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Roo
 
 
 LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
-# Held while a thread parses such a text or a line, or writes many numbers, so that only one thread
-# of a worker does so at a time. Each holds the GIL meanwhile, and the other threads would wait for
-# all of them: 0.1 s for twenty requests of long lines.
+# Held while a thread parses a text that long, parses a line, or writes many numbers, so that only
+# one thread of a worker does so at a time. Such a thread holds the GIL: if several took turns, all
+# other threads would wait for all of them, 0.1 s for twenty requests with long lines.
 TURN = threading.RLock()
 
 
@@ -172,9 +172,9 @@ NEVER = Deadline()
 class Allowance:
     """The time limits of a request: its deadline, and a limit on its processor time.
 
-    `processor` is that limit on the time.thread_time() clock of the request's own thread. Reading
-    that clock is a system call, so it is not read before `earliest` (time.monotonic()). Processor
-    time cannot pass faster than real time.
+    `processor` is when the processor time is used up, on the time.thread_time() clock of the
+    request's own `thread`. Reading that clock is a system call, so it is not read before `earliest`
+    (time.monotonic()): processor time cannot pass faster than real time.
     """
 
     deadline: Deadline = NEVER
@@ -242,8 +242,8 @@ def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:
 
 
 def portions(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Yield lists of AT_ONCE items. A call that reads all items would hold the GIL. Check the
-    request's time before each list, and raise TooLate when none is left."""
+    """Yield the items in lists of AT_ONCE, because a call that reads all of them would hold the GIL
+    for too long. Check the request's time before each list, and raise TooLate when none is left."""
     rest = iter(items)
     while portion := list(islice(rest, AT_ONCE)):
         check_time()

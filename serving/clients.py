@@ -24,7 +24,7 @@ from clients.base import Model, ModelClient
 from serving.errors import ConfigError
 from serving.repository.layout import CLIENT, CLIENTS, own_client
 
-# followed by a number: the package of a client from a model repository
+# the package of a client from a model repository has this name, followed by a number
 OWN_PACKAGE = "_model_clients_"
 _numbers = count()
 
@@ -48,8 +48,8 @@ def make_client(model: Model) -> ModelClient | None:
 
 
 def _imported(file: Path) -> type[ModelClient]:
-    """Import the client in a file of a model repository. It gets a package of its own, so that it
-    can import its neighbors. Raise ConfigError."""
+    """Import the client in a file of a model repository. Give it a package of its own, so that it
+    can import the files beside it. Raise ConfigError."""
     folder = str(file.parent)
     spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
     spec.submodule_search_locations = [folder]

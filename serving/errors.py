@@ -295,7 +295,7 @@ class ModelNotLoaded(ServingError, code="model_not_loaded"):
 
 
 class ModelFailed(ServingError, code="model_failed"):
-    """Makes a start of the container fail (serving/pid1/system.py)."""
+    """Makes the container's startup fail (serving/pid1/system.py)."""
 
     text = "model '{}' cannot be served until it is corrected: {}"
 

@@ -226,7 +226,7 @@ class Run:
         check_time()
         step = job.prepare(before)
         message = job.message(step)
-        if step.batch is None:  # the job has only this step, so no other room is overwritten
+        if step.batch is None:  # the job has only this step, so no other step's room is overwritten
             self._room = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
         with request.timings.stage("triton"):
@@ -238,7 +238,7 @@ class Run:
                 # for a job's only call, let _wait send it, which is cheaper
                 if job.is_pipelined and not is_only:
                     call.send()
-        # cancelled while this step was prepared, so cancel() did not see its call
+        # if cancel() was called while this step was being prepared, it did not see this call
         if self.is_cancelled:
             self.cancel()
         return step, self._in_flight[-1]

@@ -1,4 +1,4 @@
-"""The parsed request, which the front creates and passes on whole."""
+"""The parsed request. The front creates it and passes it on whole."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ PATH = "the path"  # the source of a Target that overrides names elsewhere in th
 
 @dataclass(frozen=True)
 class Target:
-    """The model and version that one part of a request names; None if it names none."""
+    """The model and the version that one part of a request, the `source`, names. Each is None if it
+    is not named."""
 
     source: str
     name: str | None = None

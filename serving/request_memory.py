@@ -19,7 +19,7 @@ import numpy as np
 PIECE = 64 * 1024  # bytes to count at a time, few enough for the processor's cache
 SMALL_JSON = 1024  # JSON up to this many bytes is charged by length, without counting its parts
 
-# The table: how many bytes a step takes …
+# The table: how many bytes of memory each step takes
 SHORT = 80  # per byte of a small JSON text
 OBJECT = 200  # per JSON object that msgspec parses
 LIST = 90  # per list
@@ -27,8 +27,8 @@ STRING = 60  # per string, besides its characters
 WIDEST = 7  # per character of non-ASCII text: 4 bytes, and a copy of the text without its escapes
 KEY = 60  # per key with its value
 NUMBER = 40  # per number; most values in large bodies are numbers
-CACHED = 9  # per number, if they have few digits, because Python caches small integers …
-DIGIT = 8  # … and per byte of the text with the numbers
+CACHED = 9  # per number with few digits, because Python caches small integers; DIGIT is added …
+DIGIT = 8  # … for each byte of the text with these numbers
 ELEMENT = 32  # per number that simdjson parses: simdjson's form, 8 bytes, and the tensor
 ITEM = 400  # per instance, besides its value: an item, and an object made of a string or a pair
 PARSED = 3  # per byte of a text that simdjson parses
@@ -43,8 +43,8 @@ INPUT = 3  # per byte of an input: the client's array, a temporary copy, and Tri
 OUTPUT = 4
 # per string of a tensor: two Python objects, one after the other, and the array's pointer
 TENSOR_STRING = 300
-TENSOR_BYTE = 14  # and per byte of these strings: each may become six bytes of JSON …
-ESCAPED = 6  # … which are then joined with the JSON of the other outputs
+TENSOR_BYTE = 14  # per byte of these strings: each may become six bytes of JSON
+ESCAPED = 6  # per byte of these strings, when their JSON is joined with that of the other outputs
 SORTED = 40  # per number of an output for which classes are requested
 WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
 BASE64 = 4  # per character of base64: copied without line breaks, padded, as bytes, and decoded
@@ -115,7 +115,7 @@ def tensor_strings(count: int, length: int) -> int:
 
 
 class Account(Protocol):
-    """The account of a request, which is its slot."""
+    """The account of a request: its slot (front/admission.py)."""
 
     size: int  # bytes reserved so far
 

@@ -84,7 +84,7 @@ class Sequencing:
         return int(text)
 
     def _fills(self, sequence_id: str) -> bool:
-        """Return whether an id fills the buffer in which Triton keeps it. After a shorter one the
+        """Return whether an id fills the buffer in which Triton keeps it. After a shorter id, the
         model would read leftover memory (quirks.py)."""
         return not self.id_types or len(sequence_id.encode()) == LONGEST_NAME
 

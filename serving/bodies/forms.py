@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -27,7 +27,7 @@ from serving.request_memory import FILES, form, reserve
 TEXT = "text/plain"
 URL_ENCODED = "application/x-www-form-urlencoded"  # a form; also curl's default for any body
 MOST_FIELDS = 32  # fields in a URL-encoded form
-FIRST_KEY = re.compile(rb"(\w{1,64})=")
+FIRST_KEY = re.compile(rb"\w{1,64}=")
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,11 @@ class TextOrForm:
         """Return the fields of a form without files, or {} for any other body."""
         if self.media_type != URL_ENCODED:
             return {} if self.items else self.parameters
+        data = self.items[0].raw or b""
         keys = (*client.instance_keys(), *RESERVED)
-        return _url_encoded(self.items[0].raw or b"", keys)
+        beginnings = tuple(f"{key}=".encode() for key in keys)
+        # curl declares any body to be a form, so only a known key at the start makes it one
+        return _parse_fields(data) if data.startswith(beginnings) else {}
 
     def _table(self) -> Instances | CsvBody:
         if len(self.items) > 1:
@@ -105,11 +108,9 @@ def _check_headers(data: bytes, boundary: str) -> None:
             )
 
 
-def _url_encoded(data: bytes, keys: Iterable[str]) -> dict[str, str]:
-    """Parse a form that begins with one of `keys`. Return {} if the data is something else: curl
-    declares any body to be a form."""
-    beginnings = tuple(f"{key}=".encode() for key in keys)
-    if not data.startswith(beginnings) or data.count(b"&") >= MOST_FIELDS:
+def _parse_fields(data: bytes) -> dict[str, str]:
+    """Parse a URL-encoded form. Return {} if it has more than MOST_FIELDS fields."""
+    if data.count(b"&") >= MOST_FIELDS:
         return {}
     with reserve(form(data), "the form"):
         return dict(parse_qsl(data.decode(errors="replace"), keep_blank_values=True))
@@ -118,8 +119,7 @@ def _url_encoded(data: bytes, keys: Iterable[str]) -> dict[str, str]:
 def named_in_form(data: bytes) -> Target:
     """Return the model that a URL-encoded form names. Raise InvalidRequest if it names two
     different ones."""
-    key = FIRST_KEY.match(data)
-    fields = _url_encoded(data, [key[1].decode()]) if key else {}
+    fields = _parse_fields(data) if FIRST_KEY.match(data) else {}
     return Target.within("the form", fields)
 
 

@@ -212,7 +212,7 @@ class InstancesJob(Job):
             raise
         room.add(raw)
         end = first + len(instances)
-        calls = list(_parts(self.client, tensors))
+        calls = list(_inputs_of_calls(self.client, tensors))
         return Batch(first, end, instances, tensors, calls, memory, room)
 
     def _preprocessed(self, opened: Opened, most: int) -> tuple[list[Any], Tensors]:
@@ -449,17 +449,15 @@ def _as_json(prediction: Any) -> bytes:
     return orjson.dumps(prediction, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _parts(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
-    """Yield the arrays that are inputs of the model, with as many rows at a time as it accepts."""
-    is_batched = client.model.max_batch_size > 0
-    size = client.model.max_batch_size or 1
-    inputs = [
-        (spec.name, tensors[spec.name]) for spec in client.model.inputs if spec.name in tensors
-    ]
-    rows = max((len(array) for _, array in inputs), default=0)
-    for first in range(0, max(rows, 1), size):
-        which = slice(first, first + size) if is_batched else first
-        yield [Tensor.of(name, array[which]) for name, array in inputs]
+def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
+    """Yield the model's inputs for one call after another, each with at most max_batch_size rows.
+    A model without a batch dimension gets one row in each call."""
+    names = [spec.name for spec in client.model.inputs if spec.name in tensors]
+    rows = max([len(tensors[name]) for name in names], default=0)
+    most = client.model.max_batch_size
+    for first in range(0, max(rows, 1), most or 1):
+        index = slice(first, first + most) if most else first
+        yield [Tensor.of(name, tensors[name][index]) for name in names]
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:

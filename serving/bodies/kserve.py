@@ -132,7 +132,7 @@ class TensorJob(Job):
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         (result,) = results
-        binary = self._binary(result)
+        binary = self._binary_outputs(result)
         request = self.request
         kind = preferred(request.accept, CSV, NPY_TYPE)
         if not (binary or kind == JSON_TYPE):
@@ -155,16 +155,19 @@ class TensorJob(Job):
     def line(self, result: InferReply) -> bytes:
         return write_reply(self.served, result, self.request.budget, self.document.id)
 
-    def _binary(self, result: InferReply) -> set[str]:
-        """Return the names of the outputs that are binary in the reply. If the request names an
-        output twice, the first entry counts."""
+    def _binary_outputs(self, result: InferReply) -> set[str]:
+        """Return the names of the outputs whose data follows the JSON of the reply as bytes.
+
+        An output's parameter `binary_data` takes precedence over the request's parameter
+        `binary_data_output`. If the request lists an output twice, the first entry counts.
+        """
         default = bool(self.parameters.get("binary_data_output", False))
-        entries = reversed(self.document.outputs)
-        is_binary: dict[str, bool] = {}
-        for entry in entries:
-            binary = entry.parameters.binary_data if entry.parameters else UNSET
-            is_binary[entry.name] = default if binary is UNSET else binary
-        return {tensor.name for tensor in result.outputs if is_binary.get(tensor.name, default)}
+        choices: dict[str, bool] = {}
+        for output in self.document.outputs:
+            own_choice = output.parameters.binary_data if output.parameters else UNSET
+            choice = default if own_choice is UNSET else own_choice
+            choices.setdefault(output.name, choice)
+        return {tensor.name for tensor in result.outputs if choices.get(tensor.name, default)}
 
 
 def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
@@ -197,7 +200,7 @@ class RawJob(TensorJob):
             )
         return Step([raw_input(self.served, self.body.binary)])
 
-    def _binary(self, result: InferReply) -> set[str]:
+    def _binary_outputs(self, result: InferReply) -> set[str]:
         return {tensor.name for tensor in result.outputs}
 
 

@@ -92,17 +92,21 @@ def memory_of(model: Path, config: Any) -> int:
 
 
 def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
-    """Refuse more instances than this machine can hold. On a GPU, ignore the weights, which may be
-    in GPU memory."""
+    """Refuse more instances than a model may have or than this machine has memory for. A single
+    instance is always accepted."""
     count = instances_of(folder, config)
+    if count == 1:
+        return
     remedy = "lower count in instance_group, or load fewer versions"
     if count > MOST_INSTANCES:
         problem = f"asks for {count} instances; a model may have {MOST_INSTANCES} at most"
         raise ConfigError(folder / CONFIG, problem, remedy)
-    if count == 1:
-        return
-    needed = count * PER_INSTANCE if settings.device == "gpu" else memory_of(folder, config)
-    if needed > (limit := memory_limit()):
+    if settings.device == "gpu":
+        needed = count * PER_INSTANCE  # the weights may be in GPU memory
+    else:
+        needed = memory_of(folder, config)
+    limit = memory_limit()
+    if needed > limit:
         problem = (
             f"asks for {count} instances, which take about {needed / 2**20:.0f} MB; this machine "
             f"has {limit / 2**20:.0f} MB"
