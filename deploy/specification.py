@@ -28,31 +28,40 @@ DRIVERS = {
 
 def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
     """Return CreateModel's request: `base`, changed by the options and --config."""
-    container: dict[str, Any] = dict(base.get("PrimaryContainer", {}))
-    if options.model_data:
-        if options.multi_model:
-            raise UsageError("give one of --model-data and --multi-model")
-        container = {
-            key: value
-            for key, value in container.items()
-            if not key.startswith(("ModelData", "Mode"))
-        }
-        container |= _data(options.model_data)
-    elif options.multi_model:
-        container |= {"Mode": "MultiModel", "ModelDataUrl": options.multi_model}
+    container = _with_model_data(options, base.get("PrimaryContainer", {}))
     if options.image or not base:
         container["Image"] = options.image or _default_image(aws)
-    if variables := {**container.get("Environment", {}), **environment.parse(options.env)}:
+    variables = {**container.get("Environment", {}), **environment.parse(options.env)}
+    if variables:
         container["Environment"] = variables
     role = base.get("ExecutionRoleArn") or _role_arn(aws, options.role)
     parameters = {**base, "ExecutionRoleArn": role, "PrimaryContainer": container}
     model = _named(options, aws, "Model", parameters)
-    container = model["PrimaryContainer"]
-    for line in environment.check(
-        container.get("Environment", {}), container.get("Mode") == "MultiModel"
-    ):
-        say(f"warning: {line}")
+    _warn_of_variables(model["PrimaryContainer"])
     return model
+
+
+def _with_model_data(options: Endpoint, container: Reply) -> dict[str, Any]:
+    """Return a copy of the ContainerDefinition with the options' model data, if they give any."""
+    if options.model_data and options.multi_model:
+        raise UsageError("give one of --model-data and --multi-model")
+    if options.multi_model:
+        return {**container, "Mode": "MultiModel", "ModelDataUrl": options.multi_model}
+    if options.model_data:
+        rest = {
+            key: value
+            for key, value in container.items()
+            if not key.startswith(("ModelData", "Mode"))
+        }
+        return rest | _data(options.model_data)
+    return dict(container)
+
+
+def _warn_of_variables(container: Reply) -> None:
+    """Warn about environment variables that look like a misspelled setting."""
+    is_multi_model = container.get("Mode") == "MultiModel"
+    for line in environment.check(container.get("Environment", {}), is_multi_model):
+        say(f"warning: {line}")
 
 
 def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Reply:
