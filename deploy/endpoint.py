@@ -209,8 +209,8 @@ def _describe(options: Common, aws: Aws) -> Reply | None:
 
 
 def _settle(options: Endpoint, aws: Aws, config: Reply) -> bool:
-    """Wait until the endpoint serves `config`. Return whether it does. Raise DeployError if AWS
-    rolled back."""
+    """Wait until the endpoint serves `config`. Raise DeployError if AWS rolled back. Return False
+    if --no-wait leaves the outcome open."""
     if options.no_wait or aws.dry_run:
         return aws.dry_run
     say("waiting for the endpoint, which takes minutes")

@@ -58,7 +58,8 @@ def _with_model_data(options: Endpoint, container: Reply) -> dict[str, Any]:
 
 
 def _warn_of_variables(container: Reply) -> None:
-    """Warn about environment variables that look like a misspelled setting."""
+    """Warn about environment variables that look like a misspelled setting. Raise UsageError for a
+    value with which the container would not start."""
     is_multi_model = container.get("Mode") == "MultiModel"
     for line in environment.check(container.get("Environment", {}), is_multi_model):
         say(f"warning: {line}")
@@ -107,8 +108,8 @@ def model_name(config: Reply) -> str:
 def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
     """Return the request merged with --config, with tags, and with a name derived from its content.
 
-    So a command that failed halfway can be repeated, and reuses the resources that it has already
-    created.
+    A command that failed halfway can therefore be repeated, and reuses the resources that it has
+    already created.
     """
     name = f"{kind}Name"
     content = request(aws, options.config, f"Create{kind}", {**parameters, name: "name"})
@@ -156,7 +157,7 @@ def _role_arn(aws: Aws, role: str) -> str:
 
 
 def _missing(aws: Aws, reason: str, stand_in: str) -> str:
-    """Return the text that a dry run prints for something that does not exist yet, after a warning.
+    """In a dry run, warn, and return the `stand_in` for a resource that does not exist yet.
     Otherwise raise DeployError."""
     if not aws.dry_run:
         raise DeployError(reason)
