@@ -2,11 +2,12 @@
 
     python -m backends.install [DEST]
 
-DEST/python is Triton's own Python backend with the stub for the running Python. DEST/NAME is a copy
-of each folder here that contains a model.py, with the files of _shared added, because a backend
-sees only its own folder. They are copies because Triton refuses links that leave the backend's
-directory. Folders in DEST that belong to others or are up to date are kept. A new folder is built
-in a temporary folder and then renamed, so that an interrupted run leaves no incomplete backend.
+DEST/python is Triton's own Python backend with the stub for the running Python. Each folder here
+that contains a model.py is copied to DEST/NAME, together with the files of _shared, because a
+backend sees only its own folder. Links would not do, because Triton refuses links that leave the
+backend's directory. Other folders in DEST, and those that are up to date, are kept. A new folder is
+built in a temporary folder and then renamed, so that an interrupted run leaves no incomplete
+backend.
 """
 
 import argparse

@@ -23,7 +23,7 @@ from bench.work import KINDS, predict
 
 SERVERS = ("ours", "default", "bare", "triton", "litserve", "bentoml")
 PROCESSORS = 2
-CLOSE = 0.005  # numbers of an embedding of length 1 are about 0.05
+CLOSE = 0.005  # tolerance; the numbers of an embedding of length 1 are about 0.05
 COLUMNS = (
     *("Server", "answers/s", "of ours [least, most]", "p50 ms", "p99 ms", "front ms", "all ms"),
     "refused",
@@ -127,8 +127,8 @@ def is_same(answer: Any, expected: Any) -> bool:
 
 
 def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) -> str:
-    """Return the page: a table for each scenario with medians, and the ratio to this project in the
-    same round."""
+    """Return the page. It has a table for each scenario, with medians, and with ratios to this
+    project's rate in the same round."""
     cpu = next(
         line
         for line in Path("/proc/cpuinfo").read_text().splitlines()

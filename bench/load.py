@@ -1,5 +1,6 @@
-"""Puts load on an HTTP server, or on networks in this process: a closed loop with a fixed number of
-callers, with wrk, or an open loop, whose requests do not wait for answers."""
+"""Puts load on an HTTP server, or on networks in this process. In a closed loop (wrk), each caller
+waits for an answer before it sends its next request. In an open loop, requests do not wait for
+answers."""
 
 import http.client
 import itertools
@@ -41,8 +42,8 @@ end
 """
 REFUSED = 503
 TIMEOUT = 30  # seconds that a caller waits for an answer
-PAUSE, MOST_PAUSES = 0.2, 50  # seconds, and how often
-IDLE = 0.25  # processors: an idle LitServe takes 0.13
+PAUSE, MOST_PAUSES = 0.2, 50  # seconds between checks, and how many checks
+IDLE = 0.25  # processors that a server may use when it counts as idle: an idle LitServe uses 0.13
 Sessions = Mapping[str, onnxruntime.InferenceSession]  # one for each model
 
 
@@ -50,7 +51,7 @@ Sessions = Mapping[str, onnxruntime.InferenceSession]  # one for each model
 class Round:
     """The results of one round: answers per second, latencies in milliseconds, the number of
     answers other than 200, and the processor time per answer in milliseconds, keyed by program.
-    `refused` counts the 503 of an open loop, which are no errors."""
+    `refused` counts the 503 replies of an open loop, which are not errors."""
 
     rate: float
     p50: float
@@ -84,8 +85,8 @@ def load(server: Server, scenario: Scenario, seconds: int, rate: float = 0.0) ->
 
 
 def settle(server: Server) -> None:
-    """Wait until the server has finished the requests that wrk left behind, or else they would take
-    time from its next round."""
+    """Wait until the server has finished the requests that wrk abandoned, which would otherwise
+    slow down its next round."""
     used = sum(server.processor_seconds().values())
     for _ in range(MOST_PAUSES):
         time.sleep(PAUSE)
@@ -95,7 +96,7 @@ def settle(server: Server) -> None:
 
 
 def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
-    """Let each caller send its next request after the answer to the one before."""
+    """Run wrk, whose callers each send their next request after the answer to the previous one."""
     with tempfile.TemporaryDirectory(prefix="wrk-") as name:
         files = [Path(name) / str(index) for index in range(len(scenario.asks))]
         for file, request in zip(files, scenario.asks, strict=True):
@@ -111,7 +112,7 @@ def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
 
 
 def message(server: Server, request: Ask) -> bytes:
-    """Return a request as HTTP."""
+    """Return the request as an HTTP message."""
     path, headers, body = server.request(request)
     lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{server.port}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -120,8 +121,8 @@ def message(server: Server, request: Ask) -> bytes:
 
 
 def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> Round:
-    """Send requests at random times (Poisson), whether or not the ones before are answered, as far
-    as there are callers. A latency counts from the time at which the request was due."""
+    """Send requests at random times (Poisson), whether or not earlier ones have been answered, as
+    long as a caller is free. Measure each latency from the time at which the request was due."""
     count = max(1, round(rate * seconds))
     gaps = np.random.default_rng(0).exponential(1 / rate, count)
     dues = (time.monotonic() + np.cumsum(gaps)).tolist()
@@ -158,7 +159,8 @@ def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> 
 def limit(
     models: Mapping[str, Model], sessions: Sequence[Sessions], scenario: Scenario, seconds: int
 ) -> Round:
-    """Do the same work in this process, without a server: one thread for each of `sessions`."""
+    """Do the scenario's work in this process, without a server, in one thread for each of
+    `sessions`."""
     latencies: list[float] = []
     end = time.monotonic() + seconds
     requests = itertools.cycle(scenario.asks)
@@ -181,6 +183,6 @@ def limit(
 
 
 def _round(latencies: list[float], took: float, errors: int = 0, refused: int = 0) -> Round:
-    """Return the results of answers with these latencies."""
+    """Return the results of a round of `took` seconds with these latencies."""
     p50, p99 = np.percentile(latencies or [0.0], (50, 99)).tolist()
     return Round(len(latencies) / took, p50, p99, errors, refused=refused)

@@ -1,5 +1,5 @@
-"""Measure how long another caller's small picture takes while hostile requests are sent again and
-again, and how long alone just before (docs/security.md).
+"""Measure how long another caller's small picture takes, first alone and then while hostile
+requests are sent all the time (docs/security.md).
 
 python -m bench.neighbours                 all rows of tests/endpoint/hostile_requests.py
 python -m bench.neighbours --rows picture  the rows whose names contain one of the words
@@ -21,12 +21,12 @@ from tests.endpoint.hostile_requests import ROWS
 from tests.endpoint.test_hostile_requests import SHARE, SMALL
 from tests.support.harness import PATIENCE, Server, wait_until
 
-MOST = 3.0  # times the neighbour's own p99
+MOST = 3.0  # a row is marked if it makes the neighbour's p99 more than this many times as long
 
 
 def attack(name: str, url: str, begin: Event, end: Event) -> None:
-    """Send the row's requests until `end` is set. Runs in a process of its own, which leaves the
-    processors to the server, as a caller on another machine does."""
+    """Send the row's requests until `end` is set. Call this in a separate process: its low priority
+    leaves the processors to the server, as a caller on another machine would."""
     os.nice(19)
     row = ROWS[name]
     send = row.sent(url, PATIENCE)
@@ -41,8 +41,8 @@ def attack(name: str, url: str, begin: Event, end: Event) -> None:
 
 
 def p99(url: str, seconds: float) -> float:
-    """Classify a small picture again and again. Return the 99th percentile of the times in
-    milliseconds, in which a failed call counts as PATIENCE."""
+    """Classify a small picture again and again. Return the 99th percentile of the times, in
+    milliseconds. A failed call counts as PATIENCE."""
     times: list[float] = []
     end = time.monotonic() + seconds
     with requests.Session() as session:

@@ -21,7 +21,7 @@ from tests.support.harness import Server
 
 COUNTERS = ("loads", "misses", "evictions", "thrash")
 DRIFT = 2.0  # seconds
-ALONE = 0.2  # part of the time in which nothing is loaded
+ALONE = 0.2  # length of the phase without loads, as a share of the phase with loads
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def pinned(server: Server, number: int, seconds: float) -> list[Call]:
 
 
 def zipf(server: Server, archives: int, seconds: float, drift: bool) -> list[Call]:
-    """Call models again and again, the n-th most popular one in 1 / n of the calls of the most
-    popular one."""
+    """Call models again and again. The n-th most popular one gets 1 / n of the calls that the most
+    popular one gets."""
     began = time.monotonic()
     weights = [1 / rank for rank in range(1, archives + 1)]
     calls = []

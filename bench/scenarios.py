@@ -1,4 +1,4 @@
-"""The scenarios: each is some requests, and the number of callers that send them."""
+"""Defines the scenarios: their requests, and how many callers send them."""
 
 import json
 from base64 import b64encode
@@ -30,8 +30,8 @@ Value = TypeVar("Value")
 @dataclass(frozen=True)
 class Ask:
     """One request. `plain` is the body for the bare server, the peers and the limit. For tensors,
-    `body` and `media_type` follow KServe's protocol; otherwise `body` is the same as `plain`. A
-    `version` is named only to servers that have versions."""
+    `body` and `media_type` follow KServe's protocol; otherwise `body` is the same as `plain`. The
+    `version` is sent only to servers that have versions."""
 
     model: str
     media_type: str
@@ -50,8 +50,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class Scenario:
-    """The requests that `callers` send in turns. If `share` is not 0, the requests are not sent in
-    a closed loop but at random times, at this share of the rate that the server reached in one."""
+    """The requests that `callers` send in turns. If `share` is not 0, they are sent in an open
+    loop, at this share of the rate that the server reached in a closed loop."""
 
     name: str
     callers: int

@@ -1,5 +1,5 @@
-"""Starts the servers to compare, each with its own processes and port, and creates the requests for
-each."""
+"""Starts the servers to compare, each with its own processes and port, and creates their
+requests."""
 
 import os
 import shutil
@@ -66,7 +66,7 @@ class Server:
         return f"/{ask.model}", {"Content-Type": "application/octet-stream"}, ask.plain
 
     def stop(self) -> None:
-        """Stop all processes, so that they take no processor time."""
+        """Suspend all processes, so that they take no processor time."""
         for process in self._all():
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -109,8 +109,8 @@ class Server:
 
 @contextmanager
 def alone(measured: Server | None, servers: Iterable[Server]) -> Iterator[None]:
-    """Stop all servers but the one that is measured meanwhile: an idle LitServe takes 0.13 of a
-    processor."""
+    """Suspend all servers but the `measured` one in this context, because even an idle LitServe
+    takes 0.13 of a processor."""
     others = [server for server in servers if server is not measured]
     try:
         for server in others:
@@ -179,11 +179,11 @@ def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
         "PORT": str(http),
         "SERVE_HOST": "127.0.0.1",
         "SERVE_MODEL_REPOSITORY": str(repository),
-        # "ours" has the engine of every other server here, "default" the one that `serve` chooses
+        # "ours" uses the same engine as the other servers, "default" the one that `serve` chooses
         "SERVE_CPU_ENGINE": "auto" if name.startswith("default") else "onnxruntime",
         "SAGEMAKER_TRITON_ALLOW_GRPC": "true",
         "SAGEMAKER_TRITON_GRPC_PORT": str(grpc),
-        "SERVE_HANG_TIMEOUT": "0",  # it is stopped while others are measured
+        "SERVE_HANG_TIMEOUT": "0",  # the server is suspended while others are measured
     }
     python = root / ".venv" / "bin" / "python"
     with _started(

@@ -24,7 +24,7 @@ SHARE = 0.7  # the load, as a share of the maximum rate
 ARCHIVES = 8
 LOADED = 4  # archives that are called
 CALLERS = 4
-WARM = 0.1  # the initial share of the time, which the slopes leave out
+WARM = 0.1  # the slopes leave out this first share of the time
 SAMPLE_SECONDS = 5.0
 MEGABYTE = 2**20
 
@@ -86,8 +86,8 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
 def measure(
     server: Server, loader: Loader, load: threading.Thread
 ) -> Iterator[tuple[float, Usage]]:
-    """Every minute, load or unload one archive that is not called. Yield the minutes passed and the
-    usage while it is unloaded."""
+    """Every minute, load or unload one archive that is not called. While it is unloaded, yield the
+    minutes passed and the usage."""
     begun, changes = time.monotonic(), 0
     while load.is_alive():
         load.join(SAMPLE_SECONDS)

@@ -1,5 +1,5 @@
 """Computes a scenario's answers without any of this project's code. The limit, the bare server and
-the peers do this work, which also checks this project's answers independently."""
+the peers do this work. This project's answers are checked against it."""
 
 import json
 from pathlib import Path
@@ -15,15 +15,14 @@ CONFIDENCE, OVERLAP = 0.40, 0.45  # thresholds from YOLOv4-tiny's publisher
 
 
 class Model:
-    """Turns a body into tensors, and outputs into a prediction. `threads` is how many threads one
-    run of the network may use."""
+    """Turns a body into tensors, and outputs into a prediction."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def session(self, threads: int) -> onnxruntime.InferenceSession:
-        """Create the network's session, with the same options as this project's ONNX Runtime
-        backend."""
+        """Create the network's session, whose runs use this many `threads`, which do not spin while
+        they wait."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

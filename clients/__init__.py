@@ -1,5 +1,5 @@
-"""Clients turn requests into a model's tensors, and its outputs into predictions: one module per
-task. The `client` parameter in config.pbtxt names the module.
+"""Turns requests into a model's tensors, and the model's outputs into predictions. There is one
+module, called a client, for each task; the `client` parameter in config.pbtxt names it.
 
 A client of your own imports what it needs from here. These names are stable (docs/clients.md):
 

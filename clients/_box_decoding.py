@@ -6,8 +6,8 @@ which head it has (`head_of`).
     final    [300, 6]       xmin, ymin, xmax, ymax, score, class      YOLOv10, YOLO26, any with NMS
 
 After these values a box may have 32 mask coefficients, for prototypes [32, 160, 160] in a second
-output, or keypoints, which only the setting `keypoints` tells from class scores. All other heads
-are refused with a message that says what they are and what to do. Sources: the exporters of
+output, or keypoints, which only the setting `keypoints` distinguishes from class scores. All other
+heads are refused with a message that says what they are and what to do. Sources: the exporters of
 ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation of each task's
 output.
 """
@@ -27,9 +27,10 @@ BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
 MASKS = 32  # coefficients of a box in a segmentation head
 PERSON = 1 + 17 * 3  # a pose head for COCO: one class, 17 keypoints
 COCO = 80
-# columns that boxes after NMS may also have: an angle or the image's number, masks, keypoints
+# column counts of boxes after NMS that are not served: with an angle or the image's number, with
+# masks, with keypoints
 STRANGE_FINAL = (7, 6 + MASKS, 6 + 17 * 3)
-MOST_FINAL = 1000  # boxes after NMS; before it there are thousands
+MOST_FINAL = 1000  # most boxes after NMS; before NMS there are thousands
 DETECTION = (
     "export the detection model (yolo export model=yolov8n.pt format=onnx), or build it "
     "without --client, to serve tensors"
@@ -41,9 +42,9 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Head:
-    """The form of a detector's output. `layout` is ROWS, COLUMNS or FINAL. `classes` is their
-    number, or -1 if the shape does not say. After its class scores, a box has `masks` mask
-    coefficients and keypoints; `keypoints` is (their number, values of each)."""
+    """The form of a detector's output. `layout` is ROWS, COLUMNS or FINAL. `classes` is the number
+    of classes, or -1 if the shape does not say. After its class scores, a box has `masks` mask
+    coefficients, and keypoints; `keypoints` is (number of keypoints, values of each)."""
 
     layout: str
     classes: int
@@ -80,7 +81,8 @@ def head_of(
 ) -> Head:
     """Return the head of a network whose first output has this `shape`, without Triton's batch
     dimension, and whose other outputs have the shapes `others`. `layout` and `keypoints` are the
-    settings, `labels` is the number of labels, 0 if they are unknown. Raise InvalidRequest."""
+    settings, `labels` is the number of labels, or 0 if they are unknown. Raise InvalidRequest if
+    the head is not supported."""
     table = without_batch(shape, 2)
     others = [without_batch(other, 3) for other in others]
     maps = [other[0] for other in others if len(other) == 3]
@@ -106,7 +108,8 @@ def head_of(
 
 
 def _after_nms(table: Shape) -> InvalidRequest:
-    """Return the error for a table that seems to hold boxes after NMS, but not FINAL's."""
+    """Return the error for a table that seems to hold boxes after NMS, but in another form than
+    FINAL."""
     if table[1] == BOX[FINAL] + 1:
         flaw = "has a seventh value after NMS: the angle of an oriented box (obb)"
         return refused(table, f"{flaw}, or the number of the image", DETECTION)
@@ -119,7 +122,7 @@ def _after_nms(table: Shape) -> InvalidRequest:
 
 
 def without_batch(shape: Shape, rank: int) -> Shape:
-    """Drop a batch dimension of the model's own, which is 1 or variable."""
+    """Return the shape without the model's own batch dimension, which is 1 or variable."""
     has_batch = len(shape) == rank + 1 and shape[0] in (1, -1)
     return tuple(shape)[int(has_batch) :]
 

@@ -42,8 +42,8 @@ def max_detections(default: int) -> Parameter:
 def detections_of(
     labels: Sequence[str], classes: NDArray[Any], scores: NDArray[Any], corners: Floats
 ) -> list[dict[str, Any]]:
-    """Return n detections as the reply has them, from class ids [n], scores [n] and boxes [n,4] in
-    pixels of the image."""
+    """Return the reply's detections for class ids [n], scores [n], and boxes [n,4] in pixels of the
+    image."""
     boxes = corners.astype(np.float64).round(2).tolist()
     return [
         {
@@ -58,8 +58,8 @@ def detections_of(
 
 @dataclass(frozen=True)
 class Letterbox:
-    """Places an image of `width`×`height`, scaled to `new_width`×`new_height`, in a target with its
-    corner at (`left`, `top`)."""
+    """Scales an image of `width`×`height` to `new_width`×`new_height`, and places it in a target
+    with its top left corner at (`left`, `top`)."""
 
     width: int
     height: int
@@ -96,11 +96,11 @@ class Letterbox:
         return canvas
 
     def to_image(self, boxes: Floats) -> Floats:
-        """Map boxes of the target to boxes of the image, clipped to it."""
+        """Map boxes in the target to boxes in the image, clipped to the image."""
         return self.points_to_image(boxes.reshape(-1, 2)).reshape(boxes.shape)
 
     def points_to_image(self, points: Floats) -> Floats:
-        """Map points [n,2] of the target to points of the image, clipped to it."""
+        """Map points [n,2] in the target to points in the image, clipped to the image."""
         mapped = (points - self._shift()) / self._scale()
         size = np.array([self.width, self.height], mapped.dtype)
         return np.clip(mapped, 0, size)
@@ -149,7 +149,7 @@ def nms(
 
 
 def _overlap(boxes: Floats, areas: Floats, index: np.intp, others: NDArray[np.intp]) -> Floats:
-    """Return the IoU of one box with others; 0 when either has no area."""
+    """Return the IoU of the box at `index` with each of `others`, or 0 if either has no area."""
     box = boxes[index]
     rest = boxes[others]
     low = np.maximum(box[:2], rest[:, :2])

@@ -36,7 +36,8 @@ def array_of(
     """Return rows of equal length as an array [rows, cells] of `datatype`. `missing` says for each
     column whether its cells may be empty.
 
-    Raise DecodingError with the number of the row. Its field is `column` of the cell's index.
+    Raise a DecodingError with the row's number if a cell is invalid. Its field is the name that
+    `column` returns for the cell's index.
     """
     whole = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
     if whole is not None:
@@ -70,8 +71,8 @@ def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array |
 
 
 def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] | None]:
-    """Return each column's known categories, as the cells that `array_of` makes of them, or None if
-    other cells are allowed too. The build writes `file` if an encoder refuses unknown
+    """Return for each column its known categories, converted as `array_of` converts cells, or None
+    if other cells are allowed too. The build writes `file` if an encoder refuses unknown
     categories."""
     columns: list[Any] = [None] * len(datatypes)
     if file.exists():
@@ -120,8 +121,8 @@ def is_empty(cell: Any) -> bool:
 
 
 def _parser(datatype: str, missing: bool) -> Callable[[Any], Any]:
-    """Return the function that reads one cell of `datatype`. It raises ValueError with what was
-    expected."""
+    """Return the function that reads one cell of `datatype`. The function raises a ValueError that
+    says what was expected."""
     if datatype in FLOATS:
         return lambda cell: _float(cell, datatype, missing)
     if datatype in INTEGERS:
@@ -140,8 +141,8 @@ def _float(cell: Any, datatype: str, missing: bool) -> float:
 
 
 def _number(cell: Any) -> float:
-    """Return the cell as a number, NaN for an empty one. pandas writes booleans into CSV as True
-    and False."""
+    """Return the cell as a number: NaN if it is empty, and 1 or 0 for True or False, which is how
+    pandas writes booleans to CSV."""
     if is_empty(cell):
         return math.nan
     is_text = isinstance(cell, str)
@@ -158,8 +159,8 @@ def _number(cell: Any) -> float:
 
 
 def _integer(cell: Any, datatype: str) -> int:
-    """Read a whole number. Digits are read exactly, because a float holds no more than 16 of them.
-    3.0 is read as 3."""
+    """Read a whole number. Read digits exactly, because a float holds no more than 16 digits. Read
+    3.0 as 3."""
     try:
         value = (
             int(cell)

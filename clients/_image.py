@@ -15,8 +15,8 @@ from serving.codecs import IMAGE
 from serving.errors import InferenceFailed
 
 Pixels = NDArray[np.uint8]
-# a JPEG may be decoded smaller, but to at least this multiple of its resized size: for 224 pixels,
-# 12 megapixels are decoded at an eighth
+# A JPEG may be decoded at a reduced size, but at no less than this multiple of the size to which it
+# is resized: for 224 pixels, 12 megapixels are decoded at an eighth.
 AMPLE = 1.4
 
 
@@ -24,7 +24,7 @@ class ImageClient(ModelClient):
     """A model whose first input, whatever its name, is one image."""
 
     codec = IMAGE
-    # whether answers are in pixels of the image as sent; it is then decoded at its full size
+    # whether answers are in pixels of the image as sent, which is then decoded at full size
     answers_in_pixels = False
     settings: tuple[Parameter, ...] = SETTINGS
 
@@ -61,8 +61,8 @@ class ImageClient(ModelClient):
         return pixels
 
     def normalize(self, pixels: Pixels) -> NDArray[Any]:
-        """Return pixels [n, height, width, channels] in the input's datatype and layout, [n, *its
-        shape]."""
+        """Convert pixels [n, height, width, channels] to the input's datatype and layout. Return
+        [n, *the input's shape]."""
         frame = self.frame
         ordered = pixels if frame.channels_last else pixels.transpose(0, 3, 1, 2)
         if frame.dtype == np.uint8:
@@ -81,13 +81,13 @@ class ImageClient(ModelClient):
         return values
 
     def shape_of_each(self, output: TensorSpec) -> tuple[int, ...]:
-        """Return the output's shape for one image, without a batch dimension of the network's
-        own, which its input then has too."""
+        """Return the output's shape for one image, without the batch dimension that the network
+        itself may have."""
         own_batch = self.frame.own_batch and output.shape[:1] in ((1,), (-1,))
         return output.shape[int(own_batch) :]
 
     def of_each(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
-        """Return an output as FP32 with one row for each image, also if the network has a batch
+        """Return an output as FP32 with one row for each image, even if the network has a batch
         dimension of its own. Raise InferenceFailed when it is not finite."""
         values = self.finite(outputs, name)
         if self.frame.own_batch and values.shape[1:2] == (1,):

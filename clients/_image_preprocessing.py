@@ -16,7 +16,7 @@ from clients.base import Parameter, TensorSpec
 from serving.codecs import decode_base64
 from serving.errors import InvalidRequest
 
-KEEP_RATIO = "keep_ratio"  # the resize that gives each image a size of its own
+KEEP_RATIO = "keep_ratio"  # the value of `resize` with which each image has a size of its own
 INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 SETTINGS = (
@@ -187,8 +187,8 @@ def _size(spec: TensorSpec, shape: Size, options: Mapping[str, Any]) -> Size:
 
 
 def _resized(size: Size, options: Mapping[str, Any]) -> Size:
-    """Return `resized` of the Frame: the size before the centre of `size` is cropped. Raise
-    InvalidRequest."""
+    """Return the frame's `resized`: an image's size before its centre is cropped to `size`. Raise
+    InvalidRequest if the setting `resize_to` is invalid."""
     sizes = options["resize_to"]
     if keeps_ratio(options):
         if len(sizes) != 2:

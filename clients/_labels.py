@@ -17,8 +17,8 @@ def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]
 
 
 def names_of(model: Model, filename: str, setting: str) -> list[str]:
-    """Return the file's lines under the same conditions, but unchanged: the names of columns or
-    classes that the model itself uses may contain blanks at their ends."""
+    """Return the lines of `filename` unchanged, under the same conditions as labels_of. The names
+    of columns or classes that the model itself uses may begin or end with blanks."""
     if setting not in model.parameters and not model.file(filename).exists():
         return []
     return _lines(model, filename)
@@ -64,10 +64,10 @@ def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: i
 
 
 def scores_output(model: Model, labels: int) -> TensorSpec:
-    """Return the output that has a score for each class. Of several outputs it is the first with as
-    many scores as there are `labels`, else the first named logits or probabilities, else the
+    """Return the output that has a score for each class. Of several outputs, take the first with as
+    many scores as there are `labels`, or else the first named logits or probabilities, or else the
     model's first. Raise InvalidRequest if that is ambiguous."""
-    counts = {}  # scores of each output that is one list per instance
+    counts = {}  # number of scores, for each output that has one list per instance
     for spec in model.outputs:
         own_batch = model.max_batch_size == 0 and len(spec.shape) > 1
         shape = spec.shape[int(own_batch) :]

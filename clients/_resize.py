@@ -1,4 +1,4 @@
-"""The rules by which an image is resized to a network's input: the setting `resize`."""
+"""Resizes an image to a network's input, by the rule that the setting `resize` names."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,8 +9,8 @@ from PIL import Image
 from clients._image_preprocessing import INTERPOLATIONS, Frame, Size, keeps_ratio
 from serving.errors import DecodingError
 
-# how many times its target a side may be: resizing a longer image before cropping it would take
-# gigabytes
+# how many times as long as its target a resized side may be: to resize a long, narrow image before
+# it is cropped would take gigabytes
 RIBBON = 16
 # interpolations in which a rounding difference replaces a whole pixel
 STEPS = ("nearest", "box")
@@ -47,7 +47,7 @@ def shortest(
     excess = max(covering[0] / least_width, covering[1] / least_height)
     if resizes_first and excess <= RIBBON:
         return image.resize(covering, method).crop(crop)
-    # the same crop in pixels of the image, which rounding may not exceed
+    # the same crop in pixels of the image; rounding must not move its edges outside the image
     x = width / covering[0]
     y = height / covering[1]
     left, top, right, bottom = crop

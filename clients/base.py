@@ -1,6 +1,6 @@
 """Defines what a client is: data and two pure functions. Worker threads share a client, so it keeps
-no state of requests on `self`. A loop whose length a caller decides calls `check_time`, which ends
-the request when its time is over.
+no request's state on `self`. A loop whose length depends on the caller's data calls `check_time`,
+which ends the request when its time is over.
 
 bytes --codec--> instance --prepare--> tensors --Triton--> outputs --postprocess--> prediction
       DecodingError       InvalidRequest          InferenceFailed …             (JSON)
@@ -67,8 +67,8 @@ class Model:
 
 
 class TooManyRows(Exception):
-    """Raised if a batch would have more than MOST_ROWS rows. Its first `fitting` instances alone
-    would not."""
+    """Raised if a batch would have more than MOST_ROWS rows. Only its first `fitting` instances
+    fit."""
 
     def __init__(self, fitting: int) -> None:
         super().__init__(fitting)
@@ -83,8 +83,8 @@ class Parameter(NamedValue):
     removed: tuple[tuple[str, str], ...] = ()
 
     def parse(self, value: Any) -> Any:
-        """Return the checked value. Raise InvalidRequest with the parameter and the allowed values,
-        or with what replaces a removed one."""
+        """Return the checked value. Raise an InvalidRequest that names the parameter and the
+        allowed values, or what replaces a removed value."""
         try:
             return super().parse(value)
         except ValueError as err:
@@ -101,12 +101,13 @@ class ModelClient(ABC):
 
     # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
     codec: Codec
-    # the keys that a JSON object may have, otherwise the reply is 400; None: those that the codec
-    # reads (JSON: all)
+    # the keys that a JSON object may have (any other is answered with 400); None: the keys that the
+    # codec reads, which for JSON are all
     keys: tuple[str, ...] | None = None
-    # what the client predicts, as Hugging Face calls it; routes of other APIs find a model by it
+    # Hugging Face's name for the task, by which the routes of other APIs find a model
     task: str = ""
-    # one instance as a caller would post it, sent at each start; a file `example.*` replaces it
+    # one instance as a caller would post it, sent at each start; a file `example.*` in the model's
+    # folder replaces it
     example: bytes
     # what differs between models of the task, read from `parameters` in config.pbtxt
     settings: tuple[Parameter, ...] = ()
@@ -116,7 +117,7 @@ class ModelClient(ABC):
     side: int = 0
     # the names of a row's cells, in order; () if they have no names
     columns: tuple[str, ...] = ()
-    # a row without any cells, for formats that leave cells out (LibSVM)
+    # the default cells of a row, for formats that may leave cells out (LibSVM)
     absent: tuple[str, ...] = ()
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
@@ -124,8 +125,8 @@ class ModelClient(ABC):
     main_output: str = ""
 
     def __init__(self, model: Model) -> None:
-        """Read the model's folder once. Raise InvalidRequest or OSError when the folder is
-        wrong."""
+        """Read the settings and, in a subclass, files in the model's folder. Raise InvalidRequest
+        or OSError if something is wrong with them."""
         names = {value.name for value in (*self.settings, *self.parameters)}
         texts = model.parameters
         for name in sorted(texts.keys() - names):  # a backend's parameter, or a mistyped setting
@@ -139,8 +140,8 @@ class ModelClient(ABC):
         self.defaults = _values(self.parameters, texts)
 
     def instance_keys(self) -> tuple[str, ...]:
-        """Return the keys that an instance may have if it is an object; none if it may have any, as
-        a table's columns."""
+        """Return the keys that an instance may have if it is an object, or () if it may have any,
+        such as the names of a table's columns."""
         return self.keys or self.codec.keys or ()
 
     def check_keys(self, instance: Any) -> None:
@@ -172,13 +173,14 @@ class ModelClient(ABC):
         belongs to."""
 
     def rows(self, instance: Any) -> int:
-        """Return roughly how many rows `prepare` makes from the instance. This bounds the instances
-        in a batch."""
+        """Return roughly how many rows `prepare` makes from the instance. The number limits how
+        many instances are in a batch."""
         return 1
 
     def length(self, opened: Sequence[Any], parameters: Mapping[str, Any]) -> int:
-        """Return roughly how many characters `prepare` reads of instances that the codec has
-        opened. Requests with many wait for each other, but no others wait for them."""
+        """Return roughly how many characters `prepare` reads from instances that the codec has
+        opened. Requests with many characters wait for each other, but no other request waits for
+        them."""
         return sum(map(self.codec.length, opened))
 
     @abstractmethod

@@ -16,7 +16,7 @@ from clients._labels import LABELS, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
 from serving.errors import InferenceFailed, InvalidRequest
 
-# transformers' names of the outputs
+# the names that transformers gives the outputs
 LOGITS = "logits"
 BOXES = "pred_boxes"
 
@@ -108,7 +108,7 @@ class Client(ImageClient):
     def _ranked(
         self, logits: NDArray[np.float32]
     ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-        """Return boxes, their classes and scores, highest score first."""
+        """Return the indices of boxes, with their classes and scores, highest score first."""
         if self.options["scores"] == "sigmoid":
             scores = sigmoid(logits).reshape(-1)
             most = self.options["queries"] or len(logits)

@@ -270,7 +270,8 @@ class Client(ModelClient):
         return draw(Image.fromarray(instance), prediction["detections"])
 
     def _head(self, shape: Sequence[int]) -> Head:
-        """Return the head of an output with this shape. Raise InvalidRequest."""
+        """Return the head of an output with this shape. Raise InvalidRequest if it is not
+        supported."""
         if len(shape) >= len(self.input.shape):
             raise refused(
                 shape, "is not a table of boxes: it has as many dimensions as the image", DETECTION
@@ -286,7 +287,8 @@ def _size(pixels: Pixels) -> tuple[int, int]:
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
-    """Return (height, width), -1 for a variable one. Raise InvalidRequest."""
+    """Return (height, width), with -1 for a variable side. Raise InvalidRequest if the input is not
+    one RGB image."""
     if len(spec.shape) == 4 and spec.shape[0] > 1:
         raise InvalidRequest(
             f"input '{spec.name}' is {list(spec.shape)}, so the batch is fixed at {spec.shape[0]}: "

@@ -162,8 +162,8 @@ class Client(ModelClient):
         return () if is_header and not has_strings else None
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return each input as [n, its columns]. Raise DecodingError with the row and the
-        column."""
+        """Return each input as [n, its columns]. If a cell is invalid, raise a DecodingError that
+        names the row and the column."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
         arrays = {}
         first = 0
@@ -232,8 +232,8 @@ class Client(ModelClient):
         return named
 
     def _column(self, name: str) -> str:
-        """Return the model's name of a column that a caller names: LightGBM stores 'mean radius' as
-        'mean_radius'."""
+        """Return the model's name for a column that a caller names: LightGBM stores 'mean radius'
+        as 'mean_radius'."""
         stored = name.replace(" ", "_")
         is_stored = name not in self.known_names and stored in self.known_names
         return stored if is_stored else name

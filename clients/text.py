@@ -114,7 +114,8 @@ class Client(ModelClient):
         instances: Sequence[Any],
         parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return what the task predicts, with `tokens`, and whether the text was `truncated`."""
+        """Return the task's predictions, each with its number of `tokens` and whether the text was
+        `truncated`."""
         predictions = self.text_task.predict(outputs, inputs, instances, parameters)
         return [
             prediction | {"tokens": count, "truncated": cut}

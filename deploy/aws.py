@@ -73,7 +73,7 @@ class Aws:
         return {}
 
     def remove(self, service: str, operation: str, **parameters: Any) -> None:
-        """Make a call that deletes something. Ignore the error if it no longer exists."""
+        """Make a call that deletes a resource. Ignore the error if the resource does not exist."""
         try:
             self.write(service, operation, parameters)
         except ClientError as err:
@@ -86,8 +86,8 @@ class Aws:
             print(text, flush=True)
 
     def wait(self, waiter: str, endpoint: str) -> None:
-        """Wait with one of botocore's waiters, except in a dry run. Raise DeployError when AWS
-        gives up."""
+        """Wait with one of botocore's waiters, except in a dry run. Raise DeployError if the
+        endpoint fails, or after WAIT seconds."""
         if self.dry_run:
             return
         config = {"Delay": self._poll, "MaxAttempts": int(WAIT / max(self._poll, 1))}
@@ -139,8 +139,8 @@ class Aws:
 
 
 def printable(value: Any) -> Any:
-    """Convert parameters to JSON. Bodies are replaced by their size, and secrets in a container's
-    environment are masked."""
+    """Convert parameters to values that JSON can represent. Replace bodies by their size, and mask
+    secrets in a container's environment."""
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The command line: the commands, and how errors are printed."""
+"""Parses the command line, runs the command and prints its error."""
 
 import argparse
 import os
@@ -85,7 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(
     words: Sequence[str], session: Callable[..., boto3.Session] = boto3.Session, poll: float = POLL
 ) -> int:
-    """Run a command. Return the exit code: 0, 1 if it failed, 2 if the options are invalid."""
+    """Run a command. Return the exit code: 0, 1 if it failed, 2 if the options are invalid, or 130
+    if it was interrupted."""
     parsed = build_parser().parse_args(words)
     options = options_of(parsed.kind, parsed)
     if options.dry_run:
@@ -96,7 +97,7 @@ def main(
         say("interrupted; AWS continues what it has begun")
         return 130
     except BrokenPipeError:
-        # otherwise Python's flush at exit would fail, too
+        # otherwise Python's flush at exit would fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (DeployError, ClientError, BotoCoreError) as err:

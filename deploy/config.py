@@ -1,5 +1,5 @@
-"""--config FILE: parts of AWS's requests, keyed by operation, which are merged into the requests
-that a command sends."""
+"""Reads --config FILE: parts of AWS's requests, keyed by operation, which are merged into the
+requests that a command sends."""
 
 import argparse
 import json
@@ -37,7 +37,8 @@ MAX_DEPTH = 16
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML without aliases, because a few nested ones could expand a small file without limit."""
+    """Loads YAML without aliases, because nested aliases could expand a small file without
+    limit."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

@@ -25,17 +25,11 @@ def create(options: Endpoint, aws: Aws) -> None:
     current = _describe(options, aws)
     if current:
         require_ours(options, aws, current)
-        if current["EndpointStatus"] == "Failed":
-            aws.remove("sagemaker", "DeleteEndpoint", EndpointName=options.name)
-            aws.wait("endpoint_deleted", options.name)
-        elif current["EndpointConfigName"] != config["EndpointConfigName"]:
-            raise DeployError(
-                f"the endpoint '{options.name}' exists with other settings: 'update' changes it"
-            )
-        else:
-            say(f"the endpoint '{options.name}' exists already")
-            _settle(options, aws, config)
+        if current["EndpointStatus"] != "Failed":
+            _wait_for_existing(options, aws, current, config)
             return
+        aws.remove("sagemaker", "DeleteEndpoint", EndpointName=options.name)
+        aws.wait("endpoint_deleted", options.name)
     names = {"EndpointName": options.name, "EndpointConfigName": config["EndpointConfigName"]}
     endpoint = tagged(options, request(aws, options.config, "CreateEndpoint", names))
     ensure(aws, "Model", model)
@@ -45,37 +39,37 @@ def create(options: Endpoint, aws: Aws) -> None:
     _settle(options, aws, config)
 
 
+def _wait_for_existing(options: Endpoint, aws: Aws, current: Reply, config: Reply) -> None:
+    """Wait for an endpoint that an earlier `create` made. Raise DeployError if its configuration is
+    not `config`."""
+    if current["EndpointConfigName"] != config["EndpointConfigName"]:
+        raise DeployError(
+            f"the endpoint '{options.name}' exists with other settings: 'update' changes it"
+        )
+    say(f"the endpoint '{options.name}' exists already")
+    _settle(options, aws, config)
+
+
 def update(options: Endpoint, aws: Aws) -> None:
     """Change what the options and --config specify. Keep everything else, including the current
     number of instances."""
     endpoint = require(options, aws)
-    if endpoint["EndpointStatus"] in (*CHANGING, "Failed"):
-        raise DeployError(
-            f"the endpoint '{options.name}' is {endpoint['EndpointStatus']}: 'create' "
-            "replaces a failed one"
-        )
-    old = aws.read(
-        "sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"]
+    _require_updatable(options, endpoint)
+    current_config, current_model = _describe_content(aws, endpoint)
+    options = replace(options, own_tags=_own_tags(options, aws, endpoint))
+    new_model = _changed_model(options, aws, current_model)
+    model = new_model or current_model
+    old_config = _with_current_instances(
+        kept(aws, "CreateEndpointConfig", current_config), endpoint
     )
-    name = model_name(old)
-    old_model = kept(aws, "CreateModel", aws.read("sagemaker", "DescribeModel", ModelName=name))
-    old_config = kept(aws, "CreateEndpointConfig", old)
-    _keep_instances(old_config, endpoint)
-    ours = tags(options)
-    own_tags = [tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in ours]
-    options = replace(options, own_tags=own_tags)
-    model = model_request(options, aws, old_model)
-    changed = untagged(model, "ModelName") != old_model
-    if changed:
-        name = model["ModelName"]
-    config = endpoint_config(options, aws, old_config, name)
+    config = endpoint_config(options, aws, old_config, model["ModelName"])
     if untagged(config, "EndpointConfigName") == old_config:
         aws.report(f"the endpoint '{options.name}' has these settings already")
         return
     names = {"EndpointName": options.name, "EndpointConfigName": config["EndpointConfigName"]}
     parameters = request(aws, options.config, "UpdateEndpoint", names)
-    if changed:
-        ensure(aws, "Model", model)
+    if new_model:
+        ensure(aws, "Model", new_model)
     ensure(aws, "EndpointConfig", config)
     say(f"updating endpoint {options.name}")
     aws.write("sagemaker", "UpdateEndpoint", parameters)
@@ -84,12 +78,45 @@ def update(options: Endpoint, aws: Aws) -> None:
         _remove_others(options, aws, "Model", model_name(config))
 
 
-def _keep_instances(old_config: dict[str, Any], endpoint: Mapping[str, Any]) -> None:
-    """Replace the instance counts in the old configuration with the endpoint's current ones."""
-    current = endpoint.get("ProductionVariants", ())
-    for variant, now in zip(old_config["ProductionVariants"], current, strict=False):
-        if "InitialInstanceCount" in variant and now.get("DesiredInstanceCount"):
-            variant["InitialInstanceCount"] = now["DesiredInstanceCount"]
+def _require_updatable(options: Endpoint, endpoint: Reply) -> None:
+    """Raise DeployError if the endpoint's status does not allow an update."""
+    if endpoint["EndpointStatus"] in (*CHANGING, "Failed"):
+        raise DeployError(
+            f"the endpoint '{options.name}' is {endpoint['EndpointStatus']}: 'create' "
+            "replaces a failed one"
+        )
+
+
+def _describe_content(aws: Aws, endpoint: Reply) -> tuple[Reply, Reply]:
+    """Return the descriptions of the endpoint's configuration and of its model."""
+    config = aws.read(
+        "sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"]
+    )
+    model = aws.read("sagemaker", "DescribeModel", ModelName=model_name(config))
+    return config, model
+
+
+def _own_tags(options: Endpoint, aws: Aws, endpoint: Reply) -> list[dict[str, str]]:
+    """Return the endpoint's tags, without the two that mark the stack."""
+    stack_tags = tags(options)
+    return [tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in stack_tags]
+
+
+def _changed_model(options: Endpoint, aws: Aws, current: Reply) -> Reply | None:
+    """Return the request for a new model, or None if the current one has the same content."""
+    old = kept(aws, "CreateModel", current)
+    new = model_request(options, aws, old)
+    return new if untagged(new, "ModelName") != old else None
+
+
+def _with_current_instances(config: Reply, endpoint: Reply) -> Reply:
+    """Return the configuration with the instance counts that the endpoint has now."""
+    states = endpoint.get("ProductionVariants", ())
+    variants = [dict(variant) for variant in config["ProductionVariants"]]
+    for variant, state in zip(variants, states, strict=False):
+        if "InitialInstanceCount" in variant and state.get("DesiredInstanceCount"):
+            variant["InitialInstanceCount"] = state["DesiredInstanceCount"]
+    return {**config, "ProductionVariants": variants}
 
 
 def _remove_others(options: Endpoint, aws: Aws, kind: str, wanted: str) -> None:
@@ -101,10 +128,7 @@ def _remove_others(options: Endpoint, aws: Aws, kind: str, wanted: str) -> None:
 def status(options: Common, aws: Aws) -> None:
     """Print what runs on the endpoint, one fact per line."""
     endpoint = require(options, aws)
-    config = aws.read(
-        "sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"]
-    )
-    model = aws.read("sagemaker", "DescribeModel", ModelName=model_name(config))
+    config, model = _describe_content(aws, endpoint)
     container = model["PrimaryContainer"]
     data_source = container.get("ModelDataSource", {}).get("S3DataSource", {})
     targets = autoscale.targets(aws, options.name)
@@ -185,8 +209,8 @@ def _describe(options: Common, aws: Aws) -> Reply | None:
 
 
 def _settle(options: Endpoint, aws: Aws, config: Reply) -> bool:
-    """Wait until the endpoint serves `config`. Return whether it does. Raise DeployError if AWS
-    rolled back."""
+    """Wait until the endpoint serves `config`. Raise DeployError if AWS rolled back. Return False
+    if --no-wait leaves the outcome open."""
     if options.no_wait or aws.dry_run:
         return aws.dry_run
     say("waiting for the endpoint, which takes minutes")

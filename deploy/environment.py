@@ -1,4 +1,4 @@
-"""The container's environment variables, validated against the container's settings."""
+"""Checks the container's environment variables against its settings, and masks secrets."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,6 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
-"""The options of each command, which are immutable. A field is also a flag of the command line."""
+"""Defines the options of each command as a frozen dataclass, whose fields are also the flags of the
+command line."""
 
 import argparse
 import re
@@ -11,8 +12,8 @@ from typing import Any, TypeVar
 from deploy import config
 
 PROJECT = "triton-multi-model"
-# Options for pushing. SageMaker refuses images with an OCI manifest, and `docker push` has no
-# option to avoid it (docs/deploy.md says how to build).
+# Engine -> options of its `push` that avoid an OCI manifest, which SageMaker refuses. `docker push`
+# has no such option (docs/deploy.md says how to build the image instead).
 ENGINES: dict[str, list[str]] = {
     "docker": [],
     "podman": ["--format", "v2s2"],
@@ -21,15 +22,15 @@ ENGINES: dict[str, list[str]] = {
 
 
 def option(default: Any, about: str, **words: Any) -> Any:
-    """Declare a field and its flag: --NAME, or `flag`. The other `words` go to argparse's
-    add_argument."""
+    """Declare a field and its flag, which is --NAME unless `words` contains `flag`. The other
+    `words` go to argparse's add_argument."""
     initial = {"default_factory": default} if callable(default) else {"default": default}
     return field(**initial, metadata={"help": about, **words})
 
 
 def name_of(text: str) -> str:
-    """Check a stack's name. 46 characters leave room for suffixes within SageMaker's limit of
-    63."""
+    """Return the text if it is a valid stack name, or else raise ArgumentTypeError. A limit of 46
+    characters leaves room for suffixes within SageMaker's 63."""
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,45}", text) or len(text) > 46:
         raise argparse.ArgumentTypeError(
             f"'{text}' must be at most 46 letters and digits, with - only between them"
@@ -65,8 +66,8 @@ class Push(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(Common):
-    """The options of `update`, which `create` has too. None keeps the current value, or selects the
-    default. `own_tags` are the endpoint's tags other than the stack's."""
+    """The options of `update`, which `create` has too. For None, `update` keeps the current value,
+    and `create` uses the default. `own_tags` are the endpoint's tags other than the stack's."""
 
     image: str | None = option(
         None, "image in ECR; default: the repository's, tag by git describe", metavar="URI"
@@ -155,7 +156,7 @@ Options = TypeVar("Options", bound=Common)
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type[Common]) -> None:
-    """Add the flag of each field. A flag that is not given leaves the field's default."""
+    """Add a flag for each field. If the flag is not given, the field keeps its default."""
     for each in fields(kind):
         words = dict(each.metadata)
         if words:
@@ -164,7 +165,7 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Common]) -> None:
 
 
 def options_of(kind: type[Options], parsed: argparse.Namespace) -> Options:
-    """Return the options that were parsed."""
+    """Return the parsed options as an instance of `kind`."""
     values = vars(parsed)
     names = [each.name for each in fields(kind)]
     return kind(**{name: values[name] for name in names if name in values})

@@ -28,31 +28,41 @@ DRIVERS = {
 
 def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
     """Return CreateModel's request: `base`, changed by the options and --config."""
-    container: dict[str, Any] = dict(base.get("PrimaryContainer", {}))
-    if options.model_data:
-        if options.multi_model:
-            raise UsageError("give one of --model-data and --multi-model")
-        container = {
-            key: value
-            for key, value in container.items()
-            if not key.startswith(("ModelData", "Mode"))
-        }
-        container |= _data(options.model_data)
-    elif options.multi_model:
-        container |= {"Mode": "MultiModel", "ModelDataUrl": options.multi_model}
+    container = _with_model_data(options, base.get("PrimaryContainer", {}))
     if options.image or not base:
         container["Image"] = options.image or _default_image(aws)
-    if variables := {**container.get("Environment", {}), **environment.parse(options.env)}:
+    variables = {**container.get("Environment", {}), **environment.parse(options.env)}
+    if variables:
         container["Environment"] = variables
     role = base.get("ExecutionRoleArn") or _role_arn(aws, options.role)
     parameters = {**base, "ExecutionRoleArn": role, "PrimaryContainer": container}
     model = _named(options, aws, "Model", parameters)
-    container = model["PrimaryContainer"]
-    for line in environment.check(
-        container.get("Environment", {}), container.get("Mode") == "MultiModel"
-    ):
-        say(f"warning: {line}")
+    _warn_of_variables(model["PrimaryContainer"])
     return model
+
+
+def _with_model_data(options: Endpoint, container: Reply) -> dict[str, Any]:
+    """Return a copy of the ContainerDefinition with the options' model data, if they give any."""
+    if options.model_data and options.multi_model:
+        raise UsageError("give one of --model-data and --multi-model")
+    if options.multi_model:
+        return {**container, "Mode": "MultiModel", "ModelDataUrl": options.multi_model}
+    if options.model_data:
+        rest = {
+            key: value
+            for key, value in container.items()
+            if not key.startswith(("ModelData", "Mode"))
+        }
+        return rest | _data(options.model_data)
+    return dict(container)
+
+
+def _warn_of_variables(container: Reply) -> None:
+    """Warn about environment variables that look like a misspelled setting. Raise UsageError for a
+    value with which the container would not start."""
+    is_multi_model = container.get("Mode") == "MultiModel"
+    for line in environment.check(container.get("Environment", {}), is_multi_model):
+        say(f"warning: {line}")
 
 
 def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Reply:
@@ -98,8 +108,8 @@ def model_name(config: Reply) -> str:
 def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
     """Return the request merged with --config, with tags, and with a name derived from its content.
 
-    So a command that failed halfway can be repeated, and reuses the resources that it has already
-    created.
+    A command that failed halfway can therefore be repeated, and reuses the resources that it has
+    already created.
     """
     name = f"{kind}Name"
     content = request(aws, options.config, f"Create{kind}", {**parameters, name: "name"})
@@ -147,7 +157,7 @@ def _role_arn(aws: Aws, role: str) -> str:
 
 
 def _missing(aws: Aws, reason: str, stand_in: str) -> str:
-    """Return the text that a dry run prints for something that does not exist yet, after a warning.
+    """In a dry run, warn, and return the `stand_in` for a resource that does not exist yet.
     Otherwise raise DeployError."""
     if not aws.dry_run:
         raise DeployError(reason)

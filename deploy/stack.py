@@ -1,4 +1,4 @@
-"""A stack: the SageMaker resources with this program's two tags."""
+"""Finds, creates and deletes the resources of a stack: those with this program's two tags."""
 
 import re
 import subprocess

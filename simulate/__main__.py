@@ -33,19 +33,30 @@ def parser() -> argparse.ArgumentParser:
         "boto3.",
         epilog="rules: " + ", ".join(RULES),
     )
-    add = parser.add_argument
-    add(
+    _add_container(parser)
+    _add_model(parser)
+    _add_instance(parser)
+    _add_api(parser)
+    _add_rules(parser)
+    return parser
+
+
+def _add_container(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--image",
         default="",
         help="an image, run with podman or docker; default: ./serve as a plain process",
     )
-    add(
+    parser.add_argument(
         "--serve",
         type=Path,
         default=SERVE,
         metavar="PROGRAM",
         help="the program to run as a plain process",
     )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
     data = parser.add_mutually_exclusive_group()
     data.add_argument(
         "--model-data", type=existing, metavar="FOLDER|TAR", help="becomes /opt/ml/model"
@@ -53,7 +64,10 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--models", type=existing, metavar="FOLDER", help="multi-model: its .tar.gz files"
     )
-    add(
+
+
+def _add_instance(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--env",
         type=pair,
         action="append",
@@ -61,14 +75,17 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="for the container; repeatable",
     )
-    add(
+    parser.add_argument(
         "--memory",
         type=size,
         default=memory_limit(),
         metavar="4g",
         help="memory of the instance in GB",
     )
-    add(
+
+
+def _add_api(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--port",
         type=int,
         choices=range(65536),
@@ -76,13 +93,16 @@ def parser() -> argparse.ArgumentParser:
         metavar="PORT",
         help="0 chooses a free one",
     )
-    add(
+    parser.add_argument(
         "--s3",
         type=Path,
         metavar="FOLDER",
         help="stands for S3: s3://BUCKET/KEY is FOLDER/BUCKET/KEY",
     )
-    add(
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--limit",
         type=limit,
         action="append",
@@ -90,8 +110,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="RULE=NUMBER",
         help="change a limit; repeatable",
     )
-    add("--strict", action="store_true", help="exit code 3 if a rule was broken")
-    return parser
+    parser.add_argument("--strict", action="store_true", help="exit code 3 if a rule was broken")
 
 
 def existing(text: str) -> Path:

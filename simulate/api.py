@@ -1,4 +1,4 @@
-"""The sagemaker-runtime API over HTTP, for boto3.
+"""Serves the sagemaker-runtime API over HTTP, for boto3.
 
 POST /endpoints/NAME/invocations                  InvokeEndpoint
 POST /endpoints/NAME/invocations-response-stream  InvokeEndpointWithResponseStream
@@ -84,7 +84,8 @@ class Api:
         )
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
-        """Return the request's members and its body. Raise ValidationError."""
+        """Return the request's members and its body. Raise ValidationError if the request is
+        invalid."""
         body = request.get_data()
         most = self._rules["body"].limit
         if len(body) > most:

@@ -1,4 +1,4 @@
-"""InvokeEndpointAsync: queued calls that read their input from S3 and write their output to S3."""
+"""Runs InvokeEndpointAsync's calls from a queue. They read from S3 and write to S3."""
 
 import re
 import time
@@ -15,7 +15,7 @@ from simulate.errors import ModelError, PlatformError, ValidationError
 from simulate.models import find
 from simulate.service_model import passed_on
 
-# where results are written: S3OutputPath in the endpoint's configuration
+# where results are written, as S3OutputPath in an endpoint's configuration would say
 OUTPUT = "s3://simulate/async"
 # the API's defaults
 INVOCATION_SECONDS = 900
@@ -35,8 +35,8 @@ class Queue:
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="async")
 
     def put(self, name: str, members: Mapping[str, str], body: bytes) -> tuple[str, str, str]:
-        """Queue a call. Return its id, and the locations for its output and for its failure. Only
-        one of them will be written. Raise ValidationError."""
+        """Queue a call. Return its id, the location of its output, and the location of its error;
+        only one of the two will be written. Raise ValidationError if the call is invalid."""
         location = members.get("InputLocation", "")
         most = self._rules["async-inline"].limit
         if bool(location) == bool(body):

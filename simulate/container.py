@@ -1,4 +1,4 @@
-"""One container: its start, its output, health checks, calls to it, and its stop.
+"""Starts a container, reads its output, checks its health, sends it requests, and stops it.
 
 A checkout's `serve` runs as a plain process; an image runs with docker or podman. A plain process
 uses this machine's network, and its environment variables point to a copy of /opt/ml/model. An
@@ -70,7 +70,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start. `folder` is an empty folder for the container's files. `model` becomes
+    """How to start a container. `folder` is an empty folder for its files. `model` becomes
     /opt/ml/model, and `models` becomes /opt/ml/models; the container can only read them. If `image`
     is "", `program` runs as a plain process."""
 
@@ -157,8 +157,8 @@ class Plain(Process):
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process group, and descendants that left the group if their parents are still
-        running."""
+        """Kill the process group. Also kill descendants that left the group, except those whose
+        parents have ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -169,8 +169,8 @@ class Plain(Process):
         self._picker.close()
 
     def changed_files(self) -> list[str]:
-        """Return the files that the program changed in its copy of /opt/ml/model, which root can
-        write to."""
+        """Return the files that the program changed in its copy of /opt/ml/model. The copy is
+        read-only, but root can write to it all the same."""
         now = stamps(self._copy)
         return sorted(
             name for name in {*now, *self._files} if now.get(name) != self._files.get(name)
@@ -254,8 +254,8 @@ def platform_variables(port: int) -> dict[str, str]:
 
 
 def connection_in(pid: int) -> type[HTTPConnection]:
-    """Return a connection class for the network of process `pid`. It creates sockets there, because
-    a socket belongs to the network namespace in which it was created."""
+    """Return a connection class that creates its sockets in the network namespace of process `pid`.
+    A socket belongs to the namespace in which it was created."""
 
     def enter(network: int) -> None:
         if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
@@ -289,10 +289,11 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 class Container:
-    """A container that starts immediately. It creates `launch.folder`, which `end` removes.
+    """A running container. Creating it starts the container and creates `launch.folder`, which
+    `end` removes.
 
     `well` is true once /ping has returned 200, `killed` once the simulator has killed the container
-    as the kernel would. `refused` is the number of connections that it did not accept.
+    as the kernel would. `refused` is the number of connections that the container did not accept.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
@@ -373,7 +374,7 @@ class Container:
             )
 
     def check_refusals(self) -> None:
-        """Complain about refused connections, unless the container was killed. Called some time
+        """Complain about refused connections, unless the container was killed. Call this some time
         after a refusal, because a dying container refuses connections too."""
         if self.refused and not self.killed:
             self.journal.complain(

@@ -27,7 +27,8 @@ from simulate.rules import Journal
 TICK = 0.2  # seconds between checks of the container
 PAUSE = 1.0  # seconds before a container is restarted
 VARIANT = "AllTraffic"
-# how many times a call is sent, because the container may have lost the model or lack memory for it
+# how many times a call is sent at most: the container may have lost the model, or lack memory for
+# it
 ATTEMPTS = 3
 
 
@@ -51,7 +52,7 @@ class Endpoint:
 
     `launch.folder` holds the files of all its containers, which run one after another. For a
     multi-model endpoint, the folder `store` stands in for S3. `settled` is set once a container is
-    in service, or once `failure` says why none ever got there.
+    in service, or once `failure` says why none will be.
     """
 
     def __init__(self, launch: Launch, store: Path | None, journal: Journal) -> None:
@@ -84,14 +85,14 @@ class Endpoint:
 
     def invoke(self, call: Call, most: float) -> tuple[Mapping[str, str], bytes]:
         """Return the headers and the body of the reply, which may have at most `most` bytes. Raise
-        PlatformError."""
+        PlatformError if the call fails."""
         with self.exchange(call) as reply:
             return reply.headers, self._read(reply, call, most)
 
     @contextmanager
     def exchange(self, call: Call) -> Iterator[urllib3.BaseHTTPResponse]:
         """Yield the container's successful reply, to be read inside the `with` block. Raise
-        PlatformError."""
+        PlatformError if the call fails."""
         if call.session not in ("", NEW_SESSION, *self._sessions):
             raise ValidationError(f"Session {call.session} does not exist or has expired")
         container = self._container
@@ -258,8 +259,8 @@ class Endpoint:
             self.journal.say("the container is replaced")
 
     def _complain_of_ping(self, container: Container, wrong: str) -> None:
-        """Complain about a failed ping, unless the container is just ending, which is reported
-        instead."""
+        """Complain about a failed ping, unless the container is ending, which is reported
+        elsewhere."""
         self._stopping.wait(TICK)
         if not container.killed and container.exit_code() is None:
             self.journal.complain("ping-status", f"/ping: {wrong}")

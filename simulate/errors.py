@@ -37,7 +37,8 @@ ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")
 
 
 class ModelError(PlatformError):
-    """The container's failed reply. `original_status` is 0 if it did not reply in time."""
+    """The container replied with an error, or it did not reply in time, in which case
+    `original_status` is 0."""
 
     def __init__(self, endpoint: str, original_status: int, original: bytes | str) -> None:
         text = original if isinstance(original, str) else original.decode("utf-8", "replace")

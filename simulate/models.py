@@ -84,8 +84,8 @@ class Models:
 
     @contextmanager
     def using(self, target: str, deadline: float) -> Iterator[Loaded]:
-        """Yield the model, loading it first if necessary. It is not unloaded inside the `with`
-        block. Raise PlatformError."""
+        """Yield the model, loading it first if necessary. The model is not unloaded inside the
+        `with` block. Raise PlatformError if the load fails or takes too long."""
         while (model := self._take(target)) is None:
             try:
                 self._begin(target).result(timeout=max(0.0, deadline - time.monotonic()))
@@ -127,8 +127,8 @@ class Models:
         return True
 
     def close(self) -> None:
-        """Make all further loads fail with InternalFailure, because the container is stopping and
-        its files are being removed."""
+        """Make all further loads fail with InternalFailure. The container is stopping, and its
+        files are being removed."""
         with self._lock:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -186,8 +186,8 @@ class Models:
         self._journal.say(f"loaded {target} in {time.monotonic() - begun:.1f} s")
 
     def _hand_over(self, target: str, name: str, deadline: float) -> None:
-        """Ask the container to load the model, and repeat this after each eviction. Raise
-        PlatformError."""
+        """Ask the container to load the model, and ask again after each eviction. Raise
+        PlatformError if the container does not load it."""
         document = {"model_name": name, "url": f"{self._container.process.models}/{name}/model"}
         while True:
             status, body = self._ask(

@@ -11,8 +11,8 @@ class PortPicker:
     is empty.
 
     The name of an abstract Unix socket reserves a port until the picker is closed. Such names
-    belong to the network namespace, as ports do. So two programs in one network never pick the same
-    port before their servers listen.
+    belong to the network namespace, as ports do. So two programs in one namespace never pick the
+    same port, even before their servers listen.
     """
 
     def __init__(self, allowed: Sequence[int] = ()) -> None:

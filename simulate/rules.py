@@ -1,6 +1,6 @@
 """The platform's rules in one table, and a journal of the rules that were broken.
 
-A rule is enforced, and violations are reported, from the same row.
+The same row supplies the limit that is enforced and the text that reports a violation.
 """
 
 import threading

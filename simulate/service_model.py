@@ -35,8 +35,8 @@ def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """Convert a request's members to the headers that the container receives. They are the headers
-    of InvokeEndpoint."""
+    """Convert a request's members to the headers that the container receives: for any operation,
+    the headers of InvokeEndpoint."""
     headers = {
         name: str(shape.serialization["name"]) for name, shape in request_headers(INVOKE).values()
     }

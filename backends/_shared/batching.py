@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 Run = Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]]
-# transformers' names of a text's inputs
+# the names that transformers gives the inputs of a text model
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-RAGGED = "ragged_batches"  # a parameter: the tokens of the longest text
+RAGGED = "ragged_batches"  # parameter in config.pbtxt: the length of the longest text, in tokens
 NONE = {"string_value": "0"}
-# A run has at most this many times the tokens of its texts, plus RUN_TOKENS, because a run itself
-# takes as long as about so many. Measured with all-MiniLM-L6-v2 on two processors: the texts of
-# BEIR, 16 at a time, take 10.0 ms each, with 1.25 10.5 and each alone 10.4; its short queries take
-# 1.6 ms each, and each alone 2.2.
+# A padded run may have MOST_PADDED times the tokens of its texts, plus RUN_TOKENS, which take about
+# as long as starting a run. Measured with all-MiniLM-L6-v2 on two processors, 16 texts at a time:
+# BEIR's texts take 10.0 ms each (10.5 ms if MOST_PADDED is 1.25, 10.4 ms if each text runs alone);
+# its short queries take 1.6 ms each (2.2 ms alone).
 MOST_PADDED = 1.1
 RUN_TOKENS = 16
 
 
 class InvalidInput(ValueError):
-    """Raised before or during a run if the request is invalid."""
+    """Raised if a request turns out to be invalid, before or during its run."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,12 @@ class Batcher:
 
 
 class Merge:
-    """Decides which calls share a run, joins their inputs and splits its outputs. This one leaves
-    every call alone, for models without a batch dimension."""
+    """Decides which calls share a run, joins their inputs and splits the run's outputs. This base
+    class runs every call alone, for models without a batch dimension."""
 
     def key(self, call: Call) -> Hashable:
-        """Return a key. Only calls with the same key share a run. Raise InvalidInput."""
+        """Return the call's key: only calls with the same key may share a run. Raise InvalidInput
+        if the call is invalid."""
         return call.index
 
     def groups(self, calls: Sequence[Call]) -> Iterable[Sequence[Call]]:
@@ -122,7 +123,7 @@ class Merge:
         return [calls]
 
     def join(self, calls: Sequence[Call]) -> Arrays:
-        """Return the input arrays of a run."""
+        """Return the input arrays for a run of these calls."""
         return calls[0].feed
 
     def split(self, outputs: Arrays, calls: Sequence[Call]) -> list[Arrays]:
@@ -162,13 +163,14 @@ class SameShapes(Merge):
 
 
 class Ragged(SameShapes):
-    """Merges texts of any length: pads them on the right, and cuts the outputs that have a value
-    for each token. A call may leave out the mask, if none of its tokens is padding, and the types,
-    if all are 0.
+    """Merges texts of different lengths: pads them on the right, and cuts the padding off the
+    outputs that have a value for each token. A call may omit the mask if none of its tokens is
+    padding, and the types if all of them are 0.
 
-    `inputs` are the dtypes of the model's inputs of IDS, MASK and TYPES, `by_token` the names of
-    the outputs whose second dimension is variable. One that is as long as the padded tokens is cut
-    to each call's own. Tokens are padded to a `multiple`, but no further than to `most`.
+    `inputs` maps those of IDS, MASK and TYPES that the model takes to their dtypes. `by_token`
+    names the outputs whose second dimension is variable: such an output is cut to the call's own
+    length if it is as long as the padded texts. Texts are padded to a `multiple` of tokens, but not
+    beyond `most`.
     """
 
     def __init__(
@@ -189,14 +191,15 @@ class Ragged(SameShapes):
                     f"input '{name}' has the shape {list(own)}, and '{IDS}' has {list(shape)}; "
                     "they must be the same"
                 )
-        # an output as long as another input could not be told from one as long as the tokens
+        # If another input is at least as long as the text, an output's length would not show to
+        # which of the two it belongs, so the call runs alone.
         longest = max(self._other_sizes(call), default=0)
         alone = call.index if longest >= shape[1] else -1
         return alone, super().key(self._others(call))
 
     def groups(self, calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
-        """Yield groups of calls whose texts have about the same length. A group ends before a text
-        whose padding would take longer than another run."""
+        """Yield groups of calls whose texts have about the same length. A text starts a new group
+        if padding for it would take longer than another run."""
         group: list[Call] = []
         rows = tokens = 0
         for call in sorted(calls, key=_length):
@@ -221,7 +224,7 @@ class Ragged(SameShapes):
             for call in calls:
                 begin = end
                 end += len(call.feed[IDS])
-                # without a mask all tokens count, and without types all are 0
+                # a missing mask means that all tokens count, and missing types that all are 0
                 usual = int(name == MASK)
                 feed[name][begin:end, : _length(call)] = call.feed.get(name, usual)
         return feed
@@ -236,19 +239,19 @@ class Ragged(SameShapes):
         return results
 
     def _width(self, calls: Sequence[Call]) -> int:
-        """Return how many tokens the rows of a run have."""
+        """Return the length, in tokens, to which a run pads its texts."""
         longest = max(map(_length, calls))
         rounded = math.ceil(longest / self.multiple) * self.multiple
         width = max(longest, min(rounded, self.most))
         return longest if any(width in self._other_sizes(call) for call in calls) else width
 
     def _other_sizes(self, call: Call) -> list[int]:
-        """Return the sizes of the other inputs' rows."""
+        """Return the sizes of all dimensions but the first of the call's other inputs."""
         arrays = self._others(call).feed.values()
         return list(chain.from_iterable(array.shape[1:] for array in arrays))
 
     def _others(self, call: Call) -> Call:
-        """Return the call with its other inputs alone."""
+        """Return the call without IDS, MASK and TYPES."""
         others = {name: array for name, array in call.feed.items() if name not in self.inputs}
         return replace(call, feed=others)
 
@@ -258,8 +261,8 @@ def _length(call: Call) -> int:
 
 
 def merge_of(config: Mapping[str, Any], multiple: int = 1) -> Merge:
-    """Return how the calls of a model are merged, by its configuration. Texts of any length are
-    padded to a `multiple` of tokens, but no further than to the longest that the model takes."""
+    """Return the Merge that suits a model's configuration. Texts are padded to a `multiple` of
+    tokens, but not beyond the longest text that the model takes."""
     if config["max_batch_size"] == 0:
         return Merge()
     ragged = [entry for entry in config["input"] if entry.get("allow_ragged_batch")]
@@ -307,9 +310,9 @@ def read_request(
     strings: Collection[str] = (),
     scalars: Collection[str] = (),
 ) -> tuple[Arrays, tuple[str, ...]]:
-    """Return a request's input arrays, and those of the `outputs` that it requests. Inputs in
-    `strings` become str. Inputs in `scalars` are scalars in the model's file, and callers send
-    them with the shape [1]. Raise InvalidInput for strings that are not UTF-8."""
+    """Return a request's input arrays, and the names of those `outputs` that it requests. Decode
+    the inputs in `strings`. Make scalars of the inputs in `scalars`, which callers send with the
+    shape [1]. Raise InvalidInput for strings that are not UTF-8."""
     feed: Arrays = {}
     for tensor in request.inputs():
         name, array = tensor.name(), tensor.as_numpy()

@@ -1,4 +1,4 @@
-"""Functions with which every backend finds an instance's files, parameters and number of threads.
+"""Finds an instance's files, parameters and number of threads, for every backend.
 
 `backends.install` copies this file into every backend's folder.
 """
@@ -19,8 +19,8 @@ OFF = ("no", "false", "0", "cpu")
 
 @contextmanager
 def needs(what: str, remedy: str) -> Iterator[None]:
-    """Wrap the import of an optional library. Its ModuleNotFoundError then says what needs the
-    library and what to do."""
+    """Import an optional library in this context. If it is missing, the ModuleNotFoundError says
+    what needs the library and what to do."""
     try:
         yield
     except ModuleNotFoundError as err:
@@ -69,17 +69,18 @@ def parse_bool(text: str) -> bool:
 
 
 def model_file(args: Mapping[str, str], config: Mapping[str, Any], usual: str) -> Path:
-    """Return the path of the version's file that config.pbtxt names, else of the `usual` one.
-    `args` is what Triton passes to initialize."""
+    """Return the path of the model's file: the one that config.pbtxt names, or else `usual`. `args`
+    is what Triton passes to initialize."""
     name = config.get("default_model_filename") or usual
     return Path(args["model_repository"], args["model_version"], name)
 
 
 def stub_version_folder(config: Mapping[str, Any]) -> Path:
-    """Return the folder with the version's files, while Triton's stub completes the configuration.
+    """Return the folder of the version's files. Call this only while Triton's stub completes the
+    configuration.
 
-    The path of the model's file, which may not exist, is only on the stub's command line. Without a
-    default_model_filename it is the path of the folder.
+    The stub's command line has the path of the model's file, which need not exist. If config.pbtxt
+    has no default_model_filename, it has the path of the folder.
     """
     path = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
     return Path(path.removesuffix(config["default_model_filename"]))

@@ -1,5 +1,4 @@
-"""Compares config.pbtxt with the tensors of a model's file: the file fills in what is missing, and
-the two must agree.
+"""Completes config.pbtxt from the tensors of a model's file, and checks that the two agree.
 
 The rules are the same as in NVIDIA's ONNX Runtime backend
 (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). `config` is the configuration
@@ -76,8 +75,8 @@ def completed(tensor: Tensor, batching: bool) -> Config:
     """Return the tensor's entry for config.pbtxt. dims cannot be empty there, so callers send a
     scalar as [1].
 
-    Triton allows an empty `reshape` only for models with batches. For other models the backend does
-    the reshaping.
+    Triton allows an empty `reshape` only for models with a batch dimension. For other models the
+    backend reshapes the scalar.
     """
     dims = list(tensor.shape[1:] if batching else tensor.shape)
     entry: Config = {"name": tensor.name, "data_type": tensor.datatype, "dims": dims or [1]}
@@ -85,9 +84,9 @@ def completed(tensor: Tensor, batching: bool) -> Config:
 
 
 def default_max_batch_size() -> int:
-    """Return default-max-batch-size from a --backend-config on the server's command line (the
-    parent process's), or from the options that `serve` passes to it, or else Triton's default of
-    4."""
+    """Return tritonserver's default-max-batch-size, or else Triton's default of 4. It is set by
+    --backend-config options on the parent process's command line and in the variable
+    SAGEMAKER_TRITON_ADDITIONAL_ARGS."""
     command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
     values = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")

@@ -1,4 +1,4 @@
-"""Triton's `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a Python-based
+"""Serves `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a Python-based
 backend.
 
 It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters and defaults
@@ -94,13 +94,13 @@ class Runs:
 
     One run on all threads is fastest for texts and small images. A batch of large images does not
     fit into the processors' caches, and the threads of a run wait for each other hundreds of times.
-    So if there are at least as many calls as threads, each call of such a model runs on one thread.
-    Measured with YOLOv5n at 640, 8 callers, and 2 processors that also decode the images: 24.5 ms
-    of processor time per call instead of 32 to 37.
+    So if a model takes large images, and there are at least as many calls as threads, each call
+    runs on one thread. Measured with YOLOv5n at 640, 8 callers, and 2 processors that also decode
+    the images: 24.5 ms of processor time per call instead of 32 to 37.
 
-    There is a session that uses all threads and, for a model with large rows, a second one whose
-    runs use one thread. The second session needs memory for the weights again, so it is created
-    only when calls are first merged.
+    One session uses all threads. A model with large rows also gets a second session, whose runs use
+    one thread. That session needs memory for a second copy of the weights, so it is created only
+    when it is first used.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's ser
 VALUE_BYTES = 4  # runs compute in FP32, even if the pixels are UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
-# the parameters in config.pbtxt, including NVIDIA's parameters that only apply to a GPU
+# the supported parameters in config.pbtxt, including those of NVIDIA's that apply only to a GPU
 PARAMETERS = (
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -56,8 +56,8 @@ OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """The `parameters` in config.pbtxt, named as in NVIDIA's backend. Only `separate_runs` is our
-    own."""
+    """The `parameters` in config.pbtxt. All of them are parameters of NVIDIA's backend, except
+    `separate_runs`."""
 
     intra_op_threads: int = 1
     inter_op_threads: int = 0
@@ -121,10 +121,11 @@ class SessionSettings:
 
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
-    """Return whether merged requests are run separately at the same time. The parameter decides; by
-    default they are if a row exceeds the cache.
+    """Return whether merged requests run at the same time, on one thread each. The parameter
+    separate_runs decides; without it, they do if a row exceeds the cache.
 
-    Return False on a GPU, and if the batcher merges no requests, or fewer than there are threads.
+    Return False on a GPU, if there is only one thread, or if the batcher merges fewer requests than
+    there are threads.
     """
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     kinds = [group["kind"] for group in config.get("instance_group", ())]

@@ -1,4 +1,4 @@
-"""Triton's `backend: "openvino"` without NVIDIA's image: OpenVINO in a Python-based backend.
+"""Serves `backend: "openvino"` without NVIDIA's image: OpenVINO in a Python-based backend.
 
 It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters
 (triton-inference-server/openvino_backend). Each instance runs in a process of its own, in which no

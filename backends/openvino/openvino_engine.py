@@ -1,5 +1,5 @@
-"""A model in OpenVINO: reads it, adapts it to config.pbtxt, compiles it or loads it from the cache,
-and runs it. Needs OpenVINO.
+"""Reads a model with OpenVINO, adapts it to config.pbtxt, compiles it or loads it from the cache,
+and runs it. This module imports OpenVINO.
 
 Each run uses `start_async` and `wait`. With one thread, the synchronous `infer` of OpenVINO 2026.4
 loses the error if shapes do not match: it returns the outputs of the previous request, which may be
@@ -79,7 +79,7 @@ def read(file: Path) -> Any:
 
 
 def _contains(file: Path, words: bytes) -> bool:
-    if file.stat().st_size == 0:  # nothing to map; read_model says what is wrong
+    if file.stat().st_size == 0:  # an empty file cannot be mapped, and read_model reports it
         return False
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(words) >= 0
@@ -112,8 +112,8 @@ def fit(model: Any, config: Config) -> None:
 
 
 def _shape(port: Any, config: Config) -> tuple[int, ...]:
-    """Return an input's shape, with the batch dimension first. It is taken from the file, or from
-    config.pbtxt if the file does not specify the number of dimensions."""
+    """Return an input's shape, with the batch dimension first. The other dimensions come from the
+    file, or from config.pbtxt if the file does not specify how many there are."""
     entry = next((each for each in config["input"] if each["name"] in port.names), None)
     batch = [-1] if config["max_batch_size"] else []
     if entry and port.partial_shape.rank.is_dynamic:
@@ -180,7 +180,7 @@ def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[
 
 def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
     """Return the model adapted to config.pbtxt, and the names of its scalar inputs. Raise
-    ValueError if the two disagree."""
+    ValueError if the file and config.pbtxt disagree."""
     model = read(file)
     fit(model, config)
     model = convert(model, config)
@@ -293,8 +293,8 @@ class Runs:
 
 
 def rows_of_tables(model: Any) -> dict[str, int]:
-    """Return {input: number of rows in the table that its values index}. OpenVINO reads zeros past
-    the last row."""
+    """Return {input: number of rows in the table that its values index}. For an index past the last
+    row, OpenVINO would read zeros."""
     rows: dict[str, int] = {}
     for port in model.inputs:
         sizes = _table_sizes(port)

@@ -1,5 +1,5 @@
-"""The `parameters` in config.pbtxt, with the names and meanings of NVIDIA's backend
-(openvino_backend, README.md), and the cache of compiled models.
+"""Reads the `parameters` in config.pbtxt, and keeps the cache of compiled models. The parameters
+have the names and meanings of those in NVIDIA's backend (openvino_backend, README.md).
 
 INFERENCE_PRECISION_HINT is not a parameter of NVIDIA's backend but a property of OpenVINO. This
 module does not import OpenVINO.
@@ -42,8 +42,8 @@ REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to
     "SKIP_OV_DYNAMIC_BATCHSIZE": "leave it out: a batch may have any number of rows",
     "ENABLE_BATCH_PADDING": "leave it out: a batch may have any number of rows",
 }
-# maximum bytes of compiled models in the cache, because in multi-model mode models come and go
-# during the container's life
+# maximum bytes of compiled models in the cache: in multi-model mode, models come and go while the
+# container runs
 LIMIT_BYTES = 4 << 30
 # parameters of the Python backend, on which this backend runs
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")

@@ -1,4 +1,4 @@
-"""Triton's `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a Python-based
+"""Serves `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a Python-based
 backend.
 
 It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same tensor names

@@ -1,5 +1,5 @@
-"""One TorchScript module in this process: converts requests to tensors, and results to responses.
-Needs PyTorch."""
+"""Runs one TorchScript module: converts requests to tensors, and results to responses. This module
+imports PyTorch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ SUPPORTED = "one dictionary of tensors, or tensors and lists of strings"
 
 
 class TorchInstance:
-    """A loaded module. Creating it loads the file, and raises ValueError if config.pbtxt does not
-    match its forward()."""
+    """A loaded TorchScript module. Creating it loads the file, and raises ValueError if
+    config.pbtxt does not match the module's forward()."""
 
     def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
         self.settings = TorchSettings.from_config(config)

@@ -1,5 +1,5 @@
-"""The `parameters` in config.pbtxt, with the names and meanings of NVIDIA's backend
-(pytorch_backend, README.md)."""
+"""Reads the `parameters` in config.pbtxt, which have the names and meanings of those in NVIDIA's
+backend (pytorch_backend, README.md)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,7 +63,7 @@ class TorchSettings:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Return the context in which each run takes place."""
+        """Turn gradients off, and set the executor's optimization, for a run in this context."""
         without_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
         with without_gradients, torch.jit.optimized_execution(self.optimized_execution):
             yield

@@ -1,1 +1,1 @@
-"""The other servers to compare, one module for each."""
+"""Contains one module for each of the other servers that are compared."""

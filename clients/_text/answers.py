@@ -11,8 +11,8 @@ from clients._text.task import Array, Fields, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients.base import Model, Parameter, Tensors, best, check_time, softmax
 
-DEFAULT_STRIDE = 128  # tokens, for windows of at least twice as many
-# transformers' names of the outputs, if a network does not have one output for both
+DEFAULT_STRIDE = 128  # tokens, for windows at least twice as long
+# the names that transformers gives the outputs of a network with one for starts and one for ends
 TWO_OUTPUTS = ("start_logits", "end_logits")
 IMPOSSIBLE = -10000.0  # the logit of a token that cannot be part of an answer
 
@@ -95,7 +95,7 @@ class QuestionAnswering(Task):
         none = 1.0
         top_k = parameters["top_k"]
         aligned = parameters["align_to_words"]
-        # several spans of tokens may be the same words
+        # several spans of tokens may cover the same words
         count = top_k * 2 + 10 if aligned else top_k
         for encoding, start, end in windows:
             check_time()
@@ -119,8 +119,8 @@ class QuestionAnswering(Task):
         return sorted(candidates, key=lambda answer: -float(answer["score"]))[:top_k]
 
     def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
-        """Return each token's probability to be the answer's first, and to be its last: 0 for
-        tokens outside the context other than [CLS]."""
+        """Return for each token the probability that it is the answer's first, and that it is the
+        answer's last. Tokens outside the context get 0, except [CLS]."""
         possible = np.array(encoding.sequence_ids) == 1
         possible |= np.array(encoding.ids) == self.cls_id
         size = len(possible)

@@ -1,5 +1,5 @@
-"""Text tasks with one score per class or text: classes of a text or a pair, classes that the caller
-names, and rankings."""
+"""Serves the text tasks that give one score per class or per text: classifying a text or a pair,
+choosing among classes that the caller names, and ranking documents."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -13,7 +13,7 @@ from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
 FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
-# torch's names of the functions that a CrossEncoder may apply to its scores -> ours
+# torch's names for the functions that a CrossEncoder may apply to its scores -> our names
 CROSS_ENCODERS = {"Identity": "none", "Sigmoid": "sigmoid"}
 MOST_LABELS = 100  # each label makes a row with the whole text
 LONGEST_TEMPLATE = 1_000  # characters
@@ -144,8 +144,8 @@ class ZeroShotClassification(Task):
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return a row for each label of an instance, and `owners` [rows], the instance of each
-        row. Raise PayloadTooLarge, and InvalidRequest if a label alone is longer than the model
-        takes."""
+        row. Raise PayloadTooLarge for too many characters, and InvalidRequest if a label alone is
+        longer than the model takes."""
         template = parameters["hypothesis_template"]
         labels = [
             self._labels(index, instance, parameters) for index, instance in enumerate(instances)

@@ -10,7 +10,7 @@ from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Parameter, Tensors
 from serving.errors import InvalidRequest
 
-POOLED = "sentence_embedding"  # sentence-transformers' name of the output
+POOLED = "sentence_embedding"  # sentence-transformers' name for the output
 
 
 class ExplicitPrompt(str):

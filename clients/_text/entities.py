@@ -139,7 +139,8 @@ class TokenClassification(Task):
         )
 
     def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
-        """Join the tokens of a word, with the scores of one of them or their mean."""
+        """Join the tokens of a word. By the strategy, its scores are those of one token, or their
+        mean."""
         if strategy == "first":
             scores = tokens[0].scores
         elif strategy == "max":
@@ -191,8 +192,8 @@ def _kind(tag: str) -> str:
 
 
 def _merged(windows: Sequence[list[Entity]]) -> list[Entity]:
-    """Join the entities of all windows. Of two that overlap, keep the longer, or else the one with
-    the higher score."""
+    """Join the entities of all windows. Of two that overlap, keep the longer one or, if they are
+    equally long, the one with the higher score."""
     if len(windows) < 2:
         return windows[0]
     merged: list[Entity] = []

@@ -23,8 +23,8 @@ Array = NDArray[Any]
 
 
 class Task(ABC):
-    """A task of one model. It keeps no state of requests. `truncation` says which text of a pair is
-    shortened."""
+    """A task of one model. It keeps no state between requests. `truncation` says which text of a
+    pair is shortened."""
 
     codec: Codec = TEXT
     settings: tuple[Parameter, ...] = ()
@@ -37,22 +37,22 @@ class Task(ABC):
         self.model = model
         self.tokenizer = tokenizer
         self.options = options
-        self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # those that `predict` reads
+        self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # the outputs that `predict` reads
 
     def rows(self, instance: Any) -> int:
-        """Return about how many rows `tokens` makes of an instance."""
+        """Return roughly how many rows `tokens` makes from an instance."""
         return 1
 
     def length(self, instance: Any, parameters: Mapping[str, Any]) -> int:
-        """Return about how many characters `tokens` reads for the instance. A text that is in
-        several rows counts as often."""
+        """Return roughly how many characters `tokens` reads for the instance. A text that is part
+        of several rows counts once for each row."""
         return self.codec.length(instance)
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return the model's inputs, one row or more for each instance, and `num_tokens` [n
-        instances], counted before truncation. Add `truncated` [n instances] if the task
-        can read long texts in windows, so that more tokens than the model takes need not mean a
-        cut."""
+        instances], counted before truncation. Also return `truncated` [n instances] if the task can
+        read long texts in windows, because a text with more tokens than the model takes is then not
+        necessarily cut."""
         return self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
 
     def encode_rows(self, texts: Sequence[Text], owners: Sequence[int]) -> Tensors:

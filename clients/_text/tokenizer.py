@@ -1,8 +1,8 @@
 """Turns texts and pairs of texts into rows of tokens: one row each, or windows of a long text.
 
 A tokenizer's folder holds its files and config.json as transformers saves them. tokenizer.json is
-read directly. If it is missing, transformers' AutoTokenizer reads the vocabulary, which takes each
-worker 35 MB and a second more.
+read directly. If it is missing, transformers' AutoTokenizer reads the vocabulary, which costs each
+worker another 35 MB and another second.
 """
 
 import importlib.util
@@ -33,8 +33,9 @@ LONGEST_TOKEN = 100
 # Characters that are tokenized at a time. Each takes about 300 bytes until truncation. A portion of
 # hash signs, which are the slowest, takes 1.3 s.
 PORTION = 2**18
-Measured = dict[str, tuple[int, str]]  # texts of pairs -> their tokens, and the part that is read
-LONGEST_TEXT = PORTION  # characters, if the tokenizer names no limit
+# text of a pair -> (number of tokens, the part of the text that is read)
+Measured = dict[str, tuple[int, str]]
+LONGEST_TEXT = PORTION  # characters that are read at most, even if the model takes more tokens
 # A text of a pair with more characters than this for each token that the model takes is cut before
 # the pair is tokenized.
 SHORT = 4
@@ -85,8 +86,8 @@ REMEDY = (
 
 
 class TextTokenizer:
-    """Tokenizes with the files of a folder. Worker threads share it. `windows` changes its
-    truncation, so a client uses either `windows` or `encode`."""
+    """Tokenizes with the files of a folder. Worker threads share one TextTokenizer. `windows`
+    changes its truncation, so a client uses either `windows` or `encode`."""
 
     def __init__(self, folder: Path, max_length: int, strategy: str = "longest_first") -> None:
         """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the library's
@@ -143,14 +144,14 @@ class TextTokenizer:
     def encode(
         self, texts: Sequence[Text], multiple: int, owners: Sequence[int] | None = None
     ) -> Tensors:
-        """Return INT64 [n, longest rounded up to `multiple`] of n texts or pairs, padded on the
-        right. `owners` [n] says which instance each text comes from, if the instances are not the
-        texts themselves.
+        """Return the inputs for n texts or pairs: INT64 [n, longest rounded up to `multiple`],
+        padded on the right. `owners` [n] says which instance each text comes from, if the instances
+        are not the texts themselves.
 
         `num_tokens` [n] counts the tokens before truncation, with special tokens. For a text that
-        was cut to LONGEST_TOKEN characters per token it counts the tokens that were read, and is
-        more than max_length. Raise DecodingError for a text without tokens, because the model's
-        answer would mean nothing.
+        was cut to LONGEST_TOKEN characters per token, it counts the tokens that were read, but is
+        always more than max_length. Raise DecodingError for a text without tokens, because the
+        model's answer would mean nothing.
         """
         rows = []
         counts = []
@@ -179,7 +180,7 @@ class TextTokenizer:
         return text[-length:] if self.direction == "left" else text[:length]
 
     def _parts(self, text: Text, length: int) -> Text:
-        """Return that part of a text, or of each text of a pair."""
+        """Apply `part` to a text, or to each text of a pair."""
         if isinstance(text, str):
             return self.part(text, length)
         first, second = text
@@ -283,11 +284,11 @@ class TextTokenizer:
     ) -> Tensors:
         """Cut texts, or the second text of pairs, into windows of `length` tokens, each with the
         pair's first text. Neighbors share `stride` tokens. Return the rows of all windows, or of
-        each text's first if not `every`.
+        only each text's first window if `every` is false.
 
         Besides the inputs, return `encodings` [rows], `owners` [rows] (the index of each row's
         text), `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too
-        long, TooManyRows.
+        long, and TooManyRows if the texts together make too many rows.
         """
         encodings: list[Encoding] = []
         owners = []
@@ -344,7 +345,7 @@ class TextTokenizer:
 
     def _count_of_windows(self, windows: Sequence[Encoding], stride: int, is_pair: bool) -> int:
         """Count the tokens of the whole text. Tokens that windows share count once."""
-        repeated = self.tokenizer.num_special_tokens_to_add(is_pair)  # tokens of each window
+        repeated = self.tokenizer.num_special_tokens_to_add(is_pair)  # tokens that every window has
         if is_pair:
             repeated += windows[0].sequence_ids.count(0)
         own = sum(len(window) - repeated for window in windows)
@@ -372,7 +373,7 @@ def load_with_transformers(folder: Path) -> Any:
                 f"has a tokenizer with code of its own (auto_map in {file}), which is never run"
             )
             raise ConfigError(folder, reason, REMEDY)
-    # the import reads these
+    # the import below reads these variables
     for name, value in (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_VERBOSITY", "error")):
         os.environ.setdefault(name, value)
     from transformers import AutoTokenizer
@@ -381,7 +382,7 @@ def load_with_transformers(folder: Path) -> Any:
         loaded = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception as err:  # every kind of tokenizer raises its own
+    except Exception as err:  # each kind of tokenizer raises exceptions of its own
         raise ConfigError(folder, _why_not(folder, err), REMEDY) from err
     if getattr(loaded, "backend_tokenizer", None) is None:
         raise ConfigError(
@@ -405,9 +406,8 @@ def _why_not(folder: Path, error: Exception) -> str:
 
 
 def _gives_types(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether transformers gives the network token types: by model_input_names, else by the
-    tokenizer's class. If neither is named, the model type decides. If it does not, the network gets
-    zeros."""
+    """Return whether transformers gives the network token types; otherwise the network gets zeros.
+    It depends on model_input_names, or else on the tokenizer's class, or else on the model type."""
     if names := settings.get("model_input_names"):
         return "token_type_ids" in names
     if name := settings.get("tokenizer_class") or config.get("tokenizer_class"):
