@@ -1,5 +1,5 @@
-"""JSON without our keys: a list of instances or of numbers, or one string, as SDKs send them;
-and data frames, as MLflow sends them."""
+"""Reads JSON without our keys: lists and strings, as SDKs send them, and data frames, as MLflow's
+clients send them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class BareBody:
 def tensors_of(
     served: ServedModel, value: Any, length: int, parameters: dict[str, Any] | None = None
 ) -> TensorBody:
-    """Return nested lists, from a body of `length` bytes, as the tensor of the model's only input,
-    or an object of such lists as the inputs that its keys name. Raise InvalidRequest."""
+    """Convert nested lists to the tensor of the model's only input, or an object {input: nested
+    lists} to several tensors. The body has `length` bytes. Raise InvalidRequest."""
     model = served.model
     specs = {spec.name: spec for spec in model.inputs}
     if not isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def tensors_of(
 
 
 def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
-    """Return nested lists as a tensor with their shape, as one row if that has no batch
+    """Convert nested lists to a tensor of the same shape, or to one row if they lack the batch
     dimension."""
     shape: list[int] = []
     values = [data]

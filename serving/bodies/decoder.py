@@ -19,8 +19,8 @@ from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
-LARGE = 2**24  # bytes that a large image takes while it is decoded; 2 megapixels take as many
-LONG = 2**13  # characters to tokenize: 40 ms for hash signs, the slowest text
+LARGE = 2**24  # an image is large if decoding it takes more bytes: 2 megapixels take this many
+LONG = 2**13  # a text with more characters is long: tokenizing 8,192 hash signs takes 40 ms
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Opened:
-    """Opened items that will be decoded together. `index` is that of the first one. `mistake` is
-    the error in the item after the last of them, if any. `memory` is the number of bytes that they
-    take while they are decoded."""
+    """Items that have been opened and will be decoded together. `index` is the position of the
+    first one in the request. `mistake` is the error in the item that follows them, if that could
+    not be opened. `memory` is how many bytes decoding them takes."""
 
     index: int
     items: Sequence[Item]
@@ -67,10 +67,10 @@ class Opened:
 
 class Decoder:
     """Lets at most `turns` requests decode and preprocess at a time, for each kind of instance.
-    Images are decoded in `threads`.
+    Images are decoded in a pool of `threads` threads.
 
-    The limit avoids contention for the GIL: other requests wait for their turn. Texts do not wait
-    for images, nor small images and texts for large ones.
+    Other requests wait for their turn, because they would only contend for the GIL. Texts do not
+    wait for images, and small images and short texts do not wait for large and long ones.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
@@ -94,7 +94,7 @@ class Decoder:
             turn.release()
 
     def decode(self, client: ModelClient, opened: Opened) -> list[Any]:
-        """Decode the opened items. If there are several mistakes, raise that of the first item."""
+        """Decode the opened items. Raise the error in the first item that is wrong."""
         codec = client.codec
         loads = [
             partial(item.load, codec, value, opened.index + at)
@@ -105,12 +105,12 @@ class Decoder:
         if len(large) > 1:
             # the context contains the request's time limits (budget.check_time)
             futures = [self._threads.submit(copy_context().run, _timed, load) for load in loads]
-            # even after an error, because the other threads take memory until they end
+            # wait even after an error, because the other threads hold memory until they end
             wait(futures)
             try:
                 decoded = list(map(Future.result, futures))
             finally:
-                futures.clear()  # an error would refer to itself through its future
+                futures.clear()  # otherwise an error would refer to itself through its future
             instances = [instance for instance, _ in decoded]
             count_time(sum(seconds for _, seconds in decoded))
         else:
@@ -120,9 +120,9 @@ class Decoder:
         return instances
 
     def open(self, client: ModelClient, index: int, items: Sequence[Item]) -> Opened:
-        """Open at least one of the items, and as many as take no more memory together than the
-        largest allowed image: a small body can contain many large images. `index` is that of the
-        first item."""
+        """Open the first items: at least one, and as many as together take no more memory than the
+        largest allowed image, because a small body can contain many large images. `index` is the
+        position of the first item in the request."""
         values: list[Any] = []
         memory = 0
         most = most_memory(self.limits.max_image_pixels)

@@ -6,8 +6,8 @@ is a parameter. If the model has a client, such an object is an instance, {"text
 instances in the format of Hugging Face's toolkit: {"inputs": "…"}.
 
 A body is parsed only once, except for large bodies that simdjson cannot read. (A body without a
-media type that becomes a text is also checked for being JSON: instances.py.) Each JSON library has
-its own purpose:
+media type that is read as a text is also parsed once to see whether it is JSON: instances.py.) Each
+JSON library has its own purpose:
 
 - msgspec reads all bodies except large tensors. It checks each shape against a Struct, which is
   also in /openapi.json, and its errors say where the mistake is.
@@ -55,7 +55,7 @@ from serving.triton.tensors import InferReply, Tensor, to_raw
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
 LONGEST_NUMBER = 10  # digits of the length of a JSON header
 MOST_KEYS = 32  # keys of a document of tensors, and of each tensor: KServe defines 4 and 5
-# Bytes of JSON from which simdjson is faster, because it creates no Python object for each number.
+# bytes of JSON from which simdjson is faster, because it creates no Python object per number
 LARGE = 2 * 1024
 # keys of a flat object that are options of the request, not fields of its instance
 NO_FIELDS = {*RESERVED, "parameters"}
@@ -69,8 +69,8 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A flat JSON object. It can always be answered with a stream, but with a reply in one piece
-    only if it `generates` (the route is …/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so).
+    """A flat JSON object. The answer can always be a stream. It can be a reply in one piece only if
+    the body `generates` (the route is …/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so).
     `stream` is the media type of the stream if Accept names none."""
 
     document: dict[str, Any]
@@ -100,10 +100,10 @@ class FlatBody:
         return FlatJob(served, request, self)
 
     def instances(self, served: ServedModel) -> Instances | None:
-        """Return the object as Instances if the model has a client, else None. It is either one
-        instance (for a table, any object) or {"inputs": …, "parameters": {…}} in the format of
-        Hugging Face's toolkit. Return None if the body `generates` and the object names an input of
-        the model. Raise InvalidRequest."""
+        """Return the object as Instances for the model's client: it is one instance (for a model of
+        tables, any object is), or {"inputs": …, "parameters": {…}} in the format of Hugging Face's
+        toolkit. Return None if it is neither, if the model has no client, or if the body
+        `generates` and the object names an input of the model. Raise InvalidRequest."""
         client = served.client
         names = {spec.name for spec in served.model.inputs}
         names_an_input = not names.isdisjoint(self.document)
@@ -209,8 +209,8 @@ Shape = Instances | TensorBody | FlatBody
 
 
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
-    """Parse a JSON object into the kind of body that it is. `generates` and `stream` are those of a
-    FlatBody. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse a JSON object, and return the body of its kind. `generates` and `stream` are passed on
+    to a FlatBody. Raise InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
         return TensorBody(tensors, memoryview(b""), len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
@@ -257,8 +257,8 @@ def _payload(document: dict[str, Any]) -> Instances:
     return Instances([item], body.parameters or {}, sample_shape=True, named=body.target())
 
 
-# How to read an object without tensors that contains this key. `instances` is tried before
-# `payload`; their Structs reject the keys of other shapes.
+# The function that reads an object with this key, if the object contains no tensors. `instances` is
+# tried before `payload`; their Structs reject the keys of other shapes.
 BY_KEY = {
     "instances": read_instances,
     "payload": _payload,
@@ -299,8 +299,8 @@ def _tensors(document: dict[str, Any], subject: str = "the body") -> schemas.Ten
 
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:
-    """Parse a large document of tensors with simdjson. Return None for anything else, which msgspec
-    then reads or explains."""
+    """Parse a large document of tensors with simdjson. Return None for anything else: msgspec then
+    reads it, or explains what is wrong."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
     room = admit_json(data, json_numbers)
@@ -326,7 +326,7 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
         tensors = msgspec.convert(plain, schemas.Tensors)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    check_misspelt(plain)  # outside the try block, because its error is the answer
+    check_misspelt(plain)  # outside the try block, so that its error reaches the caller
     for tensor, array in zip(tensors.inputs, arrays, strict=True):
         tensor.data = array
     return tensors if all(isinstance(array, simdjson.Array) for array in arrays) else None
@@ -334,7 +334,8 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
 
 def _members(value: Any) -> dict[str, Any]:
     """Return the members of an object. Raise ValueError if it has more than MOST_KEYS keys or a
-    duplicate key: simdjson searches each key from the beginning and finds only the first."""
+    duplicate key: simdjson searches for each key from the beginning, and finds only the first of
+    two equal ones."""
     names = list(islice(value, MOST_KEYS))
     # true for duplicates, and for more keys than were read
     if len(set(names)) < len(value):

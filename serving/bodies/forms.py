@@ -34,8 +34,8 @@ FIRST_KEY = re.compile(rb"\w{1,64}=")
 class TextOrForm:
     """A text or a form, whose meaning depends on the model:
 
-    - for a model of tables: CSV or JSON, in a form as its only file
-    - for a model of texts: a text, or one in each file of a form
+    - for a model of tables: CSV or JSON, which is the only file of a form
+    - for a model of texts: a text, or a form with a text in each file
     - for any model: a form whose fields are the keys of an instance, such as `text`; the other
       fields are parameters
     """

@@ -20,8 +20,8 @@ from serving.request import Request
 @dataclass(frozen=True)
 class Form:
     """The format of a pipeline's answers. `key` selects a field of our prediction, and `fields`
-    maps the pipeline's names of fields to ours. If it `is_single`, a list with one entry is
-    replaced by the entry. If it `is_listed`, the reply to a single instance is a list too."""
+    maps the pipeline's field names to ours. If it `is_single`, a list with one entry is replaced by
+    the entry. If it `is_listed`, the reply to a single instance is a list too."""
 
     key: str
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ FORMS = {
 }
 # parameters that the pipeline of a task always sets
 SET = {"token-classification": {"aggregation_strategy": "simple"}}
-OURS = {"threshold": "confidence"}  # a pipeline's name of a parameter -> ours
+OURS = {"threshold": "confidence"}  # the pipeline's name for a parameter -> ours
 OF_EMBEDDINGS = ("truncate", "normalize", "dimensions", "prompt_name")
 
 
@@ -110,7 +110,7 @@ class Pipeline(ApiBody, kw_only=True):
 
 
 def formed(job: ApiJob, result: Predictions) -> list[Any]:
-    """Return a batch of predictions as the pipeline of the model's task answers them."""
+    """Return a batch of predictions in the format of the pipeline for the model's task."""
     form = FORMS[job.client.task]
     return [form.of(prediction) for prediction in result.predictions]
 
@@ -151,7 +151,7 @@ class Predict(ApiBody, kw_only=True):
 
 
 def _pair(value: Any) -> Any:
-    """Return the instance of a text, or of a list of one or two texts. Raise InvalidRequest."""
+    """Return the instance for a text, or for a list of one or two texts. Raise InvalidRequest."""
     if isinstance(value, str):
         return value
     if not 1 <= len(value) <= 2:

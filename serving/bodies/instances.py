@@ -46,7 +46,7 @@ UNDECLARED = (
     "application/x-www-form-urlencoded",
     "file-path/raw-bytes",
 )
-MOST_OUTPUT = 64 * 2**20  # bytes of the outputs of a batch that has more than one row
+MOST_OUTPUT = 64 * 2**20  # maximum bytes of a batch's outputs, unless it has only one row
 PAUSE = 0.02  # seconds between two attempts to reserve memory
 
 
@@ -233,15 +233,15 @@ class InstancesJob(Job):
             return self._fitting(instances, opened.index)
 
     def _sizes(self, memory: int, tensors: Tensors) -> tuple[int, int]:
-        """Return how many bytes the objects that the client keeps for a batch take, and the whole
-        batch, whose instances took `memory` bytes while they were decoded."""
+        """Return the size in bytes of the objects that the client keeps for a batch, and that of
+        the whole batch. Decoding its instances took `memory` bytes."""
         shape, count = _rows(self.client, tensors)
         row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
         kept = TOKEN * prod(shape) * _objects(self.client, tensors)
         return kept, memory // KEPT + count * row + kept
 
     def _fitting(self, instances: list[Any], first: int) -> tuple[list[Any], Tensors]:
-        """Return as many of the instances as have few enough rows, at least one, and their
+        """Return as many of the instances as the limits on rows allow, but at least one, and their
         tensors."""
         try:
             tensors = self._preprocess(instances, first)
@@ -262,8 +262,8 @@ class InstancesJob(Job):
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 
     def _most_rows(self, shape: Sequence[int] = ()) -> int:
-        """Return how many rows have outputs of at most MOST_OUTPUT bytes together, but at least
-        one."""
+        """Return how many rows a batch may have, so that its outputs have at most MOST_OUTPUT
+        bytes. Return at least 1."""
         row = self.served.output_bytes(self.client.outputs, shape)
         return max(1, MOST_OUTPUT // max(1, row))
 
@@ -281,7 +281,8 @@ class InstancesJob(Job):
         with self.request.timings.stage("preprocess"):
             try:
                 return self.client.prepare(instances, self.parameters)
-            # the client counts from the start of its batch, the caller from that of the request
+            # the client counts from the start of its batch, the caller from the start of the
+            # request
             except DecodingError as err:
                 raise err.at(first + (err.instance or 0)) from err
             except (ServingError, TooManyRows):
@@ -350,8 +351,8 @@ class InstancesJob(Job):
         return replace(reply, headers={TRUNCATED: str(self.truncated)})
 
     def _reply(self, results: Iterator[Predictions]) -> Reply:
-        """Return the reply, written batch by batch, because all predictions as Python objects would
-        take several times as much memory."""
+        """Return the reply. Write it batch by batch, because Python objects for all predictions
+        would take several times as much memory."""
         if self.picture:
             return self._drawing(results)
         if self.accept == NPY_TYPE:
@@ -435,7 +436,7 @@ def document(served: ServedModel, items: bytes, version: str, sample_shape: bool
 
 
 def listed(about: Mapping[str, Any], key: str, items: bytes) -> bytes:
-    """Return the JSON of `about` with the list of `items` under one more key."""
+    """Return the JSON of `about` with one more `key`, whose value is the list of the `items`."""
     return b"".join((orjson.dumps(about)[:-1], b',"%b":[' % key.encode(), items, b"]}"))
 
 
@@ -450,8 +451,8 @@ def _as_json(prediction: Any) -> bytes:
 
 
 def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
-    """Yield the model's inputs for one call after another, each with at most max_batch_size rows.
-    A model without a batch dimension gets one row in each call."""
+    """Yield the inputs of each call to the model, at most max_batch_size rows at a time. A model
+    without a batch dimension gets one row in each call."""
     names = [spec.name for spec in client.model.inputs if spec.name in tensors]
     rows = max([len(tensors[name]) for name in names], default=0)
     most = client.model.max_batch_size
@@ -461,8 +462,8 @@ def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Ten
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
-    """Return the shape of a row of the shortest input, and the number of rows. The inputs of a text
-    have the same length, except one that lists the tokens to answer."""
+    """Return the shape of a row of the shortest input, and the number of rows. All inputs for a
+    text have the same length, except the list of its masked tokens."""
     shapes = [tensors[spec.name].shape for spec in client.model.inputs if spec.name in tensors]
     shortest = min((shape[1:] for shape in shapes), key=prod, default=())
     return shortest, max((shape[0] for shape in shapes), default=1)

@@ -46,7 +46,7 @@ BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
 OTHER_BODIES = ("instances", "payload")  # keys of bodies without tensors
 LONGEST_KEY = 40  # how many characters of an unknown key difflib compares
-MOST_OTHERS = 100  # how many unknown keys are compared with every field, which takes time
+MOST_OTHERS = 100  # how many unknown keys are compared with every field, which is slow
 # KServe's header with the length of the JSON header
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -248,8 +248,8 @@ def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
 
 
 def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: memoryview) -> Tensor:
-    """Return the tensor of an input whose values are `data`, behind the JSON. Raise InvalidRequest
-    or PayloadTooLarge."""
+    """Return the tensor of an input whose values are the bytes `data` after the JSON. Raise
+    InvalidRequest or PayloadTooLarge."""
     if entry.data is not UNSET:
         raise InvalidRequest(
             f"input '{entry.name}': it has both data and binary_data_size; send one of them"
@@ -368,8 +368,9 @@ def check_misspelt(keys: Collection[str]) -> None:
 def classified(
     tensor: Tensor, count: int, is_batched: bool, labels: Sequence[bytes], budget: Budget
 ) -> Tensor:
-    """Return classes as strings of shape [rows, classes], or [classes] for a model without a batch
-    dimension. The highest score comes first; for equal scores, the lowest index."""
+    """Return the `count` best classes of each row as strings of shape [rows, classes], or [classes]
+    for a model without a batch dimension. The highest score comes first; for equal scores, the
+    lowest index."""
     shape = tensor.shape if is_batched else (1, *tensor.shape)
     width = math.prod(shape[1:])
     count = min(count, width)

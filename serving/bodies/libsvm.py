@@ -25,7 +25,7 @@ LONGEST_INDEX = 10  # digits
 
 @dataclass(frozen=True)
 class LibsvmItem(Item):
-    """One row. A column that it does not name gets the cell in the client's `absent`."""
+    """One row. Each column that the row does not name gets its cell from the client's `absent`."""
 
     def open(self, client: ModelClient, limits: Limits) -> Any:
         row = self.raw or b""
@@ -49,7 +49,7 @@ class LibsvmItem(Item):
 
 @dataclass(frozen=True)
 class LibsvmBody(CsvBody):
-    """Rows of LibSVM. Empty lines and those of a comment alone are ignored."""
+    """Rows of LibSVM. Empty lines and lines with only a comment are ignored."""
 
     def items(self, client: ModelClient) -> Iterator[Item]:
         """Yield the rows. Raise UnsupportedMediaType or TooLate."""

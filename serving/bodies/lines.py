@@ -43,16 +43,16 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
-BATCHES = 4  # the model's batches in a group: one is prepared while Triton runs another
-# Bytes that the values of a group may take, unless it is one line. So the bodies of many callers
-# find room at the same time.
+BATCHES = 4  # batches in a group: one can be prepared while Triton runs another
+# Maximum bytes that the values of a group of several lines take. It leaves memory for the bodies of
+# other callers.
 MOST_GROUP = 2**24
 
 
 @dataclass(frozen=True)
 class Record:
-    """One line: a body, or the error in it; and the room of its values. The answer to a record that
-    `is_bare` is its prediction without anything around it."""
+    """One line: its body or the error in it, and the memory reserved for its values (`room`). If
+    the record `is_bare`, it is answered with its prediction alone."""
 
     body: Shape | ServingError
     is_bare: bool = False
@@ -79,8 +79,8 @@ class JsonLines:
 
     @property
     def named(self) -> Target:
-        """Return the model that the first line names. It counts if the request names none
-        elsewhere."""
+        """Return the model that the first line names. It is used only if the rest of the request
+        names none."""
         line = next(self._lines(), b"")
         with suppress(ServingError):
             return read(schemas.Named, line).target("the first line")
@@ -96,8 +96,8 @@ class JsonLines:
         return LinesJob(served, request, records)
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
-        """Parse a line while no other request of this worker does. Return a Record with the error
-        if the line is wrong."""
+        """Parse a line, while no other thread of this worker parses one. If the line is wrong,
+        return a Record with the error."""
         with collected() as room, TURN:
             record = self._record(line, served, target)
         return replace(record, room=room)
@@ -177,7 +177,7 @@ class LinesJob(Job):
     def answer(self, gateway: TritonGateway) -> Reply:
         """Return the reply with all lines. Raise InvalidRequest if there is no line, TritonTimeout
         when the request has no time left, and any error with a status of 503 or above."""
-        # not a list, because orjson keeps 4 kB for each small result that is kept
+        # not a list of results, because orjson allocates 4 kB for each small one
         written = io.BytesIO()
         answer = reserve(0, "the answer")
         count = 0
@@ -223,7 +223,7 @@ class LinesJob(Job):
         instances are grouped (`groups`). Raise a ServingError."""
         body = records[0].body
         if isinstance(body, ServingError):
-            # not raised again, because it would refer to itself through this frame
+            # not raised again, because the error would refer to itself through this frame
             return [_error_line(body)]
         if isinstance(body, Instances):
             return self._predict(gateway, records)

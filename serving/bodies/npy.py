@@ -1,5 +1,5 @@
-"""numpy's npy files as bodies: one array for a model with one input, answered with one array if the
-model has one output."""
+"""Reads npy files (numpy) as bodies: one array for a model with one input. The answer is one array
+if the model has one output."""
 
 import io
 import math
@@ -80,7 +80,7 @@ def read_npy(data: bytes) -> Array:
         ) from err
     left = len(data) - file.tell()
     if dtype.kind not in KINDS or not _fills(shape, dtype.itemsize, left):
-        # in hexadecimal, a number may have more digits than Python can write
+        # a hexadecimal number in the header may have more digits than Python can write in decimal
         is_short = all(size in INT64 for size in shape)
         dimensions = str(shape)[:100] if is_short else "a dimension beyond INT64"
         raise DecodingError(
@@ -98,7 +98,7 @@ def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
     """Return whether an array of this shape takes exactly `size` bytes."""
     if len(shape) > MOST_DIMENSIONS or not itemsize:
         return False
-    # numpy refuses a long dimension even next to a 0
+    # numpy refuses a huge dimension even if another one is 0
     if not all(0 <= length <= size for length in shape):
         return False
     return math.prod(shape) * itemsize == size

@@ -1,5 +1,5 @@
-"""The bodies of other servers' APIs: instances of a model's client in another format, whose reply
-has that API's format too. front/other_apis.py has their routes.
+"""Bodies in the formats of other servers' APIs. Each contains instances for a model's client, and
+is answered in the same API's format. front/other_apis.py has the routes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ class ApiJob(InstancesJob):
 
 
 def _tokens_read(tensors: Tensors) -> int:
-    """Return how many tokens of a batch are not padding: without a mask, all."""
+    """Return how many tokens of a batch are not padding. Without a mask, all tokens count."""
     if "input_ids" in tensors and "attention_mask" not in tensors:
         return tensors["input_ids"].size
     return total(tensors, "attention_mask")

@@ -9,7 +9,7 @@ from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # accept a gzip or a zlib header
 PIECE = 64 * 1024  # bytes of compressed data
-INFLATED = 2**20  # bytes that one call decompresses: copying them holds the GIL
+INFLATED = 2**20  # bytes that one call decompresses; copying them holds the GIL
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:

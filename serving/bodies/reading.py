@@ -1,7 +1,7 @@
 """Determines the kind of a body from its Content-Type and its first bytes.
 
 JSON is recognized by its first byte, because curl and AWS's notebooks send it with any
-Content-Type; in a text or CSV, by its keys.
+Content-Type. In a body declared as a text or CSV, it is recognized by its keys.
 """
 
 import re
@@ -106,7 +106,8 @@ def _read_json(data: bytes, generates: bool, stream: str) -> Body:
 
 
 def _table(table: CsvBody, accept: str) -> Body:
-    """Return the body of a table, whose rows are answered as `accept` asks."""
+    """Return the body for a table. `accept` decides whether each row is answered with a line of its
+    own."""
     is_by_line = preferred(accept, CSV, JSON_LINES) == JSON_LINES
     return CsvLines(table) if is_by_line else table
 

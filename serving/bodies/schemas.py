@@ -178,8 +178,9 @@ _DESCRIBING = threading.Lock()
 
 
 def describe(shape: Any) -> None:
-    """Let one thread make msgspec's description of a shape. msgspec keeps it in the class before it
-    is whole, and a thread that reads it then ends the worker (SIGSEGV)."""
+    """Make msgspec prepare its description of a shape, in one thread only. msgspec stores the
+    description in the class before it is complete, and another thread that reads it at that moment
+    crashes the worker (SIGSEGV)."""
     with _DESCRIBING:
         if shape not in _DESCRIBED:
             msgspec.json.Decoder(shape)

@@ -134,7 +134,7 @@ def types_of(values: list[Any]) -> set[type]:
 
 
 def flattened(lists: list[list[Any]]) -> list[Any]:
-    """Return the values of all lists in one. Raise TooLate."""
+    """Concatenate the lists. Raise TooLate."""
     values: list[Any] = []
     for some in portions(chain.from_iterable(lists)):
         values += some
@@ -142,8 +142,8 @@ def flattened(lists: list[list[Any]]) -> list[Any]:
 
 
 def _add_leaves(name: str, values: list[Any], depth: int, leaves: list[Any]) -> None:
-    """Append the values that are not lists, and those inside lists that are nested at most `depth`
-    deep."""
+    """Append to `leaves` all values that are not lists, including those in lists that are nested at
+    most `depth` deep."""
     if not depth:
         raise _too_deep(name)
     for value in in_time(values):
@@ -208,9 +208,9 @@ def json_values(tensor: Tensor) -> Any:
 
 
 def write_items(text: io.BytesIO, values: Any) -> None:
-    """Write the JSON of a flat array or a list of strings without its brackets, in pieces if it has
-    many: orjson holds the GIL, and 12 million numbers take 0.3 s. Only one request of a worker
-    writes a piece at a time."""
+    """Write the JSON of a flat array or a list of strings, without its brackets. Write it in
+    pieces, because orjson holds the GIL, and 12 million numbers take 0.3 s. Only one request of a
+    worker writes a piece at a time."""
     for start in range(0, len(values), AT_ONCE):
         check_time()
         some = values[start : start + AT_ONCE]
@@ -233,15 +233,16 @@ def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]
 
 
 # Triton's own parameters that are numbers, and their maximum values: `timeout` is in microseconds,
-# `priority` is a level. Triton has no others, except for one whose name begins with its prefix.
+# `priority` is a level. Triton has only one other parameter, OWN_FLAG, whose name begins with
+# OWN_PREFIX.
 OWN_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
 OWN_PREFIX = "triton_"
 OWN_FLAG = "triton_enable_empty_final_response"
 
 
 def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | None) -> Parameters:
-    """Return a request's parameters for Triton. Leave out those of sequences if the model has none.
-    Raise InvalidRequest or PayloadTooLarge."""
+    """Return the parameters to send to Triton. Leave out those of sequences if the model has no
+    sequences. Raise InvalidRequest or PayloadTooLarge."""
     check_count(len(parameters), MOST_NAMED, "parameters")
     checked: dict[str, bool | int | float | str] = {}
     for name, value in parameters.items():
@@ -255,7 +256,7 @@ def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | N
 
 def _check_parameter(name: str, value: object) -> None:
     """Raise InvalidRequest if Triton does not accept the parameter, or would read a different
-    one."""
+    value."""
     subject = f"parameter {quoted(name)}"
     if not isinstance(value, bool | int | float | str):
         raise InvalidRequest(
