@@ -1,7 +1,7 @@
 """Measure whether memory or descriptors grow under a constant load (docs/reliability.md).
 
-`python -m bench.soak --minutes 60` calls archives at 70 % of this machine's maximum rate, and loads
-or unloads one more archive each minute.
+`python -m bench.soak --minutes 60` calls the bundled models and four archives at 70 % of this
+machine's maximum rate, and loads or unloads one more archive each minute.
 """
 
 import argparse
@@ -17,16 +17,24 @@ from pathlib import Path
 import requests
 
 from tests.support.archives import Loader, Usage, make_archive, usage
-from tests.support.harness import Server
+from tests.support.harness import ROOT, Server, link_model
 from tests.support.load import Threads
 
 SHARE = 0.7  # the load, as a share of the maximum rate
 ARCHIVES = 8
 LOADED = 4  # archives that are called
+# The bundled models that are called: the types of their examples, and what right answers contain.
+BUNDLED = {
+    "bert": ("text/plain", '"embedding":[0.04'),
+    "efficientnet": ("image/jpeg", '"espresso"'),
+    "yolov4_tiny": ("image/jpeg", '"cup"'),
+}
+KINDS = LOADED + len(BUNDLED)
 CALLERS = 4
 WARM = 0.1  # the slopes leave out this first share of the time
 SAMPLE_SECONDS = 5.0
 MEGABYTE = 2**20
+REPOSITORY = ROOT / "model_repository"
 
 
 class Steady(Threads):
@@ -52,23 +60,40 @@ class Steady(Threads):
             if self.rate:
                 due = begun + number / self.rate
                 self._stop.wait(max(0.0, due - time.monotonic()))
-            verdict = self._verdict(number % LOADED + 1, float(number % 1000))
-            self.verdicts[verdict] += 1
+            self.verdicts[self._verdict(number)] += 1
 
-    def _verdict(self, model: int, x: float) -> str:
+    def _verdict(self, number: int) -> str:
+        model, x = number % KINDS, float(number % 1000)
         try:
-            reply = self.loader.invoke(model, x)
-            if reply.status_code != 200:
-                return f"{reply.status_code} {reply.json()['code']}"
-            data = reply.json()["outputs"][0]["data"]
-            return "right" if data == [model * x] else "wrong"
+            if model < LOADED:
+                reply = self.loader.invoke(model + 1, x)
+                right = f'"data":[{(model + 1) * x}]'
+            else:
+                reply, right = self._ask_bundled(list(BUNDLED)[model - LOADED])
         except requests.RequestException as err:
             return type(err).__name__
+        if reply.status_code != 200:
+            return f"{reply.status_code} {reply.json()['code']}"
+        return "right" if right in reply.text else "wrong"
+
+    def _ask_bundled(self, name: str) -> tuple[requests.Response, str]:
+        """Send a bundled model its example. Return the reply and a part of the right answer."""
+        media_type, right = BUNDLED[name]
+        example = next((REPOSITORY / name).glob("example.*"))
+        headers = {"Content-Type": media_type}
+        url = f"{self.loader.url}/models/{name}/invoke"
+        return requests.post(url, data=example.read_bytes(), headers=headers, timeout=60), right
 
 
 def soak(server: Server, loader: Loader, minutes: float) -> str:
     for number in range(1, ARCHIVES):
         loader.load(number)
+    for name in BUNDLED:
+        folder = loader.root / name / "model"
+        folder.mkdir(parents=True)
+        link_model(REPOSITORY / name, folder)
+        document = {"model_name": name, "url": str(folder)}
+        requests.post(f"{loader.url}/models", json=document, timeout=60).raise_for_status()
     most = Steady(loader).run(10)
     load = Steady(loader, SHARE * most)
     thread = threading.Thread(target=load.run, args=(60 * minutes,))
@@ -77,9 +102,9 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
     kept = [sample for sample in samples if sample[0] >= WARM * minutes]
     seen = ", ".join(f"{count} × {verdict}" for verdict, count in load.verdicts.most_common())
     return (
-        f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, {LOADED} "
-        f"archives called and one more loaded or unloaded every minute: {seen}. Without the "
-        f"first {WARM:.0%}:\n\n{table(kept)}"
+        f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, the bundled "
+        f"models and {LOADED} archives called and one more loaded or unloaded every minute: "
+        f"{seen}. Without the first {WARM:.0%}:\n\n{table(kept)}"
     )
 
 
