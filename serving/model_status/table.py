@@ -96,7 +96,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A change of model folders (name -> signature) that was rejected, or a load on demand.
+    """A rejected change of model folders (name -> signature), or a rejected load on demand.
     `reasons` contains one line per mistake. `until` (time.monotonic) is when the load may be tried
     again, which is `seconds` after it failed. `code` is that of the error that callers get."""
 
