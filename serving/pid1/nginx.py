@@ -141,7 +141,8 @@ def nginx_configuration(settings: Settings) -> str:
 
 def own_hosts(settings: Settings) -> str:
     """Return a regular expression for valid `Host` headers. Any host is valid unless nginx listens
-    on a loopback address. An empty one is valid there too, because browsers never omit `Host`."""
+    on a loopback address. There, an empty header is valid too, because browsers never omit
+    `Host`."""
     if not is_loopback(settings.host):
         return "^"
     ours = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]
