@@ -1,2 +1,2 @@
-"""The bodies that callers send: one class for each kind, which creates Triton's inputs and the
+"""The bodies that callers send. Each kind has a class, which creates Triton's inputs and the
 reply."""

@@ -53,8 +53,8 @@ PAUSE = 0.02  # seconds between two attempts to reserve memory
 @dataclass(frozen=True)
 class Instances:
     """Instances as received. `sample_shape` requests the reply {"modelname", "result"}.
-    `media_type` is that of a raw body, or "" if it has none. `named` is the model that the JSON or
-    the form around the instances names."""
+    `media_type` is a raw body's media type, or "" if it has none. `named` is the model that is
+    named in the JSON or the form with the instances."""
 
     items: list[Item]
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -106,8 +106,8 @@ class Predictions:
 class Batch:
     """Instances that are answered together.
 
-    `first` is the index of the first instance, `end` that of the first one after the batch. `calls`
-    are the inputs of the calls that are still to be made. `memory` is how many bytes decoding the
+    `first` is the index of the first instance, and `end` is the index after the last. `calls` are
+    the inputs of the calls that are still to be made. `memory` is how many bytes decoding the
     instances took. `room` holds the memory of the batch until it is finished.
     """
 
@@ -139,7 +139,7 @@ def items_of(values: list[Any], field: str, part: str = "") -> list[Item]:
 
 
 class InstancesJob(Job):
-    """Predictions made with a model's client. `parameters` are those in the body."""
+    """Makes predictions with a model's client. `parameters` are the parameters in the body."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class InstancesJob(Job):
         self.sequence = self.session
         if served.sequencing and not self.sequence:
             self.sequence = Session(served.sequencing, served.sequencing.new_id())
-        # a step of a sequence waits for the answer to the previous one
+        # a step of a sequence waits for the answer to the previous step
         self.is_pipelined = not (self.sequence or self.is_decoupled)
         self.parameters = client_parameters(self.client, request, parameters)
         self.accept = preferred(request.accept, *PICTURES, CSV, NPY_TYPE)
@@ -256,8 +256,7 @@ class InstancesJob(Job):
         return instances, tensors
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
-        """Return how many bytes the tensors of one row take, if the row of an input has this
-        shape."""
+        """Return how many bytes the tensors of one row take, given the shape of an input's row."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 
@@ -394,11 +393,11 @@ class InstancesJob(Job):
             return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
 
     def written(self, result: Predictions) -> bytes:
-        """Return what a batch adds to the reply's list, as JSON."""
+        """Return the JSON that a batch adds to the list in the reply."""
         return as_items(result.predictions)
 
     def document(self, items: bytes, version: str) -> bytes:
-        """Return the reply's JSON around the `items` of its list."""
+        """Return the JSON of the reply with the `items` of its list."""
         return document(self.served, items, version, self.sample_shape)
 
     def line(self, result: Predictions) -> bytes:
@@ -408,15 +407,16 @@ class InstancesJob(Job):
 
 
 def total(tensors: Tensors, name: str) -> int:
-    """Return the sum of one of a batch's tensors, or 0 if the batch does not have it."""
+    """Return the sum of a batch's tensor called `name`, or 0 if there is no such tensor."""
     return int(tensors[name].sum()) if name in tensors else 0
 
 
 def client_parameters(
     client: ModelClient, request: Request, parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the client's parameters. Parameters in the body take precedence over those in the
-    query string, and these over known ones in Custom-Attributes. Raise InvalidRequest."""
+    """Return the client's parameters. Parameters in the body override those in the query string,
+    which override those in Custom-Attributes. Other attributes are ignored. Raise
+    InvalidRequest."""
     names = {parameter.name for parameter in client.parameters}
     values = {name: value for name, value in request.attributes.items() if name in names}
     values |= {**request.parameters, **parameters}
@@ -425,8 +425,8 @@ def client_parameters(
 
 
 def document(served: ServedModel, items: bytes, version: str, sample_shape: bool) -> bytes:
-    """Return the JSON of the reply around what `as_items` wrote. Using orjson for this would copy
-    it twice."""
+    """Return the JSON of the reply with the `items` that `as_items` wrote. Using orjson for this
+    would copy them twice."""
     if sample_shape:
         about = orjson.dumps({"modelname": served.public_name})
         return b"".join((about[:-1], b',"result":', items, b"}"))

@@ -54,7 +54,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 @dataclass(frozen=True)
 class TensorBody:
     """A request with tensors. `document` is its JSON, or None for raw input; `binary` is the data
-    after the JSON; `length` is that of the whole body.
+    after the JSON; `length` is the size of the whole body.
 
     `is_kserve` says that the request came through KServe's own routes, whose replies give the
     length of their JSON in the header HEADER_LENGTH.
@@ -171,7 +171,7 @@ class TensorJob(Job):
 
 
 def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
-    """Raise InvalidRequest if the model needs inputs and there are none, or if one does not have as
+    """Raise InvalidRequest if the model needs inputs and gets none, or if an input does not have as
     many dimensions as the model expects."""
     batch = [-1] if model.max_batch_size else []
     shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
@@ -281,8 +281,8 @@ def write_reply(
     own_id: str = "",
     binary: Collection[str] = (),
 ) -> bytes:
-    """Return the JSON of a KServe v2 reply. Outputs in `binary` have the size of their data instead
-    of the data. Raise PayloadTooLarge before anything is written."""
+    """Return the JSON of a KServe v2 reply. Outputs named in `binary` have the size of their data
+    in place of the data. Raise PayloadTooLarge before anything is written."""
     document: dict[str, Any] = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     if reply.parameters:

@@ -159,8 +159,8 @@ class CsvLines:
 
 
 class LinesJob(Job):
-    """A body of lines, processed one job after another. `version` is a model version that
-    answered at least one line."""
+    """Answers a body of lines, one job after another. `version` is a model version that answered at
+    least one line."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""

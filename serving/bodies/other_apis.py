@@ -65,11 +65,11 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
     def entries(self, job: "ApiJob", result: Predictions) -> list[Any]:
-        """Return what a batch of predictions adds to the list in the reply."""
+        """Return the entries that a batch of predictions adds to the list in the reply."""
         raise NotImplementedError
 
     def document(self, job: "ApiJob", items: bytes) -> bytes:
-        """Return the JSON of the reply around the `items` of its list."""
+        """Return the JSON of the reply with the `items` of its list."""
         raise NotImplementedError
 
 

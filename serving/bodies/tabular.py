@@ -30,7 +30,7 @@ def predictions_as_csv(predictions: Sequence[Any]) -> bytes:
 
 
 def predictions_as_array(predictions: Sequence[Any]) -> Array:
-    """Return the predictions as one array. For the objects of a table model, use their
+    """Return the predictions as one array. From objects, as table models return them, take the
     `prediction`. Raise NotAcceptable."""
     values = [
         prediction.get("prediction") if isinstance(prediction, dict) else prediction

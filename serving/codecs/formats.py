@@ -20,7 +20,7 @@ WEBP_BUFFERS = 16
 SCANS = 16
 START_OF_SCAN = b"\xff\xda"
 SCAN_COMPONENTS = 4  # bytes from START_OF_SCAN to the number of components in the scan
-ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
+ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO, whose second frame is a preview
 # pixels to convert at a time, because each takes up to 16 bytes during the conversion
 STRIP_PIXELS = 2**20
 WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
@@ -42,7 +42,7 @@ SIZE_TAGS = {
 WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
 BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 
-# Pillow turns each value of a tag into a Python object, which takes 2.4 µs for a fraction
+# limits, because Pillow turns each value of a tag into a Python object: 2.4 µs for a fraction
 MOST_VALUES = 2**17
 MOST_FRACTIONS = 2**12
 FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}

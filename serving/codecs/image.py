@@ -29,7 +29,7 @@ Pixels = NDArray[np.uint8]
 # Pillow's other formats start programs or decode on open. Pillow opens MPO files as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 JPEG = ("JPEG", "MPO")
-# the image and the RGB image made from it, or the image and its rotated copy
+# for two images: the decoded one, and its conversion to RGB or its rotated copy
 BYTES_PER_PIXEL = 2 * PIXEL
 PAIR = int.from_bytes(START_OF_SCAN, "little")
 # maximum reads and bytes of a header: a photo's header has tens of parts, and Pillow takes
@@ -85,7 +85,7 @@ class Header:
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
-            # The file's length limits the reads for its pixels.
+            # the number of further reads, for the pixels, is limited by the file's length
             file.reads_left = HEADER_PARTS + len(data) // BYTES_PER_READ
             file.bytes_left = 2 * (HEADER_BYTES + len(data))
             self._check(limits.max_image_pixels)
@@ -157,9 +157,9 @@ class Header:
             ) from err
 
     def pixels(self) -> Pixels:
-        """Return the same image as pixels [height, width, 3]. A JPEG that need not be rotated is
-        decoded into the array, because copying an image takes longer than decoding it. Raise
-        DecodingError."""
+        """Return the image that `rgb` returns as an array [height, width, 3]. A JPEG that need not
+        be rotated is decoded directly into the array, because copying an image takes longer than
+        decoding it. Raise DecodingError."""
         image = self.image
         if image.format in JPEG and image.mode in ("RGB", "L"):
             with suppress(Exception):
@@ -169,10 +169,10 @@ class Header:
         return np.asarray(self.rgb())
 
     def _decoded(self) -> Image.Image:
-        """Decode the image. simplejpeg decodes a JPEG that may be reduced, because it supports 3/8,
-        5/8 and 6/8, while Pillow uses only 1/2, 1/4 and 1/8 of libjpeg's factors. Pillow decodes
-        all other images, those that would not get smaller, and those with errors, many of which it
-        tolerates."""
+        """Decode the image. simplejpeg decodes a JPEG that may be reduced, because it supports the
+        factors 3/8, 5/8 and 6/8, while Pillow uses only 1/2, 1/4 and 1/8. Pillow decodes all other
+        images: other formats, JPEGs that would not get smaller, and JPEGs with errors, many of
+        which Pillow tolerates."""
         image = self.image
         if self.side and image.format in JPEG and image.mode in ("RGB", "L"):
             smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}

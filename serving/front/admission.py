@@ -5,7 +5,7 @@ The number of requests and the memory that they take are both limited, in total 
 across all of gunicorn's workers. The workers share the counters (model_status/shared_files.py)
 without a lock, so the limit on requests may be exceeded by a few. If several models are served, one
 of them may hold no more requests, and no more bytes of bodies, than are free. So the first model
-that hangs occupies half of the total, the next one a quarter (Choudhury and Hahne, "Dynamic queue
+that hangs occupies half of the total, and the second a quarter (Choudhury and Hahne, "Dynamic queue
 length thresholds", 1998, with a factor of 1).
 """
 
@@ -26,12 +26,12 @@ LIMITS = (
 
 
 class Admission:
-    """Counts the requests in flight and the memory that they take, and refuses more than the
+    """Counts the requests in flight and the memory that they take, and refuses requests beyond the
     limits.
 
-    Create it before gunicorn forks. `limit` is the maximum number of requests, `most_bytes` that of
-    the bytes of memory. With `several_models`, one model cannot use all of either. Each of the
-    `workers` counts in its own row of the file `leases`.
+    Create it before gunicorn forks. `limit` is the maximum number of requests, `most_bytes` the
+    maximum memory. With `several_models`, one model cannot use all of either. Each of the `workers`
+    counts in its own row of the file `leases`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Admission:
 
 
 class Slot:
-    """A request's slot in the total and in one model at a time, and its account: the bytes that its
+    """A request's slot, in the total and in at most one model, and its account: the bytes that its
     body and its steps take (serving/request_memory.py). Not safe to share between threads."""
 
     def __init__(self, admission: Admission) -> None:
@@ -140,9 +140,9 @@ class Slot:
         self._counted = size
 
     def keep(self, model: str, column: int) -> None:
-        """Take a slot of the model whose counter is `column`, which keeps the model loaded until
-        `leave`, or one of those that wait for their model to be loaded (WAITING). Raise Overloaded,
-        or ModelNotReady if too many wait."""
+        """Take a slot of the model whose counter is `column`. The slot keeps the model loaded until
+        `leave`. If `column` is WAITING, take a slot of the requests that wait for a model to be
+        loaded. Raise Overloaded, or ModelNotReady if too many requests wait."""
         admission = self._admission
         leases = self._admission.leases
         with admission.lock:

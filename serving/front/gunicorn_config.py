@@ -24,11 +24,11 @@ RESERVED = 64 * 1024  # bytes of each file of metrics: enough for about ten mode
 # How long a thread waits for the GIL before it asks the other thread to release it. Python's
 # default is 5 ms. A small request waits about 20 times.
 SWITCH_SECONDS = 0.0005
-# The garbage collector's thresholds. Only the last one is not Python's, which is 10: with it all
-# lists are visited again and again while a large JSON text is parsed, and all threads wait. 1.9
-# million lists took 0.7 s instead of 0.1 s.
+# The garbage collector's thresholds. Only the last one differs from Python's default, 10, with
+# which the collector visits all lists again and again while a large JSON text is parsed, and all
+# threads wait: parsing 1.9 million lists took 0.7 s instead of 0.1 s.
 GARBAGE = (700, 10, 1000)
-LARGE_NICE = 10  # if a worker for small bodies wants the same processor, it gets ten times as much
+LARGE_NICE = 10  # a worker for small bodies on the same processor gets ten times as much of it
 
 
 def on_starting(server: Any) -> None:
@@ -37,8 +37,8 @@ def on_starting(server: Any) -> None:
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """Exclude the imported modules from garbage collection in the workers, because it took 0.2 s
-    when a worker ended."""
+    """Exclude the imported modules from the workers' garbage collection, which took 0.2 s when a
+    worker ended."""
     _services(server).admission.add_worker(worker.age)
     gc.freeze()
 
@@ -64,8 +64,9 @@ def child_exit(server: Any, worker: Any) -> None:
 
 
 def _choose_socket(worker: Any, services: Services) -> None:
-    """Let the worker accept either large bodies or all others. Those that count in the first rows
-    have the large ones, so the successor of a worker that has ended has them too."""
+    """Let the worker accept either only large bodies or only others. Workers that count in the
+    first rows accept the large ones, so a worker that has ended is replaced by one of the same
+    kind."""
     settings = services.settings
     own = settings.gunicorn_socket
     if services.admission.row < settings.workers:

@@ -19,7 +19,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         closes it in the main loop, and waits there for up to 2 s until nginx has read the reply. If
         several callers read slowly, the worker would accept nothing and be killed as one that
         hangs."""
-        # Wait for the request however late nginx sends it. gunicorn would give it up after 5 s.
+        # Wait for the request however late nginx sends it. gunicorn would give up after 5 s.
         conn.data_ready = True
         try:
             super().handle(conn)

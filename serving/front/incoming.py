@@ -33,7 +33,7 @@ class Incoming(flask.Request):
     metrics."""
 
     slot: Slot | None = None  # set once the request is admitted
-    model = ""  # the model that answers; "" if the request names none that is served
+    model = ""  # the model that answers, or "" if the request does not name a served model
     version = ""  # the version that answers
 
     def __init__(self, environ: dict[str, Any], *arguments: Any, **names: Any) -> None:
@@ -41,8 +41,8 @@ class Incoming(flask.Request):
         self.timings = Timings()
 
     def header(self, name: str) -> str:
-        """Return a header, or "" if it is missing. Several times faster than `headers`, but without
-        Content-Type and Content-Length."""
+        """Return a header, or "" if it is missing. Several times faster than `headers`, but does
+        not find Content-Type and Content-Length."""
         key = name.upper().replace("-", "_")
         value: str = self.environ.get(f"HTTP_{key}", "")
         return value

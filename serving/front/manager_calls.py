@@ -1,4 +1,4 @@
-"""Calls of the model manager, which loads and unloads models."""
+"""Calls the model manager, which loads and unloads models."""
 
 import http.client
 import time
@@ -15,7 +15,7 @@ from serving.settings.table import Settings
 
 # the model manager takes 0.5 s to start, or several seconds on a busy machine
 MANAGER_SECONDS = 10.0
-WANT_SECONDS = 2.0  # the manager answers within a second whether it begins to load a model
+WANT_SECONDS = 2.0  # the manager takes up to a second to say whether it begins to load a model
 PAUSE = 0.05
 
 

@@ -1,6 +1,6 @@
-"""Counts the requests in Prometheus' metrics, which monitoring.py writes out. Every worker keeps
-its numbers in files in PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens at the first use
-after the fork. Without that variable it keeps them in memory."""
+"""Counts requests in Prometheus' metrics, which monitoring.py writes out. Each worker keeps its
+counts in files in PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens when they are first used
+after the fork. Without that variable, the counts are kept in memory."""
 
 import threading
 from functools import cache, partial
@@ -38,7 +38,7 @@ class Metrics:
             "serve_stage_seconds", "Time by stage", ["model", "stage"], buckets=STAGE_BUCKETS
         )
         # `labels` takes a third of the time of a count, so its results are cached. MOST_MODELS
-        # limits their number.
+        # limits how many.
         self._requests = cache(requests.labels)
         self._seconds = cache(seconds.labels)
         self._stages = cache(stages.labels)

@@ -76,8 +76,8 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
 
 @contextmanager
 def _counted(counter: str) -> Iterator[None]:
-    """Count the result of a route, including refusals by `managed`: "ok", or the code of the
-    error."""
+    """Count the route's result, which is "ok" or the code of an error, including refusals by
+    `managed`."""
     results: Counter = getattr(services().metrics, counter)
     try:
         yield
@@ -90,7 +90,7 @@ def _counted(counter: str) -> Iterator[None]:
 
 @example_routes.post("/examples/<name>/answer")
 def answer_example(name: str) -> Response:
-    """Test the model with its example, and answer why it fails: "" if it does not.
+    """Test the model with its example. Reply with the reason why it fails, or "" if it does not.
 
     Only the model manager may ask, so requests through nginx get 404.
     """

@@ -20,7 +20,7 @@ from serving.model_status.table import Models
 from serving.settings.table import ON_DEMAND
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
-# what the manager counts (Models.counts), and what /metrics says of it
+# the manager's counters (Models.counts), and their descriptions in /metrics
 ON_DEMAND_COUNTS = {
     "loads": "Models loaded by a call",
     "unpack_seconds": "Seconds spent on fetching and unpacking them",

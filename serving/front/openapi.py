@@ -54,7 +54,7 @@ SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
 # the bodies of routes that accept only one shape
 JSON_BODIES: dict[str, type] = {**APIS, "/models": Load, INDEX: RepositoryIndex}
-OPENAI_FORM = "OpenAI"  # how the names of responses in OpenAI's format begin
+OPENAI_FORM = "OpenAI"  # the prefix of the names of responses in OpenAI's format
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
@@ -175,7 +175,7 @@ def _body(path: str, clients: Json) -> Json:
     for name, client in clients.items():
         data = getattr(client, "example", None)
         part = client.codec.part
-        if isinstance(data, bytes):  # the others have an example that depends on the model
+        if isinstance(data, bytes):  # other clients' examples depend on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
     of_shapes = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
@@ -203,7 +203,7 @@ def _schemas(clients: Json) -> dict[str, Json]:
     shapes = (*SHAPES, Instances, *dict.fromkeys(JSON_BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
-    # besides the keys that are options, the object has at least one input
+    # the object must have at least one input, besides the keys that are options
     of_others = {"propertyNames": {"enum": [*schemas["Flat"]["properties"]]}}
     schemas["Flat"]["allOf"] = [{"not": of_others}]
     for schema in (*schemas.values(), of_instances):
@@ -218,8 +218,8 @@ def _schemas(clients: Json) -> dict[str, Json]:
         "required": ["error"],
     }
     for name, client in clients.items():
-        # No defaults: a generated client would send them all, although a model may have others, and
-        # a text's task has only some of the parameters.
+        # No defaults, because a generated client would send all of them. A model may have other
+        # defaults, and a text's task accepts only some of the parameters.
         parameters = {
             parameter.name: parameter.schema() | {"description": parameter.help}
             for parameter in client.parameters

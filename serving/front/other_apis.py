@@ -24,7 +24,8 @@ from serving.front.services import services
 from serving.named_value import unknown
 from serving.request import PATH, Target
 
-# Each route, and its body, which also makes the reply. The attribute `route` can name these.
+# Each route, and the class of its body, which also creates the reply. The attribute `route` of
+# Custom-Attributes can name these routes.
 BY_ATTRIBUTE: dict[str, type[ApiBody]] = {
     "/v1/embeddings": Embeddings,
     "/v1/rerank": Rerank,
@@ -75,7 +76,7 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
 
 
 class PlainName(PathConverter):
-    """A model's name without a colon, after which KServe v1 has the word `predict`."""
+    """A model's name. It contains no colon, because in KServe v1 `:predict` follows the name."""
 
     regex = "[^/:][^:]*?"
 
@@ -90,8 +91,8 @@ def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
 
 
 def read_by_attribute(source: Incoming) -> ApiBody:
-    """Parse a body of /invocations as that of the route which the attribute `route` names. Raise
-    InvalidRequest and others."""
+    """Parse a body of /invocations as if it had been sent to the route that the attribute `route`
+    names. Raise InvalidRequest and others."""
     route = source.attributes[ROUTE]
     if route not in BY_ATTRIBUTE:
         raise InvalidRequest(f"Custom-Attributes: {unknown('route', route, BY_ATTRIBUTE)}")

@@ -50,12 +50,12 @@ def _target(
         targets.append(Target.within("the header Custom-Attributes", attributes))
     if query:
         targets.append(Target.within("the query string", query))
-    if route.source == PATH:  # other names are ignored, but versions must still agree
+    if route.source == PATH:  # the path overrides other names, but versions must still agree
         targets = [replace(target, name=None) for target in targets]
     targets = [route, *targets]
     named = body.named
     if isinstance(body, JsonLines):
-        # the first line fills in only what nothing else names; a line that disagrees fails alone
+        # the first line counts only for what nothing else names; a line that disagrees fails alone
         named = named.without(Target.agreed(targets, route.source))
     elif route.source == PATH:
         named = replace(named, name=None)

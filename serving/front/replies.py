@@ -38,7 +38,7 @@ def public_routes() -> Iterator[tuple[str, Rule]]:
 
 
 def shown_path(rule: str) -> str:
-    """Return the path of a rule as /openapi.json has it."""
+    """Return the path of a rule in the notation of /openapi.json."""
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
 
 

@@ -21,8 +21,8 @@ from serving.model_status.shared_files import TOTAL, Table
 from serving.settings.table import ON_DEMAND, Settings
 from serving.triton.gateway import TritonGateway
 
-# The inputs of all workers may take an eighth of /dev/shm, because Triton's Python backends need
-# the rest, and at most MOST_SHARED_MEMORY bytes.
+# The inputs of all workers may take an eighth of /dev/shm, but at most MOST_SHARED_MEMORY bytes.
+# Triton's Python backends need the rest.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
 IDLE_SECONDS = 2.0  # a worker is idle if no request has begun or ended for this long

@@ -24,10 +24,9 @@ log = logging.getLogger(__name__)
 CALLER_LEFT = 499  # nginx's status for a caller that has disconnected: nobody reads this reply
 PIECE = 2**20  # bytes of an event, or of a large reply, that are written at once
 KEPT = 2**21  # bytes of a reply that nginx buffers for a slow reader (nginx.conf)
-# The caller must read each piece within this time, or it could hold its slot for as long as it
-# likes.
+# The caller must read each piece within this time. Otherwise it could hold its slot forever.
 WRITE_SECONDS = 10.0
-# the first tells nginx not to buffer the reply
+# X-Accel-Buffering tells nginx not to buffer the reply
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 # For each media type of a stream: the format of a response, and that of an error.
 FORMATS = {

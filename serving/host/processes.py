@@ -18,7 +18,7 @@ MEANINGS: dict[int, str] = {
 }
 PROGRAM = "triton_python_backend_stub"
 FEWEST_WORDS = 4  # in a stub's command line
-# positions in it
+# positions in that command line
 FILE = 1  # the model's file
 INSTANCE = -2  # the instance's name, which Triton's messages use
 PROC = Path("/proc")
@@ -65,7 +65,7 @@ def last_line(output: str) -> str:
 
 
 def used_by(pid: int) -> int:
-    """Return the bytes of memory that the kernel cannot reclaim from a process and its descendants:
+    """Return how many bytes of memory the kernel cannot reclaim from a process and its descendants:
     their anonymous pages, and the shared pages of the process itself. Return 0 if the process is
     gone."""
     own = sum(_bytes(process, b"RssAnon:") for process in tree(pid))
@@ -73,8 +73,8 @@ def used_by(pid: int) -> int:
 
 
 def memory_by_model(server: int) -> dict[str, int]:
-    """Return the bytes of memory that the kernel cannot reclaim from the stubs of each model, keyed
-    by Triton's name for the model, and under "" those of tritonserver itself."""
+    """Return how many bytes of memory the kernel cannot reclaim from each model's stubs, keyed by
+    Triton's name for the model. The key "" stands for tritonserver itself."""
     sizes = {"": _bytes(server, b"RssAnon:") + _bytes(server, b"RssShmem:")}
     stubs = Stubs()
     stubs.look(server)

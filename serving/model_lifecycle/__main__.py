@@ -107,8 +107,8 @@ class Watch:
         self._has_taken_up = False
 
     def step(self) -> None:
-        """Check once. A new tritonserver loads its models again; update the table once it
-        responds."""
+        """Check once. If tritonserver was restarted, update the table when the new one responds and
+        has loaded its models again."""
         pid = self.manager.pid()
         before = self.manager.models().server
         if pid != before:

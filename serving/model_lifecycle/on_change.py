@@ -344,7 +344,7 @@ def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
         survey = run_preparation.survey(checked)
         reasons = survey.unreadable or run_preparation.mistakes(checked, names)
     except LayoutError as err:
-        # lines with newlines only show how a repository should look
+        # a mistake of several lines only shows what a repository should look like
         reasons = [line for line in err.mistakes if "\n" not in line]
     if reasons:
         raise Rejected(*reasons)

@@ -4,8 +4,9 @@ memory, as measured, would become short.
     a call -> `want` -> the name is looked up -> a thread: unpack, make room, load -> READY
                                                                             or rejected for a while
 
-Only choosing victims and reserving memory is done under a lock. A victim is first `evicting`, which
-no call may use. If a call had just begun to use it, it is spared.
+Only choosing victims and reserving memory is done under a lock. A victim's state is first
+`evicting`, in which no call may begin to use the model. If a call began just before that, the
+victim is spared.
 """
 
 import logging
@@ -46,35 +47,38 @@ from serving.settings.table import MEGABYTE, Settings
 
 log = logging.getLogger(__name__)
 LOADS_AT_ONCE = 4
-# A load that takes longer may hang until its time limit (350 s). So another one begins beside it.
+# A load that takes longer may hang until its time limit (350 s), so it no longer counts as one of
+# LOADS_AT_ONCE.
 SLOW_SECONDS = 30.0
 MOST_LOADS = 64  # loads that are in progress or wait for their turn
 LOOK_UPS_AT_ONCE = 64
 LOOK_UPS_A_SECOND = 200
 MISSING_SECONDS = 30.0  # a name that does not exist is looked up again after this time
-# The same for a name that could not be looked up: long enough for a waiting call to ask again.
+# The same for a name that could not be looked up. All calls that wait for it ask within this time,
+# and get the same error.
 AWAY_SECONDS = 3.0
-# Seconds until a failed load is tried again, doubled each time after that. A load that tritonserver
-# did not survive may not be to blame.
+# Seconds until a failed load may be tried again, doubled after each further failure up to
+# FAILED_MOST. It is INTERRUPTED_SECONDS if tritonserver ended meanwhile, because the model may not
+# be to blame.
 FAILED_SECONDS, INTERRUPTED_SECONDS, FAILED_MOST = 30.0, 2.0, 600.0
-BUSY_SECONDS = 1.0  # the same for a load for which there is no memory at the moment
+BUSY_SECONDS = 1.0  # the same for a load for which there is not enough memory now
 MOST_REJECTED = 100
-IDLE_SECONDS = 1.0  # a model that was used later than this is not evicted
-# A model that is loaded again within this time was evicted too early. While loads had to evict
-# within this time, memory for the next load is kept free.
+IDLE_SECONDS = 1.0  # a model that was used within this time is not evicted
+# A model that is loaded again within this time after its eviction was evicted too early. If a load
+# had to evict models within this time, memory for the next load is kept free.
 THRASH_SECONDS = 60.0
 KEPT_FREE = 4  # never more than 1 / KEPT_FREE of the memory is kept free
 
 
 class LookUps:
-    """Looks up names in the repository, within bounds. Thread-safe."""
+    """Looks up names in the repository, a limited number at once and per second. Thread-safe."""
 
     def __init__(self, source: Source, most: int = LOOK_UPS_A_SECOND, seconds: float = 1.0) -> None:
         self._source, self._lock = source, threading.Lock()
         self._seconds = seconds
         self._turns = threading.Semaphore(LOOK_UPS_AT_ONCE)
         self._times = deque([-math.inf] * most, most)
-        # names that were not found, until when they are not looked up again, and the errors' facts
+        # for each name that was not found: when it may be looked up again, and the error's facts
         self._refused: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def find(self, name: str) -> Found:
@@ -126,7 +130,7 @@ class OnDemand(OnPost):
         self._look_ups = LookUps(self._source)
         self._kept = [plain_name(name) for name in self.settings.load_models]
         self._lock = threading.Lock()
-        # models that are being loaded or wait for that, and when their loads began
+        # models that are being loaded or wait for their turn (inf), and when their loads began
         self._loading: dict[str, float] = {}
         self._waiting: deque[Found] = deque()
         self._threads = ThreadPoolExecutor(MOST_LOADS, thread_name_prefix="load")
@@ -163,8 +167,9 @@ class OnDemand(OnPost):
             return []
 
     def step(self) -> None:
-        """Load the models that must be loaded, keep memory free, and look whether a model that
-        failed has changed. Raise the error of a model that cannot be loaded."""
+        """Load the models that must stay loaded (SERVE_LOAD_MODELS), keep memory free, and check
+        whether a rejected model has changed. Raise the first error of a model that must be loaded
+        but cannot be."""
         super().step()
         self._begin_loads()
         self._keep_free()
@@ -186,7 +191,7 @@ class OnDemand(OnPost):
                 self.manager.drop(entry)
 
     def _begin_loads(self) -> None:
-        """Begin the loads whose turn it is: LOADS_AT_ONCE, not counting slow ones."""
+        """Begin loads that wait, until LOADS_AT_ONCE are in progress, not counting slow ones."""
         with self._lock:
             now = time.monotonic()
             fast = sum([now - SLOW_SECONDS < began < math.inf for began in self._loading.values()])
@@ -196,7 +201,7 @@ class OnDemand(OnPost):
                 self._threads.submit(self._load_found, found)
 
     def _load_found(self, found: Found) -> None:
-        """Load a model in a thread of its own. If that fails, reject the model."""
+        """Load a model; called in a thread of its own. If that fails, reject the model."""
         name, began = found.name, time.monotonic()
         try:
             with self._source.archive(found) as archive, self.manager.changing(name):
@@ -256,8 +261,9 @@ class OnDemand(OnPost):
         self._last_needs.append(needed)
 
     def _used(self, pid: int, name: str) -> int:
-        """Count only what a model that is being loaded does not hold yet of what it was promised,
-        and nothing of what is being unloaded."""
+        """Return the bytes of memory that are in use or promised to loads other than that of
+        `name`. Of a promise, count only what the model does not hold yet. Do not count models that
+        are being evicted or unloaded."""
         sizes = memory_by_model(pid)
         used = used_by(pid)
         entries = self.manager.models().entries
@@ -312,7 +318,7 @@ class OnDemand(OnPost):
 
     def _mark(self, entry: Entry) -> bool:
         """Choose the model for eviction, unless a call uses it. A call counts itself and then reads
-        the table again, so it either is seen here or does not use the model."""
+        the table again, so either this method sees the call, or the call does not use the model."""
         if not self.manager.move(entry, Event.EVICT):
             return False
         if self.manager.leases.requests(entry.column):
@@ -326,7 +332,7 @@ class OnDemand(OnPost):
 
     def _evict(self, victims: Sequence[Entry]) -> None:
         """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if that frees less than
-        half of what they hold, because then further evictions would free nothing either."""
+        half of the memory that they hold, because further evictions would not help either."""
         try:
             for start in range(0, len(victims), LOADS_AT_ONCE):
                 some = victims[start : start + LOADS_AT_ONCE]
@@ -360,8 +366,8 @@ class OnDemand(OnPost):
         log.info("evicted '%s' in %.1f s", entry.name, now - began)
 
     def _keep_free(self) -> None:
-        """Keep memory for a load free while loads have to evict models, so that they rarely wait
-        for that."""
+        """Keep memory for one load free while loads have to evict models, so that the next ones
+        rarely wait for an eviction."""
         largest = max(self._last_needs, default=0)
         is_short = time.monotonic() < self._last_shortage + THRASH_SECONDS
         if not is_short or largest > self.memory / KEPT_FREE:
@@ -385,8 +391,8 @@ class OnDemand(OnPost):
     def _reject(
         self, model: Found | Entry, error: ServingError, first: float = FAILED_SECONDS
     ) -> None:
-        """Answer calls with the error for a while: `first` seconds, and twice as long each time
-        after that, unless only memory is short."""
+        """Answer calls with the error for a while: for `first` seconds, and twice as long after
+        each further failure, unless only memory is short."""
         rejected = self.manager.models().rejected
         last = max([each.seconds for each in rejected if model.name in each.folders], default=0)
         doubles = last >= first > BUSY_SECONDS
@@ -408,7 +414,7 @@ class OnDemand(OnPost):
         self.manager.write(change)
 
     def _look_at_a_rejection(self) -> None:
-        """Let a model be loaded that has changed since it was rejected. Look at one each time."""
+        """Let a rejected model be loaded again if it has changed. Check one model in each call."""
         if rejected := [each for each in self.manager.models().rejected if each.is_current()]:
             self._turn += 1
             ((name, signature),) = rejected[self._turn % len(rejected)].folders.items()
@@ -432,8 +438,8 @@ def source_of(settings: Settings, served: Callable[[], Collection[Path]]) -> Sou
 
 
 def idle_seconds(archive: Archive, device: str) -> float:
-    """Return the seconds without a call after which the model may be evicted: no sequence of calls
-    may be in progress. Raise Unreadable."""
+    """Return the seconds without a call after which the model may be evicted: enough for each
+    sequence of calls to have ended. Raise Unreadable."""
     configs = [read_config(part, device) for part in archive.parts]
     sequences = [
         sequence_idle_seconds(config) for config in configs if correlation_type(config) is not None

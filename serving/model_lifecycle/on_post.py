@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class OnPost(Policy):
     """The policy that loads models on POST /models. Thread-safe."""
 
-    # the error for a model that can never be loaded, so that the platform evicts no other for it
+    # the error for a model that can never be loaded: the platform then evicts no other model for it
     too_large: type[ServingError] = LoadFailed
 
     def __init__(self, manager: Manager) -> None:
@@ -55,7 +55,7 @@ class OnPost(Policy):
         self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
-        # the most bytes that a model was measured to hold, as long as it is unchanged
+        # the most bytes that each model was measured to hold since it last changed
         self._measured: dict[tuple[str, str], int] = {}
 
     def step(self) -> None:
@@ -173,7 +173,7 @@ class OnPost(Policy):
         keep_last(self._measured, key, max(held, self._measured.get(key, 0)))
 
     def held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
-        """Return the bytes that the model's processes hold, given those of all models."""
+        """Return how many bytes the model's processes hold, given the `sizes` of all models."""
         return sum(sizes.get(name, 0) for name in self.manager.staged_names(entry))
 
     def _check_target(self, name: str, target: str) -> None:
@@ -217,7 +217,8 @@ class OnPost(Policy):
 
 
 def keep_last(kept: dict[Any, Any], key: object, value: object, most: int = 4096) -> None:
-    """Set a value in a dictionary of at most `most`, from which the oldest one is removed."""
+    """Set a value in a dictionary. If it then has more than `most` entries, remove the oldest
+    one."""
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > most:
@@ -225,8 +226,8 @@ def keep_last(kept: dict[Any, Any], key: object, value: object, most: int = 4096
 
 
 def _measure_of(entry: Entry) -> tuple[str, str]:
-    """Return the key of a measured size: a model whose files have changed is another one. If only
-    the platform knows its files, it counts as changed if its estimate has."""
+    """Return the key of a model's measured size. It changes when the model's files change or, if
+    the entry has no signature of the files, when the estimated size changes."""
     return entry.target, entry.signature or str(entry.estimated)
 
 

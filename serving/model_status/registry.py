@@ -60,11 +60,11 @@ class Registry:
         self, keep: Keep, name: str | None, version: str | None = None, tasks: Sequence[str] = ()
     ) -> Iterator[ServedModel]:
         """Yield the model called `name`. Without a name, yield the only model with one of the
-        `tasks`, or else the default model, or else the only model. `keep` keeps the model loaded;
-        on demand, wait until it is. Raise ModelNotFound, VersionNotFound, ModelNotLoaded,
-        ModelNotReady, ModelFailed, ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If
-        the `with` block raises ModelNotReady and the table of models has a more specific error,
-        raise that instead."""
+        `tasks`, or else the default model, or else the only model. `keep` keeps the model loaded.
+        In on-demand mode, wait until the model is loaded. Raise ModelNotFound, VersionNotFound,
+        ModelNotLoaded, ModelNotReady, ModelFailed, ModelRestarting, ModelRefused, Overloaded or
+        InvalidRequest. If the `with` block raises ModelNotReady and the table of models has a more
+        specific error, raise that instead."""
         name = name or self._only_of(tasks) or self.default or self._only_name()
         if self._want:
             name = plain_name(name)

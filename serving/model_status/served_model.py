@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowSize:
-    """The size of one row of a tensor: `fixed` bytes times the lengths of its dynamic dimensions,
-    of which there are `variable`."""
+    """The size of one row of a tensor: `fixed` bytes times the lengths of its dynamic dimensions.
+    `variable` is how many dynamic dimensions it has."""
 
     fixed: int
     variable: int

@@ -96,9 +96,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A change of model folders (name -> signature) that was rejected, or a load on demand.
+    """A rejected change of model folders (name -> signature), or a rejected load on demand.
     `reasons` contains one line per mistake. `until` (time.monotonic) is when the load may be tried
-    again, which is `seconds` after it failed. `code` is that of the error that callers get."""
+    again, which is `seconds` after it failed. `code` is the code of the error that callers get."""
 
     folders: dict[str, str]
     reasons: list[str]
@@ -137,7 +137,7 @@ class Models:
 
     @property
     def by_call(self) -> bool:
-        """Return whether calls load the models, so that there may be none."""
+        """Return whether calls load the models. If so, there may be no models."""
         return POLICIES[self.policy].by_call
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the capacity of a pipe
-ENTRY = '{"'  # how the entries of nginx and gunicorn begin, which are JSON
+ENTRY = '{"'  # the beginning of nginx's and gunicorn's entries, which are JSON
 OUTPUT_END_TIMEOUT = 1.0
 OUTPUT_PATIENCE = 1.0  # seconds that the log's reader may pause before lines are dropped
 # Characters with which a caller could control a terminal or forge a log line. They are escaped as

@@ -73,7 +73,7 @@ def nginx(
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Otherwise nginx, with tensors of 600 kB, spends half of its time returning memory to the
+    # Otherwise nginx spends half of its time with tensors of 600 kB on returning memory to the
     # system and requesting it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     inherited = {}
@@ -141,7 +141,8 @@ def nginx_configuration(settings: Settings) -> str:
 
 def own_hosts(settings: Settings) -> str:
     """Return a regular expression for valid `Host` headers. Any host is valid unless nginx listens
-    on a loopback address. An empty one is valid there too, because browsers never omit `Host`."""
+    on a loopback address. There, an empty header is valid too, because browsers never omit
+    `Host`."""
     if not is_loopback(settings.host):
         return "^"
     ours = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]

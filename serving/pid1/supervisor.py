@@ -29,8 +29,8 @@ BACKOFF_MAX = 8.0
 # seconds between rounds of the loop while waiting for a process or for readiness
 POLL_INTERVAL = 0.1
 IDLE_INTERVAL = 1.0  # seconds between rounds otherwise
-REPORT_INTERVAL = 5.0  # seconds between log lines that say why it is not ready yet
-# Seconds that a stop may take if this was never ready: no request is in flight then, and
+REPORT_INTERVAL = 5.0  # seconds between log lines that say why the container is not ready yet
+# Seconds that a stop may take if the container was never ready: no request is in flight then, and
 # tritonserver ignores the signal while it is loading models.
 STOP_BEFORE_READY = 3.0
 OUT_OF_MEMORY = "out of memory"

@@ -169,13 +169,13 @@ class System:
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # its number cannot be reused for a process or group before it is reaped
+                # until the process is reaped, its id cannot be reused for another process or group
                 if child.si_pid in self._running:
                     self.kill_group(child.si_pid)
                 _, status = os.waitpid(child.si_pid, 0)
                 ended.append((child.si_pid, os.waitstatus_to_exitcode(status)))
                 if running := self._running.pop(child.si_pid, None):
-                    # so that Popen does not wait for the process again
+                    # otherwise Popen would wait for the process again
                     running.child.returncode = ended[-1][1]
                     if running.check:
                         running.check.ended.set()

@@ -4,8 +4,8 @@ with the API of one of them.
     NAME/config.pbtxt, NAME/1/model.onnx, …    a model folder
     NAME.tar.gz                                an archive
 
-A model is fetched into the cache, and recognized by its ETags. Only the manager imports this
-module, and only if the repository is a bucket.
+A model is fetched into the cache. Its ETags show whether it has changed. Only the manager imports
+this module, and only if the repository is a bucket.
 """
 
 import re
@@ -29,7 +29,7 @@ from serving.repository.paths import real_path
 from serving.repository.source import ARCHIVE, MOST_LISTED, Found, Source, Unreachable, may_be_found
 from serving.repository.unpacking import BadArchive, unpack
 
-SILENT_SECONDS = 5.0  # without a byte, after which a request is sent again
+SILENT_SECONDS = 5.0  # a request is sent again after this time without a byte
 CLIENT = {
     "timeout": timedelta(hours=1),  # for a whole object
     "allow_http": True,  # if the URL of an endpoint begins with http://

@@ -1,4 +1,5 @@
-"""Models that were unpacked or fetched, each in a folder of its own. They survive a restart."""
+"""Keeps unpacked and fetched models, each in a folder of its own. With SERVE_RUN_DIR, the folders
+survive a restart."""
 
 import errno
 import os
@@ -18,9 +19,9 @@ Write = Callable[[Path, Callable[[int], None]], None]
 
 
 class Cache:
-    """Folders of models in `root`. Together they have at most `most` bytes (0: half of what is
-    free). Those that were not used for the longest time are removed first, but none of a model that
-    is loaded, whose folders `served` returns. Thread-safe."""
+    """Folders of models in `root`, with at most `most` bytes in total (0: half of what is free).
+    The least recently used ones are removed first, except those of loaded models, which `served`
+    returns. Thread-safe."""
 
     def __init__(self, root: Path, most: int, served: Callable[[], Collection[Path]]) -> None:
         self._root, self._served = root, served

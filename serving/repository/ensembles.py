@@ -72,7 +72,7 @@ def contents(folder: Path) -> str:
 
 
 def names_of(paths: Iterable[Path]) -> str:
-    """List the names of files and folders, those of folders with a slash."""
+    """List the names of files and folders. The names of folders end with a slash."""
     return listed(f"{path.name}/" if path.is_dir() else path.name for path in paths)
 
 

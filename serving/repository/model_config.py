@@ -208,7 +208,8 @@ def datatype_name(data_type: int) -> str:
 
 
 def merge_all_lengths(config: Any) -> None:
-    """Let Triton merge texts of different lengths that leave out what the backend fills in."""
+    """Let Triton merge texts of different lengths into one batch, and make the inputs optional that
+    the backend fills in."""
     for spec in config.input:
         spec.optional = spec.name in FILLED
         spec.allow_ragged_batch = spec.optional or spec.name == IDS

@@ -1,4 +1,4 @@
-"""The description of one setting: which variables it is read from, and how its value is written."""
+"""Describes one setting: the variables from which it is read, and how its value is written."""
 
 import re
 from collections.abc import Callable, Mapping

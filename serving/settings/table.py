@@ -35,7 +35,7 @@ ARCHIVES = Path("/opt/ml/models")  # where SageMaker unpacks the archives of mul
 LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
-LARGE_PERCENT = 75  # of SERVE_MAX_CONCURRENCY, which requests with large bodies may hold
+LARGE_PERCENT = 75  # the share of SERVE_MAX_CONCURRENCY that requests with large bodies may hold
 DEFAULT_PAYLOAD = 6  # MB, batch transform's default
 LARGEST_BODY = 1024.0  # MB
 # The minimum memory for requests, as a multiple of the maximum body: enough to parse one body, or
@@ -62,7 +62,7 @@ _OWN_OPTIONS = {
 @dataclass(frozen=True)
 class LoadPolicy:
     """When models are loaded, and what follows from that. If calls load them (`by_call`), none is
-    loaded at a start. If model folders may change, they are `copied`, and readiness is not
+    loaded at startup. If model folders may change, they are `copied`, and readiness is not
     `strict`, because the other models are ready while one is being tried. 0 threads means Triton's
     default, which is 32 for a Python model: too many for 1,000 models."""
 
@@ -481,7 +481,7 @@ class Settings:
     triton_http = _File("triton/http.sock")
     triton_grpc = _File(f"triton/grpc.sock:{GRPC_PORT}")
     triton_metrics = _File("triton/metrics.sock")
-    # the prefix of our names in /dev/shm, which nobody can guess
+    # the prefix of the names of our files in /dev/shm, which cannot be guessed
     shared_memory_file = _File("triton/shared-memory")
 
     @classmethod
@@ -592,8 +592,8 @@ class Settings:
 
     @property
     def execution_parameters(self) -> dict[str, int | str]:
-        """Return the parameters that batch transform asks for. It uses them if a job sets none of
-        its own."""
+        """Return the parameters that batch transform asks for. It uses those that the job does not
+        set itself."""
         payload = self.batch_payload_mb
         concurrency = self.batch_concurrency
         if payload < 0:
@@ -703,7 +703,8 @@ def _exclusive(values: Mapping[str, Any]) -> list[str]:
 
 
 def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that the variables leave open and that depend on who runs the container."""
+    """Return values for the settings that are `auto` or not set, and that depend on the platform or
+    on other settings."""
     set_ = {name for name, value in environ.items() if value.strip()}
     sagemaker = any(name.startswith("SAGEMAKER_") for name in set_)
     settled = {

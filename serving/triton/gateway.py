@@ -61,8 +61,8 @@ class Call:
     A call with inputs in shared memory has no deadline in Triton and is never cancelled there,
     because then nobody would know when Triton stops reading the regions. The caller gives up at its
     own deadline, but Triton finishes the work, and its answer frees the regions. So an overloaded
-    model may work for callers that have given up: on the calls in flight, and after that on up to
-    MOST_WAITING regions at a time.
+    model may still work for callers that have given up: first on the calls in flight, and then on
+    up to MOST_WAITING regions at a time.
 
     Without regions, calling `result` without `send` is cheaper, because gRPC starts a thread for
     each call that is sent first.
