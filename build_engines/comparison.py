@@ -110,8 +110,8 @@ def _score_of(
     instances: Sequence[Any],
     source: Path | None,
 ) -> Score:
-    """Return how alike the predictions of both for the instances are. Raise BuildError if neither
-    predicts anything."""
+    """Return how alike the predictions of `engine` and `reference` for the instances are. Raise
+    BuildError if neither predicts anything."""
     ours, theirs = (
         [_predict(client, run, each) for each in instances] for run in (engine, reference)
     )

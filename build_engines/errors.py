@@ -1,4 +1,4 @@
-"""The errors with which a command fails."""
+"""Defines the errors with which a command fails, and shortens texts for their messages."""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -75,7 +75,7 @@ def quantized(
         else:
             _dynamic(prepared, target)
     _tidy(target)
-    OnnxFile(target)  # BuildError when it cannot be loaded
+    OnnxFile(target)  # raises BuildError if the file cannot be loaded
     return target
 
 
@@ -124,7 +124,7 @@ def heads(graph: Any) -> list[str]:
         for name in node.input:
             consumers.setdefault(name, []).append(node)
     behind: dict[str, set[str]] = {}
-    # nodes are sorted topologically, so those behind a node come first here
+    # nodes are sorted topologically, so in reverse order a node comes after those that depend on it
     for node in reversed(graph.node):
         names: set[str] = set()
         for output in node.output:
@@ -214,7 +214,7 @@ def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
 
 
 class Batches(CalibrationDataReader):  # type: ignore[misc]
-    """Inputs for ONNX Runtime's tools, one instance per batch."""
+    """Supplies inputs to ONNX Runtime's tools, one instance per batch."""
 
     def __init__(self, batches: Iterable[Tensors]) -> None:
         self.batches = iter(batches)
@@ -224,8 +224,8 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calibration_batches(client: ModelClient, request: Request) -> Batches:
-    """Return the client's tensors for the samples of --calibration, without those on which the
-    engine is compared."""
+    """Return the client's tensors for the samples of --calibration, without those that are held out
+    for the comparison."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")

@@ -87,7 +87,7 @@ class Family:
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
     # the model in the repository whose example is copied for a user's own file
     example: str = ""
-    # whether the scores are Triton's classes
+    # whether the model gives one score for each class
     classifies: bool = False
     # whether the client computes scores from logits, by its settings
     from_logits: Callable[[Mapping[str, str]], bool] = lambda _: False
@@ -101,7 +101,7 @@ class Family:
     static_int8: bool = False
     # whether the last of these convolutions stay in fp32
     fp32_head: bool = False
-    # whether answers stay within the limits in BF16; `serve` then takes OpenVINO on CPUs with AMX
+    # whether answers in BF16 stay within the limits; `serve` then uses OpenVINO on CPUs with AMX
     any_cpu_engine: bool = False
     # whether no GPU computes its operators
     cpu_only: bool = False

@@ -30,7 +30,7 @@ CLOSE = 1e-3
 FREE = {"batch": 2, "height": 96, "width": 160}
 # widths and heights of the images on which processor and client are compared
 TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))
-# the same if images keep their proportions
+# the same for images that keep their proportions
 ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
 FIXED = (
     'to serve it at one size set "size": {"height": 640, "width": 640}, and "keep_aspect_ratio": '
@@ -43,7 +43,7 @@ NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -> dict[str, str]:
     """Write the network as ONNX, from the input UINT8 [N,3,height,width] to the outputs that the
     family's client reads. Return the client's settings. Height and width are free if images keep
-    their proportions. Raise BuildError."""
+    their proportions. Raise BuildError if the network cannot be exported with the same answers."""
     head = family.head
     if head is None:
         raise BuildError(f"no network of transformers is built for the client {family.client}")
@@ -87,7 +87,7 @@ def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
 def _processor(checkpoint: Path) -> Any:
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, backend="pil", **OFFLINE)
-    except Exception as err:  # each processor raises its own
+    except Exception as err:  # each processor raises exceptions of its own
         raise BuildError(
             f"the image processor of {checkpoint} cannot be loaded: {first_line(err)}"
         ) from err
@@ -116,7 +116,7 @@ def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
         pixels: NDArray[np.float32] = np.asarray(
             processor(images=image, return_tensors="np")["pixel_values"]
         )[0]
-    except Exception as err:  # each processor raises its own
+    except Exception as err:  # each processor raises exceptions of its own
         raise BuildError(
             f"{name_of(processor)} does not prepare an image: {first_line(err)}"
         ) from err

@@ -13,7 +13,7 @@ from build_engines.runners import OnnxFile
 
 def open_file(file: Path) -> OnnxFile | None:
     """Return the file, opened in ONNX Runtime. Return None if it cannot be opened: the load at the
-    end says why."""
+    end of the build says why."""
     try:
         return OnnxFile(file)
     except BuildError:

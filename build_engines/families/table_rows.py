@@ -35,15 +35,15 @@ LEARNED = (  # attributes with a value, or a row of values, for each column
 )
 # objectives of Boosters whose answers are probabilities
 _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
-# the one threshold of a column that is false or true, in scikit-learn, XGBoost and LightGBM
+# the only threshold of a column of Booleans, in scikit-learn, XGBoost and LightGBM
 OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The least share of rows whose answers are alike, and the largest difference of two like
-    numbers, as a share of the numbers' spread."""
+    """The least share of rows whose answers must be alike, and the largest difference between
+    numbers that count as alike, as a share of the numbers' spread."""
 
     share: float
     close: float
@@ -61,9 +61,9 @@ class Column:
 
     `name` is "" if columns have no names; `values` are the categories that the model knows, () for
     numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
-    encoder. `missing` is a missing text as the model takes it. `dtype` is the type of categories
-    that are whole numbers, because libraries compare two different types of 64 bits in FP64.
-    `points` are values like those of training, or thresholds of trees.
+    encoder. `missing` is what the model takes as a missing cell. `dtype` is the type of categories
+    that are whole numbers, because libraries compare integers of two different 64-bit types in
+    FP64. `points` are values like those of training, or thresholds of trees.
     """
 
     name: str
@@ -77,7 +77,8 @@ class Column:
 
     @property
     def categories(self) -> list[Any] | None:
-        """Return the only categories that the column may have, None if it may have others too."""
+        """Return the only categories that the column may have, or None if it may have others
+        too."""
         if not self.closed:
             return None
         values = [None if is_missing(value) else value for value in self.values]
@@ -224,8 +225,8 @@ def missing_columns(
     cells: Sequence[Array],
     limits: Limits,
 ) -> list[int]:
-    """Return the indices of the columns in which the model and its ONNX file answer missing cells
-    alike."""
+    """Return the indices of the columns in which cells may be missing, because the model and its
+    ONNX file answer such rows alike."""
 
     def takes(indices: Sequence[int]) -> bool:
         try:
@@ -243,7 +244,7 @@ def missing_columns(
         return able
     first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
     if not hasattr(first, "transformers_"):
-        # a number seems to take missing cells only if the model hardly reads it
+        # a column of numbers seems to take missing cells only if the model hardly uses it
         able = [index for index in able if columns[index].datatype == "BYTES"]
     accepting = [index for index in able if takes([index])]
     return accepting if len(accepting) < 2 or takes(accepting) else []

@@ -23,8 +23,9 @@ class TableGraph(Graph):
 
 def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, str]:
     """Add the nodes that compute the model's answers for the matrix `cells` of FP64, which has
-    `width` columns. Return the tensors of its outputs by skl2onnx's names, but scores that are not
-    probabilities are called scores. Raise BuildError."""
+    `width` columns. Return the tensors of its outputs, keyed by skl2onnx's names, except that
+    scores that are not probabilities are called "scores". Raise BuildError if skl2onnx cannot
+    convert the model."""
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 

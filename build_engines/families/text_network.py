@@ -42,7 +42,8 @@ SPARE = (
     r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
     r"|sop_classifier|generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
 )
-TRIED = ((1, 3), (3, 12), (2, 21))  # (rows, tokens) that the file is compared on
+# (rows, tokens) of the inputs on which the file is compared with the network
+TRIED = ((1, 3), (3, 12), (2, 21))
 CLOSE = 1e-3
 Array = NDArray[Any]
 LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for the graph
@@ -51,7 +52,7 @@ LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for th
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     """Write the folder's network as an ONNX file with the inputs input_ids, attention_mask,
     token_type_ids if the network has token types, and masked_lm_positions for fill-mask. Raise
-    BuildError if the folder is not that network, or not all of it."""
+    BuildError if the folder holds another network, or only part of this one."""
     network = _Exported(
         load_network(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))
     ).eval()
@@ -89,7 +90,7 @@ def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
 
 
 class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network with its tensors as positional arguments."""
+    """Wraps a network so that it takes its tensors as positional arguments."""
 
     def __init__(self, network: Any, task: str, head: "_SentenceHead") -> None:
         super().__init__()

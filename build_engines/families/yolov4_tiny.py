@@ -55,8 +55,8 @@ def write_model(_: Family, __: Weights, request: Request, folder: Path) -> Model
 
 def write_network(cfg: Path, weights: Path, path: Path) -> None:
     """Write the network: images UINT8 [n, 3, 416, 416] to output0 [n, boxes, 5 + classes], in
-    pixels of the input. Raise BuildError if a section of the file is unknown or the weights do not
-    fit it."""
+    pixels of the input. Raise BuildError if a section of the .cfg file is unknown, or the weights
+    do not fit the network."""
     network = _Network(np.fromfile(weights, np.float32, offset=HEADER))
     for kind, section in _sections(cfg):
         if kind != "net":

@@ -68,7 +68,7 @@ class Placeholder:
 
 def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
     """Return the network with the checkpoint's weights, and its class names (none if it has none).
-    Raise BuildError.
+    Raise BuildError if the file is not such a checkpoint.
 
     torch's restricted unpickler runs no code of the file, and gets a Placeholder for each class
     that it does not allow.
@@ -77,7 +77,7 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         with torch.serialization.safe_globals([(Placeholder, name) for name in unknown]):
             saved = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as err:  # a damaged file raises many kinds
+    except Exception as err:  # a damaged file raises many kinds of exceptions
         raise _refused(path, first_line(err)) from err
     model = saved
     if isinstance(saved, Mapping):
