@@ -1,4 +1,4 @@
-"""python -m build_engines build | list | verify | archive"""
+"""Runs the command line: python -m build_engines build | list | verify | archive."""
 
 import argparse
 import dataclasses

@@ -52,7 +52,8 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
 def _write(
     out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[str, Path], ending: str
 ) -> Path:
-    """Write the archive in a temporary folder of links, then rename it."""
+    """Write the archive from links to the models' files in a temporary folder, and then move it to
+    its place."""
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
     contents = {names[part]: folder for part, folder in folders.items()}

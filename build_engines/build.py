@@ -3,8 +3,8 @@
     weights -> family -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt
         -> build.json -> the user's files added -> checked -> compared -> loaded -> published
 
-A build that is interrupted or fails leaves the repository as it was (but see publish.publish). The
-command cannot be interrupted any more once it publishes (__main__.ignore_signals).
+A build that is interrupted or fails leaves the repository as it was (but see publish.publish). Once
+the command publishes, it can no longer be interrupted (__main__.ignore_signals).
 """
 
 import json

@@ -73,8 +73,8 @@ def compare(
     source: Path | None = None,
     held_out: bool | None = None,
 ) -> list[Score]:
-    """Return the scores of `engine` on at most `count` samples of `source` (0: all); `held_out` is
-    as for Samples.read.
+    """Return the scores of `engine` on at most `count` samples of `source` (0: all). `held_out` has
+    the same meaning as in Samples.read.
 
     A client without a family is the user's own. Without `source`, texts are compared on built-in
     sentences, and images on the model's example.

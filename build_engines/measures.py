@@ -111,7 +111,7 @@ def _sentences(client: ModelClient) -> Iterator[Any]:
 
 
 def text_instance(client: ModelClient, text: str) -> Any:
-    """Return an instance of the client's task."""
+    """Return an instance of the client's task that contains `text`."""
     task = client.options["task"]
     if task == "question-answering":
         return {"question": "What is this about?", "context": text}

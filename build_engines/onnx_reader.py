@@ -111,8 +111,8 @@ def keypoints_of(model: onnx.ModelProto) -> str:
 
 
 def size_of(model: onnx.ModelProto) -> int:
-    """Return the longer side of the images that a detector's file was exported for, as Ultralytics'
-    exporter writes it (imgsz), or 0 if it does not."""
+    """Return the longer side of the images for which a detector's file was exported, or 0 if the
+    file does not say. Ultralytics' exporter writes it as imgsz."""
     return max(_integers(model, "imgsz"), default=0)
 
 

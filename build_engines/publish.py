@@ -88,8 +88,8 @@ def load(
 
 
 def add_users_files(folder: Path, target: Path) -> None:
-    """Link the files that a user added to `target` into the new folder: another version, a
-    client.py."""
+    """Link the files that a user added to `target`, such as another version or a client.py, into
+    the new folder."""
     built = {RECORD, *read_record(target).get("files", ())}
     for path in target.rglob("*"):
         name = path.relative_to(target)

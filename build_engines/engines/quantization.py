@@ -111,8 +111,8 @@ def _static(
 
 
 def preparation(graph: Any, first: str = "Conv") -> list[str]:
-    """Return the names of the nodes before the first convolution. They normalize pixels, where INT8
-    would save no time and lose precision."""
+    """Return the names of the nodes before the first operator of the type `first`. Before the first
+    convolution they normalize pixels, where INT8 would save no time and lose precision."""
     return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
@@ -180,7 +180,7 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the quantizer's advice (on the root logger) to prepare the model, because it is prepared
+    """Hide the quantizer's advice, on the root logger, to prepare the model, which is prepared
     already."""
     logging.disable(logging.WARNING)
     try:
@@ -203,8 +203,8 @@ def _model_of(model_spec: ModelSpec, folder: Path) -> Model:
 
 
 def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
-    """Return the model's client, made with the files in the folder. Raise BuildError if they do not
-    fit together."""
+    """Return the model's client, made with the files in the folder. Raise BuildError if the client
+    does not fit the model."""
     try:
         return make_client(_model_of(model_spec, folder)) if model_spec.client else None
     except Exception as err:  # a client's code may raise anything

@@ -67,7 +67,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
 
 
 def check(model_spec: ModelSpec) -> None:
-    """Raise UsageError for a model that TensorRT does not take."""
+    """Raise UsageError for a model that TensorRT cannot run."""
     if model_spec.platform != ONNX:
         raise UsageError("a TensorRT plan is built from an ONNX file: export the model as one")
     if keeps_ratio(model_spec.settings):
@@ -92,7 +92,7 @@ def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int
 
 
 def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, float]:
-    """Return the largest absolute value of each tensor of the graph, by its name."""
+    """Return the largest absolute value of each tensor of the graph, keyed by the tensor's name."""
     with tempfile.TemporaryDirectory() as scratch:
         calibrator = create_calibrator(
             str(onnx),

@@ -74,8 +74,8 @@ def find_trtexec() -> str:
 
 @dataclass(frozen=True)
 class Trtexec:
-    """The program's path, its TensorRT version as NvInferVersion.h packs it (100800), and the
-    output of --help."""
+    """An installed trtexec: its path, its TensorRT version as NvInferVersion.h packs it (100800),
+    and the output of --help."""
 
     path: str
     code: int
@@ -90,7 +90,7 @@ class Trtexec:
 
     @classmethod
     def find(cls) -> "Trtexec":
-        """Find the program and ask it for its version; raise BuildError if it is missing, too old
+        """Find trtexec, and ask it for its version. Raise BuildError if it is missing, is too old
         or does not run."""
         path = find_trtexec()
         if not path:
@@ -129,7 +129,7 @@ class Trtexec:
             shapes = _written({name: each[number] for name, each in profile.items()})
             words.append(f"--{kind}Shapes={shapes}")
         words += [f"--memPoolSize=workspace:{WORKSPACE_MB}", "--skipInference"]
-        # with fp16 a layer without an INT8 kernel does not fall back to fp32
+        # int8 includes fp16, so that a layer without an INT8 kernel does not fall back to fp32
         for name in {"fp32": (), "fp16": ("fp16",), "int8": ("int8", "fp16")}[precision]:
             if f"--{name}" not in self.help:
                 raise BuildError(

@@ -24,7 +24,7 @@ POOLING = ("mean", "cls")
 
 
 def is_plain(config: Mapping[str, Any], pooling: str) -> bool:
-    """Return whether `bert_model` writes the network of this config.json, with this pooling."""
+    """Return whether `bert_model` can write the network of this config.json with this pooling."""
     is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
     is_gelu = config.get("hidden_act", "gelu") == "gelu"
     is_bert = config.get("model_type") == "bert" and not config.get("is_decoder")

@@ -21,8 +21,8 @@ def _boxes(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Compare boxes in any order. Some may differ, because the file may choose others among equally
-    good ones."""
+    """Return whether the boxes are equal, in any order. A few may differ, because the file may
+    choose other boxes among equally good ones."""
     rows = (np.concatenate(arrays, 2) for arrays in (outputs, wanted))
     for ours, theirs in zip(*rows, strict=True):
         distances = np.abs(ours[:, None] - theirs).max(2)

@@ -8,8 +8,8 @@
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
 
-No file says that it is a detector with a YOLO's output: --client object-detection does, and
-clients/_box_decoding.py recognizes the form of the output.
+Nothing in a file says that it is a detector with a YOLO's output. --client object-detection says
+so, and clients/_box_decoding.py recognizes the form of the output.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
-"""Exports any network of transformers that takes one image to ONNX with torch, from pixels to what
-its client reads. Only this module loads these networks and their image processors."""
+"""Exports, with torch, any network of transformers that takes one image. The ONNX file takes
+pixels, and returns what the client reads. Only this module loads these networks and their image
+processors."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,7 +62,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
         )
     module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
-    sides = ("height", "width") if height == -1 else (height, width)  # both are free, or none
+    sides = ("height", "width") if height == -1 else (height, width)  # both are free, or neither is
     shape = ("batch" if request.max_batch_size else 1, 3, *sides)
     traced = [side if isinstance(side, int) else FREE[side] for side in shape]
     example = torch.zeros(traced, dtype=torch.uint8)
@@ -94,8 +95,8 @@ def _processor(checkpoint: Path) -> Any:
 
 
 def settings_of(processor: Any) -> dict[str, str]:
-    """Return the settings with which a client prepares images like the processor. Raise BuildError
-    if there are none."""
+    """Return the settings with which a client prepares images as the processor does. Raise
+    BuildError if there are no such settings."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
     settings = {
         "interpolation": NAMES[int(getattr(processor, "resample", None) or 0)],
@@ -186,7 +187,7 @@ def _joined(values: NDArray[np.float64]) -> str:
 
 
 def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
-    """Return the client of the network alone, which takes normalized images."""
+    """Return a client with these settings, for a network that takes normalized images."""
     sides = settings.get("size", "-1").split(",")
     height, width = int(sides[0]), int(sides[-1])
     inputs = (TensorSpec("images", "FP32", (3, height, width)),)
@@ -200,7 +201,7 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
 
 
 def check_same(processor: Any, client: ImageClient) -> None:
-    """Raise BuildError unless the client prepares images like the processor."""
+    """Raise BuildError unless the client prepares images as the processor does."""
     rng = np.random.default_rng(0)
     for width, height in ANY_SIZE if keeps_ratio(client.options) else TRIED:
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -216,8 +217,8 @@ def check_same(processor: Any, client: ImageClient) -> None:
 
 
 class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network from RGB pixels, UINT8, to its outputs as tensors, without transformers' result
-    classes."""
+    """Wraps a network so that it takes RGB pixels, UINT8, and returns its outputs as tensors
+    instead of transformers' result classes."""
 
     def __init__(self, network: Any, client: ImageClient, head: Head) -> None:
         super().__init__()

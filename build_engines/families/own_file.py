@@ -23,7 +23,8 @@ MAX_BATCH_SIZE = 8
 ROWS = 3  # random rows that run together
 LENGTHS = (32, 1024)  # sizes of the rows' variable dimensions, tried in this order
 SIDE = 640  # pixels: the side of a detector's random images, as in YOLO by default
-# how far a row's answers alone and together may differ, as a share of the largest value
+# the most by which a row's answers may differ between running alone and running with others, as a
+# share of the largest value
 ALIKE = 0.01
 # An output with at most this many boxes may list only the objects that were found, and a random
 # image has none.

@@ -43,7 +43,7 @@ BOOLEANS = [False, True]
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
 MOST_VALUES = 1 << 22  # most values of leaves in a run of trees, 8 bytes each
 FAR = (-np.inf, np.inf)
-# rows on which trees are compared alone; if there are more thresholds, only some are tried
+# most rows on which trees alone are compared; if there are more thresholds, only some are tried
 MOST_ROWS = 50_000
 
 
@@ -87,8 +87,8 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
 
 
 def _with_used_columns(estimator: Any, converted: Converted) -> Converted:
-    """Return the model without the inputs that no node reads, if these are columns with names, and
-    with the setting `missing`."""
+    """Return the model with the setting `missing`. If its inputs are columns with names, drop those
+    that no node reads."""
     columns, model, cells = converted.columns, converted.model, converted.cells
     able = missing_columns(estimator, model, columns, cells, converted.limits)
     kept = list(range(len(columns)))
@@ -107,7 +107,8 @@ def _with_used_columns(estimator: Any, converted: Converted) -> Converted:
 
 
 def _check_share(estimator: Any, converted: Converted, share: float, rows: int, which: str) -> None:
-    """Print the share of rows whose answers are alike. Raise BuildError if it is too small."""
+    """Print the share of rows whose answers are alike. Raise BuildError if the share is too
+    small."""
     part = f"{share:.1%} of {rows} rows {which}"
     print(f"the model and its ONNX file agree on {part}", flush=True)
     if not converted.limits(share):
@@ -205,7 +206,7 @@ def _with_thresholds(
 def _values_of_trees(
     graph: Graph, steps: Sequence[Any], last: Any, trees: table_trees.Trees, table: Table
 ) -> str:
-    """Return the matrix of FP64 that trees compare."""
+    """Return the FP64 matrix whose cells the trees compare with their thresholds."""
     in_fp32 = _are_whole_in_fp32(steps, last, trees, table.cells)
     values = table_steps.matrix(graph, table.cells, in_fp32)
     if table.sparse and _library(last) == "xgboost":
@@ -238,7 +239,7 @@ def _are_whole_in_fp32(
 
 
 def _inputs(graph: Graph, columns: Sequence[Column], estimator: Any) -> list[Cells]:
-    """Add an input for each column, or one for all."""
+    """Add an input for each column, or one input for all columns."""
     if not are_apart(columns, estimator):
         datatype, width = columns[0].datatype, len(columns)
         name = graph.input(MATRIX, datatype, [None, width])
@@ -421,8 +422,8 @@ def columns_of(estimator: Any) -> list[Column]:
 
 
 def _known(step: Any, columns: list[Column]) -> list[Column]:
-    """Return the columns, with what is known about them by the first step that computes with them.
-    Only imputers may come before that step."""
+    """Return the columns, with what the first step that computes with them knows about them. Only
+    imputers may come before that step."""
     if hasattr(step, "steps"):
         for _, each in step.steps:
             columns = _known(each, columns)
@@ -503,8 +504,8 @@ def _names(estimator: Any) -> list[str]:
 
 
 def are_apart(columns: Sequence[Column], estimator: Any) -> bool:
-    """Return whether each column is its own input: types differ, or a step selects columns by
-    name."""
+    """Return whether each column is an input of its own, because their types differ or because a
+    step selects columns by name."""
     first = _first(estimator)
     return len({column.datatype for column in columns}) > 1 or (
         hasattr(first, "transformers_") and all(column.name for column in columns)
@@ -517,7 +518,8 @@ def _first(estimator: Any) -> Any:
 
 
 def best_trees(booster: Any) -> Any:
-    """Return XGBoost's Booster up to its best round; the whole Booster if it did not stop early."""
+    """Return XGBoost's Booster up to its best round, or the whole Booster if it did not stop
+    early."""
     best = booster.attr("best_iteration")
     return booster[: int(best) + 1] if best else booster
 

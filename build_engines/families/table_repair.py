@@ -52,8 +52,8 @@ def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
 
 
 def cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
-    """Remove ZipMap, which turns probabilities into dictionaries. Its input gets its output's name.
-    Return the classes that it named."""
+    """Remove ZipMap, which turns probabilities into dictionaries. ZipMap's input gets the name of
+    its output. Return the classes that it named."""
     zip_map = next(
         (node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None
     )

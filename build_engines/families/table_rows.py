@@ -116,9 +116,9 @@ def _cells(column: Column, rng: np.random.Generator) -> Array:
 
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
-    """Return numbers in and around the range of the points. Half of them are whole; all of them if
-    the points are thresholds between whole numbers. Without points, return numbers of all
-    magnitudes."""
+    """Return numbers in and around the range of the points. Half of the numbers are whole, or all
+    of them if the points are thresholds between whole numbers. Without points, return numbers of
+    all magnitudes."""
     if not len(points):
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
@@ -134,8 +134,8 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
 
 
 def with_learned(columns: list[Column], step: Any) -> list[Column]:
-    """Return the columns with values like those of training, as far as a scaler, an imputer or
-    stored rows know them."""
+    """Return the columns with more `points`: values like those of training that the step has
+    learned as a scaler or an imputer, or has stored as rows."""
     for row in _learned(step, len(columns)):
         pairs = zip(columns, row.tolist(), strict=True)
         columns = [replace(column, points=(*column.points, value)) for column, value in pairs]
@@ -161,7 +161,7 @@ def _learned(model: Any, count: int) -> Iterator[Array]:
 def with_missing(
     cells: Sequence[Array], columns: Sequence[Column], indices: Sequence[int]
 ) -> list[Array]:
-    """Return the cells with some missing in the columns at `indices`."""
+    """Return the cells, about half of which are missing in the columns at `indices`."""
     rng = np.random.default_rng(1)
     changed = list(cells)
     for index in indices:
@@ -182,7 +182,7 @@ def agreement(
     limits: Limits,
 ) -> float:
     """Return the share of rows whose answers are alike. Raise BuildError if the model itself does
-    not answer them."""
+    not answer the rows."""
     try:
         expected = answers(estimator, cells, columns)
     except Exception as err:  # any library's exception
@@ -195,7 +195,7 @@ def agreement(
 def compared(
     expected: Mapping[str, Any], model: onnx.ModelProto, rows: Mapping[str, Array], limits: Limits
 ) -> float:
-    """Return the share of rows whose answers are the expected ones."""
+    """Return the share of rows for which the ONNX model gives the expected answers."""
     count = len(next(iter(rows.values())))
     answered = []
     try:

@@ -1,5 +1,6 @@
-"""Converts the steps before a model to ONNX nodes that compute in FP64 what scikit-learn's
-transform computes, to the last bit. skl2onnx converts the steps that are not in STEPS.
+"""Converts the steps before a model to ONNX nodes that compute in FP64, and whose results equal
+those of scikit-learn's transform to the last bit. skl2onnx converts the steps that are not in
+STEPS.
 
 A step takes columns and returns columns. Steps that only choose columns write no node.
 """
@@ -79,7 +80,8 @@ def changed(table: Table, tensor: str) -> list[Cells]:
 
 
 def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
-    """Return the values of a sparse matrix's columns, NaN for cells that it does not store."""
+    """Return the values of a sparse matrix's columns, with NaN for cells that the matrix does not
+    store."""
     stored = matrix(graph, [cell.stored or cell for cell in cells])
     is_absent = graph.add("Equal", stored, np.float64(0))
     return graph.add("Where", is_absent, np.nan, values)
@@ -286,8 +288,8 @@ def _with_other(categories: Array) -> Array:
 
 
 def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
-    """Return the index [rows] of each cell among the categories; for other cells, the number of
-    categories."""
+    """Return the index [rows] of each cell among the categories, or the number of categories for a
+    cell that is not one of them."""
     count, values = len(categories), categories.tolist()
     if cell.datatype == "BYTES":
         return _codes_of_texts(graph, cell, values)

@@ -219,8 +219,8 @@ def _forest(model: Any) -> Trees:
 
 
 def _boosted(model: Any) -> Trees:
-    """Read a GradientBoosting model. Its first sums are what `init` answers, the same for all
-    rows."""
+    """Read a GradientBoosting model. Its sums begin with the answer of `init`, which is the same
+    for all rows."""
     if model.init is not None and model.init != "zero":
         raise BuildError(
             f"its init is a {type(model.init).__name__}, which is not converted: train it without "
@@ -327,8 +327,8 @@ def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
 
 
 def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
-    """Return the class [rows] at each index, and the shares of all classes. A model from a file
-    does not have names of classes, so the index is the class."""
+    """Return the class [rows] at each index, and the shares of all classes. A model from a file has
+    no names of classes, so the index is the class."""
     classes = getattr(model, "classes_", None)
     if classes is None:
         return {LABEL: index, PROBABILITIES: shares}
@@ -459,8 +459,8 @@ def _transformed(graph: Graph, objective: str, sums: str) -> str:
 
 
 def _exp(graph: Graph, values: str) -> str:
-    """Return e to the power of FP32 values. It is computed in FP64 and rounded, which equals C's
-    expf."""
+    """Return e to the power of FP32 values, computed in FP64 and then rounded, which gives the same
+    as C's expf."""
     power = graph.add("Exp", graph.cast(values, TensorProto.DOUBLE))
     return graph.cast(power, TensorProto.FLOAT)
 
@@ -506,7 +506,7 @@ def _lightgbm(model: Any) -> Trees:
 
 
 def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
-    """Read a tree of dump_model(). Record in `missing` how each column takes missing cells, and in
+    """Read a tree of dump_model(). Record in `missing` how each column treats missing cells, and in
     `most` which columns are categorical."""
     rows: list[list[Any]] = []
     values: list[list[float]] = []

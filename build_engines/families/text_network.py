@@ -131,7 +131,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     def _only_masks(self, module: Any, inputs: Any, output: Any) -> Any:
         """Keep only the states at the masks: the logits of all tokens would be 15.6 MB for a text
-        of 128."""
+        of 128 tokens."""
         states = output.last_hidden_state
         index = self.positions[..., None].expand(-1, -1, states.shape[-1])
         output.last_hidden_state = states.gather(1, index)
@@ -156,7 +156,8 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Pooling, and the dense layers after it in a folder of sentence-transformers."""
+    """Pools the tokens, and applies the dense layers that a folder of sentence-transformers has
+    after the pooling."""
 
     def __init__(self, pooling: str, folders: Sequence[Path]) -> None:
         super().__init__()
@@ -209,14 +210,14 @@ def _matrices(checkpoint: Path) -> list[Path]:
 
 
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
-    """Return whether outputs are the same. Of [rows, tokens, …] compare only the tokens, not the
-    padding."""
+    """Return whether the outputs are the same. In [rows, tokens, …] compare only the tokens, not
+    the padding."""
     at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
     return all(_close(one, other, at) for one, other in zip(outputs, wanted, strict=True))
 
 
 def _check_padding(network: _Exported) -> None:
-    """Raise BuildError if padding changes what the network gives for a text. Clients pad with the
+    """Raise BuildError if padding changes the network's output for a text. Clients pad with the
     tokenizer's token, and backends with 0."""
     examples = [network.example(*size) for size in TRIED]
     for example in examples + [_padded_with_0(example) for example in examples]:
@@ -246,7 +247,7 @@ def _padded_with_0(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _close(output: Array, wanted: Array, at: Array | None) -> bool:
-    """Return whether two arrays are the same. Of [rows, tokens, …] compare only the tokens that
+    """Return whether two arrays are the same. In [rows, tokens, …] compare only the tokens that
     `at` marks."""
     if wanted.ndim == 3 and at is not None:
         wanted, output = wanted[at], output[at]

@@ -23,7 +23,7 @@ OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": Fal
 NEVER = "(?!)"  # a pattern that nothing matches
 Shape = tuple[int | str, ...]  # a dimension with a name is free
 Arrays = Sequence[NDArray[Any]]
-Example = Mapping[str, torch.Tensor]  # the inputs by name
+Example = Mapping[str, torch.Tensor]  # {input's name: its tensor}
 
 
 def load(
@@ -43,7 +43,7 @@ def load(
         )
     except Exception as err:  # each network raises exceptions of its own
         reason = first_line(err)
-        if isinstance(err, ImportError):  # it names the package on several lines
+        if isinstance(err, ImportError):  # it names the missing package on several lines
             reason = " ".join(str(err).split())
         raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {reason}") from err
     mismatched = info.get("mismatched_keys", ())
@@ -107,8 +107,8 @@ def export_onnx(
 
 
 def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
-    """Return an output's shape with its first dimension replaced and, if it has three and `second`
-    is given, its second one too."""
+    """Return an output's shape with its first dimension replaced. If there are three dimensions and
+    `second` is given, the second one is replaced too."""
     sizes = tuple(map(int, tensor.shape[1:]))
     if second and len(sizes) == 2:
         return (first, second, sizes[1])
@@ -116,13 +116,13 @@ def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
 
 
 def _names_of(shape: Shape) -> dict[int, str]:
-    """Return the names of the free dimensions by their index."""
+    """Return {index: name} for the free dimensions."""
     return {index: side for index, side in enumerate(shape) if isinstance(side, str)}
 
 
 def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
     """Write the `shapes`, with the names of dynamic dimensions, into the ONNX file's inputs and
-    outputs. Check it."""
+    outputs. Then check the file."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape

@@ -95,7 +95,7 @@ class _Network(ImageGraph):
         self.boxes = self.values = 0
 
     def layer(self, kind: str, section: Section) -> None:
-        """Add a section of the .cfg file."""
+        """Add the layer that a section of the .cfg file describes."""
         kinds = {
             "convolutional": self._convolution,
             "maxpool": self._pool,
@@ -109,7 +109,7 @@ class _Network(ImageGraph):
         self.layers.append(kinds[kind](section, *last))
 
     def _take(self, *shape: int) -> Array:
-        """Return the next weights of the file."""
+        """Return the next weights of the file, as an array of this shape."""
         count = int(np.prod(shape))
         if count > len(self.weights):
             raise BuildError("the file of weights ends before the network does")
@@ -140,7 +140,8 @@ class _Network(ImageGraph):
         return x, channels, side // stride
 
     def _route(self, section: Section, _x: str, _channels: int, _side: int) -> tuple[str, int, int]:
-        """Take earlier layers, joined by channels, or one of the groups of a layer's channels."""
+        """Return earlier layers, joined along their channels, or one group of a layer's
+        channels."""
         layers = [self.layers[index] for index in _numbers(section["layers"])]
         names, widths, sides = zip(*layers, strict=True)
         channels = sum(widths)

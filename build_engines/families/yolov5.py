@@ -1,9 +1,9 @@
 # mypy: allow-subclassing-any
 """Turns YOLOv5's checkpoints, of release 6 and 7 with three strides, into model folders.
 
-The release's packages are AGPL and are not imported. The network is written after its published
-structure and uses the release's names, so that a checkpoint's tensors fit as they are. Width,
-depth, classes and anchors follow from the tensors.
+The release's packages are AGPL and are not imported. The network follows the published structure
+and uses the release's names, so that a checkpoint's tensors fit as they are. Width, depth, classes
+and anchors follow from the tensors.
 """
 
 import shutil
@@ -56,7 +56,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
 
 
 class Placeholder:
-    """Stands for an object of a class that is not loaded. It keeps the object's state and does
+    """Stands in for an object of a class that is not loaded. It keeps the object's state, and does
     nothing."""
 
     def __init__(self, *_: Any) -> None:
