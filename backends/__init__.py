@@ -1,1 +1,1 @@
-"""Triton's Python-based backends for machines without NVIDIA's image, and their installation."""
+"""Contains Triton's Python-based backends for machines without NVIDIA's image."""

@@ -67,8 +67,8 @@ def main() -> int:
 def measure(
     scenario: Scenario, servers: Sequence[Server], rounds: int, seconds: int
 ) -> dict[str, list[Round]]:
-    """Run the rounds of all servers that support the scenario, alternating between servers. Each
-    has the machine to itself. Raise NotStarted if a server's answer is wrong."""
+    """Run the rounds of all servers that support the scenario, alternating between servers. The
+    measured server has the machine to itself. Raise NotStarted if a server's answer is wrong."""
     takes = [server for server in servers if scenario.is_tensor or server.form != "triton"]
     takes = [server for server in takes if not scenario.is_tensor or server.form != "base64"]
     folder = ROOT / "model_repository"

@@ -1,5 +1,5 @@
-"""The baseline: a minimal Flask front for the same tritonserver, on gunicorn, with one persistent
-channel per worker.
+"""Serves as the baseline: a minimal Flask front for the same tritonserver, on gunicorn, with one
+persistent channel per worker.
 
 It trusts its callers, has no limits, versions, error handling or metrics, and serves only the four
 models of the scenarios.

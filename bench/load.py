@@ -71,7 +71,7 @@ def ask(server: Server, request: Ask) -> bytes:
 
 
 def load(server: Server, scenario: Scenario, seconds: int, rate: float = 0.0) -> Round:
-    """Run one round against a server: a closed loop, or an open one with this `rate`."""
+    """Run one round against a server: an open loop at `rate` or, if `rate` is 0, a closed loop."""
     begun = server.processor_seconds()
     if rate:
         done = open_loop(server, scenario, seconds, rate)

@@ -1,5 +1,5 @@
 """Measure how long another caller's small picture takes, first alone and then while hostile
-requests are sent all the time (docs/security.md).
+requests keep arriving (docs/security.md).
 
 python -m bench.neighbours                 all rows of tests/endpoint/hostile_requests.py
 python -m bench.neighbours --rows picture  the rows whose names contain one of the words

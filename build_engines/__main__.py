@@ -1,4 +1,4 @@
-"""python -m build_engines build | list | verify | archive"""
+"""Runs the command line: python -m build_engines build | list | verify | archive."""
 
 import argparse
 import dataclasses
@@ -12,15 +12,17 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.recipes import RECIPES
 from build_engines.request import REPOSITORY, Request, positive
 
-INTERRUPTED = 130  # a shell's status for a command that SIGINT ended
-# seconds until a command that is still running is interrupted again; cleaning up takes at most 6
+INTERRUPTED = 130  # the exit code that shells report for a command that SIGINT ended
+# seconds after which a command that is still running is interrupted again; it needs up to 6 to
+# clean up
 SWALLOWED = 8.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 FIELDS = dataclasses.fields(Request)[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Return 0, 1 for a failure, 2 for invalid arguments."""
+    """Run the command line. Return the exit code: 0, 1 after a failure, 2 for invalid arguments, or
+    130 if interrupted."""
     parsed = make_parser().parse_args(arguments)
     try:
         return int(parsed.run(parsed))
@@ -45,8 +47,8 @@ def clean_up_at_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore these signals from now on. A build does so before it publishes the model, the last
-    thing that it does, so that an interrupted command has never changed a model."""
+    """Ignore the signals that interrupt a command. A build calls this before its last step, which
+    publishes the model, so that an interrupted command has never changed a model."""
     for number in SIGNALS:
         if signal.getsignal(number) is _interrupt:
             signal.signal(number, signal.SIG_IGN)

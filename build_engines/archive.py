@@ -1,9 +1,9 @@
-"""`archive`: writes the archive that SageMaker takes, NAME.tar.gz with the folder NAME in it. An
+"""Writes the archive that SageMaker takes: NAME.tar.gz, which contains the folder NAME. An
 ensemble's archive contains all its parts.
 
-The same model always makes the same bytes: entries are sorted, and have no times and owners. Copies
-are for multi-model endpoints: each has its own name, and so have its parts, because two loaded
-ensembles cannot share a part by name.
+The same model always gives the same bytes: entries are sorted, and have neither times nor owners.
+Copies are for multi-model endpoints. Each copy has its own name, and so do its parts, because the
+parts of two loaded ensembles cannot have the same name.
 """
 
 import gzip
@@ -26,13 +26,13 @@ SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.part", "*.part
 
 
 def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Path]:
-    """Write OUT/NAME.tar.gz, or for copies OUT/NAME-0.tar.gz with the folder NAME_0 …; return the
-    files.
+    """Write OUT/NAME.tar.gz or, for copies, OUT/NAME-0.tar.gz …, which contain the folders NAME_0
+    …. Return the files.
 
     Raise BuildError if the model or one of its parts is missing.
     """
     folders: dict[str, Path] = {}
-    clients: dict[str, Path] = {}  # the repository's own clients, by the part that uses them
+    clients: dict[str, Path] = {}  # the repository's own clients, keyed by the part that uses them
     left = [name]
     while left:
         if (part := left.pop()) not in folders:
@@ -52,7 +52,8 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
 def _write(
     out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[str, Path], ending: str
 ) -> Path:
-    """Write the archive in a temporary folder of links, then rename it."""
+    """Write the archive from links to the models' files in a temporary folder, and then move it to
+    its place."""
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
     contents = {names[part]: folder for part, folder in folders.items()}
@@ -96,8 +97,8 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
     """Return the config.pbtxt of a copy of the model `name`, with the new names of the model and of
-    its steps. If the old name selected the client, which may be one of this project or, if the
-    model `shares` one, of its repository, the copy names that client."""
+    its steps. If the old name selected the client (one of this project or, if `shares` is true, one
+    of the repository), the copy names that client."""
     config = parse_config(text)
     if config.name:
         config.name = names[name]

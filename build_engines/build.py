@@ -3,8 +3,8 @@
     weights -> family -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt
         -> build.json -> the user's files added -> checked -> compared -> loaded -> published
 
-A build that is interrupted or fails leaves the repository as it was (but see publish.publish). The
-command cannot be interrupted any more once it publishes (__main__.ignore_signals).
+A build that is interrupted or fails leaves the repository as it was (but see publish.publish). Once
+the command publishes, it can no longer be interrupted (__main__.ignore_signals).
 """
 
 import json
@@ -56,15 +56,15 @@ ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # keyed by
 }
 OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
 REMOVED = REMOVED_FROM_OPENVINO | REMOVED_FROM_PYTORCH
-COMPARED = 64  # samples, at most
-SESSION = "session."  # how ONNX Runtime's own settings begin
+COMPARED = 64  # most samples on which INT8 is compared with fp32
+SESSION = "session."  # the prefix of ONNX Runtime's own settings
 
 
 def build(
     request: Request, force: bool = False, before_publishing: Callable[[], None] = lambda: None
 ) -> tuple[Path, bool]:
-    """Return the model's folder, and whether it had to be built. Call `before_publishing` when only
-    that is left to do. Raise BuildError."""
+    """Return the model's folder, and whether it had to be built. Call `before_publishing` before
+    the last step, which publishes the folder. Raise BuildError if the build fails."""
     weights = find(request)
     family = find_family(request, weights)
     if family.cpu_only:
@@ -82,7 +82,7 @@ def build(
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request, family.any_cpu_engine)
         write_record(folder, made_from, source_sha256, engine)
-        # after the record, because it lists every file in the folder as the build's own
+        # after the record, because the record lists every file in the folder as the build's own
         add_users_files(folder, model_folder)
         check(folder, model_folder.name)
         if engine.precision == "int8":
@@ -113,8 +113,8 @@ def check_settings(client: str, names: Iterable[str]) -> None:
 
 
 def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request: Request) -> None:
-    """Compare INT8 with fp32 on the samples of --calibration that were not used for it, else on the
-    family's own samples. Print the scores. Raise BuildError if one is below its limit."""
+    """Compare INT8 with fp32 on the samples of --calibration that were held out of it, or else on
+    the family's built-in samples. Print the scores. Raise BuildError if one is below its limit."""
     if not (request.compare and engine.cpu_only):
         name = request.model_folder.name
         print(
@@ -148,8 +148,8 @@ def _load(folder: Path, request: Request) -> None:
 
 
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
-    """Return all that determines the build's result, which build.json has as `made_from`: the
-    request, with names and digests of files instead of the paths of this machine."""
+    """Return all that determines the build's result, which build.json records as `made_from`: the
+    request, with the names and digests of files instead of this machine's paths."""
     sources = asdict(request)
     for no_part_of_result in ("repository", "name", "load"):
         del sources[no_part_of_result]
@@ -169,7 +169,7 @@ def _sources(request: Request, weights: Weights) -> dict[str, Any]:
 
 
 def _is_up_to_date(model_folder: Path, made_from: Mapping[str, Any]) -> bool:
-    """Return whether the folder has the same build and its files have not changed."""
+    """Return whether the folder was built from the same sources, and its files have not changed."""
     record = read_record(model_folder)
     return (
         bool(record)

@@ -53,7 +53,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 def write_record(
     folder: Path, made_from: Mapping[str, Any], source_sha256: str, engine: Engine
 ) -> None:
-    """Write build.json into the finished folder. `source_sha256` is that of the fp32 model."""
+    """Write build.json into the finished folder. `source_sha256` is the digest of the fp32
+    model."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     record = {
         "made_from": made_from,

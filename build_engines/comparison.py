@@ -73,8 +73,8 @@ def compare(
     source: Path | None = None,
     held_out: bool | None = None,
 ) -> list[Score]:
-    """Return the scores of `engine` on at most `count` samples of `source` (0: all); `held_out` is
-    as for Samples.read.
+    """Return the scores of `engine` on at most `count` samples of `source` (0: all). `held_out` has
+    the same meaning as in Samples.read.
 
     A client without a family is the user's own. Without `source`, texts are compared on built-in
     sentences, and images on the model's example.
@@ -110,8 +110,8 @@ def _score_of(
     instances: Sequence[Any],
     source: Path | None,
 ) -> Score:
-    """Return how alike the predictions of both for the instances are. Raise BuildError if neither
-    predicts anything."""
+    """Return how alike the predictions of `engine` and `reference` for the instances are. Raise
+    BuildError if neither predicts anything."""
     ours, theirs = (
         [_predict(client, run, each) for each in instances] for run in (engine, reference)
     )

@@ -18,10 +18,10 @@ HEADER = "# Written by python -m build_engines.\n"
 def write_configs(
     folder: Path, model_spec: ModelSpec, engine: Engine, request: Request, any_cpu_engine: bool
 ) -> None:
-    """Write config.pbtxt for a GPU and configs/cpu.pbtxt for what differs without one.
+    """Write config.pbtxt for a GPU, and configs/cpu.pbtxt with what differs without one.
 
-    If the engine always runs on a CPU, write config.pbtxt alone, for the CPU. With `any_cpu_engine`
-    `serve` chooses the engine on a CPU, also one that computes in BF16.
+    If the engine always runs on a CPU, write only config.pbtxt, for the CPU. If `any_cpu_engine` is
+    true, `serve` chooses the engine on a CPU, which may be one that computes in BF16.
     """
     cpu = model_config(
         model_spec,
@@ -102,8 +102,8 @@ def render(config: Any, note: str = "") -> str:
 
 
 def difference(base: Any, other: Any) -> Any:
-    """Return the configs/NAME.pbtxt with which `serve` turns `base`, the config.pbtxt, into
-    `other`: only what differs if that is enough, else all of `other`."""
+    """Return the ModelConfig for configs/NAME.pbtxt, with which `serve` turns `base` into `other`.
+    It is what differs or, if `serve` could not merge that into `base`, all of `other`."""
     own = model_config_pb2.ModelConfig()
     for each, value in other.ListFields():
         there = getattr(base, each.name)

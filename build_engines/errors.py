@@ -1,4 +1,4 @@
-"""The errors with which a command fails."""
+"""Defines the errors with which a command fails, and shortens texts for their messages."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -21,7 +21,8 @@ class UsageError(BuildError):
 
 
 def brief(err: Exception) -> str:
-    """Return the first line of an error, without a converter's long state."""
+    """Return the first line of an error, shortened, because a converter's error may print its whole
+    state."""
     line = first_line(err)
     return line if len(line) <= BRIEF else f"{line[:BRIEF]} …"
 

@@ -7,15 +7,16 @@ from build_engines.errors import UsageError
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines that are not empty. Raise OSError or UnicodeDecodeError if it is not a text
-    file."""
+    """Return the lines that are not empty. Raise OSError or UnicodeDecodeError if the file cannot
+    be read as text."""
     lines = [line.strip() for line in file.read_text(encoding="utf-8").split("\n")]
     return [line for line in lines if line]
 
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
-    """Write the labels of `file`, else `labels`. Return whether there are any. Raise UsageError for
-    a bad file, and for a label with a line end, because each line of a file is one label."""
+    """Write the labels of `file`, or else `labels`. Return whether there are any. Raise UsageError
+    for a file that cannot be read, and for a label with a line break, because each line is one
+    label."""
     if file:
         try:
             labels = read_lines(file)

@@ -1,4 +1,4 @@
-"""What is measured when an engine is compared with fp32, and on which samples. A table in
+"""Defines what is measured when an engine is compared with fp32, and on which samples. A table in
 docs/build_engines.md lists the measures and their limits."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from serving.errors import DecodingError
 
 OVERLAP = 0.5  # the least overlap of two boxes that count as one object
 HELD_OUT = 4  # INT8 is compared on every 4th sample and calibrated on the others
-LEAST = 8  # the fewest samples that are split for both
+LEAST = 8  # the fewest samples that are split between calibration and comparison
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -46,8 +46,9 @@ class Samples:
     def read(
         self, client: ModelClient, source: Path | None, held_out: bool | None = None
     ) -> Iterator[Any]:
-        """Yield the instances of `source`: those held out of calibration (True), the others
-        (False), or all (None). Without a source, yield the built-in ones. Raise UsageError."""
+        """Yield the instances of `source`: those held out of calibration if `held_out` is True, the
+        others if it is False, or all. Without a source, yield the built-in ones. Raise UsageError
+        if there are no samples, or too few to hold some out."""
         if source is None and self.built_in:
             return self.built_in(client)
         return self.instances(client, _part(source, self.find(source), held_out))
@@ -110,7 +111,7 @@ def _sentences(client: ModelClient) -> Iterator[Any]:
 
 
 def text_instance(client: ModelClient, text: str) -> Any:
-    """Return an instance of the client's task."""
+    """Return an instance of the client's task that contains `text`."""
     task = client.options["task"]
     if task == "question-answering":
         return {"question": "What is this about?", "context": text}
@@ -126,7 +127,7 @@ SENTENCES = Samples(_lines, _texts, _sentences)
 
 
 def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """Return the mean cosine of the rows; two rows of zeros are equal."""
+    """Return the mean cosine of the rows. Two rows of zeros count as equal."""
     a = ours.reshape(len(ours), -1).astype(np.float64)
     b = theirs.reshape(len(theirs), -1).astype(np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)

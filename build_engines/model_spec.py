@@ -66,10 +66,10 @@ class ModelSpec:
 class Engine:
     """The engine that was built from 1/model.onnx.
 
-    `bound_to` says on which GPU and versions the engine depends, "engine" in build.json.
-    `cpu_only`: it always runs on a CPU. `cpu_parameters` go into the configuration for a CPU;
-    `accelerator` are the parameters of ONNX Runtime's TensorRT provider in the configuration for a
-    GPU.
+    `bound_to` names the GPU and the versions on which the engine depends ("engine" in build.json).
+    `cpu_only` is true if the engine always runs on a CPU. `cpu_parameters` go into the
+    configuration for a CPU; `accelerator` are the parameters of ONNX Runtime's TensorRT provider in
+    the configuration for a GPU.
     """
 
     platform: str

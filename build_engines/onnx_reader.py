@@ -73,8 +73,8 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def computed(shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]) -> Specs:
-    """Return the outputs with the sizes that ONNX Runtime computes, `shapes`, for dimensions that
-    the file declares as variable. Triton's backend compares config.pbtxt with the computed
+    """Return the outputs, with sizes from `shapes`, which ONNX Runtime computes, for dimensions
+    that the file declares as variable. Triton's backend compares config.pbtxt with the computed
     sizes."""
     return tuple(_filled(spec, shapes[spec.name]) for spec in outputs)
 
@@ -111,8 +111,8 @@ def keypoints_of(model: onnx.ModelProto) -> str:
 
 
 def size_of(model: onnx.ModelProto) -> int:
-    """Return the longer side of the images that a detector's file was exported for, as Ultralytics'
-    exporter writes it (imgsz), or 0 if it does not."""
+    """Return the longer side of the images for which a detector's file was exported, or 0 if the
+    file does not say. Ultralytics' exporter writes it as imgsz."""
     return max(_integers(model, "imgsz"), default=0)
 
 
@@ -124,7 +124,7 @@ def _integers(model: onnx.ModelProto, key: str) -> list[int]:
 
 
 def _metadata(model: onnx.ModelProto, key: str) -> Any:
-    """Return the Python value of an entry, or None if it is not one."""
+    """Return the value of a metadata entry, or None if it is not a Python literal."""
     text = next((entry.value for entry in model.metadata_props if entry.key == key), "")
     try:
         return ast.literal_eval(text[:LONGEST_NAMES])
@@ -141,7 +141,8 @@ def makes_scores(model: onnx.ModelProto, output: str) -> bool:
         if node is None or node.op_type not in PASSING:
             break
         node = makers.get(node.input[0])
-    if node and node.op_type == "Div":  # a softmax of old exporters: powers, divided by their sum
+    # old exporters write a softmax as powers divided by their sum
+    if node and node.op_type == "Div":
         powers = makers.get(node.input[0])
         return bool(powers and powers.op_type == "Exp")
     return bool(node and node.op_type in SQUASHING)

@@ -16,7 +16,7 @@ ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes the
 # 17 is the first with LayerNormalization. Both are the newest that all of skl2onnx's converters
 # support, and Triton 23.01 runs them.
 OPSETS = {"": 17, ML: 3}
-IR_VERSION = 8  # that of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
+IR_VERSION = 8  # the version of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
 INPUT_TYPES = {
     "FP32": TensorProto.FLOAT,
     "FP64": TensorProto.DOUBLE,
@@ -59,8 +59,8 @@ class Graph:
         return output
 
     def insert(self, part: onnx.ModelProto, tensor: str) -> dict[str, str]:
-        """Add the nodes of a model with one input, which gets `tensor`. Return the tensors of its
-        outputs by their names."""
+        """Add the nodes of a model with one input, which gets `tensor`. Return {output's name: its
+        tensor}."""
         prefix = f"part_{len(self.nodes)}_"
         while any(name.startswith(prefix) for name in self.inputs):
             prefix += "_"
@@ -83,8 +83,8 @@ class Graph:
         return name
 
     def output(self, name: str, shape: Shape | None = None) -> None:
-        """Declare a tensor as an output, of FP32. Without a `shape` it has no type yet; that comes
-        from a run (table_repair.mend)."""
+        """Declare a tensor as an output of FP32. Without a `shape`, leave its type open:
+        table_repair.set_shapes finds it by a run."""
         value = onnx.ValueInfoProto(name=name)
         if shape is not None:
             value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

@@ -26,10 +26,10 @@ STALE = 86400  # seconds
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder in `parent`, which Triton and the tools ignore. Remove it at the end in
-    any case, and `parent` if that is new too and empty.
+    """Yield a new folder in `parent` that Triton and the tools ignore. In the end, remove it if it
+    is still there, and `parent` if that is new too and empty.
 
-    Folders that killed builds left are removed after a day.
+    Also remove such folders that killed builds left more than a day ago.
     """
     new = not parent.exists()
     parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,8 @@ def load(
     folder: Path, target: Path, find_backends: Callable[[], set[str]] = installed_backends
 ) -> None:
     """Load the finished folder, which will become `target`, into a tritonserver, and test it with
-    its example. Raise BuildError if it would not be served. If it was not loaded, print why."""
+    its example. Raise BuildError if it would not be served. If it cannot be loaded here, print
+    why."""
     settings, others = Settings.from_env({}), target.parent
     try:
         backends = find_backends()
@@ -87,8 +88,8 @@ def load(
 
 
 def add_users_files(folder: Path, target: Path) -> None:
-    """Link the files that a user added to `target` into the new folder: another version, a
-    client.py."""
+    """Link the files that a user added to `target`, such as another version or a client.py, into
+    the new folder."""
     built = {RECORD, *read_record(target).get("files", ())}
     for path in target.rglob("*"):
         name = path.relative_to(target)

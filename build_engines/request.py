@@ -1,9 +1,9 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
 """Declares what `build` can be asked for. Each field is also a flag of the command line.
 
-The command line has two defaults of its own (request_of in __main__.py), because in code they would
-depend on the machine or start a server: with trtexec and a GPU `target` is tensorrt, and `load` is
-true."""
+Two defaults of the command line differ (request_of in __main__.py): `target` is tensorrt if there
+are trtexec and a GPU, and `load` is true. In code, such defaults would depend on the machine, or
+start a server."""
 
 import argparse
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ SERVING = "how Triton serves it (config.pbtxt)"
 
 
 def option(group: str, default: Any, about: str, **words: Any) -> Any:
-    """Declare a field and its flag: --NAME, or `flag`. The other `words` go to argparse's
-    add_argument."""
+    """Declare a field and its flag, which is --NAME unless `words` contains `flag`. The other
+    `words` go to argparse's add_argument."""
     initial = {"default_factory": default} if callable(default) else {"default": default}
     return field(**initial, metadata={"group": group, "help": about, **words})
 
@@ -53,7 +53,7 @@ def pair(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Request:
-    """What to build. With 0, -1, "" or (), the family or Triton chooses.
+    """What to build. If a field is 0, -1, "" or (), the family or Triton chooses its value.
 
     `model` is a recipe's name or the user's own. build.json records the fields by name: if they
     change, a model is built again. A client's name may have hyphens.
@@ -154,7 +154,7 @@ class Request:
 
     @property
     def named_client(self) -> str:
-        """Return the client of the flag, else that of the recipe, "" if neither names one."""
+        """Return the client that the flag names, or else the recipe, or "" if neither names one."""
         recipe = RECIPES.get(self.model)
         return self.client or (recipe.client if recipe else "")
 

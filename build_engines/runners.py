@@ -25,7 +25,7 @@ from serving.repository.cpu_engine import OPENVINO, engine_of
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]
-LEVELS = {"b": 2, "u": 256}  # the number of values of a Boolean and of a pixel
+LEVELS = {"b": 2, "u": 256}  # how many values a Boolean and a pixel can have
 
 
 class OnnxFile:
@@ -57,7 +57,7 @@ def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
             return pool.submit(_infer_by_openvino, path, tuple(parameters.items()), feed).result()
         except BrokenProcessPool as err:
             raise BuildError("the process in which OpenVINO ran has crashed") from err
-        except Exception as err:  # OpenVINO's exceptions have no base of their own
+        except Exception as err:  # OpenVINO's exceptions have no base class of their own
             raise BuildError(first_line(err)) from err
 
     return run

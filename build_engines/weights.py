@@ -65,7 +65,7 @@ FOLDERS = {  # a file in the folder -> what to do with the folder
     "merge_and_unload(), save_pretrained()",
     "*.onnx": "name the ONNX file that is in it",
 }
-HUB_FILES = (  # patterns
+HUB_FILES = (  # patterns of the files that are fetched from the hub
     "config.json *.safetensors tokenizer.json tokenizer_config.json special_tokens_map.json "
     "vocab.txt vocab.json merges.txt *.model preprocessor_config.json processor_config.json "
     "*_Pooling/config.json *_Dense/config.json modules.json sentence_*_config.json "
@@ -78,7 +78,7 @@ class Weights:
     graph and a folder's config.json are parsed once."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raise BuildError for a file or folder that cannot be built, with what to do with it."""
+        """Raise a BuildError that says what to do instead if the file or folder cannot be built."""
         self.kind = kind_of(path) if path else OWN
         self._path = path
 
@@ -130,8 +130,8 @@ class Weights:
 
 
 def find(request: Request) -> Weights:
-    """Return the weights of the flag, fetched from the hub for a HUB-ID, else the recipe's own.
-    Raise UsageError if they do not exist."""
+    """Return the weights that the flag names, fetched from the hub if it is a HUB-ID, or else the
+    recipe's own. Raise UsageError if they do not exist."""
     source = request.weights
     if not source:
         return Weights(None)
@@ -146,7 +146,8 @@ def find(request: Request) -> Weights:
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of a file or folder, one of the constants above. Raise BuildError."""
+    """Return the kind of a file or folder, one of the constants above. Raise BuildError for any
+    other kind."""
     if path.is_dir():
         if (path / "config.json").is_file():
             return CHECKPOINT

@@ -55,7 +55,7 @@ class Head:
 @dataclass(frozen=True)
 class Candidates:
     """The boxes [n,4] of an image, as corners in the network's input, with their scores and classes
-    [n], and as `extras` the values after the class scores."""
+    [n]. `extras` are the values after the class scores."""
 
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]

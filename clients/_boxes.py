@@ -120,8 +120,8 @@ def nms(
     """Return the indices of at most `limit` boxes, best score first: greedy non-maximum suppression
     within each class.
 
-    A box is dropped when its IoU with a better box of its class is above `iou`. Of two equal
-    scores, the first is better. A box without an area drops no other and is never dropped. (ONNX's
+    A box is dropped if its IoU with a better box of its class is above `iou`. Of two equal scores,
+    the first is better. A box without an area drops no other and is never dropped. (ONNX's
     NonMaxSuppression does the same.)
     """
     sides = boxes[:, 2:] - boxes[:, :2]

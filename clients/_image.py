@@ -1,5 +1,5 @@
-"""The base class of clients that take one image. It resizes, crops and normalizes the image by the
-settings of clients/_image_preprocessing.py."""
+"""Defines the base class of clients that take one image. It resizes, crops and normalizes the image
+by the settings of clients/_image_preprocessing.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ class ImageClient(ModelClient):
     settings: tuple[Parameter, ...] = SETTINGS
 
     def __init__(self, model: Model) -> None:
-        """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
+        """Read the settings. Raise InvalidRequest if the input's shape does not fit them."""
         super().__init__(model)
         options = self.options
         self.example = EXAMPLE
@@ -74,7 +74,7 @@ class ImageClient(ModelClient):
         return values[:, None] if frame.own_batch else values
 
     def finite(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
-        """Return an output as FP32. Raise InferenceFailed when it is not finite."""
+        """Return an output as FP32. Raise InferenceFailed if it is not finite."""
         values: NDArray[np.float32] = outputs[name].astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
@@ -88,7 +88,7 @@ class ImageClient(ModelClient):
 
     def of_each(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
         """Return an output as FP32 with one row for each image, even if the network has a batch
-        dimension of its own. Raise InferenceFailed when it is not finite."""
+        dimension of its own. Raise InferenceFailed if it is not finite."""
         values = self.finite(outputs, name)
         if self.frame.own_batch and values.shape[1:2] == (1,):
             return values[:, 0]

@@ -75,7 +75,7 @@ class Frame:
     size of its own.
 
     `own_batch` says that the model's shape includes a batch dimension although max_batch_size is 0.
-    An image is resized to `resized` before the centre of `size` is cropped. With shortest, the
+    An image is resized to `resized` before its centre is cropped to `size`. With shortest, the
     image covers `resized`; with keep_ratio, `resized` is the shorter side and the limit of the
     longer one. Per channel, pixel · `gain` + `offset` is (pixel · scale - mean) / std.
     """

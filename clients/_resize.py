@@ -62,8 +62,8 @@ def stretch(image: Image.Image, size: Size, resized: Size, method: Image.Resampl
 
 
 def _centre(sides: tuple[int, int], size: Size) -> tuple[int, int, int, int]:
-    """Return the box of the centre of an image with these sides (width, height). Half a pixel is
-    rounded down, as transformers does; torchvision rounds it to even."""
+    """Return the centred box of `size` (height, width) in an image with these sides (width,
+    height). Half a pixel is rounded down, as in transformers; torchvision rounds it to even."""
     height, width = size
     left = (sides[0] - width) // 2
     top = (sides[1] - height) // 2
@@ -71,7 +71,8 @@ def _centre(sides: tuple[int, int], size: Size) -> tuple[int, int, int, int]:
 
 
 def pad(image: Image.Image, size: Size, level: int, method: Image.Resampling) -> Image.Image:
-    """Put the image, as large as fits, in the middle of a background of this grey `level`."""
+    """Scale the image to fit `size`, and put it in the middle of a background of this grey
+    `level`."""
     target_height, target_width = size
     factor = min(target_height / image.height, target_width / image.width)
     height = max(1, round(image.height * factor))

@@ -208,7 +208,7 @@ class ModelClient(ABC):
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
         """Return the columns that the first line of a CSV names. Return () if it is a header but
-        the model does not know its names, None if it is a row."""
+        the model does not know its names, and None if it is a row."""
         return None
 
 
@@ -233,8 +233,8 @@ def sigmoid(logits: Array) -> Array:
 
 
 def best(scores: Array, count: int) -> list[tuple[int, float]]:
-    """Return (index, score) of the `count` highest scores of a vector, highest first, ties by
-    index."""
+    """Return (index, score) of the `count` highest scores of a vector, highest first. Equal scores
+    are ordered by index."""
     candidates = np.arange(len(scores))
     if count < len(scores):
         least = np.partition(scores, -count)[-count]

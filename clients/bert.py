@@ -1,5 +1,5 @@
-"""The client `bert`: texts. Its defaults are those of a sentence encoder: embeddings of length
-1."""
+"""Serves texts: the client `bert`. Its defaults are those of a sentence encoder, which gives
+embeddings of length 1."""
 
 from clients import text
 

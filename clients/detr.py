@@ -1,5 +1,5 @@
-"""Object detection with networks of transformers that return a set of boxes: DETR, YOLOS, RT-DETR,
-D-FINE …"""
+"""Detects objects with networks of transformers that return a set of boxes: DETR, YOLOS, RT-DETR,
+D-FINE and others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,7 +49,7 @@ class Client(ImageClient):
 
     def __init__(self, model: Model) -> None:
         """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit
-        together, OSError if the file that `labels` names is missing."""
+        together, and OSError if the file that `labels` names is missing."""
         super().__init__(model)
         check_whole(self.options, self.frame)
         self.labels = labels_of(model, self.options["labels"])
@@ -75,7 +75,7 @@ class Client(ImageClient):
         instances: Sequence[Image.Image],
         parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return the detections of each image, highest score first. Raise InferenceFailed when the
+        """Return the detections of each image, highest score first. Raise InferenceFailed if the
         outputs are not finite or their number of classes is not that of the labels."""
         logits = self.of_each(outputs, LOGITS)
         boxes = self.of_each(outputs, BOXES)

@@ -1,4 +1,4 @@
-"""Image classification: a network that takes one image and gives one score for each class."""
+"""Classifies images, with a network that takes one image and gives one score for each class."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -31,8 +31,8 @@ class Client(ImageClient):
     parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1, maximum=1000),)
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit
-        together, OSError when the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit
+        together, and OSError if the file that `labels` names is missing."""
         super().__init__(model)
         self.labels = labels_of(model, self.options["labels"])
         self.label_of = self.labels.__getitem__ if self.labels else str
@@ -52,9 +52,10 @@ class Client(ImageClient):
         instances: Sequence[Any],
         parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return the `top_k` classes of each image, highest score first, ties by class id.
+        """Return the `top_k` classes of each image, highest score first. Equal scores are ordered
+        by class id.
 
-        Raise InferenceFailed when the output is not finite or its number of classes is not that of
+        Raise InferenceFailed if the output is not finite or its number of classes is not that of
         the labels.
         """
         scores = self.finite(outputs, self.output.name)

@@ -1,5 +1,5 @@
-"""Image embedding: a vision encoder of transformers, or any network that gives one vector per
-image."""
+"""Turns images into vectors, with a vision encoder of transformers or any other network that gives
+one vector per image."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ class Client(ImageClient):
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
 
     def __init__(self, model: Model) -> None:
-        """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
+        """Read the settings. Raise InvalidRequest if shape and settings do not fit together."""
         super().__init__(model)
         self.output = model.outputs[0]
         if len(self.shape_of_each(self.output)) != 1:
@@ -36,7 +36,7 @@ class Client(ImageClient):
         instances: Sequence[Any],
         parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return a vector for each image. Raise InferenceFailed when the output is not finite."""
+        """Return a vector for each image. Raise InferenceFailed if the output is not finite."""
         vectors = self.of_each(outputs, self.output.name)
         if vectors.ndim != 2:
             raise InferenceFailed(

@@ -1,5 +1,5 @@
-"""Object detection with a head that clients/_box_decoding.py reads, such as those of YOLOv5 and v8
-to 26, with masks or keypoints if the head has them."""
+"""Detects objects with a head that clients/_box_decoding.py reads, such as those of YOLOv5 and v8
+to 26. If the head has masks or keypoints, they are returned too."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -83,8 +83,8 @@ class Client(ModelClient):
     )
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest when input, settings and labels do not fit
-        together, OSError when the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if input, settings and labels do not fit
+        together, and OSError if the file that `labels` names is missing."""
         self.input = model.inputs[0]
         self.output = model.outputs[0]
         others = model.outputs[1:]
@@ -190,7 +190,7 @@ class Client(ModelClient):
         """Return the detections of each image, highest score first, from [n,rows,5+C], [n,4+C,rows]
         or [n,rows,6].
 
-        Raise InferenceFailed when the output is not finite or its number of classes is not that of
+        Raise InferenceFailed if the output is not finite or its number of classes is not that of
         the labels.
         """
         output = outputs[self.output.name]
@@ -250,8 +250,8 @@ class Client(ModelClient):
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: NDArray[Any]) -> None:
-        """Raise InferenceFailed if the table is YOLOv5's for one class, which has six columns
-        too."""
+        """Raise InferenceFailed if the table is not an end-to-end head's. YOLOv5's table for one
+        class has six columns too."""
         ids = table[:, 5]
         classes = len(self.labels) or np.inf
         is_id = (ids == ids.round()) & (ids >= 0) & (ids < classes)

@@ -1,6 +1,6 @@
-"""The client `resnet`: image classification. Its defaults are a ResNet's: the shorter side is
-resized to 1/0.875 of the network's, the centre is cropped, and pixels are normalized by ImageNet's
-mean and std."""
+"""Classifies images: the client `resnet`. Its defaults are a ResNet's: the shorter side is resized
+to 1/0.875 of the network's, the centre is cropped, and pixels are normalized by ImageNet's mean and
+std."""
 
 from clients import image_classification
 

@@ -1,5 +1,5 @@
-"""Semantic segmentation: a class for each pixel, by SegFormer or any network that gives a map of
-scores for each class."""
+"""Finds the class of each pixel, with SegFormer or any other network that gives a map of scores for
+each class."""
 
 import base64
 import io
@@ -38,8 +38,8 @@ class Client(ImageClient):
     parameters = (Parameter("map", "png", "how the map is returned", choices=("png", "none")),)
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit
-        together, OSError when the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit
+        together, and OSError if the file that `labels` names is missing."""
         super().__init__(model)
         check_whole(self.options, self.frame)
         self.output = model.outputs[0]
@@ -73,7 +73,7 @@ class Client(ImageClient):
         instances: Sequence[Image.Image],
         parameters: Mapping[str, Any],
     ) -> list[Any]:
-        """Return the map of each image. Raise InferenceFailed when the output is not finite or its
+        """Return the map of each image. Raise InferenceFailed if the output is not finite or its
         number of classes is not that of the labels."""
         scores = self.of_each(outputs, self.output.name)
         if mismatch := self._mismatch(scores.shape[1]):

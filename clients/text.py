@@ -87,7 +87,7 @@ class Client(ModelClient):
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """Return input_ids, attention_mask and token_type_ids [rows, longest], in the datatype of
-        the model's inputs (INT64 or INT32), `truncated` [n instances], and what else the task
+        the model's inputs (INT64 or INT32), `truncated` [n instances], and whatever else the task
         needs. Raise DecodingError for a text that is too long if `truncate` is false."""
         tensors = self.text_task.tokens(instances, parameters)
         most = self.tokenizer.max_length

@@ -1,4 +1,4 @@
-"""autoscale: adjusts the number of instances to the load by target tracking."""
+"""Adjusts the number of instances to the load, by target tracking (the command autoscale)."""
 
 from typing import Any
 

@@ -47,7 +47,8 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the file's requests, keyed by operation. Raise ArgumentTypeError if it is invalid."""
+    """Return the file's requests, keyed by operation. Raise ArgumentTypeError if the file is
+    invalid."""
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_BYTES:
@@ -76,8 +77,8 @@ def read(path: str) -> dict[str, Any]:
 
 
 def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
-    """Return the request merged with its part of the file. Raise a UsageError that names the field
-    that AWS does not accept."""
+    """Return `parameters`, merged with the operation's part of the file. Raise a UsageError that
+    names the field if AWS does not accept one."""
     merged: Reply = merge(parameters, config.get(operation, {}))
     aws.check(SERVICES[operation], operation, merged)
     return merged

@@ -1,5 +1,5 @@
-"""create, update, status and delete: the commands for an endpoint, its configuration and its
-model."""
+"""Creates, updates, describes and deletes an endpoint with its configuration and its model: the
+commands create, update, status and delete."""
 
 import sys
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
 def create(options: Endpoint, aws: Aws) -> None:
-    """Create what is missing. Keep a model and a configuration that have the same content."""
+    """Create the model, the configuration and the endpoint, except those that already exist with
+    the same content."""
     model = model_request(options, aws, {})
     config = endpoint_config(options, aws, {}, model["ModelName"])
     current = _describe(options, aws)

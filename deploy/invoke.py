@@ -1,4 +1,4 @@
-"""invoke: sends one request to the endpoint and prints the reply unchanged."""
+"""Sends one request to the endpoint, and prints the reply unchanged (the command invoke)."""
 
 import codecs
 import mimetypes

@@ -1,4 +1,4 @@
-"""push: pushes the image to ECR, and creates the repository if it does not exist."""
+"""Pushes the image to ECR, and creates the repository if it does not exist (the command push)."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Releases: python scripts/release.py 1.2.3, or make release VERSION=1.2.3.
+"""Releases a version: python scripts/release.py 1.2.3, or make release VERSION=1.2.3.
 
 Writes the version to serving/__init__.py, and the version and the date to the changelog, commits
 both and tags the commit v1.2.3. Does not push.

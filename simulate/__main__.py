@@ -1,4 +1,4 @@
-"""python -m simulate: a SageMaker endpoint on your machine."""
+"""Runs a SageMaker endpoint on your machine: python -m simulate."""
 
 import argparse
 import os
@@ -155,7 +155,8 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
-    """Run until a signal, or until the endpoint fails. Raise CannotStart or BadArchive."""
+    """Run until a signal, or until the endpoint fails. Return the exit code. Raise CannotStart, or
+    BadArchive for an invalid archive of the model."""
     launch = _launch(options, folder)
     journal.say(f"runs {options.image or options.serve}")
     endpoint = Endpoint(launch, options.models, journal)
@@ -187,7 +188,7 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
 
 def _launch(options: argparse.Namespace, folder: Path) -> Launch:
     """Return how to start the container. Unpack its model, as the platform does. Raise BadArchive
-    or CannotStart."""
+    if the archive is invalid, and CannotStart if no engine is installed."""
     model = options.model_data
     if model and not model.is_dir():
         unpack(model, folder / "data")

@@ -1,4 +1,5 @@
-"""Runs InvokeEndpointAsync's calls from a queue. They read from S3 and write to S3."""
+"""Queues the calls of InvokeEndpointAsync, reads their input from S3, and writes their output to
+S3."""
 
 import re
 import time
@@ -15,7 +16,7 @@ from simulate.errors import ModelError, PlatformError, ValidationError
 from simulate.models import find
 from simulate.service_model import passed_on
 
-# where results are written, as S3OutputPath in an endpoint's configuration would say
+# where results are written; on AWS it is S3OutputPath in the endpoint's configuration
 OUTPUT = "s3://simulate/async"
 # the API's defaults
 INVOCATION_SECONDS = 900

@@ -1,5 +1,5 @@
-"""The endpoint: starts a container, checks its health, restarts it when it dies, and sends calls to
-it."""
+"""Runs an endpoint: starts a container, checks its health, restarts it when it dies, and sends
+calls to it."""
 
 import threading
 import time

@@ -1,4 +1,5 @@
-"""The errors of the sagemaker-runtime API, in the format that botocore parses (rest-json)."""
+"""Defines the errors of the sagemaker-runtime API, in the format that botocore parses
+(rest-json)."""
 
 from functools import partial
 from typing import Any

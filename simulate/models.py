@@ -109,8 +109,8 @@ class Models:
                 del self._loaded[model.target]
 
     def evict(self) -> bool:
-        """Unload the least recently used model without calls in flight. Return False if there is
-        none."""
+        """Unload the least recently used model without calls in flight. Return False if there is no
+        such model."""
         with self._lock:
             victim = next((model for model in self._loaded.values() if not model.calls), None)
             if victim is None:
@@ -127,8 +127,7 @@ class Models:
         return True
 
     def close(self) -> None:
-        """Make all further loads fail with InternalFailure. The container is stopping, and its
-        files are being removed."""
+        """Make all further loads fail with InternalFailure, because the container is stopping."""
         with self._lock:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
-"""The platform's rules in one table, and a journal of the rules that were broken.
+"""Lists the platform's rules in one table, and keeps a journal of the rules that were broken.
 
-The same row supplies the limit that is enforced and the text that reports a violation.
+A row of the table has both the limit that is enforced and the text that reports a violation.
 """
 
 import threading

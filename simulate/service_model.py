@@ -56,7 +56,7 @@ def reply_headers(operation: str) -> Mapping[str, str]:
 
 def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
     """Return {member: value} for a request's headers, whose names are lowercase. Raise
-    ValidationError."""
+    ValidationError if a value violates its constraint."""
     values = {}
     for header, (name, shape) in request_headers(operation).items():
         if (value := headers.get(header)) is not None:

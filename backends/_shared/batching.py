@@ -50,8 +50,8 @@ class Batcher:
     """Runs merged requests and creates their responses.
 
     `read` returns a request's input arrays and output names. `merge` decides which calls share a
-    `run`, which returns the outputs of each call, in order. `invalid` lists the exceptions, besides
-    InvalidInput, that mean that the request is invalid.
+    `run`, which returns the outputs of each call, in order. `invalid` lists further exceptions that
+    mean, as InvalidInput does, that a request is invalid.
     """
 
     def __init__(

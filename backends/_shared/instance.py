@@ -80,15 +80,14 @@ def stub_version_folder(config: Mapping[str, Any]) -> Path:
     configuration.
 
     The stub's command line has the path of the model's file, which need not exist. If config.pbtxt
-    has no default_model_filename, it has the path of the folder.
+    has no default_model_filename, the command line has the path of the folder instead.
     """
     path = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
     return Path(path.removesuffix(config["default_model_filename"]))
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system, because loading a model takes more memory than the loaded
-    model."""
+    """Return freed memory to the system. Loading a model takes more memory than serving it."""
     ctypes.CDLL(None).malloc_trim(0)
 
 

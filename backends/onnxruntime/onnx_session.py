@@ -56,8 +56,8 @@ OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """The `parameters` in config.pbtxt. All of them are parameters of NVIDIA's backend, except
-    `separate_runs`."""
+    """A session's settings, from the `parameters` in config.pbtxt. All of them are parameters of
+    NVIDIA's backend too, except `separate_runs`."""
 
     intra_op_threads: int = 1
     inter_op_threads: int = 0

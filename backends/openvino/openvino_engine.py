@@ -95,8 +95,8 @@ def plain(error: Exception) -> str:
 
 
 def fit(model: Any, config: Config) -> None:
-    """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if it does not
-    support them."""
+    """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if the model does
+    not support them."""
     shapes = {port.get_any_name(): _shape(port, config) for port in model.inputs}
     current = {port.get_any_name(): _known_shape(port) for port in model.inputs}
     if shapes != current:
@@ -127,8 +127,8 @@ def _shape(port: Any, config: Config) -> tuple[int, ...]:
 
 
 def _known_shape(port: Any) -> tuple[int, ...]:
-    """Return the port's shape, with -1 for dynamic dimensions. Raise ValueError if their number is
-    unknown."""
+    """Return the port's shape, with -1 for dynamic dimensions. Raise ValueError if the number of
+    dimensions is unknown."""
     shape = port.partial_shape
     if shape.rank.is_dynamic:
         raise ValueError(
@@ -205,8 +205,8 @@ def complete(config: Config, file: Path) -> None:
 
 
 class Compiled:
-    """A compiled model, and how it was compiled. Creating it raises ValueError if the processor
-    does not support the model."""
+    """A compiled model, with its warnings and its compile time. Creating it raises ValueError if
+    the processor does not support the model."""
 
     def __init__(self, model: Any, settings: OpenvinoSettings, name: str, version: str) -> None:
         self.core = openvino.Core()

@@ -142,7 +142,8 @@ class Forward:
 
 
 def load(path: Path, device: Any) -> Any:
-    """Load a module, in the mode in which it was saved. Raise ValueError or FileNotFoundError."""
+    """Load a module, in the mode in which it was saved. Raise ValueError or FileNotFoundError if
+    the file is invalid or missing."""
     if not path.is_file():
         raise FileNotFoundError(f"unable to find '{path}'")
     try:

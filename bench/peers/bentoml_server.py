@@ -1,4 +1,4 @@
-"""BentoML: one service with two workers, with one API for each model."""
+"""Serves the models with BentoML: one service with two workers, and one API for each model."""
 
 import os
 from base64 import b64decode

@@ -1,5 +1,5 @@
-"""LitServe: one LitAPI for each model, as in LitServe's guide to serving several endpoints on one
-port. Texts are batched."""
+"""Serves the models with LitServe: one LitAPI for each model, as in LitServe's guide to serving
+several endpoints on one port. Texts are batched."""
 
 import os
 from base64 import b64decode

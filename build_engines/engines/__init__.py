@@ -1,2 +1,2 @@
-"""Turn an fp32 model into the file that is served: by ONNX Runtime and OpenVINO on a CPU, by
+"""Turns an fp32 model into the file that is served: by ONNX Runtime and OpenVINO on a CPU, by
 TensorRT on a GPU."""

@@ -1,4 +1,4 @@
-"""Engines that serve an ONNX file: --for cpu, openvino and gpu.
+"""Makes the engines that serve an ONNX file: --for cpu, openvino and gpu.
 
 fp16 is no faster than fp32 on any CPU that was measured.
 """
@@ -41,10 +41,10 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
 
 def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """Return the engine for OpenVINO. For int8, quantize 1/model.onnx in place; for fp32, leave the
-    file as it is: OpenVINO computes it in BF16 if the processor can. Raise UsageError for another
-    precision.
+    file as it is: OpenVINO computes it in BF16 if the processor supports that. Raise UsageError for
+    another precision.
 
-    The configuration names OpenVINO, because ONNX Runtime is slow with such an INT8 file.
+    The configuration names OpenVINO, because ONNX Runtime runs such an INT8 file slowly.
     """
     if request.precision == "fp16":
         raise UsageError(NO_FP16)

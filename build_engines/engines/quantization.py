@@ -75,7 +75,7 @@ def quantized(
         else:
             _dynamic(prepared, target)
     _tidy(target)
-    OnnxFile(target)  # BuildError when it cannot be loaded
+    OnnxFile(target)  # raises BuildError if the file cannot be loaded
     return target
 
 
@@ -111,8 +111,8 @@ def _static(
 
 
 def preparation(graph: Any, first: str = "Conv") -> list[str]:
-    """Return the names of the nodes before the first convolution. They normalize pixels, where INT8
-    would save no time and lose precision."""
+    """Return the names of the nodes before the first operator of the type `first`. Before the first
+    convolution they normalize pixels, where INT8 would save no time and lose precision."""
     return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
@@ -124,7 +124,7 @@ def heads(graph: Any) -> list[str]:
         for name in node.input:
             consumers.setdefault(name, []).append(node)
     behind: dict[str, set[str]] = {}
-    # nodes are sorted topologically, so those behind a node come first here
+    # nodes are sorted topologically, so in reverse order a node comes after those that depend on it
     for node in reversed(graph.node):
         names: set[str] = set()
         for output in node.output:
@@ -180,7 +180,7 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the quantizer's advice (on the root logger) to prepare the model, because it is prepared
+    """Hide the quantizer's advice, on the root logger, to prepare the model, which is prepared
     already."""
     logging.disable(logging.WARNING)
     try:
@@ -203,8 +203,8 @@ def _model_of(model_spec: ModelSpec, folder: Path) -> Model:
 
 
 def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
-    """Return the model's client, made with the files in the folder. Raise BuildError if they do not
-    fit together."""
+    """Return the model's client, made with the files in the folder. Raise BuildError if the client
+    does not fit the model."""
     try:
         return make_client(_model_of(model_spec, folder)) if model_spec.client else None
     except Exception as err:  # a client's code may raise anything
@@ -214,7 +214,7 @@ def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
 
 
 class Batches(CalibrationDataReader):  # type: ignore[misc]
-    """Inputs for ONNX Runtime's tools, one instance per batch."""
+    """Supplies inputs to ONNX Runtime's tools, one instance per batch."""
 
     def __init__(self, batches: Iterable[Tensors]) -> None:
         self.batches = iter(batches)
@@ -224,8 +224,8 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calibration_batches(client: ModelClient, request: Request) -> Batches:
-    """Return the client's tensors for the samples of --calibration, without those on which the
-    engine is compared."""
+    """Return the client's tensors for the samples of --calibration, without those that are held out
+    for the comparison."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")

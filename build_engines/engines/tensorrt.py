@@ -3,8 +3,8 @@
     1/model.onnx --profile, precision--> trtexec --> 1/model.plan (, 1/calibration.cache)
 
 The ONNX file stays: it is served on machines without a GPU, and plans for other GPUs are built from
-it. ONNX Runtime measures INT8's ranges here, on the calibration instances, and they are written as
-TensorRT's calibration cache.
+it. For INT8, ONNX Runtime measures the tensors' ranges on the calibration instances, and the ranges
+are written as TensorRT's calibration cache.
 """
 
 import re
@@ -31,7 +31,7 @@ INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 st
 
 
 def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Write 1/model.plan beside 1/model.onnx; raise BuildError."""
+    """Write 1/model.plan beside 1/model.onnx. Raise BuildError if it cannot be built here."""
     check(model_spec)
     onnx = folder / "1" / "model.onnx"
     gpu = this_gpu()
@@ -47,7 +47,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     shapes = model_spec.profile()
     inputs, _ = onnx_reader.specs(onnx_reader.read(onnx))
     profile = {spec.name: shapes[spec.name] for spec in inputs if -1 in spec.shape}
-    # the times of kernels hold for one GPU and one TensorRT version
+    # measured kernel times are valid for one kind of GPU and one version of TensorRT
     timing = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}")
     cache_folder().mkdir(parents=True, exist_ok=True)
     print(
@@ -67,7 +67,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
 
 
 def check(model_spec: ModelSpec) -> None:
-    """Raise UsageError for a model that TensorRT does not take."""
+    """Raise UsageError for a model that TensorRT cannot run."""
     if model_spec.platform != ONNX:
         raise UsageError("a TensorRT plan is built from an ONNX file: export the model as one")
     if keeps_ratio(model_spec.settings):
@@ -78,7 +78,7 @@ def check(model_spec: ModelSpec) -> None:
 
 
 def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int) -> Path:
-    """Write 1/calibration.cache."""
+    """Write 1/calibration.cache, and return its path."""
     client = client_of(model_spec, folder)
     if client is None:
         raise UsageError(
@@ -92,7 +92,7 @@ def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int
 
 
 def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, float]:
-    """Return the largest absolute value of each tensor of the graph, by its name."""
+    """Return the largest absolute value of each tensor of the graph, keyed by the tensor's name."""
     with tempfile.TemporaryDirectory() as scratch:
         calibrator = create_calibrator(
             str(onnx),

@@ -1,5 +1,6 @@
-"""Builds and runs TensorRT plans with NVIDIA's program trtexec, of TensorRT 10 or newer, and asks
-which GPU it builds for. Its options are in NVIDIA/TensorRT, samples/common/sampleOptions.cpp."""
+"""Builds and runs TensorRT plans with NVIDIA's program trtexec, of TensorRT 10 or newer, and finds
+out which GPU this machine has. For trtexec's options see NVIDIA/TensorRT,
+samples/common/sampleOptions.cpp."""
 
 import json
 import os
@@ -23,14 +24,14 @@ from build_engines.errors import BuildError
 from clients.base import Tensors
 from serving.host.processes import dying_with_us
 
-# where NVIDIA's images of TensorRT and of PyTorch have it
+# where NVIDIA's TensorRT and PyTorch images have trtexec
 FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"
-HELP_SECONDS = 60.0  # its libraries are gigabytes, and the disk may be cold
+HELP_SECONDS = 60.0  # trtexec loads gigabytes of libraries, perhaps from a slow disk
 SMI_SECONDS = 20.0  # nvidia-smi waits while a driver is being loaded
 OLDEST = 10  # TensorRT's major version; older ones lack INT64, which the text clients send
 WORKSPACE_MB = 4096
 REPORT_SECONDS = 5.0
-REMEMBERED, SHOWN = 200, 5  # lines of output
+REMEMBERED, SHOWN = 200, 5  # lines of output that are kept, and that an error shows
 WHERE_TO_GET_IT = (
     "run this in NVIDIA's image, on the kind of GPU that serves: "
     "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with "
@@ -39,7 +40,7 @@ WHERE_TO_GET_IT = (
 _BANNER = re.compile(r"\[TensorRT v(\d+)\]")
 _PREFIX = re.compile(r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[[VIWEF]\] ")
 
-# least, usual, largest shape of each input that varies
+# the least, usual and largest shape of each input whose shape varies
 Profile = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
@@ -73,8 +74,8 @@ def find_trtexec() -> str:
 
 @dataclass(frozen=True)
 class Trtexec:
-    """The program's path, its TensorRT version as NvInferVersion.h packs it (100800), and the
-    output of --help."""
+    """An installed trtexec: its path, its TensorRT version as NvInferVersion.h packs it (100800),
+    and the output of --help."""
 
     path: str
     code: int
@@ -89,7 +90,7 @@ class Trtexec:
 
     @classmethod
     def find(cls) -> "Trtexec":
-        """Find the program and ask it for its version; raise BuildError if it is missing, too old
+        """Find trtexec, and ask it for its version. Raise BuildError if it is missing, is too old
         or does not run."""
         path = find_trtexec()
         if not path:
@@ -117,10 +118,10 @@ class Trtexec:
     def build(
         self, onnx: Path, precision: str, profile: Profile, timing: Path, calibration: Path | None
     ) -> None:
-        """Write model.plan beside `onnx`. `timing` keeps the measured times of kernels,
-        `calibration` is INT8's cache.
+        """Write model.plan beside `onnx`. `timing` is the cache of measured kernel times, and
+        `calibration` is INT8's calibration cache.
 
-        Raise BuildError, also if this version cannot build in that precision.
+        Raise BuildError if trtexec fails, or if this version cannot build in that precision.
         """
         plan = onnx.with_name("model.plan")
         words = [f"--onnx={onnx}", f"--saveEngine={plan}", f"--timingCacheFile={timing}"]
@@ -128,7 +129,7 @@ class Trtexec:
             shapes = _written({name: each[number] for name, each in profile.items()})
             words.append(f"--{kind}Shapes={shapes}")
         words += [f"--memPoolSize=workspace:{WORKSPACE_MB}", "--skipInference"]
-        # with fp16 a layer without an INT8 kernel does not fall back to fp32
+        # int8 includes fp16, so that a layer without an INT8 kernel does not fall back to fp32
         for name in {"fp32": (), "fp16": ("fp16",), "int8": ("int8", "fp16")}[precision]:
             if f"--{name}" not in self.help:
                 raise BuildError(
@@ -147,7 +148,7 @@ class Trtexec:
         """Run trtexec, and print its newest line every 5 s. Raise BuildError with its last errors
         if it fails.
 
-        The kernel kills it when this process ends, even by SIGKILL.
+        The kernel kills trtexec when this process ends, even if SIGKILL ends it.
         """
         lines: deque[str] = deque(maxlen=REMEMBERED)
         started = shown = time.monotonic()
@@ -188,19 +189,19 @@ def _last_errors(lines: Collection[str]) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a tensor's name as trtexec takes it in a list."""
+    """Return a tensor's name, in quotes if trtexec's lists need them."""
     return f"'{name}'" if set(name) & set(":,") else name
 
 
 def _written(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Return shapes by the names of their tensors as trtexec takes them."""
+    """Return shapes, keyed by tensor name, in trtexec's notation."""
     sizes = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
     return ",".join(f"{_quoted(name)}:{text}" for name, text in sizes.items())
 
 
 def run_plan(path: Path, feed: Tensors) -> Tensors:
-    """Run the plan, whose model.onnx is beside it, and return its outputs with six digits. Raise
-    BuildError.
+    """Run a plan that has its model.onnx beside it. Return the outputs, which have six digits.
+    Raise BuildError if trtexec fails.
 
     trtexec loads the plan again for each call, which takes seconds.
     """

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from build_engines.errors import BuildError, shortened
 from build_engines.onnx_writer import Array, Graph
 
-MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
+# what Google's BERT adds to the scores of padding; FP16 can represent it too
+MASKED_SCORE = -10000.0
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # weights of BERT's pretraining that many checkpoints still contain
 SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")
@@ -23,7 +24,7 @@ POOLING = ("mean", "cls")
 
 
 def is_plain(config: Mapping[str, Any], pooling: str) -> bool:
-    """Return whether `bert_model` writes the network of this config.json, with this pooling."""
+    """Return whether `bert_model` can write the network of this config.json with this pooling."""
     is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
     is_gelu = config.get("hidden_act", "gelu") == "gelu"
     is_bert = config.get("model_type") == "bert" and not config.get("is_decoder")
@@ -46,11 +47,11 @@ def bert_model(
 ) -> onnx.ModelProto:
     """Return the ONNX model of a checkpoint. `config` is its config.json, `tensors` are its weights
     (of any float type), and `pooling` says what an embedding is: the mean of the tokens, or the
-    first of them (cls). Raise BuildError.
+    first of them (cls). Raise BuildError if the weights do not fit the network.
 
     Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids. Outputs FP32:
-    last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden], which in
-    BERT-base has 3 kB instead of 1.6 MB.
+    last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden]. For a text
+    of 512 tokens, BERT-base's are 1.6 MB and 3 kB.
     """
     try:
         graph = _BertGraph(config, tensors)
@@ -132,8 +133,8 @@ class _BertGraph(Graph):
         return self.layer_norm(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
-        """Turn attention_mask into what is added to the scores, [batch, 1, 1, sequence]: 0, or
-        -10000 for padding."""
+        """Compute what is added to the scores, [batch, 1, 1, sequence]: 0 for tokens, and -10000
+        for padding."""
         mask = self.add("Unsqueeze", "attention_mask", self.integers(1))
         mask = self.add("Unsqueeze", mask, self.integers(2))
         one = self.floats(1.0)

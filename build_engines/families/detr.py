@@ -21,8 +21,8 @@ def _boxes(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Compare boxes in any order. Some may differ, because the file may choose others among equally
-    good ones."""
+    """Return whether the boxes are equal, in any order. A few may differ, because the file may
+    choose other boxes among equally good ones."""
     rows = (np.concatenate(arrays, 2) for arrays in (outputs, wanted))
     for ours, theirs in zip(*rows, strict=True):
         distances = np.abs(ours[:, None] - theirs).max(2)
@@ -34,8 +34,8 @@ def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
 
 
 def _kept_boxes(processor: Any) -> dict[str, str]:
-    """Return the client's settings for the boxes that it keeps. They follow from how many the
-    processor keeps of 300 good boxes with three equally good classes."""
+    """Return the client's settings that decide which boxes it keeps. They follow from how many of
+    300 good boxes, each with three equally good classes, the processor keeps."""
     import torch
 
     from build_engines.families.image_network import name_of
@@ -44,7 +44,7 @@ def _kept_boxes(processor: Any) -> dict[str, str]:
         logits = torch.full((1, 300, 3), 9.0)
         outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
         (kept,) = processor.post_process_object_detection(outputs, threshold=0.9)
-    except Exception as err:  # each processor raises its own
+    except Exception as err:  # each processor raises exceptions of its own
         raise BuildError(
             f"{name_of(processor)} does not say which boxes it keeps: {first_line(err)}"
         ) from err

@@ -38,7 +38,7 @@ def no_settings(_processor: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Head:
-    """How networks of transformers become a file that the family's client reads."""
+    """Describes how networks of transformers become a file that the family's client reads."""
 
     # ends of the networks' names in config.json
     architectures: tuple[str, ...]
@@ -48,15 +48,15 @@ class Head:
     outputs: tuple[str, ...] = ("logits",)
     # turns the network and its images into tensors
     read: Callable[[Any, Any], tuple[Any, ...]] = logits
-    # whether the file's tensors equal the network's
+    # returns whether the file's tensors equal the network's
     same: Callable[..., bool] = equal
     # whether config.json names the classes
     labelled: bool = True
-    # settings of the client for what the image processor does after the network
+    # returns the client's settings for what the image processor does after the network
     settings: Callable[[Any], dict[str, str]] = no_settings
 
     def fits(self, weights: Weights) -> bool:
-        """Return whether the weights are a folder of such a network."""
+        """Return whether the weights are a folder with such a network."""
         return weights.is_image and weights.architecture.endswith(self.architectures)
 
 
@@ -79,7 +79,7 @@ class Family:
     writers: Mapping[str, "Writer"]
     # the same, keyed by recipe, for weights that come with the project or a package
     own_weights: Mapping[str, "Writer"] = field(default_factory=dict)
-    # whether it builds these weights, if `head` does not say so
+    # returns whether the family builds weights that `head` does not fit
     recognizes: Callable[[Weights], bool] = lambda _: False
     # which networks of transformers it builds, and how they are exported
     head: Head | None = None
@@ -87,11 +87,11 @@ class Family:
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
     # the model in the repository whose example is copied for a user's own file
     example: str = ""
-    # whether the scores are Triton's classes
+    # whether the model gives one score for each class
     classifies: bool = False
-    # whether the client computes scores from logits, by its settings
+    # returns whether a client with these settings computes scores from logits
     from_logits: Callable[[Mapping[str, str]], bool] = lambda _: False
-    # whether the client takes boxes in pixels of the input
+    # whether the client expects boxes in pixels of the input
     boxes_in_pixels: bool = False
     # samples on which an engine is compared with fp32; None: random tensors
     samples: Samples | None = None
@@ -101,9 +101,9 @@ class Family:
     static_int8: bool = False
     # whether the last of these convolutions stay in fp32
     fp32_head: bool = False
-    # whether answers stay within the limits in BF16; `serve` then takes OpenVINO on CPUs with AMX
+    # whether answers in BF16 stay within the limits; `serve` then uses OpenVINO on CPUs with AMX
     any_cpu_engine: bool = False
-    # whether no GPU computes its operators
+    # whether the models have operators that no GPU computes
     cpu_only: bool = False
 
     def takes(self, weights: Weights) -> bool:

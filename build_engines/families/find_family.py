@@ -8,8 +8,8 @@
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
 
-No file says that it is a detector with a YOLO's output: --client object-detection does, and
-clients/_box_decoding.py recognizes the form of the output.
+Nothing in a file says that it is a detector with a YOLO's output. --client object-detection says
+so, and clients/_box_decoding.py recognizes the form of the output.
 """
 
 from collections.abc import Sequence
@@ -46,13 +46,14 @@ FAMILIES = (
 
 
 def family_of(client: str) -> Family | None:
-    """Return the family of a client, "" for no client; None for a client of the user's own."""
+    """Return the family of a client ("": no client), or None if the client is the user's own."""
     name = FACES.get(client, client)
     return next((family for family in FAMILIES if family.client == name), None)
 
 
 def by_client(client: str) -> Family:
-    """Return the family of a client of this project, "" for none. Raise UsageError."""
+    """Return the family of one of this project's clients ("": no client). Raise UsageError for any
+    other client."""
     if family := family_of(client):
         return family
     raise UsageError(
@@ -62,8 +63,8 @@ def by_client(client: str) -> Family:
 
 
 def find_family(request: Request, weights: Weights) -> Family:
-    """Return the family of the flag or the recipe, else the first that recognizes the weights.
-    Raise BuildError if none does."""
+    """Return the family that the flag or the recipe names, or else the first that takes the
+    weights. Raise BuildError if none does."""
     named = by_client(request.named_client) if request.named_client else None
     if weights.kind == TENSORS and not (named and TENSORS in named.writers):
         raise UsageError(
@@ -94,7 +95,7 @@ def _unknown(weights: Weights) -> BuildError:
 
 
 def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
-    """Return the error for a folder whose network has none of these heads, with what to do."""
+    """Return the error for a folder whose network has none of these heads. It says what to do."""
     if not weights.is_image:
         return BuildError(
             f"{weights.path} has no preprocessor_config.json, which says how images are prepared"

@@ -1,7 +1,7 @@
 """Turns folders of transformers whose network takes one image into model folders.
 
 config.json and the image processor determine the client's settings. The build checks on some images
-that the client prepares them like the processor. Modules that need torch or transformers are
+that the client prepares them as the processor does. Modules that need torch or transformers are
 imported late.
 """
 

@@ -1,5 +1,6 @@
-"""Exports any network of transformers that takes one image to ONNX with torch, from pixels to what
-its client reads. Only this module loads these networks and their image processors."""
+"""Exports, with torch, any network of transformers that takes one image. The ONNX file takes
+pixels, and returns what the client reads. Only this module loads these networks and their image
+processors."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ CLOSE = 1e-3
 FREE = {"batch": 2, "height": 96, "width": 160}
 # widths and heights of the images on which processor and client are compared
 TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))
-# the same if images keep their proportions
+# the same for images that keep their proportions
 ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
 FIXED = (
     'to serve it at one size set "size": {"height": 640, "width": 640}, and "keep_aspect_ratio": '
@@ -43,7 +44,7 @@ NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -> dict[str, str]:
     """Write the network as ONNX, from the input UINT8 [N,3,height,width] to the outputs that the
     family's client reads. Return the client's settings. Height and width are free if images keep
-    their proportions. Raise BuildError."""
+    their proportions. Raise BuildError if the network cannot be exported with the same answers."""
     head = family.head
     if head is None:
         raise BuildError(f"no network of transformers is built for the client {family.client}")
@@ -61,7 +62,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
         )
     module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
-    sides = ("height", "width") if height == -1 else (height, width)  # both are free, or none
+    sides = ("height", "width") if height == -1 else (height, width)  # both are free, or neither is
     shape = ("batch" if request.max_batch_size else 1, 3, *sides)
     traced = [side if isinstance(side, int) else FREE[side] for side in shape]
     example = torch.zeros(traced, dtype=torch.uint8)
@@ -87,15 +88,15 @@ def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
 def _processor(checkpoint: Path) -> Any:
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, backend="pil", **OFFLINE)
-    except Exception as err:  # each processor raises its own
+    except Exception as err:  # each processor raises exceptions of its own
         raise BuildError(
             f"the image processor of {checkpoint} cannot be loaded: {first_line(err)}"
         ) from err
 
 
 def settings_of(processor: Any) -> dict[str, str]:
-    """Return the settings with which a client prepares images like the processor. Raise BuildError
-    if there are none."""
+    """Return the settings with which a client prepares images as the processor does. Raise
+    BuildError if there are no such settings."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
     settings = {
         "interpolation": NAMES[int(getattr(processor, "resample", None) or 0)],
@@ -116,7 +117,7 @@ def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
         pixels: NDArray[np.float32] = np.asarray(
             processor(images=image, return_tensors="np")["pixel_values"]
         )[0]
-    except Exception as err:  # each processor raises its own
+    except Exception as err:  # each processor raises exceptions of its own
         raise BuildError(
             f"{name_of(processor)} does not prepare an image: {first_line(err)}"
         ) from err
@@ -186,7 +187,7 @@ def _joined(values: NDArray[np.float64]) -> str:
 
 
 def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
-    """Return the client of the network alone, which takes normalized images."""
+    """Return a client with these settings, for a network that takes normalized images."""
     sides = settings.get("size", "-1").split(",")
     height, width = int(sides[0]), int(sides[-1])
     inputs = (TensorSpec("images", "FP32", (3, height, width)),)
@@ -200,7 +201,7 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
 
 
 def check_same(processor: Any, client: ImageClient) -> None:
-    """Raise BuildError unless the client prepares images like the processor."""
+    """Raise BuildError unless the client prepares images as the processor does."""
     rng = np.random.default_rng(0)
     for width, height in ANY_SIZE if keeps_ratio(client.options) else TRIED:
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -216,8 +217,8 @@ def check_same(processor: Any, client: ImageClient) -> None:
 
 
 class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network from RGB pixels, UINT8, to its outputs as tensors, without transformers' result
-    classes."""
+    """Wraps a network so that it takes RGB pixels, UINT8, and returns its outputs as tensors
+    instead of transformers' result classes."""
 
     def __init__(self, network: Any, client: ImageClient, head: Head) -> None:
         super().__init__()

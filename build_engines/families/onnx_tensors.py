@@ -13,7 +13,7 @@ from build_engines.runners import OnnxFile
 
 def open_file(file: Path) -> OnnxFile | None:
     """Return the file, opened in ONNX Runtime. Return None if it cannot be opened: the load at the
-    end says why."""
+    end of the build says why."""
     try:
         return OnnxFile(file)
     except BuildError:
@@ -21,8 +21,7 @@ def open_file(file: Path) -> OnnxFile | None:
 
 
 def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> ModelSpec:
-    """Return the ModelSpec with the tensors of the 1/model.onnx that was written, and its
-    batching."""
+    """Return the ModelSpec, with the tensors and the batching of 1/model.onnx in the folder."""
     file = folder / "1" / "model.onnx"
     return with_tensors_of(request, onnx_reader.read(file), open_file(file), model_spec)
 
@@ -30,10 +29,11 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
 def with_tensors_of(
     request: Request, graph: Any, opened: OnnxFile | None, model_spec: ModelSpec
 ) -> ModelSpec:
-    """Return the ModelSpec with the tensors of the graph, and its batching.
+    """Return the ModelSpec, with the tensors and the batching of the graph.
 
-    A model takes batches when the first dimension of all its tensors is variable; `max_batch_size`
-    is the request's, else the ModelSpec's. Other models take no batches.
+    A model takes batches if the first dimension of all its tensors is variable. Its
+    `max_batch_size` is that of the request, or else that of the ModelSpec. Other models take no
+    batches.
     """
     inputs, outputs = onnx_reader.specs(graph)
     if opened:

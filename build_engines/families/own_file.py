@@ -1,5 +1,5 @@
-"""What the builds of a user's own ONNX and TorchScript files share: reading the flags, observing a
-run, and copying an example."""
+"""Helps to build a user's own ONNX and TorchScript files: reads the flags, observes a run, and
+copies an example."""
 
 import shutil
 from collections.abc import Iterable
@@ -21,11 +21,13 @@ from serving.clients import family as client_class
 
 MAX_BATCH_SIZE = 8
 ROWS = 3  # random rows that run together
-LENGTHS = (32, 1024)  # sizes of their variable dimensions, tried in this order
+LENGTHS = (32, 1024)  # sizes of the rows' variable dimensions, tried in this order
 SIDE = 640  # pixels: the side of a detector's random images, as in YOLO by default
-# how far a row's answers alone and together may differ, as a share of the largest value
+# the most by which a row's answers may differ between running alone and running with others, as a
+# share of the largest value
 ALIKE = 0.01
-# an output with at most this many boxes may list only what was found: nothing in a random image
+# An output with at most this many boxes may list only the objects that were found, and a random
+# image has none.
 FEW_BOXES = 1000
 LEAST_PIXELS = 32.0  # at least one box of a random image is this large or this far from the corner
 GREY = "resnet"  # the model of the repository whose example is grey
@@ -58,12 +60,12 @@ def described(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run on random rows shows.
+    """The findings of a run on random rows.
 
-    `mixes_rows`: rows have other answers together than alone, so the first dimension varies but is
-    not a batch; it may be time, for example. `are_shares`: each row of the first output has no
-    number below 0 and sums to 1, as after a softmax. `largest`: the largest number of the first
-    output; 0 if it has few boxes.
+    `mixes_rows`: rows are answered differently together than alone, so the first dimension varies
+    but is not a batch; it may be time, for example. `are_shares`: each row of the first output has
+    no number below 0 and sums to 1, as after a softmax. `largest`: the largest number of the first
+    output, or 0 if it has few boxes.
     """
 
     mixes_rows: bool = False
@@ -79,7 +81,7 @@ def observe(family: Family, run: Runner, spec: ModelSpec) -> Seen:
     for length in lengths:
         try:
             return _seen(run, example_feed(model, ROWS, length), spec.max_batch_size > 0)
-        except Exception:  # ONNX Runtime's and torch's have no common base class
+        except Exception:  # ONNX Runtime's and torch's exceptions have no common base class
             continue
     return Seen()
 
@@ -96,7 +98,7 @@ def _seen(run: Runner, feed: Tensors, is_batch: bool) -> Seen:
 
 
 def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
-    """Return whether the rows have other answers alone than `together`."""
+    """Return whether the rows are answered differently alone than in the run `together`."""
     alone = []
     for index in range(ROWS):
         row = {name: array[index : index + 1] for name, array in feed.items()}
@@ -136,8 +138,9 @@ def _are_shares(scores: Any) -> bool:
 
 
 def with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
-    """Return the ModelSpec with the setting `size` if the input's height and width are free: from
-    the flag, else `trained`, the size in the file. Raise UsageError for a flag without effect."""
+    """Return the ModelSpec, with the setting `size` if the input's height and width are free. Its
+    value is that of the flag, or else `trained`, the size in the file. Raise UsageError if the flag
+    has no effect."""
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
     takes_size = "size" in settings_of(spec.client)
     is_free = takes_size and sides.count(-1) >= 2

@@ -55,7 +55,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
 
 
 def _copied(weights: Weights, folder: Path) -> Path:
-    """Copy the file and those that hold its weights. Return the copy."""
+    """Copy the file, and the other files that hold its weights. Return the copied file."""
     file = folder / "1" / "model.onnx"
     shutil.copyfile(weights.path, file)
     for source in onnx_reader.external_files(weights.graph, weights.path.parent):
@@ -68,9 +68,9 @@ def _copied(weights: Weights, folder: Path) -> Path:
 def _with_scores(
     family: Family, request: Request, folder: Path, graph: Any, spec: ModelSpec
 ) -> ModelSpec:
-    """Return the ModelSpec with the output that its client reads in first place, and with
-    `activation` none if the file itself turns logits into scores. Raise BuildError if it does and
-    the client computes scores from logits anyway."""
+    """Return the ModelSpec with its outputs reordered so that the one that its client reads comes
+    first, and with `activation` none if the file itself turns logits into scores. Raise BuildError
+    if the file does so and the client computes scores from logits anyway."""
     settings = {**spec.settings, **request.settings}
     from_logits = family.from_logits(settings)
     if not from_logits and "activation" not in settings_of(spec.client):

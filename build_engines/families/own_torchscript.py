@@ -60,7 +60,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
 
 
 def _outputs(module: Any, feed: Tensors) -> Tensors:
-    """Return the module's outputs as OUTPUT__0 …."""
+    """Run the module, and return its outputs, named OUTPUT__0 …."""
     import torch
 
     with torch.inference_mode():
@@ -116,8 +116,8 @@ def _read(path: Path) -> Any:
 def _run(
     path: Path, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
 ) -> tuple[TensorSpec, ...]:
-    """Return the outputs. A dimension is variable if it differs between two runs with different
-    sizes."""
+    """Return the specs of the outputs. A dimension is variable if it differs between two runs with
+    different sizes."""
     model = Model("", Path(), inputs, (), int(batching), {})
     try:
         one, other = (

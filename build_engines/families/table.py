@@ -77,7 +77,7 @@ def _converted(request: Request, weights: Weights, folder: Path) -> Any:
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
     """Write labels.txt from the user's names, else from classes that are texts. Return the setting
-    `classes` if they are numbers other than 0, 1, 2 …."""
+    `classes` if the classes are numbers other than 0, 1, 2 …."""
     texts = [name for name in classes if isinstance(name, str)]
     if texts and request.labels:
         raise UsageError(
@@ -92,8 +92,8 @@ def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> M
 
 
 def read(weights: Weights, allow_pickle: bool) -> Any:
-    """Return the model, an estimator like scikit-learn's or a Booster. Raise UsageError,
-    BuildError."""
+    """Return the model, an estimator like scikit-learn's or a Booster. Raise UsageError for a
+    pickle that the flags do not allow, and BuildError if the file cannot be read."""
     path = weights.path
     try:
         return READERS[weights.kind](path, allow_pickle)
@@ -106,8 +106,8 @@ def read(weights: Weights, allow_pickle: bool) -> Any:
 
 
 def _pickle(path: Path, allow_pickle: bool) -> Any:
-    """Return the pickled model. Refuse one that another version of scikit-learn saved: it may
-    answer differently."""
+    """Return the pickled model. Refuse a model that another version of scikit-learn saved, because
+    it may answer differently."""
     if not allow_pickle:
         raise UsageError(
             f"{path} is a pickle, and reading it runs the code in it (docs/security.md). If you "
@@ -130,8 +130,8 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the pickled object. This also lets NumPy 1, which Triton's stub needs, read what NumPy
-    2 pickled: NumPy 2 has other names of modules, and another form of random generators, which no
+    """Return the pickled object. This lets NumPy 1, which Triton's stub needs, read what NumPy 2
+    pickled: NumPy 2 has other module names, and another form of random generators, which no
     prediction needs."""
     from joblib import numpy_pickle
 
@@ -164,7 +164,7 @@ def _absent(module: str, name: str) -> str:
 
 
 class Unused:
-    """Stands for a random generator."""
+    """Stands in for a random generator."""
 
     def __init__(self, *_: Any) -> None: ...
 

@@ -1,7 +1,7 @@
 """Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX.
 
-table_steps writes the steps before a model, and table_trees writes models of trees; their answers
-are the library's own. skl2onnx converts all other steps and models (table_skl2onnx).
+table_steps writes the steps before a model, and table_trees writes models of trees; both answer
+exactly as the library does. skl2onnx converts all other steps and models (table_skl2onnx).
 """
 
 import re
@@ -41,17 +41,17 @@ from clients.base import TensorSpec
 MATRIX = "X"
 BOOLEANS = [False, True]
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
-MOST_VALUES = 1 << 22  # values of leaves in a run of trees, 8 bytes each
+MOST_VALUES = 1 << 22  # most values of leaves in a run of trees, 8 bytes each
 FAR = (-np.inf, np.inf)
-# rows on which trees are compared alone; if there are more thresholds, only some are tried
+# most rows on which trees alone are compared; if there are more thresholds, only some are tried
 MOST_ROWS = 50_000
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A model's ONNX graph and its largest batch. `columns` and `cells` are those of its inputs,
-    like the rows of training; `limits` says how alike the model and the graph must answer them.
-    `missing` is the client's setting, "" for none."""
+    """A model's ONNX graph and its largest batch. `columns` describes its inputs, and `cells` are
+    rows for them like those of training; `limits` says how alike the model and the graph must
+    answer these rows. `missing` is the client's setting, or "" for none."""
 
     model: onnx.ModelProto
     classes: tuple[table_repair.Class, ...]
@@ -64,9 +64,11 @@ class Converted:
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     """Convert with the columns `inputs`, by default those of the model. Raise BuildError if the
-    ONNX file answers rows like those of training differently from the model. skl2onnx computes in
-    FP64 if that is supported and answers alike, otherwise in FP32, and so it computes trees within
-    other models."""
+    ONNX file answers rows like those of training differently from the model.
+
+    What skl2onnx converts computes in FP64 if that is supported and gives the same answers, and
+    otherwise in FP32. Trees within other models always compute in FP32.
+    """
     estimator = _best(_chosen(estimator))
     _check_kind(estimator)
     columns = columns_of(estimator)
@@ -85,8 +87,8 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
 
 
 def _with_used_columns(estimator: Any, converted: Converted) -> Converted:
-    """Return the model without the inputs that no node reads, if these are columns with names, and
-    with the setting `missing`."""
+    """Return the model with the setting `missing`. If its inputs are columns with names, drop those
+    that no node reads."""
     columns, model, cells = converted.columns, converted.model, converted.cells
     able = missing_columns(estimator, model, columns, cells, converted.limits)
     kept = list(range(len(columns)))
@@ -105,7 +107,8 @@ def _with_used_columns(estimator: Any, converted: Converted) -> Converted:
 
 
 def _check_share(estimator: Any, converted: Converted, share: float, rows: int, which: str) -> None:
-    """Print the share of rows whose answers are alike. Raise BuildError if it is too small."""
+    """Print the share of rows whose answers are alike. Raise BuildError if the share is too
+    small."""
     part = f"{share:.1%} of {rows} rows {which}"
     print(f"the model and its ONNX file agree on {part}", flush=True)
     if not converted.limits(share):
@@ -117,7 +120,8 @@ def _check_share(estimator: Any, converted: Converted, share: float, rows: int, 
 
 
 def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> Converted:
-    """Write the steps and the model after them into the graph, and compare it with them."""
+    """Write the steps, and the model after them, into the graph. Compare the graph's answers with
+    those of the estimator."""
     cells = _inputs(graph, columns, estimator)
     steps, last = _parts(estimator)
     table = Table(cells)
@@ -159,7 +163,7 @@ def _check_exact(
     graph: TableGraph, last: Any, table: Table, ensembles: Sequence[table_trees.Trees]
 ) -> None:
     """Raise BuildError if the cells that trees compare may differ in their last bits from those of
-    the library. skl2onnx converts trees within another model, and compares in FP32."""
+    the library. Trees within another model are converted by skl2onnx, and compare in FP32."""
     name, where = type(last).__name__, ""
     if graph.parts:
         where = f"a {graph.parts[0]} before trees is"
@@ -187,8 +191,8 @@ def _with_thresholds(
     table: Table,
     ensembles: Sequence[table_trees.Trees],
 ) -> list[Column]:
-    """Return the columns, which enter the graph as `cells`, with the thresholds of trees that read
-    them as they come. The trees read `table`."""
+    """Return the columns, with the thresholds of the trees that read them unchanged. The columns
+    enter the graph as `cells`, and the trees read `table`."""
     known = list(columns)
     for trees in ensembles:
         for feature, thresholds in trees.thresholds().items():
@@ -202,7 +206,7 @@ def _with_thresholds(
 def _values_of_trees(
     graph: Graph, steps: Sequence[Any], last: Any, trees: table_trees.Trees, table: Table
 ) -> str:
-    """Return the matrix of FP64 that trees compare."""
+    """Return the FP64 matrix whose cells the trees compare with their thresholds."""
     in_fp32 = _are_whole_in_fp32(steps, last, trees, table.cells)
     values = table_steps.matrix(graph, table.cells, in_fp32)
     if table.sparse and _library(last) == "xgboost":
@@ -211,7 +215,8 @@ def _values_of_trees(
 
 
 def _model(graph: Graph, outputs: table_trees.Outputs) -> onnx.ModelProto:
-    """Return the model with these outputs. A name that a column has is changed."""
+    """Return the model with these outputs. If a column has an output's name, the output's is
+    changed."""
     for name, tensor in outputs.items():
         graph.output(graph.add("Identity", tensor, output=name))
     return graph.model("table")
@@ -234,7 +239,7 @@ def _are_whole_in_fp32(
 
 
 def _inputs(graph: Graph, columns: Sequence[Column], estimator: Any) -> list[Cells]:
-    """Add an input for each column, or one for all."""
+    """Add an input for each column, or one input for all columns."""
     if not are_apart(columns, estimator):
         datatype, width = columns[0].datatype, len(columns)
         name = graph.input(MATRIX, datatype, [None, width])
@@ -252,7 +257,8 @@ def _input_names(columns: Sequence[Column]) -> list[str]:
 def _compare_trees(
     estimator: Any, converted: Converted, last: Any, trees: table_trees.Trees
 ) -> None:
-    """Compare the trees alone, at every threshold and one step of FP32 and of FP64 to each side."""
+    """Compare the trees without the steps before them, at every threshold and at the nearest
+    numbers on both sides of it, in FP32 and in FP64."""
     rng = np.random.default_rng(0)
     columns = [Column(name) for name in _names(last)]
     asked = {
@@ -294,7 +300,8 @@ def _named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Colu
 
 
 def _check_answers(estimator: Any, columns: Sequence[Column]) -> None:
-    """Raise UsageError for a classifier of several labels."""
+    """Raise UsageError for a classifier that gives several labels at once, and BuildError if the
+    model itself does not answer."""
     several = isinstance(getattr(estimator, "classes_", None), list)
     if not several and hasattr(estimator, "classes_") and hasattr(estimator, "__sklearn_tags__"):
         try:
@@ -313,7 +320,8 @@ def _check_answers(estimator: Any, columns: Sequence[Column]) -> None:
 
 
 def _check_kind(estimator: Any) -> None:
-    """Raise UsageError if it is not a model."""
+    """Raise UsageError if the object is not a model of tables, and BuildError for a model that
+    skl2onnx would convert to a different one."""
     name = type(estimator).__name__
     if _library(estimator) == "catboost":
         raise UsageError(f"the file holds a {name}: {table_repair.OF_CATBOOST}")
@@ -375,7 +383,7 @@ def _parts(estimator: Any) -> tuple[list[Any], Any]:
 
 
 def _within(estimator: Any) -> list[Any]:
-    """Return the model and all models within it, without those within models of trees."""
+    """Return the model and all models within it, except those within models of trees."""
     found: list[Any] = []
     pending, seen = [estimator], set()
     while pending:
@@ -409,13 +417,13 @@ def _best(estimator: Any) -> Any:
 
 
 def columns_of(estimator: Any) -> list[Column]:
-    """Return the columns with their names in training and what the steps know of them."""
+    """Return the columns, with their names in training and with what the steps know about them."""
     return _known(estimator, [Column(name) for name in _names(estimator)])
 
 
 def _known(step: Any, columns: list[Column]) -> list[Column]:
-    """Return the columns with what the first step that computes with them knows of them. Only
-    imputers may come before it."""
+    """Return the columns, with what the first step that computes with them knows about them. Only
+    imputers may come before that step."""
     if hasattr(step, "steps"):
         for _, each in step.steps:
             columns = _known(each, columns)
@@ -448,7 +456,7 @@ def _known(step: Any, columns: list[Column]) -> list[Column]:
 
 
 def _merged(first: Column, second: Column) -> Column:
-    """Return a column with what two steps know of it. A category that one of them refuses is
+    """Return a column with what two steps know about it. A category that one of them refuses is
     refused."""
     points = first.points + second.points
     if first.closed and second.closed:
@@ -479,7 +487,7 @@ def _names(estimator: Any) -> list[str]:
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())
-    # LightGBM's, which calls columns without names Column_0 …
+    # LightGBM's Booster, which calls columns without names Column_0 …
     if hasattr(booster, "num_feature"):
         names = booster.feature_name()
         return (
@@ -496,8 +504,8 @@ def _names(estimator: Any) -> list[str]:
 
 
 def are_apart(columns: Sequence[Column], estimator: Any) -> bool:
-    """Return whether each column is its own input: types differ, or a step selects columns by
-    name."""
+    """Return whether each column is an input of its own, because their types differ or because a
+    step selects columns by name."""
     first = _first(estimator)
     return len({column.datatype for column in columns}) > 1 or (
         hasattr(first, "transformers_") and all(column.name for column in columns)
@@ -510,7 +518,8 @@ def _first(estimator: Any) -> Any:
 
 
 def best_trees(booster: Any) -> Any:
-    """Return XGBoost's Booster up to its best round; the whole Booster if it did not stop early."""
+    """Return XGBoost's Booster up to its best round, or the whole Booster if it did not stop
+    early."""
     best = booster.attr("best_iteration")
     return booster[: int(best) + 1] if best else booster
 

@@ -1,5 +1,5 @@
 """Repairs the ONNX graphs of tables' models, because Triton serves only tensors with a batch
-dimension. table_estimators.py makes them."""
+dimension."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from onnx import TensorProto, helper
 from build_engines.errors import BuildError, UsageError, brief
 from build_engines.onnx_writer import ML
 
-BATCH_SIZE = 1024  # rows: one takes microseconds
+BATCH_SIZE = 1024  # rows; a row takes microseconds
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
 OF_CATBOOST = (
     "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
     "that"
 )
-ROWS = (2, 3)  # rows of the two runs that show which dimensions vary
+ROWS = (2, 3)  # numbers of rows in the two runs that show which dimensions vary
 Class = int | str
 Feed = Mapping[str, Any]
 
@@ -52,8 +52,8 @@ def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
 
 
 def cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
-    """Remove ZipMap, which turns probabilities into dictionaries. Its input gets its output's name.
-    Return the classes that it named."""
+    """Remove ZipMap, which turns probabilities into dictionaries. ZipMap's input gets the name of
+    its output. Return the classes that it named."""
     zip_map = next(
         (node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None
     )
@@ -80,8 +80,8 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 def set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
     """Set the types and shapes of the outputs from runs, because converters leave them out or write
-    those of one row. `rows` are at least three rows like those of training; None: blank ones. Raise
-    UsageError if the model does not run on them."""
+    those of one row. `rows` are at least three rows like those of training, or None for blank rows.
+    Raise UsageError if the model does not run on them."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")
@@ -130,9 +130,9 @@ def _blank(value: onnx.ValueInfoProto, rows: int) -> Any:
 
 
 def run(model: onnx.ModelProto, feed: Mapping[str, Any]) -> Sequence[Any]:
-    """Return all outputs."""
+    """Run the model on `feed`, and return all outputs."""
     options = onnxruntime.SessionOptions()
-    # converters declare wrong shapes of outputs, which `mend` corrects
+    # hide the warnings about wrong shapes of outputs, which `set_shapes` corrects
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     outputs: Sequence[Any] = session.run(None, dict(feed))

@@ -35,15 +35,15 @@ LEARNED = (  # attributes with a value, or a row of values, for each column
 )
 # objectives of Boosters whose answers are probabilities
 _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
-# the one threshold of a column that is false or true, in scikit-learn, XGBoost and LightGBM
+# the only threshold of a column of Booleans, in scikit-learn, XGBoost and LightGBM
 OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The least share of rows whose answers are alike, and the largest difference of two like
-    numbers, as a share of the numbers' spread."""
+    """The least share of rows whose answers must be alike, and the largest difference between
+    numbers that count as alike, as a share of the numbers' spread."""
 
     share: float
     close: float
@@ -61,9 +61,9 @@ class Column:
 
     `name` is "" if columns have no names; `values` are the categories that the model knows, () for
     numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
-    encoder. `missing` is a missing text as the model takes it. `dtype` is the type of categories
-    that are whole numbers, because libraries compare two different types of 64 bits in FP64.
-    `points` are values like those of training, or thresholds of trees.
+    encoder. `missing` is what the model takes as a missing cell. `dtype` is the type of categories
+    that are whole numbers, because libraries compare integers of two different 64-bit types in
+    FP64. `points` are values like those of training, or thresholds of trees.
     """
 
     name: str
@@ -77,7 +77,8 @@ class Column:
 
     @property
     def categories(self) -> list[Any] | None:
-        """Return the only categories that the column may have, None if it may have others too."""
+        """Return the only categories that the column may have, or None if it may have others
+        too."""
         if not self.closed:
             return None
         values = [None if is_missing(value) else value for value in self.values]
@@ -115,9 +116,9 @@ def _cells(column: Column, rng: np.random.Generator) -> Array:
 
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
-    """Return numbers in and around the range of the points. Half of them are whole; all of them if
-    the points are thresholds between whole numbers. Without points, return numbers of all
-    magnitudes."""
+    """Return numbers in and around the range of the points. Half of the numbers are whole, or all
+    of them if the points are thresholds between whole numbers. Without points, return numbers of
+    all magnitudes."""
     if not len(points):
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
@@ -133,8 +134,8 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
 
 
 def with_learned(columns: list[Column], step: Any) -> list[Column]:
-    """Return the columns with values like those of training, as far as a scaler, an imputer or
-    stored rows know them."""
+    """Return the columns with more `points`: values like those of training that the step has
+    learned as a scaler or an imputer, or has stored as rows."""
     for row in _learned(step, len(columns)):
         pairs = zip(columns, row.tolist(), strict=True)
         columns = [replace(column, points=(*column.points, value)) for column, value in pairs]
@@ -160,7 +161,7 @@ def _learned(model: Any, count: int) -> Iterator[Array]:
 def with_missing(
     cells: Sequence[Array], columns: Sequence[Column], indices: Sequence[int]
 ) -> list[Array]:
-    """Return the cells with some missing in the columns at `indices`."""
+    """Return the cells, about half of which are missing in the columns at `indices`."""
     rng = np.random.default_rng(1)
     changed = list(cells)
     for index in indices:
@@ -181,7 +182,7 @@ def agreement(
     limits: Limits,
 ) -> float:
     """Return the share of rows whose answers are alike. Raise BuildError if the model itself does
-    not answer them."""
+    not answer the rows."""
     try:
         expected = answers(estimator, cells, columns)
     except Exception as err:  # any library's exception
@@ -194,7 +195,7 @@ def agreement(
 def compared(
     expected: Mapping[str, Any], model: onnx.ModelProto, rows: Mapping[str, Array], limits: Limits
 ) -> float:
-    """Return the share of rows whose answers are the expected ones."""
+    """Return the share of rows for which the ONNX model gives the expected answers."""
     count = len(next(iter(rows.values())))
     answered = []
     try:
@@ -224,8 +225,8 @@ def missing_columns(
     cells: Sequence[Array],
     limits: Limits,
 ) -> list[int]:
-    """Return the indices of the columns in which the model and its ONNX file answer missing cells
-    alike."""
+    """Return the indices of the columns in which cells may be missing, because the model and its
+    ONNX file answer such rows alike."""
 
     def takes(indices: Sequence[int]) -> bool:
         try:
@@ -243,7 +244,7 @@ def missing_columns(
         return able
     first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
     if not hasattr(first, "transformers_"):
-        # a number seems to take missing cells only if the model hardly reads it
+        # a column of numbers seems to take missing cells only if the model hardly uses it
         able = [index for index in able if columns[index].datatype == "BYTES"]
     accepting = [index for index in able if takes([index])]
     return accepting if len(accepting) < 2 or takes(accepting) else []

@@ -12,8 +12,8 @@ from build_engines.onnx_writer import OPSETS, Graph
 
 
 class TableGraph(Graph):
-    """The graph of a table's model. skl2onnx computes its `parts`, named by their classes, in
-    `datatype`, FP64 or FP32."""
+    """The graph of a table's model. `parts` are the class names of the parts that skl2onnx
+    converted, and `datatype` is that in which these compute: FP64 or FP32."""
 
     def __init__(self, datatype: str) -> None:
         super().__init__()
@@ -23,8 +23,9 @@ class TableGraph(Graph):
 
 def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, str]:
     """Add the nodes that compute the model's answers for the matrix `cells` of FP64, which has
-    `width` columns. Return the tensors of its outputs by skl2onnx's names, but scores that are not
-    probabilities are called scores. Raise BuildError."""
+    `width` columns. Return the tensors of its outputs, keyed by skl2onnx's names, except that
+    scores that are not probabilities are called "scores". Raise BuildError if skl2onnx cannot
+    convert the model."""
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 
@@ -52,9 +53,10 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
 def _convertible(model: Any) -> Any:
     """Return a copy that skl2onnx converts with the same answers."""
     copied = copy(model)
-    if hasattr(copied, "flatten_transform"):  # of VotingClassifier.transform, which is not served
+    # an option of VotingClassifier.transform, which is not served
+    if hasattr(copied, "flatten_transform"):
         copied.flatten_transform = False
-    if getattr(copied, "encode", "") == "onehot":  # of KBinsDiscretizer
+    if getattr(copied, "encode", "") == "onehot":  # an option of KBinsDiscretizer
         copied.encode = "onehot-dense"
     return copied
 

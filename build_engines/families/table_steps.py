@@ -1,5 +1,6 @@
-"""Converts the steps before a model to ONNX nodes that compute in FP64 what scikit-learn's
-transform computes, to the last bit. skl2onnx converts the steps that are not in STEPS.
+"""Converts the steps before a model to ONNX nodes that compute in FP64, and whose results equal
+those of scikit-learn's transform to the last bit. skl2onnx converts the steps that are not in
+STEPS.
 
 A step takes columns and returns columns. Steps that only choose columns write no node.
 """
@@ -26,7 +27,7 @@ MOST = np.iinfo(np.int64).max
 class Cells:
     """One column: column number `index` of the `width` columns of a tensor. `fill` replaces a
     missing text. `stored` is the column as it entered a sparse matrix, which stores only the cells
-    that are not 0; None for the column itself."""
+    that are not 0; None means this column."""
 
     tensor: str
     index: int = 0
@@ -72,21 +73,22 @@ def columns_of(tensor: str, count: int) -> list[Cells]:
 
 
 def changed(table: Table, tensor: str) -> list[Cells]:
-    """Return the columns of the tensor, each of which a step computed from the column of `table` in
-    the same place. Cells that a sparse matrix stores stay stored, even if they become 0."""
+    """Return the columns of the tensor. A step computed each of them from the column of `table`
+    with the same index. Cells that a sparse matrix stores stay stored, even if they become 0."""
     pairs = zip(columns_of(tensor, len(table.cells)), table.cells, strict=True)
     return [replace(new, stored=old.stored or old) for new, old in pairs]
 
 
 def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
-    """Return the values of a sparse matrix's columns, NaN for cells that it does not store."""
+    """Return the values of a sparse matrix's columns, with NaN for cells that the matrix does not
+    store."""
     stored = matrix(graph, [cell.stored or cell for cell in cells])
     is_absent = graph.add("Equal", stored, np.float64(0))
     return graph.add("Where", is_absent, np.nan, values)
 
 
 def _joined(parts: Sequence[Table], sparse: bool) -> Table:
-    """Return the columns of several tables. Zeros in columns that become sparse only here are not
+    """Return the columns of several tables. In columns that become sparse only here, zeros are not
     stored."""
     cells: list[Cells] = []
     for part in parts:
@@ -95,7 +97,8 @@ def _joined(parts: Sequence[Table], sparse: bool) -> Table:
 
 
 def apply(graph: TableGraph, step: Any, table: Table) -> Table:
-    """Return the columns that the fitted step makes of those in `table`. Raise BuildError."""
+    """Return the columns that the fitted step computes from `table`. Raise BuildError if the step
+    cannot be converted."""
     if step in (None, "passthrough"):
         return table
     if hasattr(step, "get_support"):
@@ -156,7 +159,7 @@ def _weighted(
 
 
 def _function(_: TableGraph, step: Any, table: Table) -> Table:
-    function = getattr(step.func, "func", step.func)  # of a partial
+    function = getattr(step.func, "func", step.func)  # the function inside a functools.partial
     if step.func is None or getattr(function, "__name__", "") == "check_array":
         return table
     name = getattr(function, "__name__", function)
@@ -237,10 +240,11 @@ def _is(graph: Graph, values: str, value: Any) -> str:
 
 
 def _encoded(graph: Graph, step: Any, table: Table) -> Table:
-    """Return the columns into which the encoder turns each column. Their values are its own answers
-    for each category."""
+    """Return the columns into which the encoder turns each column. The columns' values are the
+    encoder's own answers for each category."""
     cells: list[Cells] = []
-    widths = getattr(step, "_n_features_outs", None)  # of a OneHotEncoder; others have equal ones
+    # only a OneHotEncoder has it; the widths of other encoders are equal
+    widths = getattr(step, "_n_features_outs", None)
     start = 0
     for index, cell in enumerate(table.cells):
         answers = _answers(step, index)
@@ -284,8 +288,8 @@ def _with_other(categories: Array) -> Array:
 
 
 def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
-    """Return the index [rows] of each cell among the categories; for other cells, the number of
-    categories."""
+    """Return the index [rows] of each cell among the categories, or the number of categories for a
+    cell that is not one of them."""
     count, values = len(categories), categories.tolist()
     if cell.datatype == "BYTES":
         return _codes_of_texts(graph, cell, values)

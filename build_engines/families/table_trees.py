@@ -1,9 +1,10 @@
 """Converts trees of scikit-learn, XGBoost and LightGBM to ONNX node by node. The answers are the
 library's own.
 
-Thresholds are often values that occur, so the last bit of a cell decides. Each library compares in
-its own type: scikit-learn's trees and XGBoost round a cell to FP32; HistGradientBoosting and
-LightGBM do not. Thresholds are FP64 here, which holds those of all four.
+Thresholds are often values that occur in the data, so the last bit of a cell can decide. Each
+library compares in its own type: scikit-learn's trees and XGBoost round a cell to FP32;
+HistGradientBoosting and LightGBM do not. Thresholds are FP64 here, which can represent those of all
+four.
 
 The order of a sum decides ties. ONNX Runtime adds the trees of an ensemble in an order of its own
 and returns FP32. So the ensemble returns the number of the leaf that each tree reached, which FP32
@@ -25,11 +26,11 @@ from build_engines.errors import BuildError
 from build_engines.onnx_writer import ML, Graph
 
 Array = NDArray[Any]
-Outputs = dict[str, str]  # the tensor of each output's name
+Outputs = dict[str, str]  # output's name -> its tensor
 LABEL, PROBABILITIES, SCORES, VARIABLE = "label", "probabilities", "scores", "variable"
 MOST_LEAVES = 1 << 24  # FP32 holds all whole numbers up to this
 ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: smaller numbers count as 0
-INFINITE = 1e300  # an infinite threshold in LightGBM's dump
+INFINITE = 1e300  # a threshold from here on means infinity in LightGBM's dump
 LEAF = -1
 LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
 
@@ -68,13 +69,13 @@ class Trees:
     sums: int = 0
     mode: str = LESS_OR_EQUAL
     in_fp32: bool = False  # cells are rounded to FP32 before they are compared
-    missing: float = np.nan  # a number that is a missing cell
+    missing: float = np.nan  # a number that stands for a missing cell
     zeros: Array | None = None  # for each column, what replaces a number that counts as 0
     most: Array | None = None  # the greatest category of each column, NaN for a column of numbers
 
     @classmethod
     def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
-        """Return trees that add to the sums `first`, in turns to each of them."""
+        """Return trees whose sums begin at `first`. The trees add to the sums in turn."""
         return cls([*map(Tree.leaf, first), *trees], len(first), **facts)
 
     @property
@@ -121,8 +122,8 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
 
 
 def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
-    """Return the number [rows, trees] of the leaf that each tree reaches, counted over all
-    trees."""
+    """Return the number [rows, trees] of the leaf that each tree reaches. The leaves of all trees
+    are numbered consecutively."""
     counts = [len(tree.left) for tree in ensemble.trees]
     number = np.repeat(np.arange(len(counts)), counts)
     node = np.concatenate([np.arange(count) for count in counts])
@@ -173,8 +174,8 @@ class Kind:
 
 
 def kind_of(model: Any) -> str:
-    """Return the name of a trained model's kind in KINDS, "" if it is not one of trees that are
-    converted here."""
+    """Return the name of a trained model's kind in KINDS, or "" if it is not a model of trees that
+    is converted here."""
     kind = type(model)
     library = kind.__module__.partition(".")[0]
     names = {f"{library}.{kind.__name__}", *(each.__name__ for each in kind.__mro__)}
@@ -182,13 +183,13 @@ def kind_of(model: Any) -> str:
 
 
 def read(model: Any) -> Trees:
-    """Return the trees of a model that has a kind. Raise BuildError."""
+    """Return the trees of a model that has a kind. Raise BuildError if they cannot be converted."""
     return KINDS[kind_of(model)].read(model)
 
 
 def write(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
     """Add the model's `trees` for the matrix `cells`. Return its outputs, the prediction first.
-    Raise BuildError."""
+    Raise BuildError if they cannot be converted."""
     return KINDS[kind_of(model)].answer(graph, model, add_up(graph, cells, trees))
 
 
@@ -218,8 +219,8 @@ def _forest(model: Any) -> Trees:
 
 
 def _boosted(model: Any) -> Trees:
-    """Read a GradientBoosting model. Its first sums are what `init` answers, the same for all
-    rows."""
+    """Read a GradientBoosting model. Its sums begin with the answer of `init`, which is the same
+    for all rows."""
     if model.init is not None and model.init != "zero":
         raise BuildError(
             f"its init is a {type(model.init).__name__}, which is not converted: train it without "
@@ -261,8 +262,8 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
     the whole numbers of its set to the left, a missing cell where `missing_left` says, and others
     to the right.
 
-    The first comparison is true for a missing cell only. Each of the others finds whether a number
-    is below the next border between the set and the numbers that are not in it.
+    The first comparison is true for a missing cell only. Each of the others tests whether a number
+    is below the next border between numbers in the set and numbers that are not in it.
     """
     if not sets:
         return tree
@@ -285,14 +286,14 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
 
 
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Answer with the means of the trees' values. The class is the first with the greatest mean."""
+    """Turn the sums into means over the trees. The class is the first with the greatest mean."""
     count = len(getattr(model, "estimators_", [model]))
     means = graph.add("Div", sums, np.float64(count))
     return _of_classes(graph, model, means) if hasattr(model, "classes_") else {VARIABLE: means}
 
 
 def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Answer by the loss of a boosted model of scikit-learn."""
+    """Turn the sums into answers, according to the loss of a boosted model of scikit-learn."""
     link = type(model._loss.link).__name__
     if not hasattr(model, "classes_"):
         is_log = link == "LogLink" and hasattr(model, "_predictors")
@@ -315,7 +316,8 @@ def _of_two(graph: Graph, second: str, one: Any) -> str:
 
 
 def _index(graph: Graph, is_second: str) -> str:
-    """Return the index [rows] of one of two classes from [rows, 1], whether it is the second."""
+    """Return the index [rows] of one of two classes. `is_second` [rows, 1] is true where it is
+    1."""
     return graph.cast(graph.add("Squeeze", is_second, np.array([1])), TensorProto.INT64)
 
 
@@ -325,8 +327,8 @@ def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
 
 
 def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
-    """Return the class [rows] at each index, and the shares of all classes. A model from a file
-    does not have names of classes, so the index is the class."""
+    """Return the class [rows] at each index, and the shares of all classes. A model from a file has
+    no names of classes, so the index is the class."""
     classes = getattr(model, "classes_", None)
     if classes is None:
         return {LABEL: index, PROBABILITIES: shares}
@@ -371,7 +373,7 @@ def _xgboost(model: Any) -> Trees:
 
 def _answer_without_leaves(document: Mapping[str, Any], features: int) -> Array:
     """Return the sums of XGBoost's model in the JSON `document`, whose leaves are all 0. They are
-    its base scores, as the version of XGBoost that wrote it means them."""
+    its base scores, whose meaning depends on the version of XGBoost that wrote the document."""
     import xgboost
 
     empty = xgboost.Booster()
@@ -422,7 +424,7 @@ EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:")
 
 
 def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Answer by the objective, in FP32 as XGBoost does."""
+    """Turn the sums into answers, according to the objective, in FP32 as XGBoost does."""
     objective = objective_of(model)
     if objective.startswith("multi:"):
         index = graph.add("ArgMax", sums, axis=1, keepdims=0)
@@ -457,8 +459,8 @@ def _transformed(graph: Graph, objective: str, sums: str) -> str:
 
 
 def _exp(graph: Graph, values: str) -> str:
-    """Return e to the power of FP32 values. It is computed in FP64 and rounded, which equals C's
-    expf."""
+    """Return e to the power of FP32 values, computed in FP64 and then rounded, which gives the same
+    as C's expf."""
     power = graph.add("Exp", graph.cast(values, TensorProto.DOUBLE))
     return graph.cast(power, TensorProto.FLOAT)
 
@@ -484,7 +486,7 @@ def _lightgbm(model: Any) -> Trees:
         )
     if "is_linear=1" in booster.model_to_string():
         raise BuildError("its trees are linear: train it without linear_tree")
-    # of scikit-learn's interface; a Booster's predict takes it as an argument
+    # scikit-learn's interface stores pred_early_stop; a Booster's predict takes it as an argument
     options = model.get_params() if hasattr(model, "get_params") else {}
     if options.get("pred_early_stop"):
         raise BuildError(
@@ -504,7 +506,7 @@ def _lightgbm(model: Any) -> Trees:
 
 
 def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
-    """Read a tree of dump_model(). Record in `missing` how each column takes missing cells, and in
+    """Read a tree of dump_model(). Record in `missing` how each column treats missing cells, and in
     `most` which columns are categorical."""
     rows: list[list[Any]] = []
     values: list[list[float]] = []
@@ -536,7 +538,7 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
 
 
 def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Answer by the objective, in FP64."""
+    """Turn the sums into answers, according to the objective, in FP64."""
     booster = getattr(model, "booster_", model)
     document = booster.dump_model(num_iteration=1)
     objective, *options = str(document.get("objective", "custom")).split(" ")

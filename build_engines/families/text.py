@@ -45,7 +45,7 @@ NOTE = (
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write the model folder's files. Raise BuildError if the checkpoint is not a network for that
+    """Write the model folder's files. Raise BuildError if the checkpoint's network is not for the
     task."""
     if request.tokenizer:
         raise UsageError("--tokenizer is for an ONNX file; a folder brings its own")

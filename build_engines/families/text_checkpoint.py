@@ -15,7 +15,7 @@ from serving.errors import ConfigError
 
 PROMPTS, MODULES = "config_sentence_transformers.json", "modules.json"
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-# sentence-transformers reads the first that exists
+# sentence-transformers reads the first of these files that exists
 SENTENCE_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
 TOKENIZER_FILES = (
     "config.json",
@@ -75,8 +75,8 @@ def is_text(weights: Weights) -> bool:
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
-    """Return the task that is asked for, else that of the network in config.json. Raise BuildError
-    if they differ."""
+    """Return the task `asked`, or else that of the network in config.json. Raise BuildError if the
+    network cannot have that task."""
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["Model"])[0])
@@ -187,7 +187,7 @@ def pooling_of(checkpoint: Path) -> str:
 
 
 def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
-    """Return the folder of the first module of this kind."""
+    """Return the folder of the first module of this kind, or else the `usual` one."""
     for module in read_json(checkpoint / MODULES) or ():
         if str(module["type"]).endswith(f".{kind}"):
             return checkpoint / str(module.get("path", ""))
@@ -196,7 +196,7 @@ def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
 
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the tokenizer's files, or have transformers write tokenizer.json if it is missing. Raise
-    BuildError."""
+    BuildError if transformers cannot."""
     target.mkdir(exist_ok=True)
     if not (source / "tokenizer.json").is_file():
         try:
@@ -206,7 +206,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
-    # a network of texts and images
+    # a network of texts and images has the text part's configuration here
     if tower := read_json(source / "config.json").get("text_config"):
         (target / "config.json").write_text(json.dumps(tower, indent=2))
 

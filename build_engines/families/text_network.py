@@ -42,7 +42,8 @@ SPARE = (
     r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
     r"|sop_classifier|generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
 )
-TRIED = ((1, 3), (3, 12), (2, 21))  # (rows, tokens) that the file is compared on
+# (rows, tokens) of the inputs on which the file is compared with the network
+TRIED = ((1, 3), (3, 12), (2, 21))
 CLOSE = 1e-3
 Array = NDArray[Any]
 LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for the graph
@@ -51,7 +52,7 @@ LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for th
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     """Write the folder's network as an ONNX file with the inputs input_ids, attention_mask,
     token_type_ids if the network has token types, and masked_lm_positions for fill-mask. Raise
-    BuildError if the folder is not that network, or not all of it."""
+    BuildError if the folder holds another network, or only part of this one."""
     network = _Exported(
         load_network(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))
     ).eval()
@@ -89,7 +90,7 @@ def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
 
 
 class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network with its tensors as positional arguments."""
+    """Wraps a network so that it takes its tensors as positional arguments."""
 
     def __init__(self, network: Any, task: str, head: "_SentenceHead") -> None:
         super().__init__()
@@ -130,7 +131,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     def _only_masks(self, module: Any, inputs: Any, output: Any) -> Any:
         """Keep only the states at the masks: the logits of all tokens would be 15.6 MB for a text
-        of 128."""
+        of 128 tokens."""
         states = output.last_hidden_state
         index = self.positions[..., None].expand(-1, -1, states.shape[-1])
         output.last_hidden_state = states.gather(1, index)
@@ -155,7 +156,8 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Pooling, and the dense layers after it in a folder of sentence-transformers."""
+    """Pools the tokens, and applies the dense layers that a folder of sentence-transformers has
+    after the pooling."""
 
     def __init__(self, pooling: str, folders: Sequence[Path]) -> None:
         super().__init__()
@@ -208,14 +210,14 @@ def _matrices(checkpoint: Path) -> list[Path]:
 
 
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
-    """Return whether outputs are the same. Of [rows, tokens, …] compare only the tokens, not the
-    padding."""
+    """Return whether the outputs are the same. In [rows, tokens, …] compare only the tokens, not
+    the padding."""
     at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
     return all(_close(one, other, at) for one, other in zip(outputs, wanted, strict=True))
 
 
 def _check_padding(network: _Exported) -> None:
-    """Raise BuildError if padding changes what the network gives for a text. Clients pad with the
+    """Raise BuildError if padding changes the network's output for a text. Clients pad with the
     tokenizer's token, and backends with 0."""
     examples = [network.example(*size) for size in TRIED]
     for example in examples + [_padded_with_0(example) for example in examples]:
@@ -245,7 +247,7 @@ def _padded_with_0(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _close(output: Array, wanted: Array, at: Array | None) -> bool:
-    """Return whether two arrays are the same. Of [rows, tokens, …] compare only the tokens that
+    """Return whether two arrays are the same. In [rows, tokens, …] compare only the tokens that
     `at` marks."""
     if wanted.ndim == 3 and at is not None:
         wanted, output = wanted[at], output[at]

@@ -23,27 +23,27 @@ OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": Fal
 NEVER = "(?!)"  # a pattern that nothing matches
 Shape = tuple[int | str, ...]  # a dimension with a name is free
 Arrays = Sequence[NDArray[Any]]
-Example = Mapping[str, torch.Tensor]  # the inputs by name
+Example = Mapping[str, torch.Tensor]  # {input's name: its tensor}
 
 
 def load(
     loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER
 ) -> Any:
-    """Return the network of a folder, in FP32. Raise BuildError if a weight is missing, because
-    transformers would fill it with random numbers (unless `unused` matches its name), or if one is
-    left over (unless `spare` does). `purpose` is for the message."""
+    """Return the network of a folder, in FP32. Raise BuildError if a weight is missing (unless its
+    name matches `unused`), because transformers would fill it with random numbers, or if a weight
+    is left over (unless its name matches `spare`). `purpose` is for the message."""
     try:
         network, info = loader.from_pretrained(
             checkpoint,
             dtype=torch.float32,
             attn_implementation="eager",
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are reported, and refused below
+            ignore_mismatched_sizes=True,  # mismatched sizes are reported, and refused below
             **OFFLINE,
         )
-    except Exception as err:  # each network raises its own
+    except Exception as err:  # each network raises exceptions of its own
         reason = first_line(err)
-        if isinstance(err, ImportError):  # it names the package on several lines
+        if isinstance(err, ImportError):  # it names the missing package on several lines
             reason = " ".join(str(err).split())
         raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {reason}") from err
     mismatched = info.get("mismatched_keys", ())
@@ -74,7 +74,8 @@ def export_onnx(
     second: str = "",
 ) -> None:
     """Write `module` as `path`. `shapes` are those of the inputs. The outputs have the same first
-    dimension; `second` names the second dimension of outputs that have three. Raise BuildError."""
+    dimension; `second` names the second dimension of outputs that have three. Raise BuildError if
+    torch cannot export the module."""
     path.parent.mkdir(parents=True, exist_ok=True)
     first = next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
@@ -97,7 +98,7 @@ def export_onnx(
             )
         except BuildError:
             raise
-        except Exception as err:  # the tracer raises many kinds
+        except Exception as err:  # the tracer raises many kinds of exceptions
             raise BuildError(
                 f"{_name(module)} cannot be exported to ONNX by torch's tracer: {first_line(err)}; "
                 "export it by other means and build the ONNX file"
@@ -106,8 +107,8 @@ def export_onnx(
 
 
 def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
-    """Return an output's shape with its first dimension replaced and, if it has three and `second`
-    is given, its second one too."""
+    """Return an output's shape with its first dimension replaced. If there are three dimensions and
+    `second` is given, the second one is replaced too."""
     sizes = tuple(map(int, tensor.shape[1:]))
     if second and len(sizes) == 2:
         return (first, second, sizes[1])
@@ -115,13 +116,13 @@ def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
 
 
 def _names_of(shape: Shape) -> dict[int, str]:
-    """Return the names of the free dimensions by their index."""
+    """Return {index: name} for the free dimensions."""
     return {index: side for index, side in enumerate(shape) if isinstance(side, str)}
 
 
 def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
     """Write the `shapes`, with the names of dynamic dimensions, into the ONNX file's inputs and
-    outputs. Check it."""
+    outputs. Then check the file."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape
@@ -152,7 +153,7 @@ def check_answers(
             shapes = [array.shape for array in outputs]
             has_shapes = shapes == [array.shape for array in wanted]
             is_same = has_shapes and same(outputs, wanted, example)
-        except Exception:  # each network raises its own, and ONNX Runtime's have no base
+        except Exception:  # networks' and ONNX Runtime's exceptions have no base class
             is_same = False
         if not is_same:
             name, tensor = next(iter(example.items()))

@@ -55,8 +55,8 @@ def write_model(_: Family, __: Weights, request: Request, folder: Path) -> Model
 
 def write_network(cfg: Path, weights: Path, path: Path) -> None:
     """Write the network: images UINT8 [n, 3, 416, 416] to output0 [n, boxes, 5 + classes], in
-    pixels of the input. Raise BuildError if a section of the file is unknown or the weights do not
-    fit it."""
+    pixels of the input. Raise BuildError if a section of the .cfg file is unknown, or the weights
+    do not fit the network."""
     network = _Network(np.fromfile(weights, np.float32, offset=HEADER))
     for kind, section in _sections(cfg):
         if kind != "net":
@@ -95,7 +95,7 @@ class _Network(ImageGraph):
         self.boxes = self.values = 0
 
     def layer(self, kind: str, section: Section) -> None:
-        """Add a section of the .cfg file."""
+        """Add the layer that a section of the .cfg file describes."""
         kinds = {
             "convolutional": self._convolution,
             "maxpool": self._pool,
@@ -109,7 +109,7 @@ class _Network(ImageGraph):
         self.layers.append(kinds[kind](section, *last))
 
     def _take(self, *shape: int) -> Array:
-        """Return the next weights of the file."""
+        """Return the next weights of the file, as an array of this shape."""
         count = int(np.prod(shape))
         if count > len(self.weights):
             raise BuildError("the file of weights ends before the network does")
@@ -140,7 +140,8 @@ class _Network(ImageGraph):
         return x, channels, side // stride
 
     def _route(self, section: Section, _x: str, _channels: int, _side: int) -> tuple[str, int, int]:
-        """Take earlier layers, joined by channels, or one of the groups of a layer's channels."""
+        """Return earlier layers, joined along their channels, or one group of a layer's
+        channels."""
         layers = [self.layers[index] for index in _numbers(section["layers"])]
         names, widths, sides = zip(*layers, strict=True)
         channels = sum(widths)

@@ -1,9 +1,9 @@
 # mypy: allow-subclassing-any
 """Turns YOLOv5's checkpoints, of release 6 and 7 with three strides, into model folders.
 
-The release's packages are AGPL and are not imported. The network is written after its published
-structure and uses the release's names, so that a checkpoint's tensors fit as they are. Width,
-depth, classes and anchors follow from the tensors.
+The release's packages are AGPL and are not imported. The network follows the published structure
+and uses the release's names, so that a checkpoint's tensors fit as they are. Width, depth, classes
+and anchors follow from the tensors.
 """
 
 import shutil
@@ -56,7 +56,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
 
 
 class Placeholder:
-    """Stands for an object of a class that is not loaded. It keeps the object's state and does
+    """Stands in for an object of a class that is not loaded. It keeps the object's state, and does
     nothing."""
 
     def __init__(self, *_: Any) -> None:
@@ -68,7 +68,7 @@ class Placeholder:
 
 def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
     """Return the network with the checkpoint's weights, and its class names (none if it has none).
-    Raise BuildError.
+    Raise BuildError if the file is not such a checkpoint.
 
     torch's restricted unpickler runs no code of the file, and gets a Placeholder for each class
     that it does not allow.
@@ -77,7 +77,7 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         with torch.serialization.safe_globals([(Placeholder, name) for name in unknown]):
             saved = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as err:  # a damaged file raises many kinds
+    except Exception as err:  # a damaged file raises many kinds of exceptions
         raise _refused(path, first_line(err)) from err
     model = saved
     if isinstance(saved, Mapping):

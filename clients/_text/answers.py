@@ -148,7 +148,7 @@ def _spans(
 
 def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
     """Return the start and end, in the context, of the whole words from an answer's first token to
-    its last; None if one of the two is not part of a word."""
+    its last, or None if one of the two is not part of a word."""
     first_word = encoding.token_to_word(first)
     last_word = encoding.token_to_word(last)
     if first_word is None or last_word is None:

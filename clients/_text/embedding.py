@@ -68,7 +68,7 @@ class Embedding(Task):
         return len(self._prompt(parameters)) + len(instance)
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        # the tokenizer reads no more than that
+        # the tokenizer reads no more characters than these
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
         if prompt:
             instances = [prompt + text for text in instances]

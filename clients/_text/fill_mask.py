@@ -93,7 +93,7 @@ class FillMask(Task):
         return predictions
 
     def _targets(self, words: Sequence[str]) -> Array | None:
-        """Return the ids of the words, None for the whole vocabulary. Raise InvalidRequest for a
+        """Return the ids of the words, or None for the whole vocabulary. Raise InvalidRequest for a
         word that is not a token."""
         ids = {word: self.tokenizer.tokenizer.token_to_id(word) for word in words}
         if strange := [word for word, token in ids.items() if token is None]:

@@ -125,8 +125,8 @@ class TextTokenizer:
         self._windows = threading.Lock()
 
     def _limit(self) -> int:
-        """Return the most tokens of a text: the lower of the tokenizer's limit and the size of the
-        position table. In some models, positions begin after the padding's id."""
+        """Return the most tokens that a text may have: the lower of the tokenizer's limit and the
+        size of the position table. In some models, positions begin after the padding's id."""
         positions = int(self.config.get("max_position_embeddings", UNLIMITED))
         # ESM-2 has no position table
         is_rotary = self.config.get("position_embedding_type") == "rotary"
@@ -193,7 +193,7 @@ class TextTokenizer:
         return max(len(text) - self.max_characters, 0)
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-        """Yield the texts in portions of about PORTION characters that are read."""
+        """Yield the texts in portions, each with about PORTION characters to read."""
         if len(texts) * self.max_characters <= PORTION:
             yield texts
             return
@@ -223,8 +223,8 @@ class TextTokenizer:
         return half if is_short else self._measure(half, measured)[1]
 
     def _measure(self, text: str, measured: Measured) -> tuple[int, str]:
-        """Return the number of tokens of a text of a pair, and the part of the text with twice as
-        many as the model takes. `measured` caches both, because many pairs may share a text."""
+        """Return how many tokens a text of a pair has, and a part of it with at most twice as many
+        tokens as the model takes. `measured` caches both, because many pairs may share a text."""
         if text not in measured:
             check_time()
             encoding = self._encoded(text, special=False)
@@ -259,7 +259,8 @@ class TextTokenizer:
         multiple: int,
         limit: int,
     ) -> Tensors:
-        """Return the inputs of rows of token ids and token types, at most `limit` tokens long."""
+        """Return the inputs for rows of (token ids, token types), padded to at most `limit`
+        tokens."""
         longest = max(len(ids) for ids, _ in rows)
         padded = math.ceil(longest / multiple) * multiple
         shape = (len(rows), min(padded, limit))
@@ -319,8 +320,8 @@ class TextTokenizer:
         }
 
     def _cut(self, text: Text, length: int, stride: int, every: bool) -> list[Encoding]:
-        """Return the windows of a text. Raise ValueError if a window has no room or there are too
-        many."""
+        """Return the windows of a text. Raise ValueError if the text is too long, or a window has
+        no room for it."""
         if isinstance(text, str) and not every:
             text = self.part(text, self.max_characters)
         characters = len("".join(text))
@@ -357,7 +358,7 @@ class TextTokenizer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def joined(self, tokens: Sequence[str]) -> str:
-        """Return the text of tokens as the vocabulary writes them."""
+        """Return the text of `tokens`, which are spelled as in the vocabulary."""
         decoder = self.tokenizer.decoder
         return str(decoder.decode(list(tokens))) if decoder else " ".join(tokens)
 
@@ -416,7 +417,7 @@ def _gives_types(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool
 
 
 def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
-    """Raise ValueError if the windows have no room or are too many."""
+    """Raise ValueError if a window has no room for the text, or if there are too many windows."""
     if tokens <= room:
         return
     if room <= stride:

@@ -1,4 +1,4 @@
-"""A step of the Dockerfile: writes the image's bill of materials as CycloneDX JSON.
+"""Writes the image's bill of materials as CycloneDX JSON: a step of the Dockerfile.
 
     python bill_of_materials.py ENVIRONMENT DPKG_FOLDER OUTPUT
 

@@ -1,4 +1,4 @@
-"""make image: builds the image with the first of docker, podman and buildah that works.
+"""Builds the image with the first of docker, podman and buildah that works (make image).
 
 usage: python scripts/image/build.py [cpu | gpu]
 
