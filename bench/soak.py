@@ -128,8 +128,10 @@ def table(samples: list[tuple[float, Usage]]) -> str:
     lines = ["| | at the beginning | at the end | slope per hour |", "|---|---|---|---|"]
     for name, values, unit in (
         ("memory", [each.memory / MEGABYTE for _, each in samples], "MB"),
+        ("threads", [float(each.threads) for _, each in samples], ""),
         ("descriptors", [float(each.descriptors) for _, each in samples], ""),
         ("memory in /dev/shm", [each.shared / MEGABYTE for _, each in samples], "MB"),
+        ("unpacked archives", [each.unpacked / 1024 for _, each in samples], "kB"),
     ):
         slope = statistics.linear_regression([minutes / 60 for minutes, _ in samples], values).slope
         lines.append(

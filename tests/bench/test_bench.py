@@ -56,13 +56,25 @@ def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) ->
     assert "not 200" not in page.read_text()
 
 
+ON_DEMAND = "bench.on_demand --archives 6 --room 3 --callers 2 --seconds 4"
+
+
 def test_measure_on_demand_mode() -> None:
-    options = "--archives 6 --room 3 --callers 2 --seconds 4"
-    output = run(f"bench.on_demand {options}", timeout=4 * PATIENCE)
-    alone, beside, churn, counts = output.splitlines()
+    output = run(f"{ON_DEMAND} --usage", timeout=4 * PATIENCE)
+    alone, beside, churn, *usage, counts = output.splitlines()
     assert " right" in alone and " right" in beside and " right" in churn
     assert "wrong" not in output
+    names = [row.split("|")[1].strip() for row in usage[2:]]
+    assert names[:2] == ["memory", "threads"] and names[-1] == "unpacked archives"
     assert re.fullmatch(r"loads [1-9]\d*, misses [1-9]\d*, evictions \d+, thrash \d+", counts)
+
+
+def test_measure_a_simulated_multi_model_endpoint() -> None:
+    output = run(f"{ON_DEMAND} --simulator", timeout=4 * PATIENCE)
+    alone, beside, churn, counts, _rules = output.splitlines()
+    assert " right" in alone and " right" in beside and " right" in churn
+    assert "wrong" not in output
+    assert re.search(r"\d+ loads", counts)
 
 
 def test_print_no_figures_for_a_row_with_a_failed_answer() -> None:

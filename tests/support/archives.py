@@ -11,6 +11,7 @@ import requests
 
 from serving.host.machine import memory_limit
 from serving.host.processes import used_by
+from serving.repository.unpacking import size_of
 from tests.support.harness import PATIENCE
 
 MODEL = '''
@@ -97,7 +98,7 @@ class Loader:
 @dataclass(frozen=True)
 class Usage:
     """What a `serve` uses: bytes of memory, processes, threads, open files, the number of files for
-    archives and in shared memory, and the bytes of shared memory."""
+    archives and in shared memory, and the bytes of shared memory and of unpacked archives."""
 
     memory: int
     processes: int
@@ -105,6 +106,7 @@ class Usage:
     descriptors: int
     files: int
     shared: int
+    unpacked: int
 
 
 def usage(pid: int, run_dir: Path) -> Usage:
@@ -119,6 +121,7 @@ def usage(pid: int, run_dir: Path) -> Usage:
         descriptors=sum(each.num_fds() for each in processes if each.is_running()),
         files=sum(1 for _ in (run_dir / "models").rglob("*")) + len(shared),
         shared=sum(path.stat().st_blocks * 512 for path in shared if path.exists()),
+        unpacked=size_of(run_dir / "unpacked"),
     )
 
 
