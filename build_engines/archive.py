@@ -18,7 +18,7 @@ from build_engines.config_pbtxt import HEADER, render
 from build_engines.errors import BuildError
 from build_engines.stored_model import open_model
 from clients import FACES
-from serving.clients import families
+from serving.clients import client_names
 from serving.repository.layout import versions
 from serving.repository.model_config import parse_config, shared_clients
 
@@ -104,7 +104,7 @@ def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False
         config.name = names[name]
     for step in config.ensemble_scheduling.step:
         step.model_name = names.get(step.model_name, step.model_name)
-    names_client = shares or name in (*families(), *FACES)
+    names_client = shares or name in (*client_names(), *FACES)
     if names_client and "client" not in config.parameters:
         config.parameters["client"].string_value = name
     comments = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))

@@ -43,7 +43,7 @@ from build_engines.request import ON_A_GPU, Request
 from build_engines.runners import OnnxFile, runner_of
 from build_engines.stored_model import open_model
 from build_engines.weights import Weights, find, identity
-from serving.clients import family as client_class
+from serving.clients import client_class
 from serving.host.machine import has_gpu
 from serving.named_value import unknown
 from serving.repository.cpu_engine import PARAMETER

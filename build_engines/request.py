@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.recipes import RECIPES
-from serving.clients import families, family_name
+from serving.clients import client_names, module_name
 
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 PRECISIONS = ("fp32", "fp16", "int8")
@@ -21,7 +21,7 @@ ON_A_GPU = ("gpu", "tensorrt")
 NETWORK = "the network"
 ENGINE = "the engine"
 CLIENT = "the client"
-CLIENTS = ", ".join(families()).replace("_", "-")
+CLIENTS = ", ".join(client_names()).replace("_", "-")
 SERVING = "how Triton serves it (config.pbtxt)"
 
 
@@ -150,7 +150,7 @@ class Request:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "client", family_name(self.client))
+        object.__setattr__(self, "client", module_name(self.client))
 
     @property
     def named_client(self) -> str:

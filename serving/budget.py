@@ -25,7 +25,7 @@ from serving.request_memory import (
     SMALL_JSON,
     WRITTEN,
     Parts,
-    Room,
+    Reservation,
     json_objects,
     json_parts,
     reserve,
@@ -85,7 +85,7 @@ class Budget:
                 f"{OUTPUT_FACTOR} times that)"
             )
 
-    def grow(self, answer: Room, size: int) -> None:
+    def grow(self, answer: Reservation, size: int) -> None:
         """Reserve memory for an answer that is written piece by piece and now has `size` bytes.
         Raise PayloadTooLarge or Overloaded."""
         self.check_output(size)
@@ -108,7 +108,7 @@ def read_json(data: bytes) -> Any:
         raise ValueError(str(err)) from err
 
 
-def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Room:
+def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Reservation:
     """Reserve, until the request ends, the memory that a JSON text takes once it is parsed. Raise
     PayloadTooLarge if it has too many parts or exceeds one request's share, and Overloaded if other
     requests hold the memory."""

@@ -35,16 +35,16 @@ def make_client(model: Model) -> ModelClient | None:
     named = model.parameters.get("client", "")
     if file := own_client(model.path, named):
         return _imported(file)(model)
-    ours = (*families(), *clients.FACES)
-    if named and family_name(named) not in ours:
+    ours = (*client_names(), *clients.FACES)
+    if named and module_name(named) not in ours:
         expected = (
             f"the clients are {', '.join(ours)}; one of your own is {CLIENTS}/NAME.py beside "
         )
         raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
     # Triton's name for a model from an archive differs from the name of the model's folder
-    names = [family_name(named)] if named else [model.name, model.path.name]
+    names = [module_name(named)] if named else [model.name, model.path.name]
     known = [name for name in names if name in ours]
-    return family(known[0])(model) if known else None
+    return client_class(known[0])(model) if known else None
 
 
 def _imported(file: Path) -> type[ModelClient]:
@@ -82,7 +82,7 @@ def source_of(client: ModelClient) -> str:
     return file if file == CLIENT else f"{CLIENTS}/{file}"
 
 
-def families() -> list[str]:
+def client_names() -> list[str]:
     """Return the names of this project's clients, one for each task: the modules in clients/,
     except base.py and the clients' other names."""
     others = {"base", *clients.FACES}
@@ -90,12 +90,12 @@ def families() -> list[str]:
     return sorted(name for name in modules if name not in others and name[0] != "_")
 
 
-def family_name(name: str) -> str:
+def module_name(name: str) -> str:
     """Return the module name of this project's client `name`, which may contain hyphens."""
     return name.replace("-", "_")
 
 
-def family(name: str) -> type[ModelClient]:
+def client_class(name: str) -> type[ModelClient]:
     """Return the class of one of this project's clients."""
     client: type[ModelClient] = importlib.import_module(f"clients.{name}").Client
     return client

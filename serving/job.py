@@ -17,7 +17,7 @@ from serving.errors import InvalidRequest, Overloaded, PayloadTooLarge, SessionN
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import Request
-from serving.request_memory import INPUT, OUTPUT, Room, reserve
+from serving.request_memory import INPUT, OUTPUT, Reservation, reserve
 from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
@@ -174,7 +174,7 @@ class Run:
         self._job = job
         self._gateway = gateway
         self._in_flight: list[Call | Responses] = []  # at most two calls
-        self._room = Room()  # for calls whose memory the job has not reserved itself
+        self._reserved = Reservation()  # for calls whose memory the job has not reserved itself
 
     def results(self) -> Generator[Any, None, None]:
         """Yield the result of each step or, in a stream, of each response. Raise a ServingError."""
@@ -210,7 +210,7 @@ class Run:
             # call whose inputs are in shared memory (Call).
             for call in self._in_flight:
                 call.close()
-            self._room.shrink()
+            self._reserved.shrink()
 
     def cancel(self) -> None:
         """Cancel the job in Triton because its caller has disconnected. Safe to call from any
@@ -226,8 +226,8 @@ class Run:
         check_time()
         step = job.prepare(before)
         message = job.message(step)
-        if step.batch is None:  # the job has only this step, so no other step's room is overwritten
-            self._room = reserve(_call_bytes(job.served, step), "the call of the model")
+        if step.batch is None:  # the job's only step, so no other reservation is lost
+            self._reserved = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
         with request.timings.stage("triton"):
             if job.is_decoupled:

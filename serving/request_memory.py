@@ -128,7 +128,7 @@ class Account(Protocol):
 _ACCOUNT: ContextVar[Account | None] = ContextVar("account", default=None)
 
 
-class Room:
+class Reservation:
     """Memory that is reserved until it is given back, the context ends, or the request leaves its
     slot."""
 
@@ -154,13 +154,13 @@ class Room:
             self._account.give_back(surplus)
             self._size = size
 
-    def add(self, other: "Room") -> None:
-        """Take over what another room holds."""
+    def add(self, other: "Reservation") -> None:
+        """Take over what another reservation holds."""
         self._account = self._account or other._account
         self._size += other._size
         other._size = 0
 
-    def __enter__(self) -> "Room":
+    def __enter__(self) -> "Reservation":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -172,25 +172,25 @@ def open_account(account: Account | None) -> None:
     _ACCOUNT.set(account)
 
 
-def reserve(size: int, step: str) -> Room:
+def reserve(size: int, step: str) -> Reservation:
     """Reserve `size` bytes for a step. Raise PayloadTooLarge if the request would exceed one
     request's share, and Overloaded if other requests hold the memory."""
     account = _ACCOUNT.get()
     if account is None:
-        return Room()
+        return Reservation()
     account.take(size, step)
-    return Room(account, size)
+    return Reservation(account, size)
 
 
 @contextmanager
-def collected() -> Iterator[Room]:
-    """Yield a room that, after the `with` block, holds all memory that the block reserved and did
-    not give back."""
+def collected() -> Iterator[Reservation]:
+    """Yield a reservation that, after the `with` block, holds all memory that the block reserved
+    and did not give back."""
     account = _ACCOUNT.get()
-    room = Room(account)
+    reserved = Reservation(account)
     before = account.size if account else 0
     try:
-        yield room
+        yield reserved
     finally:
         if account:
-            room._size = account.size - before
+            reserved._size = account.size - before

@@ -12,8 +12,7 @@ import pytest
 
 from build_engines.families.find_family import FAMILIES
 from clients.base import ModelClient
-from serving.clients import families
-from serving.clients import family as client_class
+from serving.clients import client_class, client_names
 
 pytestmark = pytest.mark.unit
 
@@ -130,7 +129,7 @@ def test_import_neither_the_app_nor_torch_in_clients(path: Path) -> None:
     assert not tops(path) & {"predictor", "wsgi", "torch", "werkzeug"}
 
 
-@pytest.mark.parametrize("client", families())
+@pytest.mark.parametrize("client", client_names())
 def test_name_what_a_family_lacks(client: str) -> None:
     """CONTRIBUTING.md, "Add a family of models", lists the same."""
     words = {client, client.replace("_", "-")}
@@ -159,7 +158,7 @@ def test_list_every_family_that_has_a_module() -> None:
         if re.search(r"^FAMILY = ", path.read_text(), re.MULTILINE)
     }
     assert {family.client or "tensors" for family in FAMILIES} == modules
-    assert {family.client for family in FAMILIES if family.client} == {*families()}
+    assert {family.client for family in FAMILIES if family.client} == {*client_names()}
 
 
 def test_name_only_existing_files_in_quirks() -> None:

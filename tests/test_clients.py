@@ -10,7 +10,7 @@ import pytest
 
 from clients import FACES
 from clients.base import Model, ModelClient, TensorSpec
-from serving.clients import family, forget, make_client, source_of
+from serving.clients import client_class, forget, make_client, source_of
 from serving.errors import ConfigError
 from serving.repository.staging import Store
 from serving.settings.table import Settings
@@ -85,8 +85,8 @@ def test_accept_client_names_with_underscores_or_hyphens(tmp_path: Path) -> None
 @pytest.mark.unit
 @pytest.mark.parametrize("name", FACES)
 def test_keep_the_names_that_people_look_for(name: str) -> None:
-    assert issubclass(family(name), family(FACES[name]))
-    assert family(name) is not family(FACES[name])
+    assert issubclass(client_class(name), client_class(FACES[name]))
+    assert client_class(name) is not client_class(FACES[name])
     assert f"`{name}` for `{FACES[name]}`" in (ROOT / "docs/calling.md").read_text()
 
 

@@ -30,7 +30,7 @@ from build_engines.families.text_checkpoint import TO_TENSORS
 from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, TENSORS, Weights
 from clients import FACES
-from serving.clients import families as client_names
+from serving.clients import client_names
 
 # the first family that takes the weights builds them
 FAMILIES = (

@@ -17,7 +17,7 @@ from build_engines.request import REPOSITORY, Request
 from build_engines.runners import Runner, example_feed
 from clients._labels import DEFAULT_LABELS
 from clients.base import Model, Tensors
-from serving.clients import family as client_class
+from serving.clients import client_class
 
 MAX_BATCH_SIZE = 8
 ROWS = 3  # random rows that run together

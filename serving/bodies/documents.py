@@ -35,9 +35,9 @@ from serving.bodies.kserve import TensorBody, check_misspelt, filled
 from serving.bodies.schemas import read
 from serving.bodies.values import (
     flat_array,
-    json_room,
     json_values,
     request_parameters,
+    reserve_json,
     write_items,
 )
 from serving.budget import MOST_NAMED, admit_json, turn
@@ -185,7 +185,7 @@ class FlatJob(Job):
         """Return the reply in the format of Triton's generate: a value or a flat list for each
         output, with sorted keys."""
         fields: dict[str, Any] = {}
-        with json_room(result.outputs, self.request.budget):
+        with reserve_json(result.outputs, self.request.budget):
             for tensor in result.outputs:
                 values = json_values(tensor)
                 text = io.BytesIO()
@@ -303,11 +303,11 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
     reads it, or explains what is wrong."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
-    room = admit_json(data, json_numbers)
+    reserved = admit_json(data, json_numbers)
     with turn(len(data)):
         tensors = _parsed(data)
     if tensors is None:
-        room.shrink()
+        reserved.shrink()
     return tensors
 
 

@@ -34,7 +34,7 @@ from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, TRUNCATED, prefe
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
-from serving.request_memory import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Room, collected, reserve
+from serving.request_memory import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Reservation, collected, reserve
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
@@ -108,7 +108,7 @@ class Batch:
 
     `first` is the index of the first instance, and `end` is the index after the last. `calls` are
     the inputs of the calls that are still to be made. `memory` is how many bytes decoding the
-    instances took. `room` holds the memory of the batch until it is finished.
+    instances took. `reserved` holds the memory of the batch until it is finished.
     """
 
     first: int
@@ -117,13 +117,13 @@ class Batch:
     tensors: Tensors
     calls: list[list[Tensor]]
     memory: int
-    room: Room
+    reserved: Reservation
 
     def clear(self) -> None:
         """Free the instances and tensors: the next batch may have to wait for their memory."""
         self.instances = ()
         self.tensors = {}
-        self.room.shrink()
+        self.reserved.shrink()
 
 
 def items_of(values: list[Any], field: str, part: str = "") -> list[Item]:
@@ -177,7 +177,7 @@ class InstancesJob(Job):
         if batch is None:
             batch = self._next_batch(0)
         elif not batch.calls:
-            batch = self._next_batch(batch.end, batch.room.size > 0)
+            batch = self._next_batch(batch.end, batch.reserved.size > 0)
         inputs = batch.calls.pop(0)
         is_partial = bool(batch.calls)
         is_last = not is_partial and batch.end == len(self.items)
@@ -196,24 +196,24 @@ class InstancesJob(Job):
             opened = self.request.decoder.open(self.client, first, self.items[first : first + most])
         memory = opened.memory
         tensors_of_images = len(opened.values) * self._row_bytes() if memory else 0
-        room = Room()
+        reserved = Reservation()
         try:
-            room = self._room(memory + tensors_of_images, holds)
+            reserved = self._reserve(memory + tensors_of_images, holds)
             instances, tensors = self._preprocessed(opened, most)
             kept, size = self._sizes(memory, tensors)
             if memory:
-                room.shrink(size)
-                room.grow(size, "a batch of its instances")
+                reserved.shrink(size)
+                reserved.grow(size, "a batch of its instances")
             else:
-                room = self._room(size, holds or kept > 0)
+                reserved = self._reserve(size, holds or kept > 0)
         except BaseException:
-            room.shrink()
+            reserved.shrink()
             raw.shrink()
             raise
-        room.add(raw)
+        reserved.add(raw)
         end = first + len(instances)
         calls = list(_inputs_of_calls(self.client, tensors))
-        return Batch(first, end, instances, tensors, calls, memory, room)
+        return Batch(first, end, instances, tensors, calls, memory, reserved)
 
     def _preprocessed(self, opened: Opened, most: int) -> tuple[list[Any], Tensors]:
         """Wait for a turn, and decode and preprocess the opened instances. Return those that fit
@@ -266,7 +266,7 @@ class InstancesJob(Job):
         row = self.served.output_bytes(self.client.outputs, shape)
         return max(1, MOST_OUTPUT // max(1, row))
 
-    def _room(self, size: int, holds: bool) -> Room:
+    def _reserve(self, size: int, holds: bool) -> Reservation:
         """Reserve the memory for a batch. Raise PayloadTooLarge, Overloaded or TooLate."""
         while True:
             try:

@@ -24,9 +24,9 @@ from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
     check_shape,
     flat_array,
-    json_room,
     json_values,
     request_parameters,
+    reserve_json,
     write_items,
 )
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
@@ -289,7 +289,7 @@ def write_reply(
         document["parameters"] = dict(reply.parameters)
     text = io.BytesIO()
     text.write(orjson.dumps({**document, "outputs": []})[:-2])
-    with json_room([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
+    with reserve_json([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
         for number, tensor in enumerate(reply.outputs):
             about: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype}
             about["shape"] = tensor.shape

@@ -38,7 +38,7 @@ from serving.headers import JSON_LINES, JSON_TYPE
 from serving.job import Job, Reply, Run
 from serving.model_status.served_model import ServedModel
 from serving.request import PATH, UNNAMED, Request, Target
-from serving.request_memory import Room, collected, reserve
+from serving.request_memory import Reservation, collected, reserve
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ MOST_GROUP = 2**24
 
 @dataclass(frozen=True)
 class Record:
-    """One line: its body or the error in it, and the memory reserved for its values (`room`). If
-    the record `is_bare`, it is answered with its prediction alone."""
+    """One line: its body or the error in it, and the memory `reserved` for its values. If the
+    record `is_bare`, it is answered with its prediction alone."""
 
     body: Shape | ServingError
     is_bare: bool = False
-    room: Room = field(default_factory=Room)
+    reserved: Reservation = field(default_factory=Reservation)
 
     @property
     def count(self) -> int:
@@ -98,9 +98,9 @@ class JsonLines:
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
         """Parse a line, while no other thread of this worker parses one. If the line is wrong,
         return a Record with the error."""
-        with collected() as room, TURN:
+        with collected() as reserved, TURN:
             record = self._record(line, served, target)
-        return replace(record, room=room)
+        return replace(record, reserved=reserved)
 
     def _record(self, line: bytes, served: ServedModel, target: Target) -> Record:
         try:
@@ -186,9 +186,9 @@ class LinesJob(Job):
         size = 1 if self.served.sequencing else BATCHES * batch
         try:
             for records in groups(self._records, size):
-                with collected() as room:
+                with collected() as reserved:
                     lines = self._answer(gateway, records)
-                for each in (room, *[record.room for record in records]):
+                for each in (reserved, *[record.reserved for record in records]):
                     each.shrink()
                 self.request.budget.grow(answer, written.tell() + sum(map(len, lines)))
                 written.writelines(lines)
@@ -264,7 +264,7 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
             count = size = 0
         group.append(record)
         count += record.count
-        size += record.room.size
+        size += record.reserved.size
     if group:
         yield group
 

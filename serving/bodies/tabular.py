@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.bodies.values import json_room, json_values, write_items
+from serving.bodies.values import json_values, reserve_json, write_items
 from serving.budget import Budget, in_time
 from serving.errors import NotAcceptable
 from serving.headers import CSV, NPY_TYPE
@@ -94,7 +94,7 @@ def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
     if len(counts) != 1:
         raise NotAcceptable(f"the outputs have different numbers of rows; {JSON_INSTEAD}")
     written = io.BytesIO()
-    with json_room(tensors, budget):
+    with reserve_json(tensors, budget):
         for cells in in_time(zip(*map(_rows, tensors), strict=True)):
             written.write(b",".join(filter(None, cells)))
             written.write(b"\n")

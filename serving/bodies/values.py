@@ -27,7 +27,7 @@ from serving.budget import (
 from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.named_value import INT64, quoted
-from serving.request_memory import ESCAPED, WRITTEN, Room, reserve, tensor_strings
+from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, tensor_strings
 from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
@@ -171,7 +171,7 @@ WIDTHS = {
 WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
 
 
-def json_room(tensors: Sequence[Tensor], budget: Budget) -> Room:
+def reserve_json(tensors: Sequence[Tensor], budget: Budget) -> Reservation:
     """Reserve the memory for writing the tensors as JSON. Raise PayloadTooLarge or Overloaded."""
     budget.check_output(sum(map(_json_length, tensors)))
     return reserve(sum(map(_written, tensors)), "the JSON of the answer")

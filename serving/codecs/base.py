@@ -75,7 +75,7 @@ class Codec(ABC):
 def decode_base64(encoded: str) -> bytes:
     """Decode any base64: URL-safe, without padding, with line breaks, or after a `data:…;base64,`
     prefix. Raise DecodingError."""
-    room = reserve(BASE64 * len(encoded), "base64")
+    reserved = reserve(BASE64 * len(encoded), "base64")
     if encoded.startswith("data:") and "," in encoded[:256]:
         encoded = encoded.split(",", 1)[1]
     compact = encoded.translate(_URL_SAFE).rstrip("=")
@@ -83,7 +83,7 @@ def decode_base64(encoded: str) -> bytes:
         data = b64decode(compact + "=" * (-len(compact) % 4), validate=True)
     except ValueError as err:
         raise DecodingError(f"not base64 ({err})") from err
-    room.shrink(len(data))
+    reserved.shrink(len(data))
     return data
 
 

@@ -108,9 +108,9 @@ class Incoming(flask.Request):
         encoding = self.header("Content-Encoding")
         if not encoding:
             return data
-        room = reserve(UNPACKED * min(limit, DEFLATED * len(data)), "the unpacked body")
+        reserved = reserve(UNPACKED * min(limit, DEFLATED * len(data)), "the unpacked body")
         body = unpacked(data, encoding, limit)
-        room.shrink(len(body))
+        reserved.shrink(len(body))
         return body
 
     def drain(self) -> None:

@@ -34,7 +34,7 @@ from serving.bodies.schemas import (
     RepositoryIndex,
     Tensors,
 )
-from serving.clients import families, family
+from serving.clients import client_class, client_names
 from serving.errors import TABLE, NotFound
 from serving.front.kserve import INDEX
 from serving.front.models import managed
@@ -65,7 +65,7 @@ page_routes = Blueprint("page", __name__)
 @managed
 def openapi() -> Response:
     """Return the API of this server as OpenAPI 3.1."""
-    clients = {name: family(name) for name in families()}
+    clients = {name: client_class(name) for name in client_names()}
     codes = _codes()
     paths: dict[str, Json] = {}
     for path, rule in public_routes():

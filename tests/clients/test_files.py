@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clients.base import Model, TensorSpec
-from serving.clients import family
+from serving.clients import client_class
 from serving.errors import InvalidRequest
 from tests.clients.text_models import serve
 
@@ -31,7 +31,7 @@ def test_refuse_files_of_other_folders(
         file.write_text("\n".join(map(str, range(10))))
 
     def make(name: str) -> object:
-        return family(client)(Model("mine", folder, (spec,), (CLASSES,), 8, {setting: name}))
+        return client_class(client)(Model("mine", folder, (spec,), (CLASSES,), 8, {setting: name}))
 
     assert make("sub/inside.txt")
     with pytest.raises(InvalidRequest, match="secret"):

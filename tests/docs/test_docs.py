@@ -9,7 +9,7 @@ import pytest
 
 from clients.base import Parameter
 from predictor import create_app
-from serving.clients import families
+from serving.clients import client_names
 from serving.codecs import IMAGE, PIXELS
 from serving.settings.explain import markdown
 from serving.settings.table import Settings
@@ -32,7 +32,7 @@ def test_print_the_page_of_settings() -> None:
 def image_settings() -> str:
     """Return the table of settings in docs/clients.md. A setting that clients share is one row; it
     names no client if all but `object_detection` have it."""
-    modules = {name: import_module(f"clients.{name}") for name in families()}
+    modules = {name: import_module(f"clients.{name}") for name in client_names()}
     clients = {
         name: module.Client
         for name, module in modules.items()
@@ -72,7 +72,7 @@ def test_list_every_route_in_the_table() -> None:
     assert not [route for route in routes if route not in page]
 
 
-@pytest.mark.parametrize("name", families())
+@pytest.mark.parametrize("name", client_names())
 def test_list_every_parameter_of_a_client(name: str) -> None:
     page = (ROOT / "docs/calling.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith(f"| `{name}`")]

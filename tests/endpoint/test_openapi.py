@@ -19,7 +19,7 @@ from openapi_spec_validator import validate
 from clients.text import TASKS
 from predictor import create_app
 from serving.bodies import schemas
-from serving.clients import families
+from serving.clients import client_names
 from serving.errors import InvalidRequest
 from serving.front.openapi import APIS
 from serving.settings.table import Settings
@@ -117,7 +117,7 @@ def test_close_the_routes_of_other_apis_by_a_setting(tmp_path: Path, doors: str)
 
 def test_describe_140_models_without_calling_them(described: Any) -> None:
     schemas = described["components"]["schemas"]
-    assert schemas.keys() == {*families(), "Error", "OpenAIError", *SHAPES}
+    assert schemas.keys() == {*client_names(), "Error", "OpenAIError", *SHAPES}
     assert (
         schemas["image_classification"]["properties"]["parameters"]["properties"]["top_k"]["type"]
         == "integer"

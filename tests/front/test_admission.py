@@ -129,15 +129,15 @@ def test_give_back_what_a_step_took(held: ExitStack) -> None:
     slot = held.enter_context(admission.enter(0))
     slot.keep("m", 0)
     open_account(slot)
-    with reserve(900 * MB, "a step") as room:
-        room.shrink(300 * MB)
+    with reserve(900 * MB, "a step") as reserved:
+        reserved.shrink(300 * MB)
         assert admission.leases.bytes(TOTAL) == 300 * MB
     small = reserve(MB - 1, "a small step")
     assert (small.size > 0, admission.leases.bytes(TOTAL)) == (True, 0)
-    room = reserve(MB, "a step")
+    reserved = reserve(MB, "a step")
     assert admission.freed == 900 * MB
     slot.leave()
-    room.shrink()
+    reserved.shrink()
     open_account(None)
     assert (admission.leases.bytes(TOTAL), admission.freed) == (0, 902 * MB - 1)
 
