@@ -126,8 +126,8 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Res
 
 LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
 # Held while a thread parses a text that long, parses a line, or writes many numbers, so that only
-# one thread of a worker does so at a time. Such a thread holds the GIL: if several took turns, all
-# other threads would wait for all of them, 0.1 s for twenty requests with long lines.
+# one thread of a worker does so at a time. Such a thread holds the GIL. If several did so at once,
+# all other threads would wait for all of them: 0.1 s for twenty requests with long lines.
 TURN = threading.RLock()
 
 

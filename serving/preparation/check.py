@@ -133,7 +133,7 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
 
 
 def _line_of_client(err: BaseException, folder: Path) -> str:
-    """Return where in the model's own client.py the error comes from, or ""."""
+    """Return the line of the model's own client.py that the error comes from, or ""."""
     frames = traceback.extract_tb(err.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == folder / "client.py"]
     return f" (client.py, line {own[-1].lineno})" if own else ""

@@ -36,12 +36,12 @@ CLIENT = {
 }
 RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
-MOST_OBJECTS = 10 * PAGE  # that are listed: a model folder has fewer
+MOST_OBJECTS = 10 * PAGE  # objects that are listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # the names are listed again after this time
 PIECE = 2**20  # bytes that are in memory at once
-# What is wrong, by beginnings of lines in obstore's errors; the first that match count. No line
-# begins with a name that a caller has chosen. The errors themselves are not shown, because they
-# quote URLs and replies, which may contain credentials.
+# The reasons to show, keyed by patterns for the beginning of a line in obstore's error messages.
+# The first match counts. No line begins with a name that a caller has chosen. The messages
+# themselves are not shown, because they quote URLs and replies, which may contain credentials.
 REASONS = {
     r"https?://(169\.254\.|[^/]+/computeMetadata/)": "no credentials were found: set them, or give "
     "it a role",
@@ -110,14 +110,14 @@ class BucketSource(Source):
         return sorted(filter(may_be_found, names))[:MOST_LISTED]
 
     def _check_bucket(self) -> None:
-        """Raise obstore's error if there is no bucket. A HEAD does not say which of bucket and
-        object is missing."""
+        """Raise obstore's error if there is no bucket. A HEAD request does not say whether the
+        bucket or the object is missing."""
         if not self._exists:
             next(iter(obstore.list(self._store, CONFIG)), None)
             self._exists = True
 
     def _head(self, path: str) -> Any:
-        """Return what is known of an object, or None if there is none."""
+        """Return an object's metadata, or None if there is no such object."""
         try:
             found = obstore.head(self._store, path)
         except FileNotFoundError:
@@ -126,7 +126,8 @@ class BucketSource(Source):
         return found
 
     def _objects(self, folder: str | None = None) -> list[Any]:
-        """Return the first MOST_OBJECTS objects in a folder."""
+        """Return the first MOST_OBJECTS objects in the folder, or in the whole bucket if it is
+        None."""
         objects: list[Any] = []
         for page in obstore.list(self._store, folder, chunk_size=PAGE):
             objects += page
@@ -166,7 +167,7 @@ class BucketSource(Source):
             file = folder / PurePosixPath(path).relative_to(found.name)
             with self._errors():
                 is_mark = each["size"] == 0 and not self._head(path)
-            if is_mark:  # of a folder: the object's key ends with "/", which obstore removes
+            if is_mark:  # it marks a folder: its key ends with "/", which obstore removes
                 file.mkdir(parents=True, exist_ok=True)
             else:
                 self._fetch(path, each["e_tag"], file)

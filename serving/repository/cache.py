@@ -13,8 +13,9 @@ from pathlib import Path
 from serving.host.files import digest
 from serving.repository.unpacking import size_of
 
-# Writes a model into a new folder, whose parent it may use for temporary files. It calls its second
-# argument with the size in bytes of files before they are written (negative: were removed).
+# A function that writes a model into a new folder, and may use the folder's parent for temporary
+# files. It calls its second argument with the size in bytes of files before it writes them, and
+# with the negative size after it has removed them.
 Write = Callable[[Path, Callable[[int], None]], None]
 
 
@@ -70,7 +71,7 @@ class Cache:
 
     def _take(self, folder: Path, size: int) -> None:
         """Count `size` more bytes for the folder. If there is no space for them, remove other
-        folders. Raise OSError, and remove none, if that would not be enough."""
+        folders. If that would not be enough, remove no folder and raise OSError."""
         with self._lock:
             self._sizes[folder] += size
             if self._fits(size):
@@ -87,7 +88,8 @@ class Cache:
         raise OSError(errno.ENOSPC, reason)
 
     def _fits(self, size: int, removed: int = 0) -> bool:
-        """Return whether there is space for the last `size` bytes once `removed` bytes are gone."""
+        """Return whether there is space for the `size` bytes added last, after `removed` bytes are
+        removed."""
         is_free = size <= shutil.disk_usage(self._root).free + removed
         return is_free and sum(self._sizes.values()) - removed <= self._most
 
