@@ -91,7 +91,7 @@ def main() -> None:
             "SERVE_MODEL_MEMORY_SHARE": str(share_for(options.room)),
         }
         with on_demand(Path(folder), **variables) as server, ThreadPoolExecutor() as threads:
-            measured(server, archives)  # loads the model, so the calls below find it loaded
+            measured(server, archives)  # waits until the model is loaded
             alone = pinned(server, archives, ALONE * seconds)
             print(line("a loaded model, alone", alone, ALONE * seconds))
             churn = [
