@@ -62,8 +62,8 @@ class Tree:
 
 @dataclass(frozen=True)
 class Trees:
-    """An ensemble's trees in the order in which they are added. Tree number i adds its values to
-    all sums if `sums` is 0, else its only value to sum i % `sums`."""
+    """An ensemble's trees in the order in which they are added. If `sums` is 0, each tree adds its
+    values to all sums; otherwise tree number i adds its only value to sum i % `sums`."""
 
     trees: Sequence[Tree]
     sums: int = 0
