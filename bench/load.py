@@ -43,7 +43,7 @@ end
 REFUSED = 503
 TIMEOUT = 30  # seconds that a caller waits for an answer
 PAUSE, MOST_PAUSES = 0.2, 50  # seconds between checks, and how many checks
-IDLE = 0.25  # processors that a server may use when it counts as idle: an idle LitServe uses 0.13
+IDLE = 0.25  # an idle server uses less than this of a processor; LitServe uses 0.13
 Sessions = Mapping[str, onnxruntime.InferenceSession]  # one for each model
 
 

@@ -21,7 +21,9 @@ from tests.endpoint.hostile_requests import ROWS
 from tests.endpoint.test_hostile_requests import SHARE, SMALL
 from tests.support.harness import PATIENCE, Server, wait_until
 
-MOST = 3.0  # a row is marked if it makes the neighbour's p99 more than this many times as long
+MOST = (
+    3.0  # rows are marked if the neighbour's p99 beside them exceeds its p99 alone this many times
+)
 
 
 def attack(name: str, url: str, begin: Event, end: Event) -> None:

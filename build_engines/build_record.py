@@ -35,7 +35,7 @@ def digest_of_version(folder: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Return $BUILD_ENGINES_CACHE, else triton-multi-model in the user's cache folder."""
+    """Return $BUILD_ENGINES_CACHE, or else triton-multi-model in the user's cache folder."""
     if folder := os.environ.get("BUILD_ENGINES_CACHE"):
         return Path(folder)
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

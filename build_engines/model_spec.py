@@ -23,7 +23,7 @@ def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
 class ModelSpec:
     """A model whose folder already has 1/model.onnx in fp32 (or 1/model.pt), labels and an example.
 
-    `client` is a module of clients/, "" for none; `settings` become its `parameters` in
+    `client` is a module of clients/, or "" for none; `settings` become its `parameters` in
     config.pbtxt; `max_batch_size` 0 means no batch dimension; `lengths` are the least, usual and
     largest size of a dimension of -1. `labels` is the file with a name for each value of the first
     output; `note` is a comment for config.pbtxt.
@@ -42,7 +42,7 @@ class ModelSpec:
     @property
     def cpu_instances(self) -> int:
         """Return the number of instances on a CPU: 1 if the backend merges waiting requests into
-        runs on all processors, else 2."""
+        runs on all processors, and otherwise 2."""
         return 1 if self.platform == ONNX and self.max_batch_size else 2
 
     @property

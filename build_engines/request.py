@@ -1,9 +1,9 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
 """Declares what `build` can be asked for. Each field is also a flag of the command line.
 
-Two defaults of the command line differ (request_of in __main__.py): `target` is tensorrt if there
-are trtexec and a GPU, and `load` is true. In code, such defaults would depend on the machine, or
-start a server."""
+Two defaults of the command line differ (request_of in __main__.py): `target` is tensorrt if this
+machine has trtexec and a GPU, and `load` is true. In code, such defaults would depend on the
+machine, or start a server."""
 
 import argparse
 from collections.abc import Mapping

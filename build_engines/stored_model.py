@@ -59,7 +59,8 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
     """Return the model of that name. Raise BuildError if it does not exist or its configuration
     cannot be read.
 
-    `config_name` is Triton's --model-config-name; None: "cpu" on a machine without a GPU.
+    `config_name` is Triton's --model-config-name. None means "cpu" on a machine without a GPU, and
+    "" otherwise.
     """
     if config_name is None:
         config_name = "" if this_gpu() else "cpu"

@@ -213,7 +213,7 @@ class ModelClient(ABC):
 
 
 def _values(declared: Sequence[Parameter], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the value of each parameter: the one in `texts`, else the default."""
+    """Return the value of each parameter: the one in `texts`, or else the default."""
     values = {parameter.name: parameter.default for parameter in declared}
     for parameter in declared:
         if parameter.name in texts:

@@ -70,7 +70,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a container. `folder` is an empty folder for its files. `model` becomes
+    """How to start a container. `folder` is a new folder for its files. `model` becomes
     /opt/ml/model, and `models` becomes /opt/ml/models; the container can only read them. If `image`
     is "", `program` runs as a plain process."""
 

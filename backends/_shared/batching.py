@@ -103,7 +103,8 @@ class Batcher:
                 yield call.index, self._failure(err)
 
     def _failure(self, error: Exception) -> Any:
-        """Return Triton's error response: INVALID_ARG if the request is invalid, else INTERNAL."""
+        """Return Triton's error response: INVALID_ARG if the request is invalid, and otherwise
+        INTERNAL."""
         invalid = isinstance(error, self.invalid)
         code = pb_utils.TritonError.INVALID_ARG if invalid else pb_utils.TritonError.INTERNAL
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))

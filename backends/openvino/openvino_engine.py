@@ -48,8 +48,8 @@ DEVICE = "CPU"
 # Texts are padded to a multiple of this many tokens, because OpenVINO compiles code for each shape
 # and keeps it: 1.5 MB for a shape of all-MiniLM-L6-v2.
 MULTIPLE = 8
-# ONNX operators that OpenVINO computes differently from ONNX Runtime, which defines them: an LSTM's
-# scores were off by 0.5 out of 17
+# Operators that ONNX Runtime defines and OpenVINO computes differently: an LSTM's scores were off
+# by 0.5 out of 17.
 UNLIKE = (b"DynamicQuantizeLSTM",)
 # matches OpenVINO's errors that an invalid request causes
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")

@@ -11,7 +11,7 @@ from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE
 
 
 def _vector(network: Any, images: Any) -> tuple[Any, ...]:
-    """Return the embedding that CLIP and SigLIP compare with texts, else the pooled output."""
+    """Return the embedding that CLIP and SigLIP compare with texts, or else the pooled output."""
     has_features = hasattr(network, "get_image_features")
     output = network.get_image_features(images) if has_features else network(images)
     embedding = getattr(output, "image_embeds", None)

@@ -42,8 +42,8 @@ def settings_of(client: str) -> dict[str, Any]:
 def described(
     family: Family, request: Request, folder: Path, names: Iterable[str] = ()
 ) -> ModelSpec:
-    """Write the labels (from the flag, else the file's own `names`) and the family's other files.
-    Return the ModelSpec, still without tensors."""
+    """Write the labels (from the flag, or else the file's own `names`) and the family's other
+    files. Return the ModelSpec, still without tensors."""
     settings = family.write_files(request, folder)
     default = settings_of(family.client).get("labels")
     own = tuple(names) if default == DEFAULT_LABELS else ()

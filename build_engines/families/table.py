@@ -76,8 +76,8 @@ def _converted(request: Request, weights: Weights, folder: Path) -> Any:
 
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
-    """Write labels.txt from the user's names, else from classes that are texts. Return the setting
-    `classes` if the classes are numbers other than 0, 1, 2 …."""
+    """Write labels.txt from the user's names, or else from classes that are texts. Return the
+    setting `classes` if the classes are numbers other than 0, 1, 2 …."""
     texts = [name for name in classes if isinstance(name, str)]
     if texts and request.labels:
         raise UsageError(

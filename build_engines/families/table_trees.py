@@ -6,10 +6,10 @@ library compares in its own type: scikit-learn's trees and XGBoost round a cell 
 HistGradientBoosting and LightGBM do not. Thresholds are FP64 here, which can represent those of all
 four.
 
-The order of a sum decides ties. ONNX Runtime adds the trees of an ensemble in an order of its own
-and returns FP32. So the ensemble returns the number of the leaf that each tree reached, which FP32
-holds exactly, and CumSum adds the leaves' values from the first tree to the last, as the libraries
-do.
+The order of the additions decides ties. ONNX Runtime adds the trees of an ensemble in an order of
+its own and returns FP32. So the ensemble returns the number of the leaf that each tree reached,
+which FP32 holds exactly, and CumSum adds the leaves' values from the first tree to the last, as the
+libraries do.
 """
 
 import json
@@ -62,8 +62,8 @@ class Tree:
 
 @dataclass(frozen=True)
 class Trees:
-    """An ensemble's trees in the order in which they are added. Tree number i adds its values to
-    all sums if `sums` is 0, else its only value to sum i % `sums`."""
+    """An ensemble's trees in the order in which they are added. If `sums` is 0, each tree adds its
+    values to all sums; otherwise tree number i adds its only value to sum i % `sums`."""
 
     trees: Sequence[Tree]
     sums: int = 0

@@ -239,7 +239,7 @@ class TextRanking(Task):
 
     def _function(self) -> str:
         """Choose the function as sentence-transformers' CrossEncoder does: the one in its own file
-        or in config.json, else the sigmoid. Raise InvalidRequest for an unknown one."""
+        or in config.json, or else the sigmoid. Raise InvalidRequest for an unknown one."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
         config, own = self.tokenizer.config, self.tokenizer.sentence_transformers

@@ -30,7 +30,7 @@ class Embedding(Task):
     `dimensions`, scaled to length 1.
 
     Reads the output `sentence_embedding` [hidden] if the network has it and config.pbtxt does not
-    set `pooling`; else the first output, [tokens, hidden] or [hidden]."""
+    set `pooling`, or else the first output, [tokens, hidden] or [hidden]."""
 
     settings = (
         Parameter(

@@ -139,8 +139,8 @@ class TokenClassification(Task):
         )
 
     def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
-        """Join the tokens of a word. By the strategy, its scores are those of one token, or their
-        mean."""
+        """Join the tokens of a word. Depending on the strategy, its scores are those of one of the
+        tokens, or the mean of all."""
         if strategy == "first":
             scores = tokens[0].scores
         elif strategy == "max":
