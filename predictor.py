@@ -151,7 +151,8 @@ def _answer(
 
 
 def whole_reply(source: Incoming, job: Job) -> Response:
-    """Run the job and return its reply in one piece. Raise a ServingError."""
+    """Run the job to its end and return its reply, which is sent in pieces if it is large. Raise a
+    ServingError."""
     reply = job.answer(services().gateway)
     source.version = reply.version
     reserve(len(reply.content), "the answer")

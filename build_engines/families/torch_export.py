@@ -21,7 +21,7 @@ from build_engines.errors import BuildError, first_line, shortened
 OPSET = 17
 OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 NEVER = "(?!)"  # a pattern that nothing matches
-Shape = tuple[int | str, ...]  # a dimension with a name is free
+Shape = tuple[int | str, ...]  # a string is the name of a dynamic dimension
 Arrays = Sequence[NDArray[Any]]
 Example = Mapping[str, torch.Tensor]  # {input's name: its tensor}
 

@@ -80,8 +80,8 @@ class QuestionAnswering(Task):
         return predictions
 
     def _logits(self, outputs: Tensors) -> tuple[Array, Array]:
-        """Return the logits of starts and of ends: two outputs [rows, sequence], or one [rows,
-        sequence, 2]."""
+        """Return the logits of starts and those of ends, each [rows, sequence]. The model has an
+        output for each, or one of shape [rows, sequence, 2]."""
         if self.outputs == TWO_OUTPUTS:
             starts, ends = (outputs[name].astype(np.float32, copy=False) for name in TWO_OUTPUTS)
             return starts, ends

@@ -90,9 +90,9 @@ class TextTokenizer:
     changes its truncation, so a client uses either `windows` or `encode`."""
 
     def __init__(self, folder: Path, max_length: int, strategy: str = "longest_first") -> None:
-        """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the library's
-        name for which text of a pair is truncated. Raise ConfigError if the folder has no tokenizer
-        that can be read."""
+        """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the tokenizers
+        library's name for the way in which a pair is truncated. Raise ConfigError if the folder has
+        no tokenizer that can be read."""
         self.config = _read_json(folder / "config.json")
         # an embedding's prompts, or the function that a CrossEncoder applies to its scores
         self.sentence_transformers = _read_json(folder / "config_sentence_transformers.json")

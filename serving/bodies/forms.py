@@ -69,7 +69,8 @@ class TextOrForm:
     def _fields(self, client: ModelClient) -> Mapping[str, Any]:
         """Return the fields of a form without files, or {} for any other body."""
         if self.media_type != URL_ENCODED:
-            return {} if self.items else self.parameters
+            has_files = bool(self.items)
+            return {} if has_files else self.parameters
         data = self.items[0].raw or b""
         keys = (*client.instance_keys(), *RESERVED)
         beginnings = tuple(f"{key}=".encode() for key in keys)
@@ -98,10 +99,11 @@ def _check_headers(data: bytes, boundary: str) -> None:
     their length in memory."""
     separator = f"--{boundary}".encode(errors="replace")
     starts = (match.end() for match in re.finditer(re.escape(separator), data))
-    for start in islice(starts, MOST_PARTS + 1):
+    for start in islice(starts, MOST_PARTS + 1):  # werkzeug parses no more parts
         within = data[start : start + MOST_HEADERS]
-        is_last = within.startswith(b"--") or len(within) < MOST_HEADERS
-        if not is_last and not END_OF_HEADERS.search(within):
+        ends_the_form = within.startswith(b"--")
+        may_be_too_long = len(within) == MOST_HEADERS and not ends_the_form
+        if may_be_too_long and not END_OF_HEADERS.search(within):
             raise PayloadTooLarge(
                 f"a part of the form has more than {MOST_HEADERS} bytes of headers: send the "
                 "values in the body of the part"

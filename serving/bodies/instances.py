@@ -462,8 +462,9 @@ def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Ten
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
-    """Return the shape of a row of the shortest input, and the number of rows. All inputs for a
-    text have the same length, except the list of its masked tokens."""
+    """Return the shape of one row, and the number of rows. If the inputs differ in length, take the
+    shortest one: only the positions of masked tokens are shorter than the text, and a model with
+    that input has outputs only for those positions."""
     shapes = [tensors[spec.name].shape for spec in client.model.inputs if spec.name in tensors]
     shortest = min((shape[1:] for shape in shapes), key=prod, default=())
     return shortest, max((shape[0] for shape in shapes), default=1)

@@ -67,6 +67,7 @@ def read_npy(data: bytes) -> Array:
     file = io.BytesIO(data)
     try:
         version = npy.read_magic(file)
+        # numpy has no reader for version 3.0, whose header differs from 2.0 only in its encoding
         read: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
     # numpy evaluates the header as Python, which raises ValueError, TokenError, RecursionError and
@@ -80,9 +81,9 @@ def read_npy(data: bytes) -> Array:
         ) from err
     left = len(data) - file.tell()
     if dtype.kind not in KINDS or not _fills(shape, dtype.itemsize, left):
-        # a hexadecimal number in the header may have more digits than Python can write in decimal
-        is_short = all(size in INT64 for size in shape)
-        dimensions = str(shape)[:100] if is_short else "a dimension beyond INT64"
+        # a hexadecimal number in the header may have too many digits for str()
+        can_be_shown = all(size in INT64 for size in shape)
+        dimensions = str(shape)[:100] if can_be_shown else "a dimension beyond INT64"
         raise DecodingError(
             f"not an npy file of numbers or strings that can be read without pickle ({left} "
             f"bytes as {dtype} {dimensions}): numpy.save(file, array) writes one",

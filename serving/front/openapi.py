@@ -90,7 +90,7 @@ def openapi() -> Response:
 
 
 def _codes() -> dict[str, list[str]]:
-    """Return the codes of errors, keyed by status."""
+    """Return the error codes for each HTTP status."""
     codes = defaultdict(list)
     for code, row in sorted(TABLE.items()):
         for status in (row.status, *row.also):

@@ -96,8 +96,8 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 class Ending(Response):
-    """A response in pieces that closes itself as soon as its last piece is made, and only once: its
-    slot must be free before the caller sees that the stream has ended."""
+    """A response in pieces. It closes itself, once, after its last piece: its slot must be free
+    before the caller sees that the stream has ended."""
 
     has_ended = False
 

@@ -180,6 +180,7 @@ class OnPost(Policy):
         """Raise ModelAlreadyLoaded if callers know another model by one of these names."""
         models = self.manager.models()
         for known in (target, name):
+            # by_target has the names too, but lacks models that are being unloaded
             other = models.by_target.get(known) or models.entries.get(known)
             if other and other.name != name:
                 raise ModelAlreadyLoaded(

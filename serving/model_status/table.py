@@ -91,6 +91,7 @@ class Entry:
             return ModelFailed(self.name, self.reason)
         if self.state in (ADDING, EVICTING):
             return ModelNotLoaded(self.name)
+        # LOADING; models in UNLOADING cannot be found by any name
         return ModelNotReady(f"model '{self.name}' is being loaded; try again shortly")
 
 

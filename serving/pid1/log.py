@@ -63,9 +63,10 @@ def as_text(process: str, line: str, level: str = "") -> str:
     nginx's and gunicorn's entries."""
     entry = read_object(line)
     request = f"request {entry.get('request_id', '')}"
-    if "status" in entry:
+    if "status" in entry:  # an entry of the access log
         words = (entry.get(name) for name in ("method", "path", "status", "code", "model"))
         call = " ".join(str(word) for word in words if word)
+        # escaped here too, so that a line break in the path does not begin a line below
         message = f"{call} {entry.get('seconds', 0)} s, {request}".translate(ESCAPED)
         level = ""
     elif "message" in entry:
@@ -73,7 +74,8 @@ def as_text(process: str, line: str, level: str = "") -> str:
         message = str(entry["message"])
         if "request_id" in entry:
             message += f" ({request})"
-        message += f"\n{entry.get('trace', '')}".rstrip()
+        if "trace" in entry:
+            message += f"\n{entry['trace']}"
     else:
         level, _, message = split_prefix(line, level)
     urgency = "" if level in ("", "info") else f"{level.upper()}: "
@@ -119,18 +121,22 @@ class Output:
         self._dropped = 0
 
     def write(self, process: str, *lines: str, level: str = "") -> None:
+        """Write the lines. If the reader does not take them within OUTPUT_PATIENCE seconds, count
+        them as dropped."""
         data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
         with self._lock:
             # do not wait again for a reader that is still stalled
             patience = 0.0 if self._dropped else OUTPUT_PATIENCE
             if self._dropped:
                 text = f"{self._dropped} lines were dropped: nobody read the log"
+                # the line break ends a line of which only a part was written
                 data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
-            # in chunks small enough for a pipe that has any space
+            # a pipe that is ready takes PIPE_BUF bytes without blocking (POSIX)
             with contextlib.suppress(OSError):
                 while data and select.select([], [self._descriptor], [], patience)[1]:
                     data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
-            self._dropped = self._dropped + len(lines) if data else 0
+            is_dropped = bool(data)
+            self._dropped = self._dropped + len(lines) if is_dropped else 0
 
 
 class Pump(threading.Thread):

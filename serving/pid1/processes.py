@@ -1,5 +1,5 @@
 """The processes that `serve` supervises: their command lines, environments and configuration files
-(nginx's is in nginx.py)."""
+(those of nginx are in nginx.py)."""
 
 import glob
 import json

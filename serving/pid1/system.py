@@ -104,7 +104,7 @@ class _Running:
     process: Process
     child: subprocess.Popen[bytes]
     check: HealthCheck | None
-    started: float  # on the clock FILE_CLOCK
+    started: float  # as FILE_CLOCK counts
 
 
 class System:

@@ -182,8 +182,8 @@ class Responses:
         return next(self._call)
 
     def _send(self) -> Any:
-        # The stream of requests ends after this one, so the stream of responses ends after the last
-        # response.
+        # The request stream ends after this request. Triton then ends the response stream after
+        # the last response.
         requests = iter([self._request.message({})])
         timeout = self._deadline.left(self._gateway.stream_timeout)
         return self._gateway.stub.ModelStreamInfer(

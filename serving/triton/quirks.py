@@ -43,9 +43,9 @@ import re
 
 # Processes that die
 
-# The only version with which backends/stub_wait.c was verified. It makes the Python backend wait
-# for a paused process, whose late answer would otherwise go to the next caller. Remove when
-# tests/endpoint/test_crashes.py passes without the library.
+# The only version of Triton with which backends/stub_wait.c was verified. That library makes the
+# Python backend wait for a paused process, whose late answer would otherwise go to the next caller.
+# Remove it when tests/endpoint/test_crashes.py passes without it.
 STUB_WAIT_VERSION = "2.51.0"
 # Number of reloads after which model_lifecycle/recovery.py restarts tritonserver. Each may leave a
 # dead instance behind (see above), which adds up to 20 MB of a /dev/shm of 64 MB. Remove together
