@@ -64,12 +64,13 @@ def simulated(folder: Path, **variables: str) -> Iterator[tuple[Ask, None]]:
         return requests.post(url, json=body, headers=headers, timeout=PATIENCE)
 
     try:
-        wait_until(lambda: "in service" in log.read_text(), "the simulator is in service")
+        wait_until(lambda: "in service after" in log.read_text(), "the simulator is in service")
         yield ask, None
     finally:
         process.terminate()
         process.wait()
-    print(log.read_text().partition("stopping …")[2].strip())
+    summary = log.read_text().partition("stopping …")[2].strip().splitlines()
+    print(*[line for line in summary if not line.startswith("container |")], sep="\n")
 
 
 def measured(ask: Ask, number: int) -> Call:
