@@ -39,6 +39,7 @@ PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # objects that are listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # the names are listed again after this time
 PIECE = 2**20  # bytes that are in memory at once
+LONGEST_KEY = 1024  # bytes; S3 answers 400 if a key is longer
 # The reasons to show, keyed by patterns for the beginning of a line in obstore's error messages.
 # The first match counts. No line begins with a name that a caller has chosen. The messages
 # themselves are not shown, because they quote URLs and replies, which may contain credentials.
@@ -77,14 +78,15 @@ class BucketSource(Source):
         return from_url(self._url, client_options=options, retry_config=RETRIES)
 
     def find(self, name: str) -> Found | None:
-        if not may_be_found(name):
+        url = f"{self._url}/{name}"
+        if not may_be_found(name) or len(f"{url}/{CONFIG}".encode()) > LONGEST_KEY:
             return None
         with self._errors():
             self._check_bucket()
             if self._head(f"{name}/{CONFIG}"):
-                return Found(name, f"{self._url}/{name}", _signature(self._objects(name)))
+                return Found(name, url, _signature(self._objects(name)))
             if archive := self._head(name + ARCHIVE):
-                return Found(name, f"{self._url}/{name}{ARCHIVE}", archive["e_tag"])
+                return Found(name, url + ARCHIVE, archive["e_tag"])
         return None
 
     @contextmanager

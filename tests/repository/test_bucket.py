@@ -141,6 +141,13 @@ def test_find_no_model_of_another_name(store: ObjectStore, opened: Open, name: s
     assert not any(request.startswith("GET") for request in store.requests)
 
 
+def test_find_no_model_whose_key_is_longer_than_buckets_allow(
+    store: ObjectStore, opened: Open
+) -> None:
+    assert opened().find("é" * 512) is None
+    assert store.requests == []
+
+
 @pytest.mark.parametrize("name", ["é", "a%2Fb", "m?x#y", "*", "+ &"], ids=ascii)
 def test_find_a_model_with_an_unusual_name(
     store: ObjectStore, opened: Open, tmp_path: Path, name: str
