@@ -34,12 +34,11 @@ from build_engines.publish import (
     publish,
     scratch_folder,
 )
-from build_engines.request import ON_A_GPU, Request
+from build_engines.request import Request
 from build_engines.runners import OnnxFile, runner_of
 from build_engines.settings import check_settings
 from build_engines.stored_model import open_model
 from build_engines.weights import Weights, digest_of_path, find_weights
-from serving.host.machine import has_gpu
 
 ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # keyed by target
     "cpu": onnx_runtime.for_cpu,
@@ -78,7 +77,7 @@ def build(
         if engine.precision == "int8":
             _compare_with_fp32(folder, engine, source_sha256, request)
         if request.load:
-            _load(folder, request)
+            load(folder, request)
         before_publishing()
         publish(folder, model_folder)
     return model_folder, True
@@ -111,12 +110,6 @@ def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request
                 "texts like those that it will get (--calibration), or build it anyway with "
                 "--no-compare"
             )
-
-
-def _load(folder: Path, request: Request) -> None:
-    load(folder, request.model_folder)
-    if request.target in ON_A_GPU and not has_gpu():
-        print("loaded with its CPU configuration, because this machine has no GPU", flush=True)
 
 
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
