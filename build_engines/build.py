@@ -8,16 +8,11 @@ the command publishes, it can no longer be interrupted (__main__.ignore_signals)
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from backends.onnxruntime.onnx_session import PARAMETERS as OF_ONNXRUNTIME
-from backends.openvino.openvino_settings import READ as OF_OPENVINO
-from backends.openvino.openvino_settings import REMOVED as REMOVED_FROM_OPENVINO
-from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
-from backends.pytorch.naming import REMOVED as REMOVED_FROM_PYTORCH
 from build_engines.build_record import (
     changed_files,
     digest_of_version,
@@ -28,7 +23,7 @@ from build_engines.build_record import (
 from build_engines.comparison import compare
 from build_engines.config_pbtxt import write_configs
 from build_engines.engines import onnx_runtime, tensorrt, trtexec
-from build_engines.errors import BuildError, UsageError
+from build_engines.errors import BuildError
 from build_engines.families.find_family import find_family
 from build_engines.model_spec import ONNX, Engine, ModelSpec
 from build_engines.publish import (
@@ -39,14 +34,11 @@ from build_engines.publish import (
     publish,
     scratch_folder,
 )
-from build_engines.request import ON_A_GPU, Request
+from build_engines.request import Request
 from build_engines.runners import OnnxFile, runner_of
+from build_engines.settings import check_settings
 from build_engines.stored_model import open_model
-from build_engines.weights import Weights, find, identity
-from serving.clients import client_class
-from serving.host.machine import has_gpu
-from serving.named_value import unknown
-from serving.repository.cpu_engine import PARAMETER
+from build_engines.weights import Weights, digest_of_path, find_weights
 
 ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # keyed by target
     "cpu": onnx_runtime.for_cpu,
@@ -54,10 +46,7 @@ ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # keyed by
     "gpu": onnx_runtime.for_gpu,
     "tensorrt": tensorrt.build,
 }
-OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
-REMOVED = REMOVED_FROM_OPENVINO | REMOVED_FROM_PYTORCH
 COMPARED = 64  # most samples on which INT8 is compared with fp32
-SESSION = "session."  # the prefix of ONNX Runtime's own settings
 
 
 def build(
@@ -65,7 +54,7 @@ def build(
 ) -> tuple[Path, bool]:
     """Return the model's folder, and whether it had to be built. Call `before_publishing` before
     the last step, which publishes the folder. Raise BuildError if the build fails."""
-    weights = find(request)
+    weights = find_weights(request)
     family = find_family(request, weights)
     if family.cpu_only:
         request = replace(request, target="cpu")
@@ -88,28 +77,10 @@ def build(
         if engine.precision == "int8":
             _compare_with_fp32(folder, engine, source_sha256, request)
         if request.load:
-            _load(folder, request)
+            load(folder, request)
         before_publishing()
         publish(folder, model_folder)
     return model_folder, True
-
-
-def check_settings(client: str, names: Iterable[str]) -> None:
-    """Raise UsageError for a setting that neither the client nor a backend has. The message says
-    what replaces a removed setting, and which known one is nearest to an unknown one."""
-    own: set[str] = set()
-    whose = "a backend (name the --client for its own)"
-    if client:
-        known = client_class(client)
-        own = {each.name for each in (*known.settings, *known.parameters)}
-        whose = f"the client '{client}'"
-    for name in names:
-        if name in REMOVED:
-            raise UsageError(f"--set {name} is not supported: {REMOVED[name]}")
-        if name not in own | OF_BACKENDS and not name.startswith(SESSION):
-            raise UsageError(
-                f"--set {name}: {unknown(f'setting of {whose}', name, own or OF_BACKENDS)}"
-            )
 
 
 def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request: Request) -> None:
@@ -141,12 +112,6 @@ def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request
             )
 
 
-def _load(folder: Path, request: Request) -> None:
-    load(folder, request.model_folder)
-    if request.target in ON_A_GPU and not has_gpu():
-        print("loaded with its CPU configuration, because this machine has no GPU", flush=True)
-
-
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
     """Return all that determines the build's result, which build.json records as `made_from`: the
     request, with the names and digests of files instead of this machine's paths."""
@@ -156,11 +121,11 @@ def _sources(request: Request, weights: Weights) -> dict[str, Any]:
     if request.weights and Path(request.weights).expanduser().exists():
         sources["weights"] = Path(request.weights).name
     sources["calibration"] = request.calibration.name if request.calibration else ""
-    digests = weights.identity
+    digests = weights.digests
     for flag in ("labels", "tokenizer"):
         file = sources.pop(flag)
         if file and file.exists():
-            digests[flag] = identity(file)
+            digests[flag] = digest_of_path(file)
     sources["sha256"] = digests
     if request.target == "tensorrt" and (bound := trtexec.bound_to()):
         sources["bound_to"] = bound

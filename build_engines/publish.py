@@ -15,6 +15,7 @@ from pathlib import Path
 
 from build_engines.build_record import RECORD, read_record, reference_folder
 from build_engines.errors import BuildError
+from build_engines.request import ON_A_GPU, Request
 from serving.host.tritonserver import backend_directory, binary
 from serving.preparation.check import check_models, failures
 from serving.repository.model_config import ENSEMBLE, backend_of, configs_of_parts, read_config
@@ -61,12 +62,13 @@ def installed_backends() -> set[str]:
 
 
 def load(
-    folder: Path, target: Path, find_backends: Callable[[], set[str]] = installed_backends
+    folder: Path, request: Request, find_backends: Callable[[], set[str]] = installed_backends
 ) -> None:
-    """Load the finished folder, which will become `target`, into a tritonserver, and test it with
-    its example. Raise BuildError if it would not be served. If it cannot be loaded here, print
-    why."""
-    settings, others = Settings.from_env({}), target.parent
+    """Load the finished folder into a tritonserver, and test it with its example. Raise BuildError
+    if it would not be served. Print why it cannot be loaded here, or that it was not loaded as on a
+    GPU."""
+    settings, target = Settings.from_env({}), request.model_folder
+    others = target.parent
     try:
         backends = find_backends()
     except FileNotFoundError as err:
@@ -85,6 +87,8 @@ def load(
         if most := re.search(r"max supported IR version: (\d+)", words):
             words += f"; set the ONNX model's ir_version to {most[1]} and save it again"
         raise BuildError(f"the model would not be served: {words} (--no-load skips this test)")
+    if request.target in ON_A_GPU and settings.device == "cpu":
+        print("loaded with its CPU configuration, because this machine has no GPU", flush=True)
 
 
 def add_users_files(folder: Path, target: Path) -> None:

@@ -24,45 +24,49 @@ PICKLE = "a pickle"
 XGBOOST = "a file of XGBoost"
 LIGHTGBM = "a file of LightGBM"
 PICKLES = (".joblib", ".pkl", ".pickle")
-HEAD = 4096  # bytes at the start of a file that identify XGBoost's and LightGBM's files
+FIRST_BYTES = 4096  # of a file, which identify XGBoost's and LightGBM's
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"
-FILES = {  # the end of a file's name -> what to do with a file of this kind, which cannot be built
+# ends of a file's name -> what to do with such a file, which cannot be built
+REMEDIES_FOR_FILES = {
     (".h5", ".keras"): f"{TENSORFLOW} --keras FILE --output model.onnx",
     (".pb",): f"{TENSORFLOW} --graphdef FILE --inputs … --outputs … --output model.onnx",
     (".tflite",): f"{TENSORFLOW} --tflite FILE --output model.onnx",
-    (
-        ".plan",
-        ".engine",
-    ): "a TensorRT plan needs no build: it is model.plan of a model folder (docs/build_engines.md)",
-    (
-        ".safetensors",
-        ".bin",
-    ): "weights alone do not describe their network: name the folder that also has config.json",
-    (".pt2",): "torch makes an ONNX file of it, with onnxscript: "
-    "torch.onnx.export(torch.export.load('FILE'), f='model.onnx')",
+    (".plan", ".engine"): (
+        "a TensorRT plan needs no build: it is model.plan of a model folder (docs/build_engines.md)"
+    ),
+    (".safetensors", ".bin"): (
+        "weights alone do not describe their network: name the folder that also has config.json"
+    ),
+    (".pt2",): (
+        "torch makes an ONNX file of it, with onnxscript: "
+        "torch.onnx.export(torch.export.load('FILE'), f='model.onnx')"
+    ),
     (".ckpt",): "export its network: torch.onnx.export(network, example, 'model.onnx')",
     (".mar",): "TorchServe's archive is a zip file: unpack it and build the model that is in it",
     (".cbm",): "CatBoost writes ONNX: model.save_model('model.onnx', format='onnx')",
     (".gguf",): "no backend here runs llama.cpp's models",
-    (
-        ".tar.gz",
-        ".tgz",
-    ): "unpack it; a model.tar.gz of model folders is served as it is (docs/deploy.md)",
-    (
-        ".xml",
-    ): "OpenVINO's model needs no build: it is model.xml of a model folder (docs/backends.md)",
+    (".tar.gz", ".tgz"): (
+        "unpack it; a model.tar.gz of model folders is served as it is (docs/deploy.md)"
+    ),
+    (".xml",): (
+        "OpenVINO's model needs no build: it is model.xml of a model folder (docs/backends.md)"
+    ),
 }
-FOLDERS = {  # a file in the folder -> what to do with the folder
+# a file in a folder -> what to do with the folder
+REMEDIES_FOR_FOLDERS = {
     "config.pbtxt": "it is a model folder, which needs no build: put it into the model repository",
-    "*/config.pbtxt": "it is a model repository, which needs no build: "
-    "SERVE_MODEL_REPOSITORY names it",
+    "*/config.pbtxt": (
+        "it is a model repository, which needs no build: SERVE_MODEL_REPOSITORY names it"
+    ),
     "saved_model.pb": f"{TENSORFLOW} --saved-model FOLDER --output model.onnx",
-    "model_index.json": "pipelines of diffusers are not built: "
-    "bring a model.py for Triton's Python backend",
-    "adapter_config.json": "merge the adapter into its network first: "
-    "merge_and_unload(), save_pretrained()",
+    "model_index.json": (
+        "pipelines of diffusers are not built: bring a model.py for Triton's Python backend"
+    ),
+    "adapter_config.json": (
+        "merge the adapter into its network first: merge_and_unload(), save_pretrained()"
+    ),
     "*.onnx": "name the ONNX file that is in it",
 }
 HUB_FILES = (  # patterns of the files that are fetched from the hub
@@ -90,7 +94,7 @@ class Weights:
         return self._path
 
     @property
-    def identity(self) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
         """Return {"weights": SHA-256} of the file and the files that it names, or of the folder's
         weights and configuration; {} for a recipe's own. Raise BuildError if a file is missing."""
         if self._path is None:
@@ -99,7 +103,7 @@ class Weights:
             folder = self._path.parent
             files = [self._path, *onnx_reader.external_files(self.graph, folder)]
             return {"weights": digest_of_files(folder, files)}
-        return {"weights": identity(self._path)}
+        return {"weights": digest_of_path(self._path)}
 
     @cached_property
     def graph(self) -> Any:
@@ -129,7 +133,7 @@ class Weights:
         return str((self.config.get("architectures") or [""])[0])
 
 
-def find(request: Request) -> Weights:
+def find_weights(request: Request) -> Weights:
     """Return the weights that the flag names, fetched from the hub if it is a HUB-ID, or else the
     recipe's own. Raise UsageError if they do not exist."""
     source = request.weights
@@ -151,17 +155,18 @@ def kind_of(path: Path) -> str:
     if path.is_dir():
         if (path / "config.json").is_file():
             return CHECKPOINT
-        raise BuildError(f"there is no config.json in {path}; {_hint(path)}")
+        raise BuildError(f"there is no config.json in {path}; {_remedy_for_folder(path)}")
     if path.suffix == ".onnx":
         return ONNX_FILE
     if path.suffix in PICKLES:
         return PICKLE
     with path.open("rb") as file:
-        head = file.read(HEAD)
+        head = file.read(FIRST_BYTES)
     if head.startswith(b"tree\n"):
         return LIGHTGBM
     if path.suffix in (".json", ".ubj") and b"learner" in head:
         return XGBOOST
+    # torch.export's file is a zip file too
     if zipfile.is_zipfile(path) and path.suffix != ".pt2":
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -174,24 +179,26 @@ def kind_of(path: Path) -> str:
     raise BuildError(
         f"{path} is not one of these: an ONNX file (.onnx), a TorchScript or checkpoint "
         "file (.pt, .pth), a folder as save_pretrained writes it, a model of scikit-learn "
-        f"(.joblib, .pkl), XGBoost's model.json, LightGBM's model.txt{_hint(path)}"
+        f"(.joblib, .pkl), XGBoost's model.json, LightGBM's model.txt{_remedy_for_file(path)}"
     )
 
 
-def _hint(path: Path) -> str:
-    """Return what to do with a file or folder of another known kind."""
-    if path.is_dir():
-        return next(
-            (remedy for name, remedy in FOLDERS.items() if any(path.glob(name))),
-            "a checkpoint's folder is what save_pretrained writes",
-        )
-    for ends, remedy in FILES.items():
+def _remedy_for_folder(path: Path) -> str:
+    for name, remedy in REMEDIES_FOR_FOLDERS.items():
+        if any(path.glob(name)):
+            return remedy
+    return "a checkpoint's folder is what save_pretrained writes"
+
+
+def _remedy_for_file(path: Path) -> str:
+    """Return what to do with the file, after a semicolon, or "" if its kind is unknown."""
+    for ends, remedy in REMEDIES_FOR_FILES.items():
         if path.name.endswith(ends):
             return f"; {remedy}"
     return ""
 
 
-def identity(path: Path) -> str:
+def digest_of_path(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's weights and configuration."""
     if path.is_file():
         return digest(path)

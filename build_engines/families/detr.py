@@ -56,11 +56,11 @@ def _kept_boxes(processor: Any) -> dict[str, str]:
 
 
 HEAD = Head(
-    ("ForObjectDetection",),
-    "AutoModelForObjectDetection",
-    (LOGITS, BOXES),
-    _boxes,
-    _equal_sets,
+    architectures=("ForObjectDetection",),
+    loader="AutoModelForObjectDetection",
+    outputs=(LOGITS, BOXES),
+    read=_boxes,
+    same=_equal_sets,
     settings=_kept_boxes,
 )
 FAMILY = Family(

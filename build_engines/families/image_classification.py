@@ -20,7 +20,7 @@ FAMILY = Family(
         CHECKPOINT: image_checkpoint.write_model,
     },
     own_weights={"resnet": bundled.write_model, "efficientnet": efficientnet.write_model},
-    head=Head(("ForImageClassification",), "AutoModelForImageClassification"),
+    head=Head(architectures=("ForImageClassification",), loader="AutoModelForImageClassification"),
     example="efficientnet",
     classifies=True,
     samples=IMAGES,

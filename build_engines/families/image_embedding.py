@@ -29,7 +29,11 @@ def _vector(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 HEAD = Head(
-    ("VisionModelWithProjection", "Model"), "AutoModel", ("embedding",), _vector, labelled=False
+    architectures=("VisionModelWithProjection", "Model"),
+    loader="AutoModel",
+    outputs=("embedding",),
+    read=_vector,
+    labelled=False,
 )
 FAMILY = Family(
     client="image_embedding",

@@ -39,7 +39,7 @@ def settings_of(client: str) -> dict[str, Any]:
     return {setting.name: setting.default for setting in declared}
 
 
-def described(
+def spec_without_tensors(
     family: Family, request: Request, folder: Path, names: Iterable[str] = ()
 ) -> ModelSpec:
     """Write the labels (from the flag, or else the file's own `names`) and the family's other
@@ -59,7 +59,7 @@ def described(
 
 
 @dataclass(frozen=True)
-class Seen:
+class Findings:
     """The findings of a run on random rows.
 
     `mixes_rows`: rows are answered differently together than alone, so the first dimension varies
@@ -73,24 +73,24 @@ class Seen:
     largest: float = 0.0
 
 
-def observe(family: Family, run: Runner, spec: ModelSpec) -> Seen:
-    """Run random rows together and, if they are a batch, alone. Return an empty Seen if the model
-    does not run on them."""
+def run_random_rows(family: Family, run: Runner, spec: ModelSpec) -> Findings:
+    """Run random rows together and, if they are a batch, alone. If the model does not run on them,
+    return Findings without any."""
     model = Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {})
     lengths = (SIDE,) if family.boxes_in_pixels else LENGTHS
     for length in lengths:
         try:
-            return _seen(run, example_feed(model, ROWS, length), spec.max_batch_size > 0)
+            return _findings(run, example_feed(model, ROWS, length), spec.max_batch_size > 0)
         except Exception:  # ONNX Runtime's and torch's exceptions have no common base class
             continue
-    return Seen()
+    return Findings()
 
 
-def _seen(run: Runner, feed: Tensors, is_batch: bool) -> Seen:
+def _findings(run: Runner, feed: Tensors, is_batch: bool) -> Findings:
     together = run(feed)
     first = next(iter(together.values()))
     has_boxes = max(first.shape[-2:]) > FEW_BOXES
-    return Seen(
+    return Findings(
         mixes_rows=is_batch and _mixes_rows(run, feed, together),
         are_shares=_are_shares(first),
         largest=float(np.abs(first).max()) if has_boxes else 0.0,
@@ -110,14 +110,14 @@ def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
     return False
 
 
-def check_boxes(family: Family, seen: Seen) -> None:
+def check_boxes(family: Family, findings: Findings) -> None:
     """Raise BuildError if the boxes of random images are not in pixels. YOLOX's, for example, are
     offsets in the cells of a grid. A file that did not run is accepted."""
-    if family.boxes_in_pixels and 0 < seen.largest < LEAST_PIXELS:
+    if family.boxes_in_pixels and 0 < findings.largest < LEAST_PIXELS:
         raise BuildError(
-            f"the boxes are not in pixels (at most {seen.largest:.1f}), as YOLOX's and normalized "
-            "ones are: build the file without --client, and decode them in a client of your own "
-            "(docs/clients.md)"
+            f"the boxes are not in pixels (at most {findings.largest:.1f}), as YOLOX's and "
+            "normalized ones are: build the file without --client, and decode them in a client of "
+            "your own (docs/clients.md)"
         )
 
 

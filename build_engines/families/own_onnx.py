@@ -11,12 +11,12 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
 from build_engines.families.onnx_tensors import open_file, with_tensors_of
 from build_engines.families.own_file import (
-    Seen,
+    Findings,
     check_boxes,
     copy_example,
-    described,
-    observe,
+    run_random_rows,
     settings_of,
+    spec_without_tensors,
     with_size,
 )
 from build_engines.model_spec import ModelSpec
@@ -28,20 +28,23 @@ from serving.errors import ConfigError, InvalidRequest
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Copy the file as 1/model.onnx, with the files that hold its weights."""
+    """Copy the file as 1/model.onnx, with the files that hold its weights. What the graph does not
+    say, a run on random rows does: whether the first dimension is a batch, and whether boxes are in
+    pixels."""
     graph = weights.graph
     file = _copied(weights, folder)
-    without_tensors = described(family, request, folder, onnx_reader.names_of(graph))
-    points = onnx_reader.keypoints_of(graph)
-    if points and "keypoints" in settings_of(family.client):
-        settings = {**without_tensors.settings, "keypoints": points}
+    without_tensors = spec_without_tensors(family, request, folder, onnx_reader.names_of(graph))
+    keypoints = onnx_reader.keypoints_of(graph)
+    if keypoints and "keypoints" in settings_of(family.client):
+        settings = {**without_tensors.settings, "keypoints": keypoints}
         without_tensors = replace(without_tensors, settings=settings)
     opened = open_file(file)
     spec = with_tensors_of(request, graph, opened, without_tensors)
-    is_run = spec.max_batch_size or family.boxes_in_pixels
-    seen = observe(family, opened, spec) if opened and is_run else Seen()
-    check_boxes(family, seen)
-    if seen.mixes_rows:
+    findings = Findings()
+    if opened and (spec.max_batch_size or family.boxes_in_pixels):
+        findings = run_random_rows(family, opened, spec)
+    check_boxes(family, findings)
+    if findings.mixes_rows:
         if request.max_batch_size > 0:
             raise UsageError(
                 f"--max-batch-size {request.max_batch_size}: rows have other answers together "

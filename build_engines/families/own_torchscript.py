@@ -16,8 +16,8 @@ from build_engines.families.own_file import (
     MAX_BATCH_SIZE,
     check_boxes,
     copy_example,
-    described,
-    observe,
+    run_random_rows,
+    spec_without_tensors,
     with_size,
 )
 from build_engines.model_spec import TORCHSCRIPT, ModelSpec
@@ -39,22 +39,22 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     outputs = _run(path, module, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
     spec = replace(
-        described(family, request, folder),
+        spec_without_tensors(family, request, folder),
         inputs=inputs,
         outputs=outputs,
         max_batch_size=batch,
         platform=TORCHSCRIPT,
     )
-    seen = observe(family, partial(_outputs, module), spec)
-    if batch and seen.mixes_rows:
+    findings = run_random_rows(family, partial(_outputs, module), spec)
+    if batch and findings.mixes_rows:
         raise BuildError(
             f"{path}: rows have other answers together than alone, so the first dimension is not "
             "a batch: build it with --max-batch-size 0, and with all dimensions in --input"
         )
-    check_boxes(family, seen)
+    check_boxes(family, findings)
     spec = with_size(request, spec)
     copy_example(family, folder, spec)
-    if family.classifies and seen.are_shares and "activation" not in request.settings:
+    if family.classifies and findings.are_shares and "activation" not in request.settings:
         spec = replace(spec, settings={**spec.settings, "activation": "none"})
     return spec
 

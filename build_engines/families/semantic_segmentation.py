@@ -12,7 +12,9 @@ FAMILY = Family(
         TORCHSCRIPT_FILE: own_torchscript.write_model,
         CHECKPOINT: image_checkpoint.write_model,
     },
-    head=Head(("ForSemanticSegmentation",), "AutoModelForSemanticSegmentation"),
+    head=Head(
+        architectures=("ForSemanticSegmentation",), loader="AutoModelForSemanticSegmentation"
+    ),
     example="efficientnet",
     samples=IMAGES,
     measure=lambda _: PIXELS,

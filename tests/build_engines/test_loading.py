@@ -6,6 +6,8 @@ import onnx
 import pytest
 
 from build_engines.publish import load
+from build_engines.request import Request
+from serving.host.machine import has_gpu
 from serving.repository.model_config import read_config
 from tests.backends.openvino_models import half
 from tests.build_engines.models import run, save_classifier
@@ -85,18 +87,34 @@ def test_say_which_ir_version_onnx_runtime_reads(
     assert "set the ONNX model's ir_version to 13" in capsys.readouterr().err
 
 
+def built(tmp_path: Path, target: str) -> tuple[Path, Request]:
+    """Build a classifier without loading it. Return its folder, and a request for it."""
+    file = save_classifier(tmp_path / "own.onnx")
+    assert build(tmp_path, file, "--for", target, "--no-load") == 0
+    request = Request("own", repository=tmp_path / "models", target=target)
+    return request.model_folder, request
+
+
 def test_build_without_tritonserver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def missing() -> set[str]:
         raise FileNotFoundError("no tritonserver here")
 
-    assert build(tmp_path, save_classifier(tmp_path / "own.onnx"), "--no-load") == 0
-    load(tmp_path / "models/own", tmp_path / "models/own", missing)
+    load(*built(tmp_path, "cpu"), missing)
     assert "not loaded: no tritonserver here" in capsys.readouterr().out
 
 
 def test_build_but_do_not_load_for_a_missing_backend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert build(tmp_path, save_classifier(tmp_path / "own.onnx"), "--no-load") == 0
-    load(tmp_path / "models/own", tmp_path / "models/own", lambda: {"python"})
+    load(*built(tmp_path, "cpu"), lambda: {"python"})
     assert "'onnxruntime'" in capsys.readouterr().out
+
+
+def test_name_the_configuration_that_was_loaded_only_if_one_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, request = built(tmp_path, "gpu")
+    load(folder, request, lambda: {"python"})
+    assert "CPU configuration" not in capsys.readouterr().out
+    load(folder, request)
+    assert ("loaded with its CPU configuration" in capsys.readouterr().out) == (not has_gpu())
