@@ -38,8 +38,7 @@ from serving.request_memory import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Reservation
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
-# media types that clients send by default; the last one is that of the SageMaker SDK's
-# DataSerializer
+# media types that clients send by default; the SageMaker SDK's DataSerializer sends the last one
 UNDECLARED = (
     "",
     "application/octet-stream",
