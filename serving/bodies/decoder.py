@@ -20,7 +20,7 @@ from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
 LARGE = 2**24  # images are large if decoding a batch takes more bytes: 2 megapixels take this many
-LONG = 2**13  # texts are long if a batch has more characters: tokenizing 8,192 hash signs takes 40 ms
+LONG = 2**13  # texts are long if a batch has more characters: 8,192 hash signs take 40 ms
 
 
 @dataclass(frozen=True)

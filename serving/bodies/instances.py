@@ -200,6 +200,7 @@ class InstancesJob(Job):
             reserved = self._reserve(memory + tensors_of_images, holds)
             instances, tensors = self._preprocessed(opened, most)
             kept, size = self._sizes(memory, tensors)
+            # memory for images was reserved before they were decoded; that of others is known now
             if memory:
                 reserved.shrink(size)
                 reserved.grow(size, "a batch of its instances")
