@@ -55,8 +55,8 @@ MOST_PARTS = 1_000  # files and fields in a form: werkzeug's default
 MOST_FIELD = 2**22  # bytes of one form field, which is decoded to text; a file may be larger
 # bytes of headers in one part of a form: as many as nginx allows for two headers
 MOST_HEADERS = 16 * 1024
-# The maximum JSON of a reply, as a multiple of the maximum body: short texts become embeddings that
-# are 100 times as long.
+# The maximum JSON of a reply, as a multiple of the maximum body. It is more than 1, because short
+# texts become embeddings that are 100 times as long.
 OUTPUT_FACTOR = 10
 LOOK_EACH = 1_000  # items between checks of the deadline
 AT_ONCE = 2**15  # numbers that one call reads or writes, in about a millisecond

@@ -19,8 +19,8 @@ from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
-LARGE = 2**24  # an image is large if decoding it takes more bytes: 2 megapixels take this many
-LONG = 2**13  # a text with more characters is long: tokenizing 8,192 hash signs takes 40 ms
+LARGE = 2**24  # images are large if decoding a batch takes more bytes: 2 megapixels take this many
+LONG = 2**13  # texts are long if a batch has more characters: 8,192 hash signs take 40 ms
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Item:
     value: Any = None
 
     def open(self, client: ModelClient, limits: Limits) -> Any:
-        """Return the checked but not yet decoded instance, for `load`. Raise DecodingError."""
+        """Check the instance without decoding it. Return what `load` decodes. Raise
+        DecodingError."""
         if self.raw is not None:
             return client.codec.open(self.raw, limits)
         client.check_keys(self.value)

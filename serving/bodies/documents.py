@@ -221,7 +221,7 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
 def read_shape(
     document: dict[str, Any], length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
-    """Return the kind of body that an object of `length` bytes is. Raise InvalidRequest."""
+    """Return the body that an object of `length` bytes represents. Raise InvalidRequest."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), memoryview(b""), length)
     for key, read_instances in BY_KEY.items():

@@ -38,8 +38,7 @@ from serving.request_memory import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Reservation
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
-# media types that clients send by default; the last one is that of the SageMaker SDK's
-# DataSerializer
+# media types that clients send by default; the SageMaker SDK's DataSerializer sends the last one
 UNDECLARED = (
     "",
     "application/octet-stream",
@@ -201,6 +200,7 @@ class InstancesJob(Job):
             reserved = self._reserve(memory + tensors_of_images, holds)
             instances, tensors = self._preprocessed(opened, most)
             kept, size = self._sizes(memory, tensors)
+            # memory for images was reserved before they were decoded; that of others is known now
             if memory:
                 reserved.shrink(size)
                 reserved.grow(size, "a batch of its instances")

@@ -114,8 +114,8 @@ class TensorJob(Job):
         return Step(inputs, parameters, tuple(self.outputs))
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
-        """Return the reply. Replace each output that is requested as classes by its classes. Raise
-        InvalidRequest or PayloadTooLarge."""
+        """Return the reply. If an output is requested as classes, replace it with its classes.
+        Raise InvalidRequest or PayloadTooLarge."""
         reply = replies[-1]
         if not self.classes:
             return reply
@@ -308,7 +308,7 @@ def write_reply(
 
 
 def raw_input(served: ServedModel, data: memoryview) -> Tensor:
-    """Return the model's only input, with the whole body as its data, like Triton
+    """Return the model's only input, with the whole body as its data, as Triton does
     (infer_request.cc): a dimension of -1 is computed from the others, and an input of strings is
     one string. Raise InvalidRequest."""
     model = served.model

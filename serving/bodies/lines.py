@@ -44,8 +44,8 @@ from serving.triton.gateway import TritonGateway
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
 BATCHES = 4  # batches in a group: one can be prepared while Triton runs another
-# Maximum bytes that the values of a group of several lines take. It leaves memory for the bodies of
-# other callers.
+# Maximum bytes that the values of a group of several lines take. The limit leaves memory for other
+# callers.
 MOST_GROUP = 2**24
 
 
@@ -253,7 +253,7 @@ class LinesJob(Job):
 
 def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
     """Group consecutive records that can share a job, until a group has at least `most` instances
-    or takes MOST_GROUP bytes. Yield records that cannot be joined alone."""
+    or takes MOST_GROUP bytes. A record that cannot be joined is a group of its own."""
     group: list[Record] = []
     count = size = 0
     for record in records:

@@ -1,5 +1,4 @@
-"""Reads npy files (numpy) as bodies: one array for a model with one input. The answer is one array
-if the model has one output."""
+"""Reads bodies that are npy files (numpy), each with one array for a model with one input."""
 
 import io
 import math

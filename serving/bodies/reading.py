@@ -58,8 +58,8 @@ def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
 def read_body(
     content_type: str, data: bytes, generates: bool = False, stream: str = "", accept: str = ""
 ) -> Body:
-    """Parse a body of any kind. `generates` and `stream` are those of a FlatBody. Rows of CSV are
-    answered with JSON lines if `accept` asks for them, as batch transform does. Raise
+    """Parse a body of any kind. `generates` and `stream` are passed on to a FlatBody. Rows of CSV
+    are answered with JSON lines if `accept` asks for them, as batch transform does. Raise
     InvalidRequest."""
     kind, params = media_type(content_type)
     if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():

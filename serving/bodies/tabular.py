@@ -30,8 +30,8 @@ def predictions_as_csv(predictions: Sequence[Any]) -> bytes:
 
 
 def predictions_as_array(predictions: Sequence[Any]) -> Array:
-    """Return the predictions as one array. From objects, as table models return them, take the
-    `prediction`. Raise NotAcceptable."""
+    """Return the predictions as one array. If they are objects, as table models return them, use
+    each object's `prediction`. Raise NotAcceptable."""
     values = [
         prediction.get("prediction") if isinstance(prediction, dict) else prediction
         for prediction in predictions

@@ -42,7 +42,7 @@ SIZE_TAGS = {
 WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
 BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 
-# limits, because Pillow turns each value of a tag into a Python object: 2.4 µs for a fraction
+# limits on a tag's values, which Pillow turns into Python objects: 2.4 µs for a fraction
 MOST_VALUES = 2**17
 MOST_FRACTIONS = 2**12
 FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}

@@ -178,7 +178,7 @@ class Header:
             smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
             with suppress(Exception):
                 height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
-                # `memory` is based on Pillow's size
+                # `memory` was computed from the size that Pillow would decode
                 if width < image.width and height < image.height:
                     pixels = np.empty((height, width, 3), np.uint8)
                     decoded = Image.fromarray(

@@ -44,7 +44,8 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 
 def post_fork(_server: Any, _worker: Any) -> None:
-    """Let no thread of a worker wait long for the others."""
+    """Limit how long a worker's threads wait for each other: for the GIL and the garbage
+    collector."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.set_threshold(*GARBAGE)
 

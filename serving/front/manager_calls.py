@@ -15,7 +15,7 @@ from serving.settings.table import Settings
 
 # the model manager takes 0.5 s to start, or several seconds on a busy machine
 MANAGER_SECONDS = 10.0
-WANT_SECONDS = 2.0  # the manager takes up to a second to say whether it begins to load a model
+WANT_SECONDS = 2.0  # the manager says within a second whether it begins to load a model
 PAUSE = 0.05
 
 

@@ -111,9 +111,9 @@ def answer_example(name: str) -> Response:
 def models() -> Response:
     """List all models with their versions, states, clients, inputs and outputs.
 
-    `version` is that of this server. `refused` lists the changes of model folders that are not
-    served. With SERVE_MODELS=on-demand, these are models that could not be loaded, and `not_loaded`
-    names the first 1,000 models that a call would load.
+    `version` is the version of this server. `refused` lists the changes of model folders that are
+    not served. With SERVE_MODELS=on-demand, these are models that could not be loaded, and
+    `not_loaded` names the first 1,000 models that a call would load.
     """
     registry = services().registry
     described = []
@@ -194,7 +194,7 @@ def _describe(served: ServedModel) -> dict[str, Any]:
 def execution_parameters() -> Response:
     """Tell SageMaker's batch transform how to send requests.
 
-    It applies to what the job's own settings leave open.
+    A job's own settings take precedence.
     """
     return json_reply(services().settings.execution_parameters)
 

@@ -115,7 +115,7 @@ def models() -> Response:
 def model(name: str) -> Response:
     """Describe a model that is ready, for clients of OpenAI's API and of KServe v1.
 
-    KServe's read `name` and `ready`. A model that is not ready gets an error that says why.
+    KServe's clients read `name` and `ready`. A model that is not ready gets an error that says why.
     """
     services().monitoring.check_model(name)
     return json_reply({**_entry(name), "name": name, "ready": True})

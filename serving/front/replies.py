@@ -49,7 +49,7 @@ def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
 
 
 def error_reply(error: Exception) -> Response:
-    """Return the reply to a failed request, in the format of all errors."""
+    """Return the reply to a failed request, in the format that all errors have."""
     if isinstance(error, ServingError):
         return _reply(error)
     if isinstance(error, HTTPException):

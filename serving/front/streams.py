@@ -28,7 +28,7 @@ KEPT = 2**21  # bytes of a reply that nginx buffers for a slow reader (nginx.con
 WRITE_SECONDS = 10.0
 # X-Accel-Buffering tells nginx not to buffer the reply
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
-# For each media type of a stream: the format of a response, and that of an error.
+# For each media type of a stream: the formats of a response and of an error.
 FORMATS = {
     EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"),
     JSON_LINES: (b"%b\n", b"%b\n"),

@@ -162,12 +162,12 @@ class Stubs:
             if fields and fields[STATE] != b"Z":
                 if stub := _stub(pid):
                     self._seen[pid] = stub
-            elif fields:
+            elif fields:  # a zombie
                 self._zombies.add(pid)
                 if pid in seen and pid in before:
                     code = os.waitstatus_to_exitcode(int(fields[EXIT_CODE]))
                     dead.append((seen[pid], f"it {describe_exit(code)}"))
-                elif pid in seen:
+                elif pid in seen:  # dead for the first time: keep it until the next call
                     self._seen[pid] = seen[pid]
         return dead
 

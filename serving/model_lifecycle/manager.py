@@ -323,7 +323,7 @@ class Manager:
 
     def _loaded_versions(self, entry: Entry, index: Collection[IndexEntry]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
-        still loading them. Raise LoadFailed."""
+        still loading them. If it could not load the model, load it once more. Raise LoadFailed."""
         states = {version.version: version.state for version in index}
         if ready := tuple(number for number, state in states.items() if state == "READY"):
             return ready

@@ -282,6 +282,7 @@ def _units(
     for name, parts in calls:
         pairs += [(name, part) for part in parts if part in names]
     current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
+    # all models except those that are served from their folders as they are now
     pending = names - {
         name
         for name in wanted
@@ -290,7 +291,7 @@ def _units(
     while pending:
         unit = {pending.pop()}
         size = 0
-        while len(unit) > size:
+        while len(unit) > size:  # add all that call one of them or are called by one
             size = len(unit)
             unit.update(*(pair for pair in pairs if not unit.isdisjoint(pair)))
         pending -= unit

@@ -194,6 +194,7 @@ class OnDemand(OnPost):
         """Begin loads that wait, until LOADS_AT_ONCE are in progress, not counting slow ones."""
         with self._lock:
             now = time.monotonic()
+            # loads in progress, except slow ones; a load that waits has the time inf
             fast = sum([now - SLOW_SECONDS < began < math.inf for began in self._loading.values()])
             for _ in range(min(LOADS_AT_ONCE - fast, len(self._waiting))):
                 found = self._waiting.popleft()
@@ -341,6 +342,7 @@ class OnDemand(OnPost):
                 after = memory_by_model(self._pid())
                 booked = sum([self._size(entry, before) for entry in some])
                 freed = sum([self.held(entry, before) - self.held(entry, after) for entry in some])
+                # what tritonserver itself has freed, for models without processes of their own
                 freed += max(0, before[""] - after[""])
                 if len(some) > 1 and freed < booked / 2:
                     reason = (

@@ -87,7 +87,8 @@ class OnPost(Policy):
     def unload(self, name: str) -> None:
         """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout or
         TritonUnavailable."""
-        # check this before `changing` creates a lock, otherwise made-up names could fill the memory
+        # check this first: `changing` creates a lock, and locks of made-up names could fill the
+        # memory
         if not self.manager.get(name):
             raise ModelNotLoaded(name)
         with self.manager.changing(name):

@@ -40,7 +40,7 @@ class Policy(ABC):
 
     def failed(self, entry: Entry, reason: str) -> None:
         """Record that Triton could not load the model, or that it failed on its example. If the
-        container was never ready, its start fails."""
+        container was never ready, its startup fails."""
         self.manager.move(entry, Event.LOAD_FAILED, reason=reason)
 
 

@@ -160,7 +160,7 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     sequencing = sequencing_of([config, *parts.values()])
     labels = {}
     for output in config.output:
-        # as Triton does, except that no file outside the folder is read
+        # read the labels as Triton does, but from no file outside the model's folder
         with suppress(InvalidRequest, OSError):
             if output.label_filename:
                 labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")

@@ -73,7 +73,7 @@ def nginx(
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Otherwise nginx spends half of its time with tensors of 600 kB on returning memory to the
+    # With tensors of 600 kB, nginx would otherwise spend half of its time returning memory to the
     # system and requesting it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     inherited = {}

@@ -1,4 +1,4 @@
-"""Reserves what a start needs: the limit of open files (`ulimit -n`), listening sockets, and names
+"""Reserves what startup needs: the limit of open files (`ulimit -n`), listening sockets, and names
 in /dev/shm."""
 
 import contextlib

@@ -8,7 +8,7 @@ its health check (`Process.answers_at`) for `hang_timeout` seconds is killed, wh
 death.
 
 Supervision fails, with the reason in the log, if one process dies more than five times in a minute
-(out-of-memory deaths do not count, because callers cause them), if the start takes too long, or if
+(out-of-memory deaths do not count, because callers cause them), if startup takes too long, or if
 /ping says that waiting will not help. Tests replay such histories with a fake System.
 """
 

@@ -46,7 +46,7 @@ class Process:
     # too. They are removed if they are not older than the process and no other process with its
     # name is running.
     leftover_folders: str = ""
-    # if true, a start does not wait for it, and serving continues without it after too many deaths
+    # if true, startup does not wait for it, and serving continues without it after too many deaths
     optional: bool = False
     answers_at: tuple[Address, str] | None = None  # the address and path of its health check
     listeners: tuple[socket.socket, ...] = ()  # sockets that it inherits

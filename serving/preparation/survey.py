@@ -234,7 +234,7 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _is_closed(path: Path) -> bool:
-    """Return whether this user may not read the file, or not enter the folder."""
+    """Return whether this user lacks the permission to read the file, or to enter the folder."""
     if path.name == "lost+found" or not os.access(path, os.F_OK):  # a broken link
         return False
     needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK

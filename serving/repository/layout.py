@@ -115,7 +115,7 @@ def config_file(model: Path, device: str) -> Path:
 class Survey:
     """The result of surveying the repositories: their final folders, the models to load, the
     `default` model for requests that name none (or ""), and lines for the log. `engines` are lines
-    about the chosen engines. A start fails if there are `mistakes`, which concern the layout, or
+    about the chosen engines. Startup fails if there are `mistakes`, which concern the layout, or
     `unreadable` configurations. preparation/survey.py creates it; it is passed between processes as
     JSON."""
 

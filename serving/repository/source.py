@@ -1,6 +1,6 @@
 """The repository of on-demand models: a folder of model folders and archives, found by name.
 
-A model's name is its path in the repository, for an archive without `.tar.gz`. A model folder is
+A model's name is the path of its folder, or of its archive without `.tar.gz`. A model folder is
 used where it is. An archive is unpacked into the cache. bucket.py has another kind of repository.
 """
 

@@ -22,7 +22,7 @@ class SettingsError(Exception):
 
 
 def format_value(value: Any) -> str:
-    """Format a value as the text from which a setting would be read."""
+    """Format a value as the text of a variable from which the same value is read."""
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, bool):

@@ -680,7 +680,7 @@ def _contradictions_of_ports(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _contradictions_of_arguments(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each of tritonserver's options that `serve` sets itself."""
+    """Yield a line for each additional argument of tritonserver that `serve` sets itself."""
     words = [word for word in values["additional_arguments"] if word.startswith("--")]
     names = {word.removeprefix("--").partition("=")[0] for word in words}
     for variable, options in _OWN_OPTIONS.items():
@@ -692,7 +692,7 @@ def _contradictions_of_arguments(values: Mapping[str, Any]) -> Iterator[str]:
 def _exclusive(values: Mapping[str, Any]) -> list[str]:
     """Return which of the settings that exclude each other are set. The first three decide when
     models are loaded. With the last one, callers use Triton's own names of models, which equal ours
-    only for models that are loaded at the start."""
+    only for models that are loaded at startup."""
     modes = {
         "SERVE_RELOAD=true": values["reload"] == "true",
         "SAGEMAKER_MULTI_MODEL=true": values["multi_model"],

@@ -31,16 +31,16 @@ FOLDER = Path("/dev/shm")
 # Minimum size of an input in bytes: at 0.6 MB nothing is gained; at 4.9 MB a call takes half the
 # time.
 LEAST = 2**20
-# Maximum number of a model's regions that wait for an answer. Beyond it, the model hangs or is
-# overloaded, so its next tensors are sent in messages, which Triton drops when the caller leaves.
-# Four failed requests leave eight regions.
+# Maximum number of a model's regions that wait for an answer. If so many wait, the model hangs or
+# is overloaded, so its next tensors are sent in messages, which Triton drops when the caller
+# leaves. Four failed requests leave eight regions.
 MOST_WAITING = 8
 
 
 @dataclass(eq=False)
 class Region:
     """A file of `size` bytes, whose first `backed` bytes have memory pages. `waits_for` is the
-    model that has not answered yet, "" unless the region is waiting."""
+    model that has not answered yet, or "" if the region is not waiting."""
 
     name: str
     size: int
