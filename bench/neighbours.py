@@ -21,9 +21,8 @@ from tests.endpoint.hostile_requests import ROWS
 from tests.endpoint.test_hostile_requests import SHARE, SMALL
 from tests.support.harness import PATIENCE, Server, wait_until
 
-MOST = (
-    3.0  # rows are marked if the neighbour's p99 beside them exceeds its p99 alone this many times
-)
+# mark the rows beside which the neighbour's p99 exceeds its p99 alone this many times
+MOST = 3.0
 
 
 def attack(name: str, url: str, begin: Event, end: Event) -> None:

@@ -29,9 +29,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `plain` is the body for the bare server, the peers and the limit. For tensors,
-    `body` and `media_type` follow KServe's protocol; otherwise `body` is the same as `plain`. The
-    `version` is sent only to servers that have versions."""
+    """One request. `plain` is the body for the bare server, the peers and the limit (the networks
+    alone, without a server). For tensors, `body` and `media_type` follow KServe's protocol;
+    otherwise `body` is the same as `plain`. The `version` is sent only to servers that have
+    versions."""
 
     model: str
     media_type: str

@@ -1,5 +1,6 @@
-"""Computes a scenario's answers without any of this project's code. The limit, the bare server and
-the peers do this work. This project's answers are checked against it."""
+"""Computes a scenario's answers without any of this project's code. The bare server, the peers and
+the limit (the networks alone, without a server) do this work. This project's answers are compared
+with its results."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The models that can be built by name: their weights come with the project or a package."""
+"""Lists the models that can be built by name: their weights come with the project or a Python
+package."""
 
 from dataclasses import dataclass
 

@@ -15,7 +15,7 @@ from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.request import Request
 
 # Kinds of weights, each as error messages call it
-OWN = "a recipe's own weights"  # they come with the project or a package
+OWN = "a recipe's own weights"  # they come with the project or a Python package
 ONNX_FILE = "an ONNX file"
 TORCHSCRIPT_FILE = "a TorchScript file"
 CHECKPOINT = "a folder as save_pretrained writes it"

@@ -25,7 +25,7 @@ ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setti
 # values before a box's class scores; FINAL has no class scores
 BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
 MASKS = 32  # coefficients of a box in a segmentation head
-PERSON = 1 + 17 * 3  # a pose head for COCO: one class, 17 keypoints
+PERSON = 1 + 17 * 3  # a class score and 17 keypoints of 3 values, in a pose head for COCO
 COCO = 80
 # column counts of boxes after NMS that are not served: with an angle or the image's number, with
 # masks, with keypoints

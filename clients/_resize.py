@@ -12,7 +12,7 @@ from serving.errors import DecodingError
 # how many times as long as its target a resized side may be: to resize a long, narrow image before
 # it is cropped would take gigabytes
 RIBBON = 16
-# interpolations in which a rounding difference replaces a whole pixel
+# interpolations that copy whole pixels, so that a rounding difference can copy another pixel
 STEPS = ("nearest", "box")
 
 

@@ -1,4 +1,4 @@
-"""Serves texts: the client `bert`. Its defaults are those of a sentence encoder, which gives
+"""The client `bert` serves texts. Its defaults are those of a sentence encoder, which gives
 embeddings of length 1."""
 
 from clients import text

@@ -1,4 +1,4 @@
-"""Classifies images: the client `resnet`. Its defaults are a ResNet's: the shorter side is resized
+"""The client `resnet` classifies images. Its defaults are a ResNet's: the shorter side is resized
 to 1/0.875 of the network's, the centre is cropped, and pixels are normalized by ImageNet's mean and
 std."""
 

@@ -1,4 +1,4 @@
-"""Detects objects: the client `yolov5`. Its defaults are those of YOLOv5's detect.py: images of 640
+"""The client `yolov5` detects objects. Its defaults are those of YOLOv5's detect.py: images of 640
 pixels, sides that are multiples of 32, scores above 0.25, an IoU of at most 0.45."""
 
 from clients import object_detection

@@ -1,4 +1,4 @@
-"""Adjusts the number of instances to the load, by target tracking (the command autoscale)."""
+"""The command `autoscale` adjusts the number of instances to the load, by target tracking."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Creates, updates, describes and deletes an endpoint with its configuration and its model: the
-commands create, update, status and delete."""
+"""The commands `create`, `update`, `status` and `delete` work on an endpoint, its configuration and
+its model."""
 
 import sys
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Pushes the image to ECR, and creates the repository if it does not exist (the command push)."""
+"""The command `push` pushes the image to ECR, and creates the repository if it does not exist."""
 
 import base64
 import json

@@ -1,5 +1,5 @@
 """Reads the headers that the sagemaker-runtime API allows, and their limits, from botocore's
-service model."""
+service model. A member is botocore's word for a field of a request or a reply."""
 
 import re
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# in upper or lower case, as in Triton's C++ backends
+# the texts may be in upper or lower case, as in Triton's C++ backends
 BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 # values that turn a parameter off; "cpu" is the default of TARGET_DEVICE
 OFF = ("no", "false", "0", "cpu")

@@ -43,7 +43,7 @@ DATATYPES = {
     "f64": "TYPE_FP64",
 }
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
-CONVERTED = {*DATATYPES, "bf16"}  # datatypes between which the compiled model converts
+CONVERTED = {*DATATYPES, "bf16"}  # datatypes that the compiled model can convert to each other
 DEVICE = "CPU"
 # Texts are padded to a multiple of this many tokens, because OpenVINO compiles code for each shape
 # and keeps it: 1.5 MB for a shape of all-MiniLM-L6-v2.
@@ -51,7 +51,7 @@ MULTIPLE = 8
 # Operators that ONNX Runtime defines and OpenVINO computes differently: an LSTM's scores were off
 # by 0.5 out of 17.
 UNLIKE = (b"DynamicQuantizeLSTM",)
-# matches OpenVINO's errors that an invalid request causes
+# matches those errors of OpenVINO that mean that the request is invalid
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # NumPy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")
@@ -303,7 +303,8 @@ def rows_of_tables(model: Any) -> dict[str, int]:
 
 
 def _table_sizes(values: Any) -> list[int]:
-    """Return the row counts, as far as they are known, of the tables that `values` index."""
+    """Return the row counts of the tables into which `values`, an output in the graph, are indices.
+    Leave out unknown counts."""
     sizes = []
     for target in values.get_target_inputs():
         node, index = target.get_node(), target.get_index()

@@ -41,7 +41,7 @@ BLOCKS = (  # repeats, stride, expansion, channels
 )
 SETTINGS = {"resize": "shortest", "crop_pct": "0.875", "interpolation": "bicubic"}
 MAX_BATCH_SIZE = 32
-STORAGES = {"FloatStorage": "f4", "LongStorage": "i8"}  # torch's names -> NumPy's
+STORAGES = {"FloatStorage": "f4", "LongStorage": "i8"}  # torch's storage types -> NumPy's types
 
 
 def write_model(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:

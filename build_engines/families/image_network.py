@@ -27,7 +27,7 @@ from serving.errors import InvalidRequest
 INPUT = "input"
 OUTPUT = "logits"
 CLOSE = 1e-3
-# dimensions that may be free, and their values during tracing
+# dimensions that may be dynamic, and their sizes during tracing
 FREE = {"batch": 2, "height": 96, "width": 160}
 # widths and heights of the images on which processor and client are compared
 TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))
@@ -43,7 +43,7 @@ NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -> dict[str, str]:
     """Write the network as ONNX, from the input UINT8 [N,3,height,width] to the outputs that the
-    family's client reads. Return the client's settings. Height and width are free if images keep
+    family's client reads. Return the client's settings. Height and width are dynamic if images keep
     their proportions. Raise BuildError if the network cannot be exported with the same answers."""
     head = family.head
     if head is None:
@@ -62,7 +62,8 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
         )
     module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
-    sides = ("height", "width") if height == -1 else (height, width)  # both are free, or neither is
+    # both are dynamic, or neither is
+    sides = ("height", "width") if height == -1 else (height, width)
     shape = ("batch" if request.max_batch_size else 1, 3, *sides)
     traced = [side if isinstance(side, int) else FREE[side] for side in shape]
     example = torch.zeros(traced, dtype=torch.uint8)

@@ -138,9 +138,9 @@ def _are_shares(scores: Any) -> bool:
 
 
 def with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
-    """Return the ModelSpec, with the setting `size` if the input's height and width are free. Its
-    value is that of the flag, or else `trained`, the size in the file. Raise UsageError if the flag
-    has no effect."""
+    """Return the ModelSpec, with the setting `size` if the input's height and width are dynamic.
+    Its value is that of the flag, or else `trained`, the size in the file. Raise UsageError if the
+    flag has no effect."""
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
     takes_size = "size" in settings_of(spec.client)
     is_free = takes_size and sides.count(-1) >= 2

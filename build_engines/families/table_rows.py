@@ -35,7 +35,7 @@ LEARNED = (  # attributes with a value, or a row of values, for each column
 )
 # objectives of Boosters whose answers are probabilities
 _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
-# the only threshold of a column of Booleans, in scikit-learn, XGBoost and LightGBM
+# the threshold at which trees split a column of Booleans, in scikit-learn, XGBoost and LightGBM
 OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 

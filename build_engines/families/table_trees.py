@@ -75,7 +75,8 @@ class Trees:
 
     @classmethod
     def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
-        """Return trees whose sums begin at `first`. The trees add to the sums in turn."""
+        """Return trees that add to n sums, which begin at `first` [n]. Tree number i adds to sum i
+        % n."""
         return cls([*map(Tree.leaf, first), *trees], len(first), **facts)
 
     @property

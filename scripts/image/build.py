@@ -1,4 +1,4 @@
-"""Builds the image with the first of docker, podman and buildah that works (make image).
+"""`make image` builds the image with the first of docker, podman and buildah that works.
 
 usage: python scripts/image/build.py [cpu | gpu]
 
